@@ -1,0 +1,209 @@
+"""The front door: commands that parse, call one function, print. Modules are imported when needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from orchestrator import __version__
+from orchestrator.errors import EXIT_STOPPED, OrchestratorError, UsageError, nearest
+
+DEFAULT_CONFIG = "config/multi_node/distributed_two_nodes.yaml"
+DEFAULT_HOOK = "scripts/multi_node/config_node.sh"
+
+
+class Group(click.Group):
+    """A group that names the nearest command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            known = self.list_commands(ctx)
+            raise click.UsageError(f"no command {args[0]!r}{nearest(args[0], known)}")
+        return super().resolve_command(ctx, args)
+
+
+def run(command: click.Command, name: str) -> NoReturn:
+    """Run a command; every error ends here, in words and with its exit code."""
+    try:
+        code = command.main(prog_name=name, standalone_mode=False)
+    except OrchestratorError as error:
+        click.echo(f"error: {error}", err=True)
+        code = error.exit_code
+    except click.exceptions.Exit as leaving:
+        code = leaving.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("stopped; nothing was left running", err=True)
+        code = EXIT_STOPPED
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    # Threads that still wait for a dead node must not hold the exit.
+    os._exit(code if isinstance(code, int) else 0)
+
+
+def shared(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--nodes, --ssh-config, --experiments: the same for every command."""
+    path = click.Path(path_type=Path)
+    for option in (
+        click.option("--experiments", type=path, default="experiments", show_default=True,
+                     help="Directory of all experiments."),
+        click.option("--ssh-config", type=path, default=None,
+                     help="An ssh_config file to use instead of yours."),
+        click.option("--nodes", type=path, default="node_ip_list.txt", show_default=True,
+                     help="The node list; its first node is the master."),
+    ):
+        function = option(function)
+    return function
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """Train PyTorch models on machines that you reach only by SSH."""
+
+
+@cli.command(
+    "launch",
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False,
+                      "help_option_names": ["-h", "--help"]},
+)
+@shared
+@click.option("--config", "config_file", type=click.Path(path_type=Path), envvar="CONFIG_FILE",
+              help=f"YAML config [default: {DEFAULT_CONFIG} for the engine].")
+@click.option("--set", "overrides", multiple=True, metavar="K=V", help="Override one config value.")
+@click.option("--env", "env", multiple=True, metavar="K[=V]",
+              help="A variable for every rank; without =V it is taken from here.")
+@click.option("--name", help="experiments/<name>_<time> [default: multinode].")
+@click.option("--nproc", type=int, envvar="NPROC_PER_NODE",
+              help="Ranks per node [default: slots= in the list, else the GPUs found, else 1].")
+@click.option("--master-port", type=int, envvar="MASTER_PORT",
+              help="Default: 29500, or the next free port.")
+@click.option("--start", type=click.Choice(["fork", "plain"]), help="fork is faster, plain is plain.")
+@click.option("--python", help="Python on nodes without python= in the list.")
+@click.option("--workdir", help="Directory on the nodes [default: this one].")
+@click.option("--hook", type=click.Path(), help="Shell file whose exports are applied on each node "
+              f"[default: {DEFAULT_HOOK} where there is one].")
+@click.option("--connect-timeout", type=float, help="Seconds to reach a node [default: 10].")
+@click.option("--node-loss-timeout", type=float, help="Seconds without a node [default: 60].")
+@click.option("--grace", type=float, help="Seconds between asking ranks to stop and killing them.")
+@click.option("--strict-host-keys", is_flag=True, default=None, help="Refuse unknown hosts too.")
+@click.option("--detach", is_flag=True, help="Start it and leave it running.")
+@click.option("--dry-run", is_flag=True, help="Print what each node would run; start nothing.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: as JSON.")
+@click.option("--quiet", is_flag=True, help="Show no log lines; they are in the files.")
+@click.option("--color/--no-color", default=None, help="Default: colour on a terminal.")
+@click.option("-m", "--module", help="Run a module, as python -m does.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS...]]")
+def launch_command(**options: Any) -> int:
+    """Run SCRIPT, or the built-in training engine, on all nodes together.
+
+    Everything behind SCRIPT is handed to it exactly as given. Keys while it runs: d leaves it running,
+    Ctrl-C asks it to stop, Ctrl-C again kills it.
+    """
+    from orchestrator.head import front
+
+    return front.launch(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)
+
+
+@cli.command()
+@shared
+@click.argument("experiment", required=False)
+@click.option("--quiet", is_flag=True, help="Show no log lines; they are in the files.")
+@click.option("--color/--no-color", default=None)
+def attach(**options: Any) -> int:
+    """Take a running job up again: its logs, its end, its exit code."""
+    from orchestrator.head import front
+
+    return front.attach(options)
+
+
+@cli.command()
+@shared
+@click.argument("experiment", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on as the job goes on.")
+@click.option("--node", type=int, help="Only this node.")
+@click.option("--rank", type=int, help="Only this rank.")
+@click.option("--lines", "-n", type=int, default=None, help="Begin with the last N lines only.")
+@click.option("--color/--no-color", default=None)
+def logs(**options: Any) -> int:
+    """Show the logs of a job: running or finished, started here or elsewhere."""
+    from orchestrator.head import front
+
+    return front.logs(options)
+
+
+@cli.command()
+@shared
+@click.argument("experiment", required=False)
+@click.option("--watch", is_flag=True, help="Again every second, until the job is over.")
+@click.option("--json", "as_json", is_flag=True)
+def status(**options: Any) -> int:
+    """What runs where, as the nodes tell it now."""
+    from orchestrator.head import front
+
+    return front.status(options)
+
+
+@cli.command()
+@shared
+@click.argument("experiment", required=False)
+@click.option("--grace", type=float, default=None, help="Seconds between SIGTERM and SIGKILL.")
+@click.option("--now", is_flag=True, help="Kill at once.")
+@click.option("--json", "as_json", is_flag=True)
+def stop(**options: Any) -> int:
+    """End one job on all its nodes."""
+    from orchestrator.head import front
+
+    return front.stop(options)
+
+
+@cli.command("emergency-stop")
+@shared
+@click.option("--json", "as_json", is_flag=True)
+def emergency_stop_command(**options: Any) -> int:
+    """Kill every job of ours on every node of the list, now."""
+    from orchestrator.head import front
+
+    return front.emergency_stop(options)
+
+
+@cli.command()
+@click.option("--size", type=click.IntRange(1, 16), default=2, show_default=True, help="Nodes.")
+@click.option("--keep", is_flag=True, help="Keep the cluster for your own commands until Ctrl-C.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[LAUNCH-OPTIONS...]")
+def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
+    """A cluster on this machine, a training run on it, the result."""
+    from orchestrator import demo as show
+
+    return show.demo(size, keep, arguments)
+
+
+def echo_json(data: Any) -> None:
+    click.echo(json.dumps(data, indent=1))
+
+
+def main() -> None:
+    run(cli, "orchestrator")
+
+
+def master_launch() -> None:
+    run(launch_command, "master_launch")
+
+
+def emergency_stop() -> None:
+    run(emergency_stop_command, "emergency_stop")
+
+
+__all__ = ["UsageError", "cli", "emergency_stop", "main", "master_launch"]

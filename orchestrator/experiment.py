@@ -1,0 +1,187 @@
+"""The experiment directory: its layout, its record (job.json), finding it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import UsageError, nearest
+
+STAMP = re.compile(r".+_\d{8}_\d{6}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """One node of the job, as needed to find it again and to say how it ended."""
+
+    index: int
+    name: str  # as the user wrote it
+    host: str
+    user: str | None
+    port: int | None
+    address: str
+    python: str
+    first_rank: int
+    nproc: int
+    state: str = "starting"
+    exit_code: int | None = None
+    ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """job.json."""
+
+    job: str
+    experiment: str
+    state: str  # starting, running, done, failed, stopped, lost
+    command: list[str]
+    nodes: list[NodeRecord]
+    started: float
+    head: dict[str, Any]
+    ssh_config: str | None = None
+    master: str = ""
+    start: str = "fork"
+    grace: float = 30.0
+    node_loss_timeout: float = 60.0
+    strict_host_keys: bool = False
+    ended: float | None = None
+    exit_code: int | None = None
+    verdict: dict[str, Any] | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.state not in ("starting", "running")
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> JobRecord:
+        """Keys that a later version added are passed over."""
+        known = {item.name for item in dataclasses.fields(JobRecord)}
+        inner = {item.name for item in dataclasses.fields(NodeRecord)}
+        nodes = [NodeRecord(**{k: v for k, v in n.items() if k in inner}) for n in data["nodes"]]
+        return JobRecord(**{**{k: v for k, v in data.items() if k in known}, "nodes": nodes})
+
+
+class Experiment:
+    """One directory under --experiments."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def log(self, node: NodeRecord) -> Path:
+        return self.logs / f"node_{node.index}_{node.address.replace(':', '-')}.txt"
+
+    def ranks(self, node: NodeRecord) -> Path:
+        return self.log(node).with_suffix(".ranks")
+
+    def write(self, name: str, text: str) -> None:
+        """A whole file or none, readable by its owner alone until the directory says otherwise."""
+        new = self.path / f".{name}.{os.getpid()}"
+        new.write_text(text, encoding="utf-8")
+        new.replace(self.path / name)
+
+    def write_record(self, record: JobRecord) -> None:
+        self.write("job.json", json.dumps(dataclasses.asdict(record), indent=1) + "\n")
+
+    def read_record(self) -> JobRecord:
+        path = self.path / "job.json"
+        try:
+            return JobRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} is not the record of a job: {error}") from error
+
+    def lock(self) -> dict[str, Any] | None:
+        """Become the one head of this job; who is, if somebody else is. Ends with the process."""
+        path = self.path / ".head"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with open(fd, encoding="utf-8") as file:
+                text = file.read()
+            holder: dict[str, Any] = json.loads(text) if text else {"pid": 0, "host": "?", "since": 0}
+            return holder
+        os.ftruncate(fd, 0)
+        holder = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.time()}
+        os.pwrite(fd, json.dumps(holder).encode(), 0)
+        self._lock = fd
+        return None
+
+    def discard(self) -> None:
+        """Undo create() while nothing was written yet."""
+        for inner in (self.path / "outputs", self.logs, self.path):
+            inner.rmdir()
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def create(root: Path, name: str) -> Experiment:
+    """experiments/<name>_YYYYMMDD_HHMMSS, a name that nobody else has, now or at the same second."""
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} cannot name an experiment",
+            "letters, digits, _ . + - are allowed, the first a letter or digit, 100 at most",
+        )
+    now = time.time()
+    for later in range(3600):
+        stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now + later))
+        path = root.absolute() / f"{name}_{stamp}"
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+        except FileExistsError:
+            continue  # two launches in one second: the second one takes the next second's name
+        except OSError as error:
+            raise UsageError(
+                f"no experiment can be created in {root}: {error.strerror}",
+                "free some space or name another directory with --experiments DIR",
+            ) from error
+        experiment = Experiment(path)
+        (path / "outputs").mkdir()
+        experiment.logs.mkdir()
+        return experiment
+    raise UsageError(f"an hour's worth of names {name}_... is taken in {root}")
+
+
+def every(root: Path) -> list[Experiment]:
+    """All experiments under a root, the newest last: by the time in the name, not by the disk's."""
+    try:
+        entries = [entry for entry in root.iterdir() if STAMP.fullmatch(entry.name)]
+    except OSError:
+        return []
+    found = [entry for entry in entries if (entry / "job.json").is_file() and not entry.is_symlink()]
+    return [Experiment(path) for path in sorted(found, key=lambda path: path.name[-15:])]
+
+
+def find(root: Path, wanted: str | None) -> Experiment:
+    """By directory or by name; left out, the newest."""
+    known = every(root)
+    if wanted is None:
+        if not known:
+            raise UsageError(f"there is no experiment in {root}", "start one: master_launch SCRIPT")
+        return known[-1]
+    for path in (root / wanted, Path(wanted)):
+        if (path / "job.json").is_file():
+            return Experiment(path.absolute())
+    names = [experiment.name for experiment in known]
+    raise UsageError(f"there is no experiment {wanted!r} in {root}{nearest(wanted, names)}")

@@ -1,0 +1,193 @@
+"""One node's stream home: log bytes into the local file, events to the run, reconnecting at the offset.
+
+The local file's length is all the state there is, so a new process goes on where a killed one stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.experiment import Experiment, NodeRecord
+from orchestrator.head.fleet import open_link
+from orchestrator.head.link import Link
+from orchestrator.head.ssh import Ssh
+
+OFFSET = struct.Struct(">Q")
+SILENCE = 8.0  # the node's link says something every second
+BEAT = 10.0
+RETRY_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a follower tells the run. Kinds: event, grew, lost, back, over, refused."""
+
+    node: int
+    kind: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class Follower(threading.Thread):
+    def __init__(
+        self,
+        ssh: Ssh,
+        job: str,
+        node: NodeRecord,
+        experiment: Experiment,
+        post: Callable[[Message], None],
+        link: Link | None = None,
+    ) -> None:
+        super().__init__(daemon=True, name=f"follow-{node.index}")
+        self.ssh = ssh
+        self.job = job
+        self.node = node
+        self.text = AppendOnly(experiment.log(node))
+        self.ranks = AppendOnly(experiment.ranks(node))
+        self.post = post
+        self.link = link
+        self.events = 0
+        self.event_rest = b""
+        self.closing = threading.Event()
+        self.asked_to_end: dict[str, Any] | None = None
+        self.next_beat = 0.0
+
+    def end(self, why: str, grace: float) -> None:
+        """Ask the node to end its part: now, or as soon as it is back."""
+        self.asked_to_end = {"why": why, "grace": grace}
+        self._tell_end()
+
+    def _tell_end(self) -> None:
+        link, words = self.link, self.asked_to_end
+        if link is not None and words is not None:
+            try:
+                link.tell("end", job=self.job, node=self.node.index, **words)
+            except NodeError:
+                pass  # the stream notices too, and repeats it once it is back
+
+    def close(self) -> None:
+        """Stop following; the job goes on."""
+        self.closing.set()
+        link = self.link
+        if link is not None:
+            link.connection.close()
+
+    def run(self) -> None:
+        try:
+            while not self.closing.is_set():
+                if self._follow_once():
+                    return
+        finally:
+            self.text.close()
+            self.ranks.close()
+
+    def _follow_once(self) -> bool:
+        """Follow until the job has ended there (True) or the connection is lost."""
+        try:
+            if self.link is None:
+                self.link = self._reopen()
+            self._begin(self.link)
+            self._tell_end()
+            self._stream(self.link)
+            self.post(Message(self.node.index, "over"))
+            return True
+        except OrchestratorError as error:
+            if self.closing.is_set():
+                return True
+            if isinstance(error, Refused):
+                self.post(Message(self.node.index, "refused", {"why": error.what}))
+                return True
+            link, self.link = self.link, None
+            if link is not None:
+                link.connection.close()
+            self.post(Message(self.node.index, "lost", {"why": error.what}))
+            self.closing.wait(0.5)
+            return False
+
+    def _reopen(self) -> Link:
+        node = self.node
+        destination = self.ssh.config.destination(node.host, node.user, node.port)
+        connection = self.ssh.connect(destination, min(RETRY_TIMEOUT, self.ssh.timeout))
+        return open_link(connection, node.python, self.ssh.timeout)
+
+    def _begin(self, link: Link) -> None:
+        self.events, self.event_rest = 0, b""
+        offsets = {"log": self.text.size, "ranks": self.ranks.size, "events": 0}
+        try:
+            answer = link.ask("follow", SILENCE, job=self.job, node=self.node.index, **offsets)
+        except NodeError as error:
+            raise (Refused(error.what) if "knows nothing" in error.what else error) from error
+        self.post(Message(self.node.index, "back", {"clock": answer["time"] - time.time()}))
+
+    def _stream(self, link: Link) -> None:
+        silence = f"no word for {SILENCE:.0f} s"
+        while True:
+            self._beat(link)
+            deadline = time.monotonic() + SILENCE
+            kind, size = link.header(deadline, silence)
+            if kind in (b"L", b"R"):
+                self._append(link, self.text if kind == b"L" else self.ranks, size)
+            elif kind == b"E":
+                self._take_events(link.exactly(size, deadline + SILENCE, silence))
+            else:
+                message = json.loads(link.exactly(size, deadline + SILENCE, silence))
+                if message.get("supervisor_gone"):
+                    return
+
+    def _beat(self, link: Link) -> None:
+        """The node's link leaves when it hears nothing for a minute."""
+        if time.monotonic() >= self.next_beat:
+            self.next_beat = time.monotonic() + BEAT
+            link.tell("beat")
+
+    def _append(self, link: Link, file: AppendOnly, size: int) -> None:
+        silence = f"no word for {SILENCE:.0f} s"
+        (offset,) = OFFSET.unpack(link.exactly(8, time.monotonic() + SILENCE, silence))
+        if offset != file.size:
+            raise NodeError(f"it sent bytes from {offset} on, {file.size} are here")
+        size -= OFFSET.size
+        while size:
+            data = link.some(size, time.monotonic() + SILENCE, silence)
+            file.append(data)
+            size -= len(data)
+        self.post(Message(self.node.index, "grew"))
+
+    def _take_events(self, data: bytes) -> None:
+        lines = (self.event_rest + data[OFFSET.size :]).split(b"\n")
+        self.event_rest = lines.pop()
+        for line in lines:
+            self.post(Message(self.node.index, "event", json.loads(line)))
+
+
+class Refused(OrchestratorError):
+    """The node is there and has no such job."""
+
+
+class AppendOnly:
+    """A local file that only grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.size = os.fstat(self.fd).st_size
+
+    def append(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                done = os.write(self.fd, view)
+            except OSError as error:
+                raise NodeError(f"{self.path} cannot be written here: {error.strerror}") from error
+            self.size += done
+            view = view[done:]
+
+    def close(self) -> None:
+        os.close(self.fd)

@@ -1,0 +1,47 @@
+"""Single keys typed while a job runs in the foreground of a terminal."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import tty
+from types import TracebackType
+
+
+class Keys:
+    """`with Keys() as keys: keys.pressed()`; without a terminal, or in the background, never any."""
+
+    def __init__(self) -> None:
+        self._saved: list[object] | None = None
+
+    def __enter__(self) -> Keys:
+        if in_foreground():
+            self._saved = termios.tcgetattr(0)
+            tty.setcbreak(0)  # keys at once; Ctrl-C stays a signal
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._saved is not None and in_foreground():
+            termios.tcsetattr(0, termios.TCSADRAIN, self._saved)  # type: ignore[arg-type]
+
+    def pressed(self) -> str:
+        if self._saved is None or not in_foreground():
+            return ""
+        if not select.select([0], [], [], 0)[0]:
+            return ""
+        return os.read(0, 64).decode("utf-8", "replace")
+
+
+def in_foreground() -> bool:
+    """Reading or setting a terminal from the background would stop us (SIGTTIN, SIGTTOU)."""
+    try:
+        return sys.stdin is not None and os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False

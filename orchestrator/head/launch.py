@@ -1,0 +1,282 @@
+"""From a node list to a running job: reach, plan, record, start everywhere, follow, conclude."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator import __version__, config, experiment
+from orchestrator.config import Config
+from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
+from orchestrator.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.head import fleet, plan, revision, secret
+from orchestrator.head.fleet import Reached
+from orchestrator.head.network import Setting
+from orchestrator.head.nodes import Node, read_nodes
+from orchestrator.head.plan import DEFAULT_PORT, Found, Plan, Target
+from orchestrator.head.run import this_head
+from orchestrator.head.ssh import Ssh
+from orchestrator.head.sshconfig import SshConfig
+
+HOOK_TIMEOUT = 70.0
+START_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user typed, resolved with the config file."""
+
+    nodes: Path
+    ssh_config: Path | None
+    experiments: Path
+    config: Config
+    target: Target
+    env: dict[str, str]
+    command: tuple[str, ...]
+    config_file: Path | None = None
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A job that runs on all nodes now; the links are open."""
+
+    experiment: Experiment
+    record: JobRecord
+    ssh: Ssh
+    reached: tuple[Reached, ...]
+
+
+Say = Callable[[str], None]
+
+
+def prepare(request: Request) -> tuple[Ssh, list[Reached], list[Node]]:
+    """Reach every node and learn what it is. Starts nothing."""
+    nodes = read_nodes(request.nodes)
+    launch = request.config.launch
+    ssh = Ssh(
+        SshConfig(request.ssh_config),
+        timeout=launch.connect_timeout,
+        strict=launch.strict_host_keys,
+    )
+    active = [node for node in nodes if not node.spare]
+    spares = [node for node in nodes if node.spare]
+    probe = {
+        "cwd": str(Path.cwd()),
+        "workdir": launch.workdir,
+        "peers": [ssh.config.of_node(active[0]).host],
+        "target": {"kind": request.target.kind, "name": request.target.name},
+    }
+    port = {"wanted": launch.master_port or DEFAULT_PORT, "exact": launch.master_port is not None}
+
+    def reach(node: Node) -> Reached:
+        extra = {"port": port} if node is active[0] else {}
+        return fleet.reach(ssh, node, launch.python, {**probe, **extra})
+
+    everyone = [*active, *spares]
+    results = fleet.everywhere(everyone, reach)
+    reached = fleet.all_or_table(everyone, results, "; nothing was started")
+    return ssh, reached[: len(active)], spares
+
+
+def make_plan(
+    request: Request, reached: list[Reached], spares: list[Node], job: str, directory: str
+) -> Plan:
+    found = [Found(one.node, one.facts, one.connection.address) for one in reached]
+    made = plan.make(job, directory, request.target, found, spares, request.config, request.env)
+    return apply_hook(request, reached, made)
+
+
+def apply_hook(request: Request, reached: list[Reached], made: Plan) -> Plan:
+    """Run the per-node shell file on every node; what it exports wins over what was computed."""
+    text = hook_text(request.config.launch.hook)
+    if not text:
+        return made
+
+    def run(pair: tuple[Reached, plan.NodePlan]) -> plan.NodePlan:
+        one, node = pair
+        answer = one.link.ask(
+            "hook", HOOK_TIMEOUT, text=text, env=node.env, workdir=node.workdir
+        )
+        fixed = {s.name for s in node.settings if s.why in ("who it is", "--env")}
+        new = [
+            Setting(name, value, "the hook")
+            for name, value in answer["env"].items()
+            if name not in fixed
+        ]
+        kept = [s for s in node.settings if s.name not in answer["unset"] or s.name in fixed]
+        unset = tuple(name for name in answer["unset"] if name not in fixed)
+        return replace(node, settings=(*kept, *new), unset=unset)
+
+    results = fleet.everywhere(list(zip(reached, made.nodes, strict=True)), run)
+    failed = [
+        (one.node, result)
+        for one, result in zip(reached, results, strict=True)
+        if isinstance(result, OrchestratorError)
+    ]
+    if failed:
+        table = fleet.failure_table(failed, len(reached), f" ({request.config.launch.hook} failed)")
+        raise CheckFailed(table + "\nnothing was started")
+    nodes = tuple(result for result in results if isinstance(result, plan.NodePlan))
+    return replace(made, nodes=nodes)
+
+
+def hook_text(path: str | None) -> str:
+    """The hook, or nothing where it says nothing: comments alone need no shell on every node."""
+    if path is None:
+        return ""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise UsageError(f"the hook {path} cannot be read: {error.strerror}") from error
+    lines = (line.strip() for line in text.splitlines())
+    return text if any(line and not line.startswith("#") for line in lines) else ""
+
+
+def launch(request: Request, say: Say) -> Launched:
+    """Start the job on every node, or on none."""
+    ssh, reached, spares = prepare(request)
+    place = experiment.create(request.experiments, request.config.launch.name)
+    job = f"{place.name}-{secrets.token_hex(3)}"
+    try:
+        made = make_plan(request, reached, spares, job, str(place.path))
+    except BaseException:
+        place.discard()
+        raise
+    place.lock()
+    announce(made, place, say)
+    record = first_record(request, made, job, place)
+    place.write_record(record)
+    place.write("config.yaml", config.dump(request.config))
+    place.write("manifest.json", json.dumps(manifest(request, reached, made), indent=1) + "\n")
+    try:
+        start(request, reached, made)
+    except OrchestratorError as error:
+        ended = replace(record, state="failed", exit_code=error.exit_code, ended=time.time())
+        place.write_record(replace(ended, verdict={"kind": "start", "message": error.what}))
+        raise
+    return Launched(place, record, ssh, tuple(reached))
+
+
+def announce(made: Plan, place: Experiment, say: Say) -> None:
+    for note in made.notes:
+        say(note)
+    say(
+        f"{len(made.nodes)} nodes, {made.world_size} ranks, master "
+        f"{made.master_address}:{made.master_port}, {made.start} start"
+    )
+    say(f"logs in {place.logs}")
+
+
+def start(request: Request, reached: list[Reached], made: Plan) -> None:
+    """The supervisors of all nodes; if one cannot start, the others are ended again."""
+
+    def begin(pair: tuple[Reached, plan.NodePlan]) -> dict[str, Any]:
+        one, node = pair
+        spec = {
+            "job": made.job,
+            "node": node.index,
+            "nproc": node.nproc,
+            "first_rank": node.first_rank,
+            "start": made.start,
+            "agent": node.agent,
+            "env": node.env,
+            "unset": node.unset,
+            "workdir": node.workdir,
+            "target": asdict(node.target),
+            "config": asdict(request.config),  # what the engine reads
+        }
+        return one.link.ask("start", START_TIMEOUT, spec=spec)
+
+    results = fleet.everywhere(list(zip(reached, made.nodes, strict=True)), begin)
+    failed = [
+        (one.node, result)
+        for one, result in zip(reached, results, strict=True)
+        if isinstance(result, OrchestratorError)
+    ]
+    if not failed:
+        return
+    for one, node in zip(reached, made.nodes, strict=True):
+        try:
+            one.link.ask("end", 10.0, job=made.job, node=node.index, why="not started", grace=0.0)
+        except NodeError:
+            continue  # it is among the failed already
+    raise NodeError(fleet.failure_table(failed, len(reached), "; the others were ended again"))
+
+
+# -- the record -------------------------------------------------------------------------------
+
+
+def first_record(request: Request, made: Plan, job: str, place: Experiment) -> JobRecord:
+    nodes = [
+        NodeRecord(
+            index=node.index,
+            name=node.node.name,
+            host=node.node.host,
+            user=node.node.user,
+            port=node.node.port,
+            address=node.address,
+            python=node.python,
+            first_rank=node.first_rank,
+            nproc=node.nproc,
+        )
+        for node in made.nodes
+    ]
+    return JobRecord(
+        job=job,
+        experiment=str(place.path),
+        state="starting",
+        command=list(request.command),
+        nodes=nodes,
+        started=time.time(),
+        head=this_head(),
+        ssh_config=str(request.ssh_config.absolute()) if request.ssh_config else None,
+        master=f"{made.master_address}:{made.master_port}",
+        start=made.start,
+        grace=request.config.launch.grace,
+        node_loss_timeout=request.config.launch.node_loss_timeout,
+        strict_host_keys=request.config.launch.strict_host_keys,
+    )
+
+
+def manifest(request: Request, reached: list[Reached], made: Plan) -> dict[str, Any]:
+    """What is known at launch, for whoever wants to repeat or explain this run."""
+    return {
+        "orchestrator": __version__,
+        "python": sys.version.split()[0],
+        "command": " ".join(map(shlex.quote, request.command)),
+        "directory": str(Path.cwd()),
+        "code": revision.of(Path.cwd()),
+        "config_file": str(request.config_file) if request.config_file else None,
+        "head_environment": secret.redacted(os.environ),
+        "nodes": [
+            {
+                "name": one.node.name,
+                "facts": one.facts.to_json(),
+                "environment": secret.redacted(node.env),
+                "reasons": {s.name: s.why for s in node.settings},
+                "command": list(node.paste),
+            }
+            for one, node in zip(reached, made.nodes, strict=True)
+        ],
+    }
+
+
+def user_env(words: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """--env K=V, or --env K for the value that K has here (so that a secret need not be typed)."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name.replace("_", "a").isalnum() or name[:1].isdigit():
+            raise UsageError(f"--env {word}: {name!r} cannot name a variable", "write --env NAME=VALUE")
+        if not equals and name not in environ:
+            raise UsageError(f"--env {name}: it is not set here", f"write --env {name}=VALUE")
+        found[name] = value if equals else environ[name]
+    return found

@@ -1,0 +1,202 @@
+"""The head's end of the one channel to each node: ships the node's program, asks, answers, streams."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import secrets
+import shlex
+import struct
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import paramiko
+
+from orchestrator.errors import NodeError
+from orchestrator.head.ssh import Connection
+
+HEADER = struct.Struct(">cI")
+READ = 1 << 18
+NOISE_LIMIT = 1 << 20
+
+# No character in these that any login shell (sh, bash, zsh, csh, fish) treats specially in quotes.
+CHOOSE_PYTHON = (
+    'c=$1; shift; for p; do case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
+    'command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$c"; done; echo "no-python-here"'
+)
+READ_PROGRAM = (
+    'f=open(0,"rb",0,closefd=False);exec(b"".join(iter(lambda:f.read(1)or exit(9),bytes(1))))'
+)
+# Unpacks the node's modules once per version under its home and hands over to the link.
+INSTALL = """
+import json, os, sys, zlib
+def take(n):
+    data = b""
+    while len(data) < n:
+        data += os.read(0, n - len(data)) or sys.exit(9)
+    return data
+def install(digest, size, nonce):
+    blob = take(size)
+    if sys.version_info < (3, 9):
+        sys.exit("\\n" + nonce + "\\n!Python %d.%d is too old: 3.9 is needed" % sys.version_info[:2])
+    home = os.environ.get("ORCHESTRATOR_HOME") or os.path.expanduser("~/.orchestrator")
+    library = os.path.join(home, "lib", digest)
+    try:
+        if not os.path.isdir(library):
+            new = "%s.%d" % (library, os.getpid())
+            for name, text in json.loads(zlib.decompress(blob)).items():
+                path = os.path.join(new, name)
+                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+            try:
+                os.rename(new, library)
+            except OSError:
+                if not os.path.isdir(library):
+                    raise
+    except OSError as error:
+        os.write(1, ("\\n%s\\n!its home is not usable: %s\\n" % (nonce, error)).encode())
+        sys.exit(1)
+    sys.path.insert(0, library)
+    from orchestrator.node.link import main
+    main(nonce)
+"""
+
+
+@functools.lru_cache(maxsize=None)
+def library() -> tuple[str, bytes]:
+    """(digest, blob): our sources that run on nodes. There, nothing but Python and torch is installed."""
+    root = Path(__file__).parent.parent
+    own = [root / "__init__.py", root / "config.py", root / "errors.py", root / "experiment.py"]
+    paths = own + sorted((root / "node").glob("*.py")) + sorted((root / "engine").glob("*.py"))
+    files = {
+        f"orchestrator/{path.relative_to(root)}": path.read_text(encoding="utf-8") for path in paths
+    }
+    files["__main__.py"] = "from orchestrator.node.main import main\n\nmain()\n"
+    text = json.dumps(files).encode("ascii")
+    return hashlib.sha256(text).hexdigest()[:16], zlib.compress(text, 6)
+
+
+def python_candidates(wanted: str | None) -> list[str]:
+    """The one asked for, or: the head's own path if the node has it too, else the login's python3."""
+    return [wanted] if wanted else [sys.executable, "python3", "python"]
+
+
+class Link:
+    """An open channel to one node's link program. Requests are asked one at a time until follow()."""
+
+    def __init__(self, connection: Connection, pythons: Sequence[str], timeout: float) -> None:
+        self.connection = connection
+        self.nonce = f"orchestrator-{secrets.token_hex(8)}"
+        self.rest = b""
+        self.sending = threading.Lock()
+        self.count = 0
+        choose = [CHOOSE_PYTHON, "sh", READ_PROGRAM, *pythons]
+        self.channel = connection.run("exec /bin/sh -c " + " ".join(map(quote, choose)), timeout)
+        self.channel.set_combine_stderr(False)
+        digest, blob = library()
+        install = f"{INSTALL}\ninstall({digest!r}, {len(blob)}, {self.nonce!r})\n"
+        self._send(install.encode() + b"\0" + blob)
+
+    def begin(self, timeout: float) -> None:
+        """Wait for the link program to say its first word, past whatever a banner or rc file prints."""
+        mark = f"\n{self.nonce}\n".encode()
+        deadline = time.monotonic() + timeout
+        noise = b""
+        while mark not in noise:
+            data = self._receive(deadline - time.monotonic(), "the login shell does not come to a command")
+            if not data or len(noise) > NOISE_LIMIT:
+                raise NodeError(*why_no_link(noise, self._errors()))
+            noise += data
+        self.rest = noise.partition(mark)[2]
+        if self.rest.startswith(b"!"):
+            raise NodeError(self.rest[1:].decode(errors="replace").strip())
+
+    def ask(self, do: str, timeout: float, **request: Any) -> dict[str, Any]:
+        """One request, one answer; for as long as nobody streams."""
+        number = self.tell(do, **request)
+        deadline = time.monotonic() + timeout
+        silence = f"it does not answer ({do}) within {timeout:.0f} s"
+        while True:
+            kind, size = self.header(deadline, silence)
+            data = self.exactly(size, deadline, silence)
+            answer: dict[str, Any] = json.loads(data) if kind == b"J" else {}
+            if answer.get("id") == number:
+                if "error" in answer:
+                    raise NodeError(answer["error"])
+                found: dict[str, Any] = answer["ok"]
+                return found
+
+    def tell(self, do: str, **request: Any) -> int:
+        """A request whose answer nobody waits for here; its number."""
+        with self.sending:
+            self.count += 1
+            text = json.dumps({"id": self.count, "do": do, **request}).encode("ascii")
+            self._send(HEADER.pack(b"J", len(text)) + text)
+            return self.count
+
+    def header(self, deadline: float, silence: str) -> tuple[bytes, int]:
+        kind, size = HEADER.unpack(self.exactly(HEADER.size, deadline, silence))
+        return kind, size
+
+    def exactly(self, size: int, deadline: float, silence: str) -> bytes:
+        parts = []
+        while size:
+            parts.append(self.some(size, deadline, silence))
+            size -= len(parts[-1])
+        return b"".join(parts)
+
+    def some(self, limit: int, deadline: float, silence: str) -> bytes:
+        """What is there, up to a limit; NodeError when the channel ends or stays silent."""
+        if self.rest:
+            data, self.rest = self.rest[:limit], self.rest[limit:]
+            return data
+        data = self._receive(deadline - time.monotonic(), silence, limit)
+        if not data:
+            raise NodeError(f"the connection broke ({self._errors() or 'it hung up'})")
+        return data
+
+    def _receive(self, timeout: float, silence: str, limit: int = READ) -> bytes:
+        self.channel.settimeout(max(0.01, timeout))
+        try:
+            return self.channel.recv(min(limit, READ))
+        except TimeoutError:
+            raise NodeError(silence) from None
+        except OSError as error:
+            raise NodeError(f"the connection broke ({error})") from error
+
+    def _errors(self) -> str:
+        """What the other side last said on standard error."""
+        if not self.channel.recv_stderr_ready():
+            return ""
+        return self.channel.recv_stderr(1 << 16).decode(errors="replace").strip()[-500:]
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self.channel.sendall(data)
+        except (OSError, paramiko.SSHException) as error:
+            raise NodeError(f"the connection broke ({error})") from error
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+def quote(word: str) -> str:
+    """One word for any login shell. Ours hold no character that a shell's single quotes would miss."""
+    return shlex.quote(word)
+
+
+def why_no_link(noise: bytes, errors: str) -> tuple[str, str]:
+    said = (errors or noise.decode(errors="replace").strip())[-300:]
+    if b"no-python-here" in noise:
+        return "there is no such python", "name one with python=/path behind the node in the list"
+    return (
+        f"its login shell ends before our program starts{': ' + said if said else ''}",
+        "try: ssh to it with the command `true`; look at its .bashrc for `exit` and `exec`",
+    )

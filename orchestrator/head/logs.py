@@ -1,0 +1,294 @@
+"""Nodes' log files -> who wrote which bytes -> finished lines, safe to print.
+
+The file is the queue: followers append a node's bytes to `node_<i>_<ip>.txt`, and whoever shows
+them reads that file at its own pace, so a slow terminal costs no memory and loses nothing.
+Called by screen.py, and for the last words of a rank by whoever concludes a job.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+NO_RANK = "-"  # the stream of torchrun's own words and the supervisor's
+LONGEST = 64 * 1024 - 1  # characters of a line before it is cut; with the mark, 64 Ki
+CONTINUED = "…"
+_BLOCK = 64 * 1024
+_TAIL_LOOKS_BACK = 64 << 20  # bytes; the last words of a rank are not further away than that
+_RECORD = re.compile(rb"^(\d{1,18}) (\d{1,9}|-)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One node's log here on the head, and beside it the record of who wrote which bytes."""
+
+    node: int
+    label: str  # the node as the user wrote it, such as 10.0.0.2
+    text: Path
+    ranks: Path  # lines "<offset> <stream>": from that byte of the log on, it is that stream
+
+    def size(self) -> int:
+        return _size(self.text)
+
+
+class Piece(NamedTuple):
+    """Bytes that one stream (a global rank, or `-`) wrote in one go."""
+
+    stream: str
+    data: bytes
+
+
+class LogReader:
+    """What was appended to one log since the last look, told apart by stream."""
+
+    def __init__(self, log: LogFile, *, start: int = 0) -> None:
+        self.log = log
+        self.skip_to(start)
+
+    @property
+    def position(self) -> int:
+        return self._position
+
+    def behind(self) -> int:
+        return max(0, self.log.size() - self._position)
+
+    def skip_to(self, offset: int) -> None:
+        self._position = offset
+        self._stream = NO_RANK
+        self._records = _Records(self.log.ranks, offset)
+
+    def skip_near_end(self, keep: int) -> int:
+        """Go to the first line start within the last `keep` bytes; how many bytes that left out."""
+        offset = self.log.size() - keep
+        if offset <= self._position:
+            return 0
+        _, newline, rest = _read(self.log.text, offset, keep).partition(b"\n")
+        before = self._position
+        self.skip_to(offset + keep - len(rest) if newline else offset)
+        return self._position - before
+
+    def read(self, limit: int = 1 << 20) -> list[Piece]:
+        if not self.behind():
+            return []
+        # The bytes first: records are written before the bytes they describe, so whatever was
+        # just read, its records are complete by the time they are read.
+        data = _read(self.log.text, self._position, limit)
+        begin, end = self._position, self._position + len(data)
+        pieces = []
+        at = begin
+        for offset, stream in self._records.before(end):
+            if stream != self._stream and offset > at:
+                pieces.append(Piece(self._stream, data[at - begin : offset - begin]))
+                at = offset
+            self._stream = stream
+        if at < end:
+            pieces.append(Piece(self._stream, data[at - begin :]))
+        self._position = end
+        return pieces
+
+
+class _Records:
+    """The records of a `.ranks` file in the order of the log, never many at a time in memory."""
+
+    def __init__(self, path: Path, offset: int) -> None:
+        self._path = path
+        self._position = _last_record_before(path, offset) if offset else 0
+        self._ahead: deque[tuple[int, str]] = deque()
+
+    def before(self, end: int) -> Iterator[tuple[int, str]]:
+        """Take the records whose offset is under `end`."""
+        while True:
+            while self._ahead and self._ahead[0][0] < end:
+                yield self._ahead.popleft()
+            if self._ahead or not self._load():
+                return
+
+    def _load(self) -> bool:
+        block = _read(self._path, self._position, _BLOCK)
+        whole = block[: block.rfind(b"\n") + 1]  # the last record may be half written yet
+        self._position += len(whole)
+        self._ahead.extend((int(at), stream.decode()) for at, stream in _RECORD.findall(whole))
+        return bool(whole)
+
+
+def _last_record_before(path: Path, offset: int) -> int:
+    """Where in a `.ranks` file to begin so as to know the stream at `offset`.
+
+    By bisection, as the file is sorted: a log of 1 GB can have 100 MB of records.
+    """
+    low, high = 0, _size(path)
+    while high - low > _BLOCK:
+        middle = (low + high) // 2
+        block = _read(path, middle, 256)
+        start = block.find(b"\n") + 1
+        record = _RECORD.match(block[start : block.find(b"\n", start)])
+        if record and int(record[1]) <= offset:
+            low = middle + start
+        else:
+            high = middle
+    return low
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # nothing was written yet
+        return 0
+
+
+def _read(path: Path, offset: int, limit: int) -> bytes:
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(limit)
+    except FileNotFoundError:
+        return b""
+
+
+class LineSplitter:
+    """The bytes of one stream -> finished lines, and the line that is still moving.
+
+    The lines do not depend on where the bytes were split. What is kept between two calls is under
+    LONGEST characters: an endless line comes out in pieces, each but the last marked as continued.
+    """
+
+    def __init__(self, color: bool = False) -> None:
+        self._color = color
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._partial = ""  # the unfinished line, without what a \r has overwritten
+        self._moves = False  # it had a \r, so it is a progress bar
+
+    def feed(self, data: bytes) -> list[str]:
+        *whole, partial = (self._partial + self._decode(data)).split("\n")
+        self._moves = "\r" in partial or (self._moves and not whole)
+        # Nearly every read is clean text, and for that these three C loops are all there is.
+        if all(map(str.isprintable, whole)) and max(map(len, whole), default=0) <= LONGEST:
+            lines = whole
+        else:
+            lines = [shown for line in whole for shown in self._finish(line)]
+        pieces, self._partial = self._settle(partial)
+        return lines + pieces
+
+    @property
+    def live(self) -> str:
+        """What a terminal would show of a progress bar now; empty when there is none."""
+        return clean(self._partial.rstrip("\r")).rstrip() if self._moves else ""
+
+    def flush(self) -> list[str]:
+        """The unfinished line, if it says anything."""
+        lines = self._finish(self._partial + self._decode(b"", True))
+        self._partial, self._moves = "", False
+        return lines if clean(lines[-1]).strip() else lines[:-1]
+
+    def _finish(self, line: str) -> list[str]:
+        if len(line) <= LONGEST and line.isprintable():
+            return [line]
+        pieces, rest = self._settle(line)
+        return [*pieces, clean(rest.rstrip("\r"), self._color)]
+
+    def _settle(self, text: str) -> tuple[list[str], str]:
+        """(pieces that are full, what remains): only the text after the last \\r remains.
+
+        A bare \\r at the end stays with the text before it: that is overwritten by what comes next.
+        """
+        kept = text.rstrip("\r")
+        if len(text) <= LONGEST:
+            return [], kept.rpartition("\r")[2] + text[len(kept) :][:1]
+        pieces: list[str] = []
+        rest = ""
+        for run in kept.split("\r"):
+            full = max(0, len(run) - 1) // LONGEST * LONGEST
+            pieces += (run[at : at + LONGEST] for at in range(0, full, LONGEST))
+            rest = run[full:]
+        marked = [clean(piece, self._color) + CONTINUED for piece in pieces]
+        return marked, rest + text[len(kept) :][:1]
+
+
+# Beside the control characters, those that break a line or turn the direction of the text around.
+_UNSAFE = re.compile(
+    r"""
+    (?P<sgr>\x1b\[[0-9;:]*m)                       # colours
+    | \x1b (?: \[ [0-?]* [ -/]* [@-~]?             # other CSI: cursor moves, erasing, modes
+             | [\]PX^_] [^\x07\x1b]* (?:\x07|\x1b\\)?  # OSC (titles, links), DCS and the like
+             | [ -/]* [0-~]? )                     # short ones, and a bare ESC
+    | (?P<control>[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069])
+    """,
+    re.VERBOSE,
+)
+
+
+def clean(text: str, color: bool = False) -> str:
+    """One line that does nothing to a terminal but show; with `color`, colour it and reset."""
+    if text.isprintable():
+        return text
+    text = _UNSAFE.sub(_with_colour if color else _plain, text).expandtabs()
+    return text + "\x1b[0m" if "\x1b" in text else text
+
+
+def _plain(match: re.Match[str]) -> str:
+    control = match["control"]
+    if not control:
+        return ""
+    code = ord(control)
+    if code < 0x20:
+        return chr(0x2400 + code)  # its picture, such as ␀ for NUL: visible, and one character
+    return "␡" if code == 0x7F else "\N{REPLACEMENT CHARACTER}"
+
+
+def _with_colour(match: re.Match[str]) -> str:
+    return match["sgr"] or _plain(match)
+
+
+def tail(log: LogFile, lines: int, rank: int | None) -> list[str]:
+    """The last lines of a node, or of one rank there, found from the end of the file.
+
+    A rank that has said nothing within the last 64 MiB of the log has no last lines here.
+    """
+    if lines < 1:
+        return []
+    end = log.size()
+    window = _BLOCK
+    while True:
+        start = max(0, end - window)
+        settle = start == 0 or window == _TAIL_LOOKS_BACK
+        found, sure = _last_lines(log, start, end, lines, rank, cut=not settle)
+        if settle or sure:
+            return found
+        window = min(window * 8, _TAIL_LOOKS_BACK)
+
+
+def _last_lines(
+    log: LogFile, start: int, end: int, lines: int, rank: int | None, *, cut: bool
+) -> tuple[list[str], bool]:
+    """The last lines of log[start:end], and whether they are all there and whole.
+
+    With `cut`, the first line of each stream is taken for one that began before `start`. It is left
+    out with all before it, so that what is found has no hole.
+    """
+    reader = LogReader(log, start=start)
+    splitters: dict[str, LineSplitter] = {}
+    whole: set[str] = set()
+    found: deque[str] = deque(maxlen=lines)
+    while reader.position < end:
+        pieces = reader.read(min(1 << 20, end - reader.position))
+        if not pieces:  # the file shrank: nobody does that, but it must not hang us
+            break
+        for stream, data in pieces:
+            if rank is not None and stream != str(rank):
+                continue
+            if stream not in splitters:
+                splitters[stream] = LineSplitter()
+            finished = splitters[stream].feed(data)
+            if cut and finished and stream not in whole:
+                whole.add(stream)
+                found.clear()
+                del finished[0]
+            found.extend(finished)
+    for splitter in splitters.values():
+        found.extend(splitter.flush())
+    return list(found), len(found) == lines and whole == splitters.keys()

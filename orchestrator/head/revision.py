@@ -1,0 +1,34 @@
+"""Which code this is: the git revision of the launch directory, and whether it was edited."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+def of(directory: Path) -> dict[str, Any] | None:
+    """None outside a git repository (or without git)."""
+    commit = _git(directory, "rev-parse", "HEAD")
+    if not commit:
+        return None
+    changed = _git(directory, "status", "--porcelain", "--untracked-files=no") or ""
+    return {
+        "commit": commit,
+        "branch": _git(directory, "rev-parse", "--abbrev-ref", "HEAD"),
+        "changed_files": [line[3:] for line in changed.splitlines()],
+    }
+
+
+def _git(directory: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(directory), *words],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.rstrip("\n") if done.returncode == 0 else None

@@ -1,0 +1,253 @@
+"""A job while it runs: what its nodes report, what the user wants, and how it ends.
+
+Used by launch and attach alike. One thread; followers and signals talk to it through a queue.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
+from orchestrator.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.head import verdict
+from orchestrator.head.display import Display
+from orchestrator.head.follow import Follower, Message
+from orchestrator.head.keys import Keys
+from orchestrator.head.verdict import Failure
+
+PEER_GRACE = 0.5  # after a failure elsewhere nothing can go on: time enough to print why
+END_LIMIT = 30.0  # beyond its grace, a node that was told to end has this long to say it did
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass
+class NodeState:
+    """What is known of one node's part now."""
+
+    record: NodeRecord
+    over: bool = False
+    ended: dict[str, Any] | None = None  # the supervisor's last event
+    lost_since: float = 0.0
+    lost_why: str = ""
+    given_up: bool = False
+    clock: float = 0.0  # the node's clock minus ours
+    ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class Run:
+    """`go()` returns when the job is over or left alone; `record` then says how it stands."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        record: JobRecord,
+        display: Display,
+        *,
+        grace: float,
+        node_loss_timeout: float,
+    ) -> None:
+        self.experiment = experiment
+        self.record = record
+        self.display = display
+        self.grace = grace
+        self.node_loss_timeout = node_loss_timeout
+        self.nodes = [NodeState(node) for node in record.nodes]
+        self.followers: Sequence[Follower] = ()
+        self.inbox: queue.SimpleQueue[Message | int] = queue.SimpleQueue()
+        self.failures: list[Failure] = []
+        self.ending = ""  # "", failed, stopped, lost
+        self.interrupts = 0
+        self.give_up_at = float("inf")
+        self.detached = False
+        self.changed = True
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    def go(self, followers: Sequence[Follower]) -> None:
+        self.followers = followers
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        for number in SIGNALS:
+            signal.signal(number, lambda signum, _: self.inbox.put(signum))
+        try:
+            with Keys() as keys:
+                for follower in followers:
+                    follower.start()
+                while not self.detached and not all(n.over or n.given_up for n in self.nodes):
+                    self.turn(keys)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        for follower in followers:
+            follower.close()
+        if not self.detached:
+            self.conclude()
+
+    def turn(self, keys: Keys) -> None:
+        try:
+            message = self.inbox.get(timeout=0.1)
+        except queue.Empty:
+            pass
+        else:
+            if isinstance(message, int):
+                self.signalled(message)
+            else:
+                self.handle(message)
+        if "d" in keys.pressed():
+            self.detach()
+        self.check_patience()
+        if self.changed:
+            self.changed = False
+            self.save()
+
+    def handle(self, message: Message) -> None:
+        node = self.nodes[message.node]
+        if message.kind == "grew":
+            self.display.grew()
+        elif message.kind == "event":
+            self.event(node, message.data)
+        elif message.kind == "lost":
+            self.lost(node, message.data["why"])
+        elif message.kind == "back":
+            node.clock = message.data["clock"]
+            if node.lost_since:
+                away = time.monotonic() - node.lost_since
+                self.say(f"node {node.record.index} ({node.record.name}) is back after {away:.0f} s")
+            node.lost_since = 0.0
+        elif message.kind == "refused":
+            self.over(node, f"has no such job: {message.data['why']}")
+        elif message.kind == "over":
+            self.over(node, "its supervisor was killed")
+
+    def event(self, node: NodeState, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        when = event["time"] - node.clock
+        index, name = node.record.index, node.record.name
+        if kind.startswith("rank_"):
+            known = node.ranks.setdefault(str(event["rank"]), {})
+            known.update({k: event[k] for k in ("pid", "code", "peak_kb") if k in event})
+            known["state"] = kind[5:]
+            if kind == "rank_afresh":
+                self.say(f"rank {event['rank']}: started afresh, not forked: {event['why']}")
+            if kind == "rank_ended" and event["code"] != 0 and not event["asked"]:
+                self.failed(verdict.of_rank(index, name, event, when))
+        elif kind == "started":
+            node.record = replace(node.record, state="running")
+        elif kind == "ended":
+            node.ended = event
+            if event["agent"] != 0 and not event["why"] and not self.ending:
+                words = f"torchrun ended with exit code {event['agent']}"
+                self.failed(Failure(index, name, None, when, "torchrun", words))
+        self.changed = True
+
+    def over(self, node: NodeState, otherwise: str) -> None:
+        node.over, node.lost_since = True, 0.0
+        ended = node.ended
+        code = ended["agent"] if ended else None
+        node.record = replace(node.record, state="ended", exit_code=code, ranks=node.ranks)
+        self.changed = True
+        if ended is None:
+            index, name = node.record.index, node.record.name
+            self.failed(Failure(index, name, None, time.time(), "supervisor", otherwise))
+        elif ended["left"]:
+            self.say(f"node {node.record.index}: processes {ended['left']} do not die (kernel?)")
+
+    def lost(self, node: NodeState, why: str) -> None:
+        if not node.lost_since:
+            node.lost_since = time.monotonic()
+            self.say(f"node {node.record.index} ({node.record.name}): {why}; trying to come back")
+        node.lost_why = why
+
+    # -- ending ------------------------------------------------------------------------------
+
+    def failed(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        if not self.ending:
+            self.ending = "failed"
+            self.display.mute()
+            self.say(f"{failure.who}: {failure.message.splitlines()[0]}; ending the job everywhere")
+            self.end_all(f"{failure.who} failed", PEER_GRACE)
+
+    def end_all(self, why: str, grace: float) -> None:
+        self.give_up_at = time.monotonic() + grace + END_LIMIT
+        for follower, node in zip(self.followers, self.nodes, strict=True):
+            if not node.over:
+                follower.end(why, grace)
+
+    def signalled(self, number: int) -> None:
+        if number == signal.SIGHUP:
+            self.detach()
+            return
+        self.interrupts += 1
+        if self.interrupts == 1 and not self.ending:
+            self.ending = "stopped"
+            self.say(f"asking all ranks to save and stop ({self.grace:g} s); Ctrl-C again to kill")
+            self.end_all("stopped by the user", self.grace)
+        else:
+            self.ending = self.ending or "stopped"
+            self.say("killing all ranks")
+            self.end_all("killed by the user", 0.0)
+
+    def check_patience(self) -> None:
+        now = time.monotonic()
+        for node in self.nodes:
+            away = now - node.lost_since if node.lost_since else 0.0
+            if away > self.node_loss_timeout and not self.ending:
+                index, name = node.record.index, node.record.name
+                words = f"no connection for {away:.0f} s ({node.lost_why})"
+                self.ending = "lost"
+                self.failures.append(Failure(index, name, None, time.time(), "lost", words))
+                self.say(f"node {index} ({name}): {words}; ending the job everywhere")
+                self.end_all(f"node {index} was lost", PEER_GRACE)
+            given = now > self.give_up_at or (self.ending and away > self.node_loss_timeout)
+            node.given_up = node.given_up or bool(given)
+
+    def detach(self) -> None:
+        self.detached = True
+
+    # -- the record --------------------------------------------------------------------------
+
+    def save(self) -> None:
+        nodes = [replace(node.record, ranks=node.ranks) for node in self.nodes]
+        running = self.record.state == "starting" and all(n.state != "starting" for n in nodes)
+        state = "running" if running else self.record.state
+        self.record = replace(self.record, nodes=nodes, state=state)
+        self.experiment.write_record(self.record)
+
+    def conclude(self) -> None:
+        unreached = [node for node in self.nodes if not node.over]
+        for node in unreached:
+            node.record = replace(node.record, state="lost")
+        state, code = self.outcome(bool(unreached))
+        cause = verdict.cause(self.failures)
+        told = None
+        if cause is not None and state != "stopped":
+            told = {**vars(cause), "others": len(self.failures) - 1}
+        self.record = replace(
+            self.record, state=state, exit_code=code, ended=time.time(), verdict=told
+        )
+        self.save()
+
+    def outcome(self, unreached: bool) -> tuple[str, int]:
+        if self.ending == "stopped" and not unreached:
+            return "stopped", EXIT_STOPPED
+        if self.ending == "lost" or unreached:
+            return "lost", EXIT_NODE
+        if self.ending == "failed":
+            return "failed", EXIT_FAILED
+        if any(node.record.exit_code != 0 for node in self.nodes):
+            # Ended by somebody else: `orchestrator stop`, or a supervisor that was told to.
+            return "stopped", EXIT_STOPPED
+        return "done", EXIT_DONE
+
+    def say(self, text: str) -> None:
+        self.display.say(f"orchestrator: {text}")
+
+
+def this_head() -> dict[str, Any]:
+    return {"host": os.uname().nodename, "pid": os.getpid(), "since": time.time()}

@@ -1,0 +1,314 @@
+"""One live SSH connection per node. Every way it can fail is told as its own cause, within the timeout."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import logging
+import os
+import random
+import socket
+import subprocess
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import paramiko
+
+from orchestrator.errors import NodeError
+from orchestrator.head import hostkeys
+from orchestrator.head.sshconfig import Destination, SshConfig
+
+KEEPALIVE_SECONDS = 15
+WINDOW = 1 << 22
+FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+
+# paramiko logs a traceback for every connection that fails; we say what happened in our own words.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+
+
+class Connection:
+    """An authenticated connection to one machine, and those it passes through."""
+
+    def __init__(self, transport: paramiko.Transport, address: str, through: Connection | None) -> None:
+        self.transport = transport
+        self.address = address  # the other end's IP address as the head sees it, "" behind a jump host
+        self.through = through
+
+    def run(self, command: str, timeout: float) -> paramiko.Channel:
+        """Start a command; the caller reads and writes the channel."""
+        try:
+            channel = self.transport.open_session(window_size=WINDOW, timeout=timeout)
+            channel.settimeout(timeout)
+            channel.exec_command(command)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise NodeError(
+                f"it lets us in, but no command can be started there ({error})",
+                "look at MaxSessions in its sshd_config and at the login shell of this user",
+            ) from error
+        return channel
+
+    @property
+    def alive(self) -> bool:
+        return self.transport.is_active()
+
+    def close(self) -> None:
+        self.transport.close()
+
+
+class Ssh:
+    """Opens connections the way the user's ssh would."""
+
+    def __init__(self, config: SshConfig, *, timeout: float = 10.0, strict: bool = False) -> None:
+        self.config = config
+        self.timeout = timeout
+        self.strict = strict
+        self._jumps: dict[str, Connection] = {}
+        self._jumping = threading.Lock()
+
+    def connect(self, destination: Destination, timeout: float | None = None) -> Connection:
+        deadline = time.monotonic() + (timeout or self.timeout)
+        while True:
+            try:
+                return self._connect_once(destination, deadline)
+            except ConnectionDropped as dropped:
+                # sshd drops connections at random while many others are logging in (MaxStartups).
+                pause = random.uniform(0.1, 0.5)
+                if time.monotonic() + pause >= deadline:
+                    raise NodeError(
+                        f"it closes every connection before the login ({dropped})",
+                        "look at MaxStartups in its sshd_config, at hosts.deny and fail2ban there",
+                    ) from dropped
+                time.sleep(pause)
+
+    def _connect_once(self, destination: Destination, deadline: float) -> Connection:
+        through = self._jump(destination.jump, deadline) if destination.jump else None
+        sock = self._socket(destination, through, deadline)
+        address = ""
+        if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
+            address = str(sock.getpeername()[0])
+        transport = paramiko.Transport(sock)
+        try:
+            self._shake_hands(transport, destination, deadline)
+            hostkeys.check(destination, transport.get_remote_server_key(), strict=self.strict)
+            log_in(transport, destination, deadline)
+        except BaseException:
+            transport.close()
+            raise
+        transport.set_keepalive(KEEPALIVE_SECONDS)
+        return Connection(transport, address, through)
+
+    def _socket(
+        self, destination: Destination, through: Connection | None, deadline: float
+    ) -> socket.socket | paramiko.Channel:
+        where = (destination.host, destination.port)
+        if through is not None:
+            try:
+                return through.transport.open_channel(
+                    "direct-tcpip", where, ("127.0.0.1", 0), timeout=left(deadline)
+                )
+            except (paramiko.SSHException, EOFError) as error:
+                raise NodeError(
+                    f"the jump host {destination.jump} cannot reach {where[0]}:{where[1]} ({error})"
+                ) from error
+        if destination.proxy_command:
+            return run_proxy(destination.proxy_command)
+        return dial(where, destination.bind_address, deadline)
+
+    def _jump(self, jump: str, deadline: float) -> Connection:
+        """A connection to the last machine of a ProxyJump list, shared by all nodes behind it."""
+        with self._jumping:
+            known = self._jumps.get(jump)
+            if known is None or not known.alive:
+                before, _, last = jump.rpartition(",")
+                destination = self._parse_jump(last, before)
+                try:
+                    known = self.connect(destination, left(deadline))
+                except NodeError as error:
+                    raise NodeError(f"its jump host {last}: {error.what}", error.fix) from error
+                self._jumps[jump] = known
+            return known
+
+    def _parse_jump(self, text: str, before: str) -> Destination:
+        text = text.removeprefix("ssh://")
+        user, at, rest = text.rpartition("@")
+        host, colon, port = rest.rpartition(":")
+        if not colon or (host.count(":") and not rest.startswith("[")):
+            host, port = rest, ""
+        found = self.config.destination(host.strip("[]"), user or None, int(port) if port else None)
+        return replace(found, jump=before or found.jump)
+
+    def _shake_hands(
+        self, transport: paramiko.Transport, destination: Destination, deadline: float
+    ) -> None:
+        transport.banner_timeout = transport.handshake_timeout = left(deadline)
+        options = transport.get_security_options()
+        ciphers = list(options.ciphers)
+        options.ciphers = tuple(sorted(ciphers, key=lambda name: name not in FAST_CIPHERS))
+        kinds = {key.kind for key in hostkeys.known_keys(destination)}
+        if "ssh-rsa" in kinds:
+            kinds |= {"rsa-sha2-256", "rsa-sha2-512"}
+        options.key_types = tuple(sorted(options.key_types, key=lambda name: name not in kinds))
+        try:
+            transport.start_client(timeout=left(deadline))
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            if time.monotonic() < deadline - 0.2 and not isinstance(
+                error, paramiko.ssh_exception.IncompatiblePeer
+            ):
+                raise ConnectionDropped(str(error) or "end of file") from error
+            if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+                raise NodeError(f"its sshd and we have no algorithm in common: {error}") from error
+            raise NodeError(
+                "it accepts the connection, then hangs in the SSH handshake",
+                f"is port {destination.port} really its sshd? try: ssh -v -p {destination.port} "
+                f"{destination.user}@{destination.host}",
+            ) from error
+
+
+class ConnectionDropped(Exception):
+    """The other side hung up before the login: worth another try."""
+
+
+def left(deadline: float) -> float:
+    return max(0.05, deadline - time.monotonic())
+
+
+def dial(where: tuple[str, int], bind_address: str, deadline: float) -> socket.socket:
+    """A TCP connection, or the reason in words."""
+    host, port = where
+    source = (bind_address, 0) if bind_address else None
+    try:
+        sock = socket.create_connection(where, timeout=left(deadline), source_address=source)
+    except socket.gaierror as error:
+        raise NodeError(
+            f"its name {host!r} cannot be resolved", "check the spelling, /etc/hosts, ssh_config"
+        ) from error
+    except ConnectionRefusedError as error:
+        raise NodeError(
+            f"it refuses connections on port {port}",
+            "is sshd running there, and on this port? write host:port in the list if it is another",
+        ) from error
+    except (TimeoutError, socket.timeout) as error:
+        raise NodeError(
+            f"it does not answer on port {port}", "is the machine up? does a firewall drop us?"
+        ) from error
+    except OSError as error:
+        if error.errno == 111:
+            raise ConnectionDropped(str(error)) from error
+        raise NodeError(f"there is no way to it: {error.strerror or error}") from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return sock
+
+
+def run_proxy(command: str) -> socket.socket:
+    """The user's ProxyCommand, spoken to through a socket pair."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        subprocess.Popen(
+            ["/bin/sh", "-c", f"exec {command}"],  # the user's own config, as ssh runs it
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            start_new_session=True,
+        )
+    return ours
+
+
+# -- login ------------------------------------------------------------------------------------
+
+
+def log_in(transport: paramiko.Transport, destination: Destination, deadline: float) -> None:
+    """Public keys only: the agent's, then the files'. Nothing can be typed for 64 nodes at once."""
+    tried: list[str] = []
+    notes: list[str] = []
+    transport.auth_timeout = left(deadline)
+    for label, key in keys_for(destination, notes):
+        transport.auth_timeout = left(deadline)
+        try:
+            more = transport.auth_publickey(destination.user, key)
+        except paramiko.BadAuthenticationType as error:
+            raise NodeError(
+                f"it does not take public keys for {destination.user}, only {error.allowed_types}",
+                "allow PubkeyAuthentication in its sshd_config",
+            ) from error
+        except paramiko.AuthenticationException as error:
+            if time.monotonic() >= deadline:
+                raise NodeError("it hangs during the login") from error
+            tried.append(label)
+            if not transport.is_active():
+                break
+            continue
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise ConnectionDropped(str(error) or "end of file") from error
+        if more:
+            raise NodeError(f"after the key it also wants {', '.join(more)}, which cannot be asked here")
+        return
+    what = f"it denies {destination.user} every key" + (f" ({', '.join(tried)})" if tried else "")
+    if not tried:
+        what = "there is no key to log in with"
+    fix = f"ssh-copy-id -p {destination.port} {destination.user}@{destination.host}"
+    raise NodeError(f"{what}{''.join('; ' + note for note in notes)}", fix)
+
+
+def keys_for(destination: Destination, notes: list[str]) -> list[tuple[str, paramiko.PKey]]:
+    """Named keys; those named in the config come before what else the agent holds, as with ssh."""
+    files: list[tuple[str, paramiko.PKey]] = []
+    for path in destination.keys:
+        key = load_key(path, destination.certificates)
+        if isinstance(key, str):
+            notes.append(key)
+        elif key is not None:
+            files.append((str(path), key))
+    agent = agent_keys(destination)
+    if destination.only_these_keys:
+        wanted = {public_blob(path) for path in destination.keys}
+        agent = [(label, key) for label, key in agent if key.asbytes() in wanted]
+    listed = {key.asbytes() for _, key in files}
+    return files + [(label, key) for label, key in agent if key.asbytes() not in listed]
+
+
+def agent_keys(destination: Destination) -> list[tuple[str, paramiko.PKey]]:
+    socket_path = os.environ.get("SSH_AUTH_SOCK", "")
+    if destination.agent == "none" or not (socket_path or destination.agent):
+        return []
+    if destination.agent not in ("", "SSH_AUTH_SOCK") and destination.agent != socket_path:
+        return []  # paramiko knows the agent of SSH_AUTH_SOCK only
+    try:
+        return [("agent", key) for key in paramiko.Agent().get_keys()]
+    except (paramiko.SSHException, OSError):
+        return []
+
+
+def public_blob(path: Path) -> bytes:
+    try:
+        words = path.with_name(path.name + ".pub").read_text().split()
+        return base64.b64decode(words[1])
+    except (OSError, IndexError, ValueError):
+        return b""
+
+
+@functools.lru_cache(maxsize=None)
+def load_key(path: Path, certificates: tuple[Path, ...]) -> paramiko.PKey | str | None:
+    """The key in a file, or why it cannot be used, or None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        key = paramiko.PKey.from_path(path)
+    except paramiko.PasswordRequiredException:
+        return f"{path} needs a passphrase: ssh-add {path}"
+    except PermissionError:
+        return f"{path} cannot be read"
+    except (paramiko.SSHException, ValueError, TypeError) as error:
+        if "assphrase" in str(error) or "encrypted" in str(error) or "assword" in str(error):
+            return f"{path} needs a passphrase: ssh-add {path}"
+        return f"{path} is not a key we can read ({error})"
+    beside = path.with_name(path.name + "-cert.pub")
+    for certificate in (*certificates, beside):
+        if certificate.is_file():
+            try:
+                key.load_certificate(str(certificate))
+                break
+            except (paramiko.SSHException, ValueError):
+                continue
+    return key

@@ -1,0 +1,174 @@
+"""What the user's ssh_config says of a node: `ssh -G` reads it, so everything that ssh knows is meant."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import glob
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.errors import UsageError
+from orchestrator.head.nodes import Node
+
+SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+
+
+@dataclass(frozen=True)
+class Destination:
+    """How to reach one machine, with every default filled in."""
+
+    host: str  # the name or address to connect to
+    user: str
+    port: int
+    known_as: str  # the name that known_hosts lists it under
+    keys: tuple[Path, ...]
+    certificates: tuple[Path, ...] = ()
+    only_these_keys: bool = False
+    agent: str = ""  # socket of an agent named in the config; "none" for no agent
+    jump: str = ""
+    proxy_command: str = ""
+    bind_address: str = ""
+    strict: bool = False
+    user_known_hosts: tuple[Path, ...] = ()
+    global_known_hosts: tuple[Path, ...] = ()
+    hash_known_hosts: bool = False
+
+
+@dataclass(frozen=True)
+class SshConfig:
+    """The config file to use: the one named by --ssh-config, or the user's and the system's."""
+
+    file: Path | None = None
+
+    def destination(self, host: str, user: str | None = None, port: int | None = None) -> Destination:
+        answers = self._ask("any-host" if self._same_for_all() else host)
+        found = _destination(host, user, port, answers)
+        if self._same_for_all():
+            found = replace(found, host=host, known_as=answers.get("hostkeyalias", [host])[0])
+        return found
+
+    def of_node(self, node: Node) -> Destination:
+        return self.destination(node.host, node.user, node.port)
+
+    def _same_for_all(self) -> bool:
+        return _same_for_all(self.file)
+
+    def _ask(self, host: str) -> dict[str, list[str]]:
+        if _same_for_all(self.file):
+            return _ask_once(self.file)
+        return ask(self.file, host)
+
+
+@functools.lru_cache(maxsize=None)
+def _ask_once(file: Path | None) -> dict[str, list[str]]:
+    return ask(file, "any-host")
+
+
+def ask(file: Path | None, host: str) -> dict[str, list[str]]:
+    """`ssh -G`: keyword -> values, for one host."""
+    program = shutil.which("ssh")
+    if program is None:
+        if file is not None or (Path.home() / ".ssh/config").exists():
+            raise UsageError(
+                "the ssh program is needed to read your ssh_config and is not installed here",
+                "install it (Debian, Ubuntu: apt-get install openssh-client)",
+            )
+        return {}
+    command = [program, "-G", *(["-F", str(file)] if file else []), "--", host]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        raise UsageError(f"ssh cannot read its configuration: {done.stderr.strip()}")
+    answers: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        key, _, value = line.partition(" ")
+        answers.setdefault(key, []).append(value)
+    return answers
+
+
+@functools.lru_cache(maxsize=None)
+def _same_for_all(file: Path | None) -> bool:
+    """No line of the config depends on the host: then one question answers for all nodes.
+
+    `ssh -G` costs 4 ms; 64 of them would be a third of the time to connect to 64 nodes.
+    """
+    files = [file] if file else [Path.home() / ".ssh/config", SYSTEM_CONFIG]
+    return not any(_depends_on_host(path, 0) for path in files)
+
+
+def _depends_on_host(path: Path, depth: int) -> bool:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        words = re.split(r"[\s=]+", line.strip(), maxsplit=1)
+        keyword, rest = words[0].lower(), words[1] if len(words) > 1 else ""
+        if keyword == "match" or (keyword == "host" and rest.strip() != "*"):
+            return True
+        if keyword in ("hostname", "proxycommand", "identityfile") and "%" in rest:
+            return True
+        if keyword == "include" and (depth > 8 or _includes_depend(rest, path, depth)):
+            return True
+    return False
+
+
+def _includes_depend(rest: str, path: Path, depth: int) -> bool:
+    base = SYSTEM_CONFIG.parent if path.is_relative_to("/etc/ssh") else Path.home() / ".ssh"
+    patterns = [base / os.path.expanduser(word.strip('"')) for word in rest.split()]
+    return any(
+        _depends_on_host(Path(found), depth + 1)
+        for pattern in patterns
+        for found in glob.glob(str(pattern))
+    )
+
+
+def _destination(
+    host: str, user: str | None, port: int | None, answers: dict[str, list[str]]
+) -> Destination:
+    def one(key: str, default: str = "") -> str:
+        value = answers.get(key, [default])[0]
+        return default if value == "none" else value
+
+    name = one("hostname", host)
+    login = user or one("user") or getpass.getuser()
+    number = port or int(one("port", "22"))
+    tokens = {"%": "%", "h": name, "n": host, "p": str(number), "r": login}
+    tokens |= {"d": str(Path.home()), "u": getpass.getuser()}
+
+    def paths(key: str) -> tuple[Path, ...]:
+        words = [word for value in answers.get(key, []) for word in _words(key, value)]
+        return tuple(Path(_expand(word, tokens)).expanduser() for word in words if word != "none")
+
+    ssh = Path.home() / ".ssh"
+    return Destination(
+        host=name,
+        user=login,
+        port=number,
+        known_as=one("hostkeyalias", name),
+        keys=paths("identityfile") or tuple(ssh / key for key in DEFAULT_KEYS),
+        certificates=paths("certificatefile"),
+        only_these_keys=one("identitiesonly") == "yes",
+        agent=answers.get("identityagent", [""])[0],
+        jump=one("proxyjump"),
+        proxy_command=_expand(one("proxycommand"), tokens),
+        bind_address=one("bindaddress"),
+        strict=one("stricthostkeychecking") in ("yes", "true"),
+        user_known_hosts=paths("userknownhostsfile") if answers else (ssh / "known_hosts",),
+        global_known_hosts=paths("globalknownhostsfile"),
+        hash_known_hosts=one("hashknownhosts") == "yes",
+    )
+
+
+def _words(key: str, value: str) -> list[str]:
+    """Known-hosts options list several files on a line; the others hold one path, spaces and all."""
+    return value.split() if key.endswith("knownhostsfile") else [value.strip('"')]
+
+
+def _expand(text: str, tokens: dict[str, str]) -> str:
+    return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)

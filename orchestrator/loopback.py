@@ -1,0 +1,278 @@
+"""A cluster on this machine: real sshd on 127.0.0.2, .3, ... run by whoever calls, root or not.
+
+`orchestrator demo` and the tests use it. Every node has a directory of its own for what a machine
+would have to itself: host key, home, state of the product. A keeper process waits for the end of
+its parent, so that nothing stays behind, even after a kill -9.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import site
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from orchestrator.errors import UsageError
+from orchestrator.sshd import (
+    account,
+    await_banner,
+    client_config,
+    free_port,
+    penalty_options,
+    sshd_config,
+    sshd_program,
+    write_key,
+)
+
+LARGEST = 200
+
+
+@dataclass(frozen=True)
+class LoopbackNode:
+    """One sshd and the directory that stands for its machine."""
+
+    address: str
+    port: int
+    directory: Path
+
+    @property
+    def home(self) -> Path:
+        """$HOME of everything that runs there."""
+        return self.directory / "home"
+
+    @property
+    def state(self) -> Path:
+        """$ORCHESTRATOR_HOME of everything that runs there; the keeper knows processes by it."""
+        return self.directory / "state"
+
+    @property
+    def log(self) -> Path:
+        """What its sshd has to say."""
+        return self.directory / "sshd.log"
+
+
+class LoopbackCluster:
+    """`with LoopbackCluster(2, directory) as cluster: ...`; nodes are counted from 0."""
+
+    def __init__(
+        self, size: int, directory: Path, *, port: int = 0, slots: int | None = None
+    ) -> None:
+        if not 1 <= size <= LARGEST:
+            raise UsageError(f"a loopback cluster has 1 to {LARGEST} nodes, not {size}")
+        self.directory = directory.absolute()
+        self.addresses = [f"127.0.0.{2 + i}" for i in range(size)]
+        self.slots = slots
+        self.nodes: list[LoopbackNode] = []
+        self.key = self.directory / "key"
+        self.known_hosts = self.directory / "known_hosts"
+        self.node_list = self.directory / "node_ip_list.txt"
+        self.ssh_config = self.directory / "ssh_config"
+        self._port = port
+        self._program = ""
+        self._options: list[str] = []
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._listeners: dict[int, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> LoopbackCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Every sshd up and answering, or an error and nothing left behind."""
+        self._program = sshd_program()
+        sweep(self.directory)  # what an earlier cluster in this directory left, if it was killed
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.chmod(0o700)
+        port = self._port or free_port(self.addresses)
+        self.nodes = [
+            LoopbackNode(address, port, self.directory / f"node{i}")
+            for i, address in enumerate(self.addresses)
+        ]
+        self._write()
+        self._options = penalty_options(self._program, self.nodes[0].directory / "sshd_config")
+        self._keeper = self._start_keeper()
+        try:
+            for i in range(len(self.nodes)):
+                self._spawn(i)
+            for i in range(len(self.nodes)):
+                self._await(i)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End every sshd, every session and what was started through them; again does nothing."""
+        sweep(self.directory)
+        for listener in self._listeners.values():
+            listener.wait()
+        self._listeners.clear()
+        if self._keeper is not None and self._keeper.stdin is not None:
+            self._keeper.stdin.close()
+            self._keeper.wait()
+        self._keeper = None
+
+    def start_sshd(self, i: int) -> None:
+        """Node `i` answers again after `kill_sshd`."""
+        self._spawn(i)
+        self._await(i)
+
+    def kill_sshd(self, i: int) -> None:
+        """The listener of node `i` and its sessions die; detached processes live on."""
+        listener = self._listeners.pop(i, None)
+        if listener is not None:
+            end_daemon(listener.pid)
+            listener.wait()
+
+    def environment(self, node: LoopbackNode) -> dict[str, str]:
+        """What every session on `node` starts with: its own home, and this very python first."""
+        found = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+        environment = {"HOME": str(node.home), "ORCHESTRATOR_HOME": str(node.state), "PATH": found}
+        if site.ENABLE_USER_SITE:  # `pip install --user` is looked up in $HOME
+            environment["PYTHONUSERBASE"] = site.getuserbase()
+        return environment
+
+    def _write(self) -> None:
+        authorized = write_key(self.key)
+        known = []
+        for node in self.nodes:
+            for path in (node.directory, node.home):
+                path.mkdir(mode=0o700, exist_ok=True)
+            known.append(f"[{node.address}]:{node.port} {write_key(node.directory / 'host_key')}")
+            node.log.write_text("")
+            (node.directory / "authorized_keys").write_text(authorized)
+            text = sshd_config(node.address, node.port, node.directory, self.environment(node))
+            (node.directory / "sshd_config").write_text(text)
+        self.known_hosts.write_text("".join(known))
+        ending = f" slots={self.slots}" if self.slots else ""
+        self.node_list.write_text("".join(f"{a}{ending}\n" for a in self.addresses))
+        self.ssh_config.write_text(
+            client_config(self.nodes[0].port, self.key, self.known_hosts, account())
+        )
+
+    def _start_keeper(self) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        return subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.loopback", str(self.directory)],
+            stdin=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # Ctrl-C in the terminal is not for it
+        )
+
+    def _spawn(self, i: int) -> None:
+        node = self.nodes[i]
+        config = str(node.directory / "sshd_config")
+        self._listeners[i] = subprocess.Popen(
+            [self._program, "-D", "-f", config, "-E", str(node.log), *self._options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _await(self, i: int) -> None:
+        node = self.nodes[i]
+        listener = self._listeners[i]
+        await_banner(node.address, node.port, lambda: listener.poll() is not None, node.log)
+
+
+def end_daemon(pid: int) -> None:
+    """End an sshd and its sessions, and nothing that a session has detached from itself."""
+    os.kill(pid, signal.SIGSTOP)  # no new session can start between the look and the kill
+    parents = {p: _parent(p) for p in _processes()}
+    family = _with_children({pid}, parents)
+    end({p for p in family if p == pid or b"sshd" in _command(p).split(b" ")[0]})
+
+
+def sweep(directory: Path) -> None:
+    """End every process that belongs to the cluster in `directory`."""
+    mark = f"{directory}/node".encode()
+    spared = {os.getpid()}
+    for _ in range(20):  # one round is enough, unless something forks while we look
+        parents = {p: _parent(p) for p in _processes()}
+        ours = {p for p in parents if p not in spared and _belongs(p, mark)}
+        if not ours:
+            return
+        spared |= end(_with_children(ours, parents) - spared)
+
+
+def end(pids: Iterable[int]) -> set[int]:
+    """SIGKILL, and return once they are dead; the answer is those that are not ours to kill.
+
+    By pidfd: a pid cannot be mistaken for a later process, and its end is an event.
+    """
+    waiting = select.poll()
+    held, refused = [], set()
+    for pid in pids:
+        try:
+            held.append(os.pidfd_open(pid))
+            signal.pidfd_send_signal(held[-1], signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        except PermissionError:
+            refused.add(pid)
+    for descriptor in held:
+        waiting.register(descriptor, select.POLLIN)
+        waiting.poll(5000)
+        waiting.unregister(descriptor)
+        os.close(descriptor)
+    return refused
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:  # it ended, or is somebody else's
+        return b""
+
+
+def _parent(pid: int) -> int:
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def _command(pid: int) -> bytes:
+    return _read(pid, "cmdline")
+
+
+def _belongs(pid: int, mark: bytes) -> bool:
+    """An sshd was started with a file under `mark`; all that it starts has its state there."""
+    if b"ORCHESTRATOR_HOME=" + mark in _read(pid, "environ"):
+        return True
+    command = _command(pid)
+    return b"sshd" in command.split(mark)[0] and mark in command and b"-D" in command
+
+
+def _with_children(pids: set[int], parents: Mapping[int, int]) -> set[int]:
+    family, fresh = set(pids), set(pids)
+    while fresh:
+        fresh = {pid for pid, parent in parents.items() if parent in fresh} - family
+        family |= fresh
+    return family
+
+
+def keep(directory: str) -> None:
+    """The keeper: standard input ends when the parent does, however that came about."""
+    sys.stdin.buffer.read()
+    sweep(Path(directory))
+
+
+if __name__ == "__main__":
+    keep(sys.argv[1])

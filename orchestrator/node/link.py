@@ -1,0 +1,342 @@
+"""The node's end of the one SSH channel the head keeps to this node.
+
+Frames on standard input and output: one byte kind, four bytes length, payload. 'J' is JSON (a request
+with "do", its answer, a heartbeat); to the head also 'L' log bytes, 'R' ranks records, 'E' events, each
+with the eight-byte offset of the file they come from. Ends when the head hangs up; jobs do not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from orchestrator.node import processes
+from orchestrator.node.hook import HookError, run_hook
+from orchestrator.node.probe import Port, probe
+from orchestrator.node.rundir import RunDir, all_runs
+
+HEADER = struct.Struct(">cI")
+OFFSET = struct.Struct(">Q")
+CHUNK = 1 << 18
+BACKLOG = 1 << 19  # read no more of the log while this much waits for the network
+BEAT_SECONDS = 1.0
+HEAD_SILENCE = 60.0  # a head that said nothing for so long is behind a dead connection
+START_SECONDS = 20.0
+LIBRARY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class Refusal(Exception):
+    """A request that cannot be done; its words go to the user."""
+
+
+class Link:
+    def __init__(self) -> None:
+        self.waiting: List[memoryview] = []
+        self.waiting_bytes = 0
+        self.incoming = bytearray()
+        self.heard = time.monotonic()
+        self.next_beat = self.heard + BEAT_SECONDS
+        self.port: Optional[Port] = None
+        self.follower: Optional[Follower] = None
+        self.requests: Dict[str, Callable[[Dict[str, Any]], Any]] = {
+            "probe": self.probe,
+            "hook": self.hook,
+            "start": self.start,
+            "follow": self.follow,
+            "end": self.end,
+            "jobs": lambda request: [job_state(run) for run in all_runs()],
+            "sweep": self.sweep,
+            "beat": lambda request: {"time": time.time()},
+        }
+
+    # -- the channel -------------------------------------------------------------------------
+
+    def send(self, kind: bytes, *parts: bytes) -> None:
+        size = sum(map(len, parts))
+        for part in (HEADER.pack(kind, size), *parts):
+            self.waiting.append(memoryview(part))
+        self.waiting_bytes += size + HEADER.size
+
+    def send_json(self, message: Dict[str, Any]) -> None:
+        self.send(b"J", json.dumps(message).encode("ascii"))
+
+    def flush(self) -> None:
+        while self.waiting:
+            try:
+                done = os.writev(1, self.waiting[:64])
+            except BlockingIOError:
+                return
+            self.waiting_bytes -= done
+            while self.waiting and done >= len(self.waiting[0]):
+                done -= len(self.waiting.pop(0))
+            if done:
+                self.waiting[0] = self.waiting[0][done:]
+
+    def loop(self) -> None:
+        os.set_blocking(0, False)
+        os.set_blocking(1, False)
+        while time.monotonic() - self.heard < HEAD_SILENCE:
+            self.flush()
+            if self.follower and self.waiting_bytes < BACKLOG:
+                self.follower.pump(self.send)
+                self.flush()
+            poll = select.poll()
+            poll.register(0, select.POLLIN)
+            if self.waiting:
+                poll.register(1, select.POLLOUT)
+            elif self.follower and self.follower.bell is not None:
+                poll.register(self.follower.bell, select.POLLIN)
+            behind = self.follower is not None and self.follower.behind and not self.waiting
+            left = 0.0 if behind else max(0.0, self.next_beat - time.monotonic())
+            for fd, events in poll.poll(left * 1000):
+                if fd == 0 and not self.receive():
+                    return
+                if fd == 1 and events & (select.POLLERR | select.POLLHUP):
+                    return
+                if self.follower and fd == self.follower.bell:
+                    self.follower.drain_bell()
+            self.beat()
+
+    def beat(self) -> None:
+        if time.monotonic() >= self.next_beat:
+            self.next_beat = time.monotonic() + BEAT_SECONDS
+            if not self.waiting:  # what waits to be sent is a sign of life itself
+                self.send_json({"beat": time.time()})
+
+    def receive(self) -> bool:
+        try:
+            data = os.read(0, 1 << 16)
+        except BlockingIOError:
+            return True
+        self.heard = time.monotonic()
+        self.incoming += data
+        while len(self.incoming) >= HEADER.size:
+            _, size = HEADER.unpack_from(self.incoming)
+            if len(self.incoming) < HEADER.size + size:
+                break
+            request = json.loads(bytes(self.incoming[HEADER.size : HEADER.size + size]))
+            del self.incoming[: HEADER.size + size]
+            self.serve(request)
+        return bool(data)
+
+    def serve(self, request: Dict[str, Any]) -> None:
+        answer: Dict[str, Any] = {"id": request.get("id")}
+        try:
+            answer["ok"] = self.requests[request["do"]](request)
+        except (Refusal, HookError, OSError, ValueError) as error:
+            answer["error"] = str(error)
+        self.send_json(answer)
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def probe(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        facts = probe(request)
+        if request.get("port"):
+            self.port = Port(request["port"]["wanted"], request["port"]["exact"])
+            facts["port"] = self.port.number
+        facts["library"] = LIBRARY
+        facts["time"] = time.time()
+        return facts
+
+    def hook(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        changed, unset = run_hook(request["text"], request["env"], request["workdir"])
+        return {"env": changed, "unset": unset}
+
+    def start(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        spec = request["spec"]
+        run = RunDir(spec["job"], spec["node"])
+        try:
+            run.create()
+        except FileExistsError:
+            raise Refusal(f"job {spec['job']} already has node {spec['node']} here") from None
+        shared = is_experiment(spec["env"]["ORCHESTRATOR_EXPERIMENT"], spec["job"])
+        if not shared:
+            own = os.path.join(run.path, "experiment")
+            os.makedirs(os.path.join(own, "outputs"), mode=0o700)
+            spec["env"]["ORCHESTRATOR_EXPERIMENT"] = own
+        run.write_spec(spec)
+        with open(os.path.join(run.path, "supervisor.err"), "wb") as errors:
+            supervisor = subprocess.Popen(
+                [sys.executable, "-IS", LIBRARY, "supervise", run.job, str(run.node)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                pass_fds=(self.port.holder.fileno(),) if self.port else (),
+            )
+        assert supervisor.stdout is not None
+        word = b""
+        if select.select([supervisor.stdout], [], [], START_SECONDS)[0]:
+            word = supervisor.stdout.readline()
+        if word != b"ready\n":
+            with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
+                why = word + file.read()[-2000:]
+            raise Refusal(why.decode("utf-8", "replace").strip() or "its supervisor did not start")
+        return {"supervisor": supervisor.pid, "shared": shared, "run": run.path}
+
+    def follow(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        run = RunDir(request["job"], request["node"])
+        if not os.path.isdir(run.path):
+            raise Refusal(f"this machine knows nothing of job {run.job}")
+        self.follower = Follower(run, request["log"], request["ranks"], request["events"])
+        return {"time": time.time()}
+
+    def end(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        run = RunDir(request["job"], request["node"])
+        words = json.dumps({"why": request["why"], "grace": request["grace"]})
+        try:
+            with connect(run) as supervisor:
+                supervisor.sendall(words.encode() + b"\n")
+        except OSError:
+            if not has_ended(run):
+                return self.sweep(request)
+        return {}
+
+    def sweep(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        """End a job whose supervisor is gone: everything with its tag, at once."""
+        killed: Dict[int, str] = {}
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            living = processes.of_job(request["job"], request["node"])
+            if not living:
+                break
+            for process in living:
+                if processes.send(process, 9):
+                    killed[process.pid] = process.name
+            time.sleep(0.02)
+        return {"killed": killed, "left": [p.pid for p in living]}
+
+
+class Follower:
+    """Sends what the files of one run have beyond the offsets the head already holds."""
+
+    def __init__(self, run: RunDir, log: int, ranks: int, events: int) -> None:
+        self.run = run
+        self.offsets = {b"L": log, b"R": ranks, b"E": events}
+        self.files: Dict[bytes, int] = {}
+        self.behind = True
+        self.supervisor: Optional[socket.socket] = None
+        self.said_gone = False
+        try:
+            self.supervisor = connect(run)
+            self.supervisor.setblocking(False)
+        except OSError:
+            pass  # it has ended: what the files hold now is all there will be
+
+    @property
+    def bell(self) -> Optional[int]:
+        return self.supervisor.fileno() if self.supervisor else None
+
+    def drain_bell(self) -> None:
+        assert self.supervisor is not None
+        try:
+            rung = self.supervisor.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            rung = b""
+        if not rung:
+            self.supervisor.close()
+            self.supervisor = None
+        self.behind = True
+
+    def pump(self, send: Callable[..., None]) -> None:
+        """One chunk of each file. A record of `ranks` is sent before the log bytes it speaks of."""
+        if not self.behind:
+            return
+        alone = self.supervisor is None  # sampled first: what was written before is then in the files
+        size = self.size(b"L")
+        self.behind = False
+        for kind in (b"E", b"R"):
+            self.pass_on(kind, self.size(kind), send)
+        if not self.behind:
+            self.pass_on(b"L", size, send)
+        if alone and not self.behind and not self.said_gone:
+            self.said_gone = True
+            send(b"J", json.dumps({"supervisor_gone": True}).encode())
+
+    def pass_on(self, kind: bytes, size: int, send: Callable[..., None]) -> None:
+        offset = self.offsets[kind]
+        if offset < size:
+            data = os.pread(self.files[kind], min(CHUNK, size - offset), offset)
+            send(kind, OFFSET.pack(offset), data)
+            self.offsets[kind] += len(data)
+        self.behind = self.behind or self.offsets[kind] < size
+
+    def size(self, kind: bytes) -> int:
+        if kind not in self.files:
+            path = {b"L": self.run.log, b"R": self.run.ranks, b"E": self.run.events}[kind]
+            try:
+                self.files[kind] = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                return 0
+        return os.fstat(self.files[kind]).st_size
+
+
+def connect(run: RunDir) -> socket.socket:
+    """To the run's supervisor, by a name short enough for a socket address."""
+    directory = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        client = socket.socket(socket.AF_UNIX)
+        client.settimeout(5)
+        client.connect(f"/proc/self/fd/{directory}/socket")
+        return client
+    finally:
+        os.close(directory)
+
+
+def has_ended(run: RunDir) -> bool:
+    return any(event["event"] == "ended" for event in run.read_events())
+
+
+def job_state(run: RunDir) -> Dict[str, Any]:
+    """What `status` shows of one job on this node."""
+    ranks: Dict[int, Dict[str, Any]] = {}
+    state: Dict[str, Any] = {"job": run.job, "node": run.node, "state": "lost", "ranks": ranks}
+    ended = False
+    for event in run.read_events():
+        if event["event"] == "started":
+            state["started"] = event["time"]
+        elif event["event"] == "ended":
+            ended = True
+            state.update(ended=event["time"], agent=event["agent"], why=event["why"])
+        elif event["event"].startswith("rank_"):
+            rank = ranks.setdefault(event["rank"], {})
+            rank.update(state=event["event"][5:], pid=event.get("pid", rank.get("pid")))
+            rank.update({key: event[key] for key in ("code",) if key in event})
+    try:
+        state["log_bytes"] = os.stat(run.log).st_size
+        state["log_time"] = os.stat(run.log).st_mtime
+        connect(run).close()
+        state["state"] = "running"
+    except OSError:
+        pass
+    if ended:
+        state["state"] = "ended"
+    else:
+        state["processes"] = [p.pid for p in processes.of_job(run.job, run.node)]
+    return state
+
+
+def is_experiment(path: str, job: str) -> bool:
+    """Is the head's experiment directory this very one here, on a shared disk?"""
+    try:
+        with open(os.path.join(path, "job.json"), encoding="utf-8") as file:
+            return bool(json.load(file).get("job") == job) and os.access(path, os.W_OK)
+    except (OSError, ValueError):
+        return False
+
+
+def main(nonce: str) -> None:
+    os.write(1, f"\n{nonce}\n".encode())
+    try:
+        Link().loop()
+    except BrokenPipeError:
+        pass  # the head is gone; nothing is lost, it is all in the files

@@ -1,0 +1,14 @@
+"""`python <library> supervise JOB NODE`: the one thing started from the shipped library by command line."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    from orchestrator.node import supervisor
+
+    command, job, node = sys.argv[1:]
+    if command != "supervise":
+        sys.exit(f"unknown command {command!r}")
+    supervisor.main(job, node)

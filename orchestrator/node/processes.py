@@ -1,0 +1,115 @@
+"""Which processes belong to a job on this node, and how to end exactly those.
+
+A process is ours when its environment carries the job's tag, or when it descends from the job's
+supervisor (a child may have scrubbed its environment). A PID alone is never trusted: every signal
+goes through a pidfd whose start time was checked, so a reused PID cannot be hit.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Dict, List, NamedTuple, Optional, Set
+
+
+class Process(NamedTuple):
+    pid: int
+    started: int  # clock ticks since boot: with the PID, this names one process for ever
+    parent: int
+    state: str
+    name: str
+
+
+def look(pid: int) -> Optional[Process]:
+    """The process behind a PID now, or None."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return None
+    # The name stands in parentheses and may hold spaces and parentheses itself.
+    name = text[text.index("(") + 1 : text.rindex(")")]
+    fields = text[text.rindex(")") + 2 :].split()
+    return Process(pid, int(fields[19]), int(fields[1]), fields[0], name)
+
+
+def everyone() -> Dict[int, Process]:
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            process = look(int(entry))
+            if process is not None:
+                found[process.pid] = process
+    return found
+
+
+def environment(pid: int) -> Set[bytes]:
+    """The environment a process was started with; empty where we may not look."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return set(file.read().split(b"\0"))
+    except OSError:
+        return set()
+
+
+def of_job(job: str, node: int, supervisor: int = 0) -> List[Process]:
+    """All living processes of one job on one node, the supervisor itself not among them."""
+    tags = {f"ORCHESTRATOR_JOB={job}".encode(), f"NODE_RANK={node}".encode()}
+    processes = everyone()
+    kin = _descendants(processes, supervisor) if supervisor else set()
+    return [
+        process
+        for process in processes.values()
+        if process.state not in "ZX"
+        and process.pid not in (supervisor, os.getpid())
+        and (process.pid in kin or tags <= environment(process.pid))
+    ]
+
+
+def _descendants(processes: Dict[int, Process], root: int) -> Set[int]:
+    children: Dict[int, List[int]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found: Set[int] = set()
+    queue = [root]
+    while queue:
+        for child in children.get(queue.pop(), []):
+            if child not in found:
+                found.add(child)
+                queue.append(child)
+    return found
+
+
+def send(process: Process, signum: int) -> bool:
+    """Signal exactly this process; False if it is gone or not ours to signal."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except (OSError, AttributeError):
+        return _send_without_pidfd(process, signum)
+    try:
+        now = look(process.pid)
+        if now is None or now.started != process.started:
+            return False
+        signal.pidfd_send_signal(fd, signum)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _send_without_pidfd(process: Process, signum: int) -> bool:
+    """For kernels before 5.3: the check and the signal are two steps."""
+    now = look(process.pid)
+    if now is None or now.started != process.started:
+        return False
+    try:
+        os.kill(process.pid, signum)
+    except OSError:
+        return False
+    return True
+
+
+def alive(process: Process) -> bool:
+    now = look(process.pid)
+    return now is not None and now.started == process.started and now.state not in "ZX"

@@ -1,0 +1,84 @@
+"""Where a node keeps what it knows of a job: ~/.orchestrator/runs/<job>/<node rank>/, 0700.
+
+The supervisor writes it; the link reads it; it outlives both. The node's rank is part of the path
+because nodes may share a home directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any, Dict, Iterator
+
+JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=,-]{0,199}")
+
+
+def home() -> str:
+    """The node's own directory for jobs; ORCHESTRATOR_HOME moves it (a quota, a read-only home)."""
+    return os.environ.get("ORCHESTRATOR_HOME") or os.path.expanduser("~/.orchestrator")
+
+
+class RunDir:
+    """The files of one job on one node."""
+
+    def __init__(self, job: str, node: int) -> None:
+        if not JOB_NAME.fullmatch(job):
+            raise ValueError(f"not a job name: {job!r}")
+        self.job = job
+        self.node = node
+        self.path = os.path.join(home(), "runs", job, str(node))
+        self.spec = os.path.join(self.path, "spec.json")
+        self.log = os.path.join(self.path, "log")
+        self.ranks = os.path.join(self.path, "ranks")
+        self.events = os.path.join(self.path, "events.jsonl")
+        self.socket = os.path.join(self.path, "socket")
+        self.reports = os.path.join(self.path, "reports")
+
+    def create(self) -> None:
+        os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+        os.mkdir(self.path, 0o700)
+
+    def fifo(self, local_rank: int) -> str:
+        return os.path.join(self.path, f"out_{local_rank}")
+
+    def error(self, local_rank: int) -> str:
+        return os.path.join(self.path, f"error_{local_rank}.json")
+
+    def write_spec(self, spec: Dict[str, Any]) -> None:
+        # The spec holds the job's environment, which may hold secrets.
+        fd = os.open(self.spec, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w", encoding="ascii") as file:
+            json.dump(spec, file)
+
+    def read_spec(self) -> Dict[str, Any]:
+        with open(self.spec, encoding="ascii") as file:
+            spec: Dict[str, Any] = json.load(file)
+        return spec
+
+    def read_events(self) -> Iterator[Dict[str, Any]]:
+        try:
+            with open(self.events, encoding="utf-8") as file:
+                for line in file:
+                    if line.endswith("\n"):
+                        yield json.loads(line)
+        except FileNotFoundError:
+            return
+
+
+def all_runs() -> Iterator[RunDir]:
+    """Every job that left a directory on this machine."""
+    runs = os.path.join(home(), "runs")
+    try:
+        jobs = sorted(os.listdir(runs))
+    except OSError:
+        return
+    for job in jobs:
+        if not JOB_NAME.fullmatch(job):
+            continue
+        try:
+            nodes = sorted(int(name) for name in os.listdir(os.path.join(runs, job)) if name.isdigit())
+        except OSError:
+            continue
+        for node in nodes:
+            yield RunDir(job, node)

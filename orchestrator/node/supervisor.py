@@ -1,0 +1,298 @@
+"""Owns one job's processes on one node: starts torchrun, keeps the log, ends everything, says how.
+
+Runs in its own session and outlives the SSH connection that started it. It writes `log`, `ranks` and
+`events.jsonl` in the run directory and listens on `socket` there: a byte to every listener means
+"there is something new in the files", a line of JSON from a listener is a request.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from orchestrator.node import processes
+from orchestrator.node.joblog import JobLog, write_all
+from orchestrator.node.rundir import RunDir
+
+PR_SET_CHILD_SUBREAPER = 36
+F_SETPIPE_SZ = 1031
+READ = 1 << 20
+RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
+FAILED_GRACE = 1.0  # after a rank failed, its siblings may still say why; then they are killed
+SWEEP_GRACE = 0.5  # what outlives torchrun gets this long between SIGTERM and SIGKILL
+SWEEP_LIMIT = 10.0  # a process that survives SIGKILL this long hangs in the kernel
+
+
+class Supervisor:
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.spec = run.read_spec()
+        self.log = JobLog(run.log, run.ranks)
+        self.events = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.selector = selectors.DefaultSelector()
+        self.outputs: Dict[int, str] = {}  # file descriptor -> stream
+        self.listeners: List[socket.socket] = []
+        self.agent: Optional[subprocess.Popen[bytes]] = None
+        self.agent_code: Optional[int] = None
+        self.ranks: Dict[int, Dict[str, Any]] = {}
+        self.report_rest = b""
+        self.why = ""  # why it is being ended; empty while it just runs
+        self.kill_at = float("inf")
+        self.sweep_since = 0.0
+        self.killed: Dict[int, str] = {}
+
+    # -- start -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        wake, self.wakeup = os.pipe()
+        for fd in (wake, self.wakeup):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self.wakeup)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda *_: self.end("its supervisor was told to stop", 10.0))
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self.watch(wake, lambda: os.read(wake, 4096))
+        for local in range(self.spec["nproc"]):
+            stream = str(self.spec["first_rank"] + local)
+            self.watch_output(open_fifo(self.run.fifo(local)), stream)
+        self.reports = open_fifo(self.run.reports)
+        self.watch(self.reports, self.read_reports)
+        self.listen()
+        self.start_agent()
+
+    def start_agent(self) -> None:
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        env = {**os.environ, **self.spec["env"], "ORCHESTRATOR_RUN": self.run.path}
+        for name in self.spec["unset"]:
+            env.pop(name, None)
+        self.agent = subprocess.Popen(
+            [*self.spec["agent"], f"--log-dir={self.run.path}/torchelastic", RANK],
+            cwd=self.run.path,  # `-m` puts it on torchrun's path; the ranks go to the workdir
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=writing,
+            start_new_session=True,
+        )
+        os.close(writing)
+        self.watch_output(reading, "-")
+        self.event("started", agent=self.agent.pid, supervisor=os.getpid())
+
+    def listen(self) -> None:
+        # A socket's path may have 108 bytes only; relative to the run directory it is short.
+        os.chdir(self.run.path)
+        server = socket.socket(socket.AF_UNIX)
+        server.bind("socket")
+        os.chmod("socket", 0o600)
+        server.listen(16)
+        server.setblocking(False)
+        self.watch(server.fileno(), lambda: self.accept(server))
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    def watch(self, fd: int, then: Callable[[], Any]) -> None:
+        self.selector.register(fd, selectors.EVENT_READ, then)
+
+    def watch_output(self, fd: int, stream: str) -> None:
+        self.outputs[fd] = stream
+        self.watch(fd, lambda: self.read_output(fd))
+
+    def loop(self) -> None:
+        while not self.over():
+            timeout = min(self.log.flush() or 60.0, max(0.0, self.kill_at - time.monotonic()))
+            if self.sweep_since:
+                timeout = min(timeout, 0.02)
+            for key, _ in self.selector.select(timeout):
+                key.data()
+            self.reap()
+            if time.monotonic() >= self.kill_at:
+                self.kill_at = float("inf")
+                self.kill()
+        self.finish()
+
+    def read_output(self, fd: int) -> bool:
+        try:
+            data = os.read(fd, READ)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.selector.unregister(fd)
+            del self.outputs[fd]
+            return False
+        self.log.feed(self.outputs[fd], data)
+        self.ring()
+        return True
+
+    def read_reports(self) -> None:
+        try:
+            lines = (self.report_rest + os.read(self.reports, READ)).split(b"\n")
+        except BlockingIOError:
+            return
+        self.report_rest = lines.pop()
+        for line in lines:
+            self.reported(json.loads(line))
+
+    def reported(self, report: Dict[str, Any]) -> None:
+        kind = report.pop("event")
+        rank = self.ranks.setdefault(report["rank"], {"local": report["local"]})
+        rank.update(state=kind, **{k: v for k, v in report.items() if k in ("pid", "code", "peak_kb")})
+        if kind == "started":
+            rank["process"] = processes.look(report["pid"])
+            if self.why and rank["process"]:
+                processes.send(rank["process"], signal.SIGTERM)
+        if kind == "ended" and report["code"] != 0:
+            report["error"] = self.error_of(report["local"])
+            report["asked"] = self.why
+        self.event(f"rank_{kind}", **report)
+        if kind == "ended" and report["code"] != 0 and not self.why:
+            self.end(f"rank {report['rank']} failed", FAILED_GRACE)
+
+    def error_of(self, local: int) -> Optional[Dict[str, Any]]:
+        try:
+            with open(self.run.error(local), encoding="ascii") as file:
+                error: Dict[str, Any] = json.load(file)
+            return error
+        except (OSError, ValueError):
+            return None
+
+    # -- listeners ---------------------------------------------------------------------------
+
+    def accept(self, server: socket.socket) -> None:
+        listener, _ = server.accept()
+        listener.setblocking(False)
+        self.listeners.append(listener)
+        self.watch(listener.fileno(), lambda: self.hear(listener))
+
+    def hear(self, listener: socket.socket) -> None:
+        try:
+            data = listener.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.selector.unregister(listener.fileno())
+            self.listeners.remove(listener)
+            listener.close()
+            return
+        for line in data.splitlines():  # requests are single short lines, sent whole
+            request = json.loads(line)
+            self.end(request["why"], request["grace"])
+
+    def ring(self) -> None:
+        for listener in self.listeners:
+            try:
+                listener.send(b"\n")
+            except OSError:
+                pass  # full: it has a bell waiting already; gone: hear() will notice
+
+    def event(self, kind: str, **fields: Any) -> None:
+        line = json.dumps({"event": kind, "time": time.time(), **fields}) + "\n"
+        try:
+            write_all(self.events, memoryview(line.encode()))
+        except OSError as error:
+            sys.stderr.write(f"event lost ({error}): {line}")
+        self.ring()
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def end(self, why: str, grace: float) -> None:
+        """SIGTERM to the ranks now, SIGKILL to all that is left after the grace. May be called again."""
+        first = not self.why
+        self.why = self.why or why
+        self.kill_at = min(self.kill_at, time.monotonic() + grace)
+        if not first:
+            return
+        self.event("ending", why=why, grace=grace)
+        known = [rank["process"] for rank in self.ranks.values() if rank.get("process")]
+        for process in known:
+            processes.send(process, signal.SIGTERM)
+        if not known and self.agent is not None and self.agent_code is None:
+            os.kill(self.agent.pid, signal.SIGTERM)  # not reaped yet, so the PID is still its own
+
+    def kill(self) -> None:
+        for process in self.living():
+            if processes.send(process, signal.SIGKILL):
+                self.killed[process.pid] = process.name
+
+    def living(self) -> List[processes.Process]:
+        return processes.of_job(self.run.job, self.run.node, os.getpid())
+
+    def reap(self) -> None:
+        """Collect every child that ended: torchrun, and orphans that fell to us."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self.agent is not None and pid == self.agent.pid:
+                self.agent_code = self.agent.returncode = os.waitstatus_to_exitcode(status)
+                self.sweep_since = time.monotonic()
+                self.kill_at = min(self.kill_at, self.sweep_since + SWEEP_GRACE)
+                for process in self.living():
+                    processes.send(process, signal.SIGTERM)
+
+    def over(self) -> bool:
+        """Once torchrun has ended: is nothing of the job left alive?"""
+        if self.agent_code is None:
+            return False
+        if not self.living():
+            return True
+        if self.kill_at == float("inf"):
+            self.kill()  # something was born while the others were being killed
+        return time.monotonic() - self.sweep_since > SWEEP_LIMIT
+
+    def finish(self) -> None:
+        self.read_reports()
+        for fd in list(self.outputs):
+            while self.read_output(fd):
+                pass
+        self.log.flush(everything=True)
+        left = [process.pid for process in self.living()]
+        ranks = {str(n): {k: r.get(k) for k in ("state", "code", "pid")} for n, r in self.ranks.items()}
+        self.event(
+            "ended", agent=self.agent_code, why=self.why, ranks=ranks, killed=self.killed, left=left
+        )
+
+
+def open_fifo(path: str) -> int:
+    os.mkfifo(path, 0o600)
+    # Read and write, so that it neither blocks here nor ends when one writer closes it.
+    fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        import fcntl
+
+        fcntl.fcntl(fd, F_SETPIPE_SZ, READ)
+    except OSError:
+        pass  # the user's limit for big pipes is reached: the usual 64 KiB work too
+    return fd
+
+
+def main(job: str, node: str) -> None:
+    """Started by the link. One line to stdout when torchrun is on its way: "ready", or what failed."""
+    supervisor = Supervisor(RunDir(job, int(node)))
+    ready = os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    try:
+        supervisor.start()
+    except OSError as error:
+        os.write(ready, f"{error}\n".encode())
+        supervisor.event("ended", agent=None, why=f"not started: {error}", ranks={}, killed={}, left=[])
+        return
+    os.write(ready, b"ready\n")
+    os.close(ready)
+    supervisor.loop()

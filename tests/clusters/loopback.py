@@ -1,0 +1,64 @@
+"""The product's own loopback cluster, with the faults that need no root."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.loopback import LoopbackCluster, LoopbackNode, end
+from tests.clusters.faults import Faults
+
+
+class FaultyLoopback(Faults, LoopbackCluster):
+    """`with FaultyLoopback(2, directory) as cluster: ...`"""
+
+    def __init__(self, size: int, directory: Path, **options: Any) -> None:
+        LoopbackCluster.__init__(self, size, directory, **options)
+        self.hung = {}
+
+    def __enter__(self) -> FaultyLoopback:
+        self.start()
+        return self
+
+    def stop(self) -> None:
+        for i in list(self.hung):
+            self._end_hung(i)
+        LoopbackCluster.stop(self)
+
+    def environment(self, node: LoopbackNode) -> dict[str, str]:
+        return {**LoopbackCluster.environment(self, node), "OMP_NUM_THREADS": "1"}
+
+    def popen(self, i: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        environment = {**os.environ, **self.environment(self.nodes[i])}
+        return subprocess.Popen(argv, text=True, env=environment, **options)
+
+    def home(self, i: int) -> Path:
+        return self.nodes[i].home
+
+    def processes(self, i: int, tag: str) -> list[int]:
+        ours = f"ORCHESTRATOR_HOME={self.nodes[i].state}\0".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+            except OSError:  # it ended meanwhile, or is somebody else's
+                continue
+            if ours in environment and tag.encode() in environment:
+                found.append(int(entry.name))
+        return found
+
+    def kill(self, i: int, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+        end([pid]) if number == signal.SIGKILL else os.kill(pid, number)
+
+    def spawn_sshd(self, i: int) -> None:
+        LoopbackCluster.start_sshd(self, i)
+
+    def end_sshd(self, i: int) -> None:
+        LoopbackCluster.kill_sshd(self, i)
+
+    def listens_at(self, i: int) -> tuple[str, int]:
+        return self.nodes[i].address, self.nodes[i].port

@@ -1,0 +1,355 @@
+"""Several hosts on one machine, as root: namespaces on a bridge, each with its own sshd on port 22.
+
+A host has its own network, hostname, process ids, /proc, /sys, /dev/shm, /etc/hosts and home. The
+bridge lives in a namespace too. None of them has a name: each lives as long as a small shell that
+reads our pipe, so they are gone with this process, even after a kill -9. All that the machine
+itself gets is one veth end, `orc<K>`, and that goes with the bridge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.loopback import end
+from orchestrator.sshd import (
+    account,
+    await_banner,
+    client_config,
+    penalty_options,
+    sshd_config,
+    sshd_program,
+    write_key,
+)
+from tests.clusters.faults import Faults
+from tests.clusters.namespace import (
+    HOST,
+    SPACES,
+    SWITCH,
+    answers,
+    cover,
+    inside,
+    only_child,
+    python_first,
+    shell,
+)
+from tests.clusters.require import lacking
+
+HEAD = 254  # the last number of the head's own address
+GROUP = "77"  # every port of the bridge is in it: one command deletes them all
+
+
+class NetnsCluster(Faults):
+    """`with NetnsCluster(2, directory) as cluster: ...`; the head is this process.
+
+    tmpfs: directories that each host has for itself, in memory and of limited size, so that they
+    can be filled up; the home directory may be one of them.
+    nics: what each host calls its first interface. second_nic: another one, `fab0`, on a network
+    10.78.K.0/24 of the hosts alone, without the head.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        directory: Path,
+        *,
+        slots: int | None = None,
+        tmpfs: Iterable[str | Path] = (),
+        tmpfs_size: str = "64m",
+        nics: Sequence[str] = (),
+        second_nic: bool = False,
+    ) -> None:
+        self.directory = directory.absolute()
+        self.size = size
+        self.slots = slots
+        self.tmpfs = [str(path) for path in tmpfs]
+        self.tmpfs_size = tmpfs_size
+        self.nics = list(nics) or ["eth0"] * size
+        self.second_nic = second_nic
+        self.key = self.directory / "key"
+        self.known_hosts = self.directory / "known_hosts"
+        self.node_list = self.directory / "node_ip_list.txt"
+        self.ssh_config = self.directory / "ssh_config"
+        self.hostnames = [f"host{i}" for i in range(size)]
+        self.addresses: list[str] = []
+        self.fabric: list[str] = []
+        self.hung: dict[int, subprocess.Popen[str]] = {}
+        self.home_path = pwd.getpwuid(os.geteuid()).pw_dir
+        self.environment = {"PATH": python_first(), "OMP_NUM_THREADS": "1"}
+        self._subnet = 0
+        self._switch: subprocess.Popen[str] | None = None
+        self._shells: list[subprocess.Popen[str]] = []
+        self._inits: list[int] = []
+        self._sshd: list[str] = []
+
+    def __enter__(self) -> NetnsCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Every host up, connected and answering on port 22."""
+        everyone = range(self.size)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.chmod(0o700)
+            self._switch = shell(SWITCH, self.directory / "switch.log")
+            answers([self._switch], ["true"])
+            self._take_a_subnet()
+            self._write()
+            self._shells = [shell(HOST, self.node(i) / "init.log") for i in everyone]
+            answers(self._shells, ["true"] * self.size)
+            self._inits = [only_child(host.pid) for host in self._shells]
+            inside(self._switch.pid, ["ip", "-batch", "-"], self._wiring())
+            answers(self._shells, [self._set_up(i) for i in everyone])
+            answers(self._shells, [self._sshd_line(i) for i in everyone])
+            for i in everyone:
+                self._await(i)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Every process on every host ends, and the networks go; again does nothing."""
+        for i in list(self.hung):
+            self._end_hung(i)
+        if self._switch is not None and self._subnet:
+            # Links before namespaces, which go later and link by link: gone when this returns.
+            with contextlib.suppress(AssertionError):
+                inside(self._switch.pid, ["ip", "link", "delete", "group", GROUP])
+        shells = [*self._shells, *([self._switch] if self._switch else [])]
+        for host in shells:
+            assert host.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                host.stdin.close()
+        for host in shells:
+            host.wait(timeout=20)
+            assert host.stdout is not None
+            host.stdout.close()
+        self._shells, self._inits, self._switch, self._subnet = [], [], None, 0
+
+    # Being one host
+
+    def popen(self, i: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        home = self.home_path
+        setting = [f"{name}={value}" for name, value in self.environment.items()]
+        clean = ["env", "-i", f"--chdir={home}", f"HOME={home}", *setting]
+        enter = ["nsenter", "--target", str(self._inits[i]), *SPACES, *clean]
+        return subprocess.Popen([*enter, *argv], text=True, **options)
+
+    def path(self, i: int, path: str | Path) -> Path:
+        """What host `i` calls `path`, as a path that this process can open."""
+        return Path(f"/proc/{self._inits[i]}/root{path}")
+
+    def home(self, i: int) -> Path:
+        return self.path(i, self.home_path)
+
+    def processes(self, i: int, tag: str) -> list[int]:
+        return [p for p in self._pids(i) if tag in self._read(i, p, "environ")]
+
+    def kill(self, i: int, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+        outside = self._numbers_outside(i)[pid]
+        end([outside]) if number == signal.SIGKILL else os.kill(outside, number)
+
+    def spawn_sshd(self, i: int) -> None:
+        answers([self._shells[i]], [self._sshd_line(i)])
+        self._await(i)
+
+    def end_sshd(self, i: int) -> None:
+        while self._sshd_pids(i):  # one round, unless a connection came in meanwhile
+            outside = self._numbers_outside(i)
+            end(outside[p] for p in self._sshd_pids(i) if p in outside)
+
+    def listens_at(self, i: int) -> tuple[str, int]:
+        return self.addresses[i], 22
+
+    # Faults that need a network or a disk of one's own
+
+    def cut(self, i: int, nic: int | None = None) -> None:
+        """What goes to or from host `i` vanishes; nothing is reset. nic 1 is the second network."""
+        for port in self._ports(i, nic):
+            self._on_switch(["ip", "link", "set", port, "down"])
+
+    def restore(self, i: int, nic: int | None = None) -> None:
+        """The link of host `i` is up again."""
+        for port in self._ports(i, nic):
+            self._on_switch(["ip", "link", "set", port, "up"])
+
+    def slow(
+        self, i: int, rate: str = "100mbit", delay: str = "0ms", nic: int | None = None
+    ) -> None:
+        """At most `rate` to and from host `i`, and `delay` later each way."""
+        shape = f"tbf rate {rate} burst 64kb latency 400ms"
+        if float(delay.rstrip("mnus")) > 0:
+            shape = f"netem delay {delay} rate {rate} limit 10000"
+        try:
+            self._shape(i, f"replace {{}} root {shape}", nic)
+        except AssertionError as error:
+            if "qdisc kind is unknown" not in str(error):
+                raise
+            lacking(f"this kernel cannot do 'tc qdisc ... {shape}' (modprobe sch_netem sch_tbf)")
+
+    def unslow(self, i: int, nic: int | None = None) -> None:
+        """The links of host `i` as fast as the machine."""
+        self._shape(i, "delete {} root", nic)
+
+    def fill_disk(self, i: int, path: str | Path) -> None:
+        """Not a byte is left on the private disk of host `i` that holds `path`."""
+        assert any(Path(t) in [Path(path), *Path(path).parents] for t in self.tmpfs), (
+            f"{path} is not in {self.tmpfs}: this would fill the disk of the machine"
+        )
+        try:
+            with self._filler(i, path).open("ab", buffering=0) as filler:
+                for size in (1 << 20, 1 << 12, 1):
+                    with contextlib.suppress(OSError):
+                        while filler.write(bytes(size)):
+                            pass
+                filler.write(b"0")
+        except OSError as error:
+            assert error.errno == errno.ENOSPC, error
+        else:
+            raise AssertionError(f"{path} on host {i} did not fill up")
+
+    def free_disk(self, i: int, path: str | Path) -> None:
+        """Space again on host `i`."""
+        self._filler(i, path).unlink()
+
+    # How it is made
+
+    def _take_a_subnet(self) -> None:
+        """The first K whose link can be made is ours: no other process can make it as well."""
+        for attempt in range(250):
+            k = (os.getpid() + attempt) % 250 + 1
+            peer = ["type", "veth", "peer", "name", "head", "netns", str(self._switch_pid())]
+            link = subprocess.run(
+                ["ip", "link", "add", f"orc{k}", *peer], capture_output=True, text=True, check=False
+            )
+            if link.returncode == 0:
+                break
+            assert "exists" in link.stderr, link.stderr
+        else:
+            raise AssertionError("250 clusters run already")
+        self._subnet = k
+        self.addresses = [f"10.77.{k}.{i + 1}" for i in range(self.size)]
+        self.fabric = [f"10.78.{k}.{i + 1}" for i in range(self.size)] if self.second_nic else []
+        lines = f"address add 10.77.{k}.{HEAD}/24 dev orc{k}\nlink set orc{k} up\n"
+        subprocess.run(["ip", "-batch", "-"], input=lines, text=True, check=True)
+
+    def _write(self) -> None:
+        names = [f"10.77.{self._subnet}.{HEAD} head", "127.0.0.1 localhost", "::1 localhost"]
+        names += map("{} {}".format, self.addresses, self.hostnames)
+        self.write_list(names, "hosts")
+        self.write_list(
+            (f"{a} slots={self.slots}" if self.slots else a for a in self.addresses),
+            self.node_list.name,
+        )
+        authorized, known = write_key(self.key), ""
+        for i, address in enumerate(self.addresses):
+            (self.node(i) / "home").mkdir(parents=True, mode=0o700)
+            known += f"{address} {write_key(self.node(i) / 'host_key')}"
+            (self.node(i) / "authorized_keys").write_text(authorized)
+            config = sshd_config("0.0.0.0", 22, self.node(i), self.environment)
+            (self.node(i) / "sshd_config").write_text(config)
+        self.known_hosts.write_text(known)
+        self.ssh_config.write_text(client_config(22, self.key, self.known_hosts, account()))
+        program = sshd_program()
+        self._sshd = [program, *penalty_options(program, self.node(0) / "sshd_config")]
+
+    def _wiring(self) -> str:
+        lines = ["link set dev head group 77", "link add br0 group 77 type bridge"]
+        lines += ["link set br0 up", "link set head master br0 up"]
+        if self.second_nic:
+            lines += ["link add br1 group 77 type bridge", "link set br1 up"]
+        for i, init in enumerate(self._inits):
+            for number, port in enumerate(self._ports(i)):
+                peer = [self.nics[i], "fab0"][number]
+                veth = f"type veth peer name {peer} netns {init}"
+                lines.append(f"link add {port} group {GROUP} {veth}")
+                lines.append(f"link set {port} master br{number} up")
+        return "\n".join(lines) + "\n"
+
+    def _set_up(self, i: int) -> str:
+        lines = ["link set lo up"]
+        for address, nic in zip(self._own(i), [self.nics[i], "fab0"], strict=False):
+            lines += [f"address add {address}/24 dev {nic}", f"link set {nic} up"]
+        steps = [
+            f"echo {self.hostnames[i]} > /proc/sys/kernel/hostname",
+            "mount -t sysfs sysfs /sys",
+            "mount -t tmpfs private /dev/shm",
+            f"mount --bind {shlex.quote(str(self.directory / 'hosts'))} /etc/hosts",
+            "ip -batch - <<< $'" + "\\n".join(lines) + "'",
+        ]
+        for place in [*self.tmpfs, *([] if self.home_path in self.tmpfs else [self.home_path])]:
+            new = f"-t tmpfs -o size={self.tmpfs_size} private"
+            if place not in self.tmpfs:
+                new = f"--bind {shlex.quote(str(self.node(i) / 'home'))}"
+            steps += cover(place, new, [self.node(i), Path(sys.base_prefix), Path(sys.prefix)])
+        return " && ".join(steps)
+
+    def _sshd_line(self, i: int) -> str:
+        files = ["-f", str(self.node(i) / "sshd_config"), "-E", str(self.node(i) / "sshd.log")]
+        return shlex.join([*self._sshd, *files])
+
+    def _await(self, i: int) -> None:
+        log = self.node(i) / "sshd.log"
+        await_banner(self.addresses[i], 22, lambda: not self._sshd_pids(i), log)
+
+    def _switch_pid(self) -> int:
+        assert self._switch is not None
+        return self._switch.pid
+
+    def _on_switch(self, argv: Sequence[str]) -> None:
+        inside(self._switch_pid(), argv)
+
+    def _ports(self, i: int, nic: int | None = None) -> list[str]:
+        ports = [f"h{i}", f"f{i}"] if self.second_nic else [f"h{i}"]
+        return ports if nic is None else [ports[nic]]
+
+    def _own(self, i: int) -> list[str]:
+        return [self.addresses[i], self.fabric[i]] if self.second_nic else [self.addresses[i]]
+
+    def _shape(self, i: int, command: str, nic: int | None) -> None:
+        ports, ends = self._ports(i), [self.nics[i], "fab0"]
+        for number in range(len(ports)) if nic is None else [nic]:
+            both = [(self._switch_pid(), ports[number]), (self._inits[i], ends[number])]
+            for pid, device in both:
+                inside(pid, ["tc", "qdisc", *command.format(f"dev {device}").split()])
+
+    def _filler(self, i: int, path: str | Path) -> Path:
+        return self.path(i, path) / ".filled"
+
+    def _pids(self, i: int) -> list[int]:
+        return [int(p.name) for p in self.path(i, "/proc").iterdir() if p.name.isdigit()]
+
+    def _read(self, i: int, pid: int, name: str) -> str:
+        try:
+            return self.path(i, f"/proc/{pid}/{name}").read_text(errors="replace")
+        except OSError:  # it ended meanwhile
+            return ""
+
+    def _sshd_pids(self, i: int) -> list[int]:
+        return [p for p in self._pids(i) if self._read(i, p, "comm").startswith("sshd")]
+
+    def _numbers_outside(self, i: int) -> dict[int, int]:
+        """Pid as the host numbers it -> pid as this process does."""
+        space = Path(f"/proc/{self._inits[i]}/ns/pid").readlink()
+        numbers = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if (entry / "ns/pid").readlink() == space:
+                        status = (entry / "status").read_text()
+                        inner = status.partition("NSpid:")[2].split("\n")[0].split()[-1]
+                        numbers[int(inner)] = int(entry.name)
+        return numbers

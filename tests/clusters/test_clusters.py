@@ -1,0 +1,329 @@
+"""The clusters do what they say: each fault has its effect on a plain SSH client, and is undone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from orchestrator.errors import CheckFailed
+from tests.clusters.loopback import FaultyLoopback
+from tests.clusters.netns import NetnsCluster
+from tests.clusters.require import require_namespaces, require_sshd
+from tests.conftest import Cluster
+
+Netns = Callable[..., NetnsCluster]
+
+
+@pytest.fixture(scope="module", params=["loopback", "netns"])
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    if request.param == "loopback":
+        require_sshd()
+    else:
+        require_namespaces()
+    kind = FaultyLoopback if request.param == "loopback" else NetnsCluster
+    with kind(2, tmp_path_factory.mktemp("cluster"), slots=3) as running:
+        yield running
+
+
+def says(cluster: Cluster, i: int, command: str) -> str:
+    done = cluster.ssh(i, command)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def session(cluster: Cluster, i: int) -> subprocess.Popen[bytes]:
+    """An open session that echoes what it is sent."""
+    pipe = subprocess.PIPE
+    opened = subprocess.Popen(cluster.ssh_words(i, "cat"), stdin=pipe, stdout=pipe, stderr=pipe)
+    assert echoes(opened, 10.0)
+    return opened
+
+
+def echoes(opened: subprocess.Popen[bytes], seconds: float) -> bool:
+    assert opened.stdin is not None and opened.stdout is not None
+    opened.stdin.write(b"x")
+    opened.stdin.flush()
+    ready = select.select([opened.stdout], [], [], seconds)[0]
+    return bool(ready) and os.read(opened.stdout.fileno(), 1) == b"x"
+
+
+def close(opened: subprocess.Popen[bytes]) -> None:
+    opened.kill()
+    opened.communicate()
+
+
+def detached(cluster: Cluster, i: int, tag: str) -> int:
+    """A process that outlives its session, as the node's side of the product does."""
+    return int(says(cluster, i, f"{tag} setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!"))
+
+
+def test_plain_ssh_reaches_every_node(cluster: Cluster) -> None:
+    homes = [says(cluster, i, "echo $HOME/$(hostname)$ORCHESTRATOR_HOME") for i in (0, 1)]
+    assert len(set(homes)) == 2
+    python = says(cluster, 0, "python3 -c 'import sys; print(sys.prefix)'")
+    assert python.strip() == sys.prefix
+    assert cluster.node_list.read_text().split() == [
+        *[cluster.addresses[0], "slots=3", cluster.addresses[1], "slots=3"]
+    ]
+
+
+def test_paramiko_knows_every_host_key(cluster: Cluster) -> None:
+    for address in cluster.addresses:
+        options = paramiko.SSHConfig.from_path(str(cluster.ssh_config)).lookup(address)
+        with paramiko.SSHClient() as client:
+            client.load_host_keys(options["userknownhostsfile"])
+            client.set_missing_host_key_policy(paramiko.RejectPolicy())
+            client.connect(
+                options["hostname"],
+                int(options["port"]),
+                options["user"],
+                key_filename=options["identityfile"],
+                allow_agent=False,
+                look_for_keys=False,
+            )
+            assert client.exec_command("echo $0")[1].read() != b""
+
+
+def test_programs_run_inside_without_ssh(cluster: Cluster) -> None:
+    assert cluster.exec(1, ["sh", "-c", "echo $HOME"]) == says(cluster, 1, "echo $HOME")
+    (cluster.home(1) / "note").write_text("mine\n")
+    assert says(cluster, 1, "cat ~/note") == "mine\n"
+    assert cluster.ssh(0, "cat ~/note").returncode != 0
+
+
+def test_killed_sshd_refuses_and_detached_processes_live_on(cluster: Cluster) -> None:
+    pid = detached(cluster, 0, "MARK=survivor")
+    opened = session(cluster, 0)
+    cluster.kill_sshd(0)
+    assert opened.wait(10) == 255
+    assert "Connection refused" in cluster.ssh(0, "true").stderr
+    assert says(cluster, 1, "echo here") == "here\n"
+    assert cluster.processes(0, "MARK=survivor") == [pid]
+    assert cluster.processes(1, "MARK=survivor") == []
+    cluster.start_sshd(0)
+    says(cluster, 0, f"kill -0 {pid}")
+    cluster.kill(0, pid, signal.SIGKILL)
+    assert cluster.processes(0, "MARK=survivor") == []
+    close(opened)
+
+
+@pytest.mark.parametrize("banner", ["", "SSH-2.0-OpenSSH_9.2\r\n"])
+def test_hanging_handshake(cluster: Cluster, banner: str) -> None:
+    cluster.hang_handshake(0, banner)
+    address, port = cluster.listens_at(0)
+    with socket.create_connection((address, port), timeout=5) as link:
+        assert link.recv(64).decode() == banner if banner else True
+        link.settimeout(0.2)
+        with pytest.raises(socket.timeout):
+            link.recv(64)
+    cluster.start_sshd(0)
+    assert says(cluster, 0, "echo back") == "back\n"
+
+
+def test_changed_host_key(cluster: Cluster) -> None:
+    cluster.change_host_key(0)
+    assert "IDENTIFICATION HAS CHANGED" in cluster.ssh(0, "true").stderr
+    cluster.restore_host_key(0)
+    assert says(cluster, 0, "echo back") == "back\n"
+
+
+def test_denied_keys(cluster: Cluster) -> None:
+    opened = session(cluster, 0)
+    cluster.deny_keys(0)
+    assert "Permission denied" in cluster.ssh(0, "true").stderr
+    assert echoes(opened, 5.0)
+    cluster.allow_keys(0)
+    assert says(cluster, 0, "echo back") == "back\n"
+    close(opened)
+
+
+def test_banner(cluster: Cluster) -> None:
+    cluster.set_banner(0, "Property of nobody\n")
+    done = cluster.ssh(0, "echo out")
+    assert (done.stdout, "Property of nobody" in done.stderr) == ("out\n", True)
+    cluster.set_banner(0, None)
+    assert "Property" not in cluster.ssh(0, "true").stderr
+
+
+def test_noisy_rc(cluster: Cluster) -> None:
+    cluster.noisy_rc(0, "Welcome!\n{}\n")
+    assert says(cluster, 0, "echo out") == "Welcome!\n{}\nout\n"
+    cluster.quiet_rc(0)
+    assert says(cluster, 0, "echo out") == "out\n"
+
+
+def test_hosts_are_machines_of_their_own(two_nodes: Cluster) -> None:
+    if isinstance(two_nodes, FaultyLoopback):
+        require_namespaces()
+    see = "hostname; ls /sys/class/net; ls /dev/shm; getent hosts host1 | cut -d' ' -f1"
+    assert says(two_nodes, 0, see).split() == ["host0", "eth0", "lo", two_nodes.addresses[1]]
+    pid = detached(two_nodes, 0, "MARK=one")
+    assert str(pid) in says(two_nodes, 0, "ls /proc").split()
+    assert "MARK=one" not in says(two_nodes, 1, "cat /proc/[0-9]*/environ | tr '\\0' '\\n'")
+    two_nodes.kill(0, pid)
+    zombies = says(two_nodes, 0, "grep -l '^State:.Z' /proc/[0-9]*/status || true")
+    assert zombies == ""
+
+
+def test_a_cut_link_loses_packets_and_resets_nothing(netns_cluster: Netns) -> None:
+    cluster = netns_cluster(2)
+    opened = session(cluster, 0)
+    cluster.cut(0)
+    assert not echoes(opened, 0.3)
+    assert opened.poll() is None
+    assert says(cluster, 1, "echo here") == "here\n"
+    cluster.restore(0)
+    assert opened.stdout is not None
+    assert select.select([opened.stdout], [], [], 10)[0]  # the lost packet, sent again
+    assert says(cluster, 0, "echo back") == "back\n"
+    close(opened)
+
+
+def test_a_second_network_of_their_own(netns_cluster: Netns) -> None:
+    cluster = netns_cluster(2, second_nic=True, nics=["eth0", "enp3s0"])
+    assert says(cluster, 1, "ls /sys/class/net").split() == ["enp3s0", "fab0", "lo"]
+    knock = f"timeout 0.3 bash -c '</dev/tcp/{cluster.fabric[1]}/22' && echo open || echo shut"
+    assert says(cluster, 0, knock) == "open\n"
+    cluster.cut(1, nic=1)
+    assert says(cluster, 0, knock) == "shut\n"
+    cluster.restore(1, nic=1)
+    cluster.exec(1, ["ip", "route", "get", cluster.fabric[0]])
+    assert says(cluster, 0, knock.replace("0.3", "5")) == "open\n"
+
+
+def seconds_for(cluster: NetnsCluster, command: str) -> float:
+    started = time.monotonic()
+    says(cluster, 0, command)
+    return time.monotonic() - started
+
+
+def test_slow_link(netns_cluster: Netns) -> None:
+    cluster = netns_cluster(1)
+    megabyte = "head -c 1000000 /dev/zero | tr '\\0' x"
+    fast = seconds_for(cluster, megabyte)
+    cluster.slow(0, rate="8mbit")
+    assert seconds_for(cluster, megabyte) > 0.9
+    cluster.unslow(0)
+    assert seconds_for(cluster, megabyte) < fast + 0.5
+
+
+def test_late_link(netns_cluster: Netns) -> None:
+    cluster = netns_cluster(1)
+    cluster.slow(0, delay="50ms")
+    started = time.monotonic()
+    socket.create_connection((cluster.addresses[0], 22)).close()
+    assert time.monotonic() - started >= 0.1
+    cluster.unslow(0)
+
+
+def test_full_disk(netns_cluster: Netns) -> None:
+    cluster = netns_cluster(2, tmpfs=["/root", "/opt"], tmpfs_size="8m")
+    write = "echo more >> $(mktemp -p /opt)"
+    says(cluster, 0, write)
+    assert (says(cluster, 0, "ls /opt") != "", says(cluster, 1, "ls /opt")) == (True, "")
+    cluster.fill_disk(0, "/opt")
+    assert "No space left" in cluster.ssh(0, write).stderr
+    says(cluster, 1, write)
+    cluster.free_disk(0, "/opt")
+    says(cluster, 0, write)
+    with pytest.raises(AssertionError, match="disk of the machine"):
+        cluster.fill_disk(0, "/var/tmp")
+
+
+def test_private_tmp_leaves_ssh_working(netns_cluster: Netns) -> None:
+    cluster = netns_cluster(2, tmpfs=["/tmp"])
+    says(cluster, 0, "echo mine > /tmp/orchestrator-private")
+    assert cluster.ssh(1, "cat /tmp/orchestrator-private").returncode != 0
+    cluster.change_host_key(1)
+    assert "IDENTIFICATION HAS CHANGED" in cluster.ssh(1, "true").stderr
+
+
+def test_sixty_four_hosts_start_in_seconds(netns_cluster: Netns) -> None:
+    started = time.monotonic()
+    cluster = netns_cluster(64)
+    assert time.monotonic() - started < 20  # measured: 1.3 s on two cores
+    assert says(cluster, 63, "hostname") == "host63\n"
+
+
+def test_clusters_beside_each_other(netns_cluster: Netns) -> None:
+    one, other = netns_cluster(1), netns_cluster(1)
+    assert one.addresses != other.addresses
+    assert says(one, 0, "hostname") == says(other, 0, "hostname")
+
+
+OWNER = """
+import sys
+from pathlib import Path
+from tests.clusters.{module} import {kind}
+cluster = {kind}(2, Path(sys.argv[1]))
+cluster.start()
+for i in (0, 1):
+    command = "MARK=left sleep 600 >/dev/null 2>&1 </dev/null & echo $!"
+    print(cluster.exec(i, ["setsid", "sh", "-c", command]))
+print(*cluster.addresses, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "kind"), [("loopback", "FaultyLoopback"), ("netns", "NetnsCluster")]
+)
+def test_nothing_outlives_a_killed_owner(
+    module: str, kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    require_sshd() if module == "loopback" else require_namespaces()
+    directory = tmp_path_factory.mktemp("owner")
+    program = OWNER.format(module=module, kind=kind)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert owner.stdout is not None
+    for _ in range(5):
+        owner.stdout.readline()
+    left = [os.pidfd_open(pid) for pid in mentioning(f"{directory}/node")]
+    assert len(left) >= 2  # an sshd of each host
+    owner.kill()
+    owner.communicate()
+    for descriptor in left:
+        assert select.select([descriptor], [], [], 10)[0], "an sshd lives on"
+        os.close(descriptor)
+
+
+def mentioning(text: str) -> list[int]:
+    """Pids of processes that have `text` in their command line or environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                said = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                if text.encode() in said:
+                    found.append(int(entry.name))
+    return found
+
+
+def test_a_missing_need_is_a_failure_where_ci_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise CheckFailed("there is no sshd on this machine")
+
+    monkeypatch.setattr("tests.clusters.require.sshd_program", missing)
+    monkeypatch.setenv("ORCHESTRATOR_TESTS_NO_SKIP", "1")
+    with pytest.raises(pytest.fail.Exception, match="no sshd"):
+        require_sshd()
+    monkeypatch.delenv("ORCHESTRATOR_TESTS_NO_SKIP")
+    with pytest.raises(pytest.skip.Exception, match="no sshd"):
+        require_sshd()

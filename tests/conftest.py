@@ -1,0 +1,64 @@
+"""Clusters for tests: `loopback_cluster(2)`, `netns_cluster(2)`, `two_nodes` of the better kind.
+
+What a fault verb did to `two_nodes` has to be undone by the test that did it: a module shares them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.clusters.loopback import FaultyLoopback
+from tests.clusters.netns import NetnsCluster
+from tests.clusters.require import require_namespaces, require_sshd
+
+Cluster = FaultyLoopback | NetnsCluster
+
+os.environ["OMP_NUM_THREADS"] = "1"  # several ranks on few cores: more threads only fight
+for name in ("ORCHESTRATOR_HOME", "CONFIG_FILE", "MASTER_PORT", "NPROC_PER_NODE"):
+    os.environ.pop(name, None)  # a developer's own setting is not the test's
+
+
+@pytest.fixture
+def loopback_cluster(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., FaultyLoopback]]:
+    """`loopback_cluster(size, slots=..., port=...)`: sshd on 127.0.0.2, .3, ...; any user."""
+    require_sshd()
+    with ExitStack() as running:
+
+        def start(size: int = 2, **options: Any) -> FaultyLoopback:
+            directory = tmp_path_factory.mktemp("loopback")
+            return running.enter_context(FaultyLoopback(size, directory, **options))
+
+        yield start
+
+
+@pytest.fixture
+def netns_cluster(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., NetnsCluster]]:
+    """`netns_cluster(size, slots=..., tmpfs=..., nics=..., second_nic=...)`: true hosts; root."""
+    require_namespaces()
+    with ExitStack() as running:
+
+        def start(size: int = 2, **options: Any) -> NetnsCluster:
+            directory = tmp_path_factory.mktemp("netns")
+            return running.enter_context(NetnsCluster(size, directory, **options))
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two running hosts, for one module: in namespaces as root, else on loopback addresses."""
+    require_sshd()
+    if os.geteuid() == 0:
+        require_namespaces()
+    kind = NetnsCluster if os.geteuid() == 0 else FaultyLoopback
+    with kind(2, tmp_path_factory.mktemp("two")) as cluster:
+        yield cluster

@@ -1,0 +1,125 @@
+"""The demo's cluster: for any user, with clear words when it cannot be, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import select
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator import sshd
+from orchestrator.errors import CheckFailed, UsageError
+from orchestrator.loopback import LoopbackCluster
+from tests.clusters.require import lacking, require_namespaces, require_sshd
+
+
+def run(cluster: LoopbackCluster, i: int, command: str) -> str:
+    ssh = ["ssh", "-F", str(cluster.ssh_config), cluster.addresses[i], command]
+    return subprocess.run(ssh, capture_output=True, text=True, check=True).stdout
+
+
+def test_files_for_a_client_and_nobody_else(tmp_path: Path) -> None:
+    require_sshd()
+    with LoopbackCluster(2, tmp_path / "a cluster", slots=2) as cluster:
+        assert cluster.node_list.read_text() == "127.0.0.2 slots=2\n127.0.0.3 slots=2\n"
+        assert stat.S_IMODE(cluster.directory.stat().st_mode) == 0o700
+        assert stat.S_IMODE(cluster.key.stat().st_mode) == 0o600
+        states = {run(cluster, i, "echo $ORCHESTRATOR_HOME") for i in (0, 1)}
+        assert states == {f"{node.state}\n" for node in cluster.nodes}
+        assert run(cluster, 0, "python3 -c 'import sys; print(sys.prefix)'") == f"{sys.prefix}\n"
+
+
+def test_stopping_ends_what_was_started_through_it(tmp_path: Path) -> None:
+    require_sshd()
+    cluster = LoopbackCluster(1, tmp_path)
+    cluster.start()
+    detached = "setsid sleep 600 >/dev/null 2>&1 </dev/null & echo $!"
+    ended = os.pidfd_open(int(run(cluster, 0, detached)))
+    cluster.stop()
+    assert select.select([ended], [], [], 0)[0]
+    os.close(ended)
+    cluster.stop()
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    require_sshd()
+    with socket.create_server(("127.0.0.3", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(CheckFailed, match=rf"127\.0\.0\.3:{port} is taken"):
+            LoopbackCluster(2, tmp_path, port=port).start()
+    with LoopbackCluster(2, tmp_path, port=port) as cluster:  # and the failure left nothing
+        assert run(cluster, 1, "echo here") == "here\n"
+
+
+def test_a_killed_cluster_does_not_break_the_next(tmp_path: Path) -> None:
+    require_sshd()
+    killed = LoopbackCluster(1, tmp_path)
+    killed.start()
+    assert killed._keeper is not None
+    killed._keeper.kill()  # the worst case: nobody is left to tidy up
+    with LoopbackCluster(1, tmp_path, port=killed.nodes[0].port) as cluster:
+        assert run(cluster, 0, "echo here") == "here\n"
+    killed.stop()
+
+
+def test_missing_sshd_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sshd, "PROGRAMS", ())
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(CheckFailed, match="apt-get install openssh-server"):
+        sshd.sshd_program()
+
+
+def test_an_account_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(CheckFailed, match="has no account"):
+        sshd.account()
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+def test_impossible_sizes(size: int, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"not {size}"):
+        LoopbackCluster(size, tmp_path)
+
+
+ANYBODY = """
+import subprocess, sys
+from pathlib import Path
+from orchestrator.loopback import LoopbackCluster
+with LoopbackCluster(2, Path(sys.argv[1]) / "cluster") as cluster:
+    ssh = ["ssh", "-F", str(cluster.ssh_config), "127.0.0.3", "id -un"]
+    print(subprocess.run(ssh, capture_output=True, text=True, check=True).stdout, end="")
+"""
+# A user that exists only in there; it may read all files, since this python may lie in /root.
+BECOME = """
+mount --bind "$1/passwd" /etc/passwd && chown -R 4711:4711 "$1/home" &&
+exec setpriv --reuid 4711 --regid 4711 --clear-groups --inh-caps=+dac_read_search \
+    --ambient-caps=+dac_read_search env HOME="$1/home" USER=anybody "$2" -c "$3" "$1/home"
+"""
+
+
+def test_anybody_can_run_one() -> None:
+    require_namespaces()
+    if shutil.which("setpriv") is None:
+        lacking("setpriv is not installed: apt-get install util-linux")
+    place = Path("/tmp") / f"orchestrator-anybody-{os.getpid()}"
+    (place / "home").mkdir(parents=True)
+    try:
+        line = f"anybody:x:4711:4711::{place}/home:/bin/bash\n"
+        (place / "passwd").write_text(Path("/etc/passwd").read_text() + line)
+        become = ["unshare", "--mount", "bash", "-c", BECOME, "bash", str(place)]
+        done = subprocess.run(
+            [*become, sys.executable, ANYBODY], capture_output=True, text=True, check=False
+        )
+        assert done.stdout == "anybody\n", done.stderr
+    finally:
+        shutil.rmtree(place)
