@@ -57,12 +57,26 @@ def shared(function: Callable[..., Any]) -> Callable[..., Any]:
     """--nodes, --ssh-config, --experiments: the same for every command."""
     path = click.Path(path_type=Path)
     for option in (
-        click.option("--experiments", type=path, default="experiments", show_default=True,
-                     help="Directory of all experiments."),
-        click.option("--ssh-config", type=path, default=None,
-                     help="An ssh_config file to use instead of yours."),
-        click.option("--nodes", type=path, default="node_ip_list.txt", show_default=True,
-                     help="The node list; its first node is the master."),
+        click.option(
+            "--experiments",
+            type=path,
+            default="experiments",
+            show_default=True,
+            help="Directory of all experiments.",
+        ),
+        click.option(
+            "--ssh-config",
+            type=path,
+            default=None,
+            help="An ssh_config file to use instead of yours.",
+        ),
+        click.option(
+            "--nodes",
+            type=path,
+            default="node_ip_list.txt",
+            show_default=True,
+            help="The node list; its first node is the master.",
+        ),
     ):
         function = option(function)
     return function
@@ -76,25 +90,49 @@ def cli() -> None:
 
 @cli.command(
     "launch",
-    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False,
-                      "help_option_names": ["-h", "--help"]},
+    context_settings={
+        "ignore_unknown_options": False,
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+    },
 )
 @shared
-@click.option("--config", "config_file", type=click.Path(path_type=Path), envvar="CONFIG_FILE",
-              help=f"YAML config [default: {DEFAULT_CONFIG} for the engine].")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    envvar="CONFIG_FILE",
+    help=f"YAML config [default: {DEFAULT_CONFIG} for the engine].",
+)
 @click.option("--set", "overrides", multiple=True, metavar="K=V", help="Override one config value.")
-@click.option("--env", "env", multiple=True, metavar="K[=V]",
-              help="A variable for every rank; without =V it is taken from here.")
+@click.option(
+    "--env",
+    "env",
+    multiple=True,
+    metavar="K[=V]",
+    help="A variable for every rank; without =V it is taken from here.",
+)
 @click.option("--name", help="experiments/<name>_<time> [default: multinode].")
-@click.option("--nproc", type=int, envvar="NPROC_PER_NODE",
-              help="Ranks per node [default: slots= in the list, else the GPUs found, else 1].")
-@click.option("--master-port", type=int, envvar="MASTER_PORT",
-              help="Default: 29500, or the next free port.")
-@click.option("--start", type=click.Choice(["fork", "plain"]), help="fork is faster, plain is plain.")
+@click.option(
+    "--nproc",
+    type=int,
+    envvar="NPROC_PER_NODE",
+    help="Ranks per node [default: slots= in the list, else the GPUs found, else 1].",
+)
+@click.option(
+    "--master-port", type=int, envvar="MASTER_PORT", help="Default: 29500, or the next free port."
+)
+@click.option(
+    "--start", type=click.Choice(["fork", "plain"]), help="fork is faster, plain is plain."
+)
 @click.option("--python", help="Python on nodes without python= in the list.")
 @click.option("--workdir", help="Directory on the nodes [default: this one].")
-@click.option("--hook", type=click.Path(), help="Shell file whose exports are applied on each node "
-              f"[default: {DEFAULT_HOOK} where there is one].")
+@click.option(
+    "--hook",
+    type=click.Path(),
+    help="Shell file whose exports are applied on each node "
+    f"[default: {DEFAULT_HOOK} where there is one].",
+)
 @click.option("--connect-timeout", type=float, help="Seconds to reach a node [default: 10].")
 @click.option("--node-loss-timeout", type=float, help="Seconds without a node [default: 60].")
 @click.option("--grace", type=float, help="Seconds between asking ranks to stop and killing them.")

@@ -106,7 +106,9 @@ class Config:
     model: Model = field(default_factory=Model)
     optimizer: Optimizer = field(default_factory=Optimizer)
     fsdp: Fsdp = field(default_factory=Fsdp)
-    nccl: dict[str, str] = field(default_factory=dict)  # NCCL_* variables that win over computed ones
+    nccl: dict[str, str] = field(
+        default_factory=dict
+    )  # NCCL_* variables that win over computed ones
     env: dict[str, str] = field(default_factory=dict)  # more environment for every rank
 
 

@@ -8,11 +8,11 @@ import json
 import os
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import UsageError, nearest
+from orchestrator.errors import UsageError
 
 STAMP = re.compile(r".+_\d{8}_\d{6}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
@@ -116,11 +116,12 @@ class Experiment:
         except BlockingIOError:
             with open(fd, encoding="utf-8") as file:
                 text = file.read()
-            holder: dict[str, Any] = json.loads(text) if text else {"pid": 0, "host": "?", "since": 0}
+            holder: dict[str, Any] = (
+                json.loads(text) if text else {"pid": 0, "host": "?", "since": 0}
+            )
             return holder
         os.ftruncate(fd, 0)
-        holder = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.time()}
-        os.pwrite(fd, json.dumps(holder).encode(), 0)
+        os.pwrite(fd, json.dumps(this_head()).encode(), 0)
         self._lock = fd
         return None
 
@@ -133,6 +134,10 @@ class Experiment:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def this_head() -> dict[str, Any]:
+    return {"host": os.uname().nodename, "pid": os.getpid(), "since": time.time()}
 
 
 def create(root: Path, name: str) -> Experiment:
@@ -169,19 +174,29 @@ def every(root: Path) -> list[Experiment]:
         entries = [entry for entry in root.iterdir() if STAMP.fullmatch(entry.name)]
     except OSError:
         return []
-    found = [entry for entry in entries if (entry / "job.json").is_file() and not entry.is_symlink()]
+    found = [
+        entry for entry in entries if (entry / "job.json").is_file() and not entry.is_symlink()
+    ]
     return [Experiment(path) for path in sorted(found, key=lambda path: path.name[-15:])]
 
 
-def find(root: Path, wanted: str | None) -> Experiment:
+def find(root: Path, wanted: str | None) -> Experiment | None:
     """By directory or by name; left out, the newest."""
-    known = every(root)
     if wanted is None:
-        if not known:
-            raise UsageError(f"there is no experiment in {root}", "start one: master_launch SCRIPT")
-        return known[-1]
+        known = every(root)
+        return known[-1] if known else None
     for path in (root / wanted, Path(wanted)):
         if (path / "job.json").is_file():
             return Experiment(path.absolute())
-    names = [experiment.name for experiment in known]
-    raise UsageError(f"there is no experiment {wanted!r} in {root}{nearest(wanted, names)}")
+    return None
+
+
+def adopt(root: Path, record: JobRecord) -> Experiment:
+    """A directory here for a job that was started elsewhere."""
+    place = Experiment(root.absolute() / record.experiment)
+    try:
+        place.logs.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"{place.path} cannot be created: {error.strerror}") from error
+    place.write_record(replace(record, experiment=str(place.path)))
+    return place

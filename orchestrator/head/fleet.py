@@ -43,9 +43,7 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
         except BaseException as error:  # a defect of ours: raised again where it can be seen
             crashes.append(error)
 
-    threads = [
-        threading.Thread(target=one, args=pair, daemon=True) for pair in enumerate(items)
-    ]
+    threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in enumerate(items)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -55,9 +53,13 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
     return cast("list[R | OrchestratorError]", results)
 
 
-def all_or_table(nodes: Sequence[Node], results: Sequence[R | OrchestratorError], then: str) -> list[R]:
+def all_or_table(
+    nodes: Sequence[Node], results: Sequence[R | OrchestratorError], then: str
+) -> list[R]:
     """The results, or one error that names every node that failed."""
-    failed = [(n, r) for n, r in zip(nodes, results, strict=True) if isinstance(r, OrchestratorError)]
+    failed = [
+        (n, r) for n, r in zip(nodes, results, strict=True) if isinstance(r, OrchestratorError)
+    ]
     if not failed:
         return [result for result in results if not isinstance(result, OrchestratorError)]
     raise NodeError(failure_table(failed, len(nodes), then))

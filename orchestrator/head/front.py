@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import replace
@@ -10,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import config, experiment
-from orchestrator.errors import UsageError
+from orchestrator.errors import EXIT_DONE, EXIT_NODE, UsageError, nearest
 from orchestrator.experiment import Experiment, JobRecord
 from orchestrator.head import launch as launching
-from orchestrator.head import plan
+from orchestrator.head import look, plan
+from orchestrator.head import stop as stopping
 from orchestrator.head.display import Display
 from orchestrator.head.follow import Follower
 from orchestrator.head.launch import Launched, Request
 from orchestrator.head.logs import LogFile, tail
+from orchestrator.head.mirror import Mirror
+from orchestrator.head.nodes import read_nodes
 from orchestrator.head.plan import Target
 from orchestrator.head.run import Run
 from orchestrator.head.screen import Screen
@@ -53,8 +57,6 @@ def request_of(options: dict[str, Any], default_config: str, default_hook: str) 
     chosen = replace(resolved.launch, **typed)
     if chosen.hook is None and Path(default_hook).is_file():
         chosen = replace(chosen, hook=default_hook)
-    import os
-
     return Request(
         nodes=options["nodes"],
         ssh_config=options["ssh_config"],
@@ -167,25 +169,128 @@ def tell_end(place: Experiment, record: JobRecord) -> int:
     return record.exit_code
 
 
+# -- a job that runs or ran -------------------------------------------------------------------
+
+
+def locate(options: dict[str, Any]) -> tuple[Experiment | None, JobRecord, Ssh]:
+    """A job by its experiment here, or else by what the nodes of the list know of it."""
+    wanted = options["experiment"]
+    place = experiment.find(options["experiments"], wanted)
+    if place is not None:
+        record = place.read_record()
+        file = options["ssh_config"] or (Path(record.ssh_config) if record.ssh_config else None)
+        return place, record, Ssh(SshConfig(file), strict=record.strict_host_keys)
+    if not options["nodes"].exists():
+        names = [one.name for one in experiment.every(options["experiments"])]
+        hint = nearest(wanted, names) if wanted else "; start one: master_launch SCRIPT"
+        what = f"no experiment {wanted!r}" if wanted else "no experiment"
+        raise UsageError(f"there is {what} in {options['experiments']}{hint}")
+    ssh = Ssh(SshConfig(options["ssh_config"]))
+    return None, look.find_on_nodes(ssh, read_nodes(options["nodes"]), wanted), ssh
+
+
+def at_home(options: dict[str, Any]) -> tuple[Experiment, JobRecord, Ssh]:
+    """The same, with a directory here for the logs to come home to."""
+    place, record, ssh = locate(options)
+    if place is None:
+        place = experiment.adopt(options["experiments"], record)
+        say(f"{place.name} was started elsewhere; its logs come to {place.logs}")
+        record = place.read_record()
+    return place, record, ssh
+
+
 def attach(options: dict[str, Any]) -> int:
-    place = experiment.find(options["experiments"], options["experiment"])
-    record = place.read_record()
+    place, record, ssh = at_home(options)
     if record.over:
         return tell_end(place, record)
     holder = place.lock()
     if holder is not None:
+        since = time.strftime("%H:%M:%S", time.localtime(holder["since"]))
         raise UsageError(
-            f"{place.name} is followed by process {holder['pid']} on {holder['host']} since "
-            + time.strftime("%H:%M:%S", time.localtime(holder["since"])),
+            f"{place.name} is followed by process {holder['pid']} on {holder['host']} since {since}",
             f"look on: orchestrator logs -f {place.name}",
         )
-    say(f"{place.name}: {len(record.nodes)} nodes")
-    return follow(place, record, ssh_of(options, record), options)
+    say(f"{place.name}: {len(record.nodes)} nodes; d leaves it running, Ctrl-C stops it")
+    return follow(place, record, ssh, options)
 
 
-def ssh_of(options: dict[str, Any], record: JobRecord) -> Ssh:
-    file = options["ssh_config"] or (Path(record.ssh_config) if record.ssh_config else None)
-    return Ssh(SshConfig(file), strict=record.strict_host_keys)
+def logs(options: dict[str, Any]) -> int:
+    place, record, ssh = at_home(options)
+    check_choice(record, options["node"], options["rank"])
+    files = log_files(place, record)
+    screen = make_screen(files, record, options)
+    if options["lines"] is not None:
+        screen.skip_to_last(options["lines"])
+    mirror = Mirror(place, record, ssh)
+    try:
+        if options["follow"]:
+            mirror.begin()
+            while not screen.broken:
+                over = mirror.over(wait=0.2)
+                while screen.pump():
+                    pass
+                if over:
+                    break
+        else:
+            mirror.catch_up()
+            while screen.pump():
+                pass
+    except KeyboardInterrupt:
+        pass  # the way out of `logs -f`; it only looked on
+    screen.close()
+    mirror.end()
+    return EXIT_DONE
+
+
+def check_choice(record: JobRecord, node: int | None, rank: int | None) -> None:
+    world = sum(one.nproc for one in record.nodes)
+    if node is not None and node not in [one.index for one in record.nodes]:
+        raise UsageError(f"--node {node}: this job has nodes 0 to {len(record.nodes) - 1}")
+    if rank is not None and not 0 <= rank < world:
+        raise UsageError(f"--rank {rank}: this job has ranks 0 to {world - 1}")
+
+
+def status(options: dict[str, Any]) -> int:
+    place, record, ssh = locate(options)
+    while True:
+        states = look.from_record(record) if record.over else look.ask_nodes(ssh, record)
+        words = look.to_json if options["as_json"] else look.to_text
+        if options["watch"] and sys.stdout.isatty():
+            sys.stdout.write("\x1b[H\x1b[J")
+        print_out(words(record, states))
+        over = record.over or all(state["state"] == "ended" for state in states)
+        if over or not options["watch"]:
+            unreachable = any(state["state"] == "unreachable" for state in states)
+            return EXIT_NODE if unreachable else EXIT_DONE
+        time.sleep(1)
+        record = place.read_record() if place else record
+
+
+def stop(options: dict[str, Any]) -> int:
+    place, record, ssh = locate(options)
+    if record.over:
+        say(f"{record.job} is over already ({record.state})")
+        return EXIT_DONE
+    grace = 0.0 if options["now"] else options["grace"]
+    found = stopping.stop_job(ssh, record, record.grace if grace is None else grace)
+    if place is not None:
+        stopping.conclude(place, found)
+    return show_receipts(found, as_json=options["as_json"])
+
+
+def emergency_stop(options: dict[str, Any]) -> int:
+    ssh = Ssh(SshConfig(options["ssh_config"]))
+    found = stopping.stop_everything(ssh, read_nodes(options["nodes"]))
+    return show_receipts(found, as_json=options["as_json"])
+
+
+def show_receipts(found: list[stopping.Receipt], *, as_json: bool) -> int:
+    text = json.dumps(stopping.to_json(found), indent=1) if as_json else stopping.to_text(found)
+    print_out(text)
+    return stopping.exit_code(found)
+
+
+# -- words ------------------------------------------------------------------------------------
 
 
 def say(text: str) -> None:

@@ -59,7 +59,7 @@ def listed_name(destination: Destination) -> str:
     return name if destination.port == 22 else f"[{name}]:{destination.port}"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _read(path: Path) -> tuple[KnownKey, ...]:
     try:
         lines = path.read_text(errors="replace").splitlines()
@@ -94,7 +94,9 @@ def check(destination: Destination, key: paramiko.PKey, *, strict: bool) -> None
     shown = f"{key.get_name()} {fingerprint(blob)}"
     for entry in known:
         if entry.blob == blob and entry.revoked:
-            raise NodeError(f"its host key is revoked in {entry.where}: {shown}", "do not connect to it")
+            raise NodeError(
+                f"its host key is revoked in {entry.where}: {shown}", "do not connect to it"
+            )
     if any(entry.blob == blob for entry in known):
         return
     valid = [entry for entry in known if not entry.revoked]

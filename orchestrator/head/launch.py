@@ -22,7 +22,6 @@ from orchestrator.head.fleet import Reached
 from orchestrator.head.network import Setting
 from orchestrator.head.nodes import Node, read_nodes
 from orchestrator.head.plan import DEFAULT_PORT, Found, Plan, Target
-from orchestrator.head.run import this_head
 from orchestrator.head.ssh import Ssh
 from orchestrator.head.sshconfig import SshConfig
 
@@ -102,9 +101,7 @@ def apply_hook(request: Request, reached: list[Reached], made: Plan) -> Plan:
 
     def run(pair: tuple[Reached, plan.NodePlan]) -> plan.NodePlan:
         one, node = pair
-        answer = one.link.ask(
-            "hook", HOOK_TIMEOUT, text=text, env=node.env, workdir=node.workdir
-        )
+        answer = one.link.ask("hook", HOOK_TIMEOUT, text=text, env=node.env, workdir=node.workdir)
         fixed = {s.name for s in node.settings if s.why in ("who it is", "--env")}
         new = [
             Setting(name, value, "the hook")
@@ -183,6 +180,8 @@ def start(request: Request, reached: list[Reached], made: Plan) -> None:
         spec = {
             "job": made.job,
             "node": node.index,
+            "nnodes": len(made.nodes),
+            "experiment": Path(node.env["ORCHESTRATOR_EXPERIMENT"]).name,
             "nproc": node.nproc,
             "first_rank": node.first_rank,
             "start": made.start,
@@ -236,7 +235,7 @@ def first_record(request: Request, made: Plan, job: str, place: Experiment) -> J
         command=list(request.command),
         nodes=nodes,
         started=time.time(),
-        head=this_head(),
+        head=experiment.this_head(),
         ssh_config=str(request.ssh_config.absolute()) if request.ssh_config else None,
         master=f"{made.master_address}:{made.master_port}",
         start=made.start,
@@ -275,7 +274,9 @@ def user_env(words: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, st
     for word in words:
         name, equals, value = word.partition("=")
         if not name.replace("_", "a").isalnum() or name[:1].isdigit():
-            raise UsageError(f"--env {word}: {name!r} cannot name a variable", "write --env NAME=VALUE")
+            raise UsageError(
+                f"--env {word}: {name!r} cannot name a variable", "write --env NAME=VALUE"
+            )
         if not equals and name not in environ:
             raise UsageError(f"--env {name}: it is not set here", f"write --env {name}=VALUE")
         found[name] = value if equals else environ[name]

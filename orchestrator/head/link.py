@@ -69,7 +69,7 @@ def install(digest, size, nonce):
 """
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def library() -> tuple[str, bytes]:
     """(digest, blob): our sources that run on nodes. There, nothing but Python and torch is installed."""
     root = Path(__file__).parent.parent
@@ -110,7 +110,9 @@ class Link:
         deadline = time.monotonic() + timeout
         noise = b""
         while mark not in noise:
-            data = self._receive(deadline - time.monotonic(), "the login shell does not come to a command")
+            data = self._receive(
+                deadline - time.monotonic(), "the login shell does not come to a command"
+            )
             if not data or len(noise) > NOISE_LIMIT:
                 raise NodeError(*why_no_link(noise, self._errors()))
             noise += data

@@ -208,7 +208,9 @@ def uneven_notes(
 ) -> list[str]:
     notes = []
     if len({count for count, _ in counts}) > 1:
-        words = ", ".join(f"{one.node.name}: {n}" for one, (n, _) in zip(found, counts, strict=True))
+        words = ", ".join(
+            f"{one.node.name}: {n}" for one, (n, _) in zip(found, counts, strict=True)
+        )
         notes.append(f"nodes have different numbers of ranks ({words})")
     for one, (count, why) in zip(found, counts, strict=True):
         if nproc is not None and count != nproc:

@@ -5,7 +5,6 @@ Used by launch and attach alike. One thread; followers and signals talk to it th
 
 from __future__ import annotations
 
-import os
 import queue
 import signal
 import time
@@ -117,7 +116,9 @@ class Run:
             node.clock = message.data["clock"]
             if node.lost_since:
                 away = time.monotonic() - node.lost_since
-                self.say(f"node {node.record.index} ({node.record.name}) is back after {away:.0f} s")
+                self.say(
+                    f"node {node.record.index} ({node.record.name}) is back after {away:.0f} s"
+                )
             node.lost_since = 0.0
         elif message.kind == "refused":
             self.over(node, f"has no such job: {message.data['why']}")
@@ -240,14 +241,10 @@ class Run:
             return "lost", EXIT_NODE
         if self.ending == "failed":
             return "failed", EXIT_FAILED
-        if any(node.record.exit_code != 0 for node in self.nodes):
-            # Ended by somebody else: `orchestrator stop`, or a supervisor that was told to.
+        if any(node.ended and node.ended["why"] for node in self.nodes):
+            # Ended by somebody else: `orchestrator stop`, or a signal to a supervisor.
             return "stopped", EXIT_STOPPED
         return "done", EXIT_DONE
 
     def say(self, text: str) -> None:
         self.display.say(f"orchestrator: {text}")
-
-
-def this_head() -> dict[str, Any]:
-    return {"host": os.uname().nodename, "pid": os.getpid(), "since": time.time()}

@@ -31,9 +31,13 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 class Connection:
     """An authenticated connection to one machine, and those it passes through."""
 
-    def __init__(self, transport: paramiko.Transport, address: str, through: Connection | None) -> None:
+    def __init__(
+        self, transport: paramiko.Transport, address: str, through: Connection | None
+    ) -> None:
         self.transport = transport
-        self.address = address  # the other end's IP address as the head sees it, "" behind a jump host
+        self.address = (
+            address  # the other end's IP address as the head sees it, "" behind a jump host
+        )
         self.through = through
 
     def run(self, command: str, timeout: float) -> paramiko.Channel:
@@ -189,7 +193,7 @@ def dial(where: tuple[str, int], bind_address: str, deadline: float) -> socket.s
             f"it refuses connections on port {port}",
             "is sshd running there, and on this port? write host:port in the list if it is another",
         ) from error
-    except (TimeoutError, socket.timeout) as error:
+    except TimeoutError as error:
         raise NodeError(
             f"it does not answer on port {port}", "is the machine up? does a firewall drop us?"
         ) from error
@@ -242,7 +246,9 @@ def log_in(transport: paramiko.Transport, destination: Destination, deadline: fl
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise ConnectionDropped(str(error) or "end of file") from error
         if more:
-            raise NodeError(f"after the key it also wants {', '.join(more)}, which cannot be asked here")
+            raise NodeError(
+                f"after the key it also wants {', '.join(more)}, which cannot be asked here"
+            )
         return
     what = f"it denies {destination.user} every key" + (f" ({', '.join(tried)})" if tried else "")
     if not tried:
@@ -288,7 +294,7 @@ def public_blob(path: Path) -> bytes:
         return b""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def load_key(path: Path, certificates: tuple[Path, ...]) -> paramiko.PKey | str | None:
     """The key in a file, or why it cannot be used, or None where there is no such file."""
     if not path.is_file():

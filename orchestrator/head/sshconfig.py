@@ -46,7 +46,9 @@ class SshConfig:
 
     file: Path | None = None
 
-    def destination(self, host: str, user: str | None = None, port: int | None = None) -> Destination:
+    def destination(
+        self, host: str, user: str | None = None, port: int | None = None
+    ) -> Destination:
         answers = self._ask("any-host" if self._same_for_all() else host)
         found = _destination(host, user, port, answers)
         if self._same_for_all():
@@ -65,7 +67,7 @@ class SshConfig:
         return ask(self.file, host)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _ask_once(file: Path | None) -> dict[str, list[str]]:
     return ask(file, "any-host")
 
@@ -81,7 +83,9 @@ def ask(file: Path | None, host: str) -> dict[str, list[str]]:
             )
         return {}
     command = [program, "-G", *(["-F", str(file)] if file else []), "--", host]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
     if done.returncode != 0:
         raise UsageError(f"ssh cannot read its configuration: {done.stderr.strip()}")
     answers: dict[str, list[str]] = {}
@@ -91,7 +95,7 @@ def ask(file: Path | None, host: str) -> dict[str, list[str]]:
     return answers
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _same_for_all(file: Path | None) -> bool:
     """No line of the config depends on the host: then one question answers for all nodes.
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from typing import Dict, List, Tuple
 
 HOOK_SECONDS = 60
 SHELL_OWN = {"_", "SHLVL", "PWD", "OLDPWD"}
@@ -18,7 +17,7 @@ class HookError(Exception):
     """The hook failed on this node."""
 
 
-def run_hook(text: str, env: Dict[str, str], workdir: str) -> Tuple[Dict[str, str], List[str]]:
+def run_hook(text: str, env: dict[str, str], workdir: str) -> tuple[dict[str, str], list[str]]:
     """(what it set, what it unset), seen from the given environment on top of our own."""
     before = {**os.environ, **env}
     with tempfile.TemporaryFile() as exported:
@@ -39,7 +38,9 @@ def run_hook(text: str, env: Dict[str, str], workdir: str) -> Tuple[Dict[str, st
         raw = exported.read()
     if done.returncode != 0 or not raw:
         words = done.stderr.decode("utf-8", "replace").strip()[-2000:]
-        left = "left by `exit`" if done.returncode == 0 else f"ended with exit code {done.returncode}"
+        left = (
+            "left by `exit`" if done.returncode == 0 else f"ended with exit code {done.returncode}"
+        )
         raise HookError(left + (f": {words}" if words else ""))
     after = {}
     for entry in raw.split(b"\0"):

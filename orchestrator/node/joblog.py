@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import time
-from typing import Dict, Optional
 
-PARTIAL_SECONDS = 0.1  # a line without an end (a prompt, a progress bar) waits this long for its rest
+PARTIAL_SECONDS = (
+    0.1  # a line without an end (a prompt, a progress bar) waits this long for its rest
+)
 PARTIAL_BYTES = 1 << 16
 
 
@@ -31,7 +32,7 @@ class JobLog:
         self.ranks = os.open(ranks, flags, 0o600)
         self.size = os.fstat(self.log).st_size
         self.stream = ""
-        self.partials: Dict[str, Partial] = {}
+        self.partials: dict[str, Partial] = {}
         self.lost = 0  # bytes that a full disk refused
 
     def feed(self, stream: str, data: bytes) -> None:
@@ -48,7 +49,7 @@ class JobLog:
         partial.data = data[end:]
         partial.since = time.monotonic()
 
-    def flush(self, *, everything: bool = False) -> Optional[float]:
+    def flush(self, *, everything: bool = False) -> float | None:
         """Write beginnings that waited long enough; seconds until the next one is due, or None."""
         now = time.monotonic()
         due = None

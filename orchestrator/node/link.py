@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional
+from collections.abc import Callable
+from typing import Any
 
 from orchestrator.node import processes
 from orchestrator.node.hook import HookError, run_hook
@@ -29,6 +31,7 @@ BACKLOG = 1 << 19  # read no more of the log while this much waits for the netwo
 BEAT_SECONDS = 1.0
 HEAD_SILENCE = 60.0  # a head that said nothing for so long is behind a dead connection
 START_SECONDS = 20.0
+SWEEP_SECONDS = 10.0
 LIBRARY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -38,21 +41,21 @@ class Refusal(Exception):
 
 class Link:
     def __init__(self) -> None:
-        self.waiting: List[memoryview] = []
+        self.waiting: list[memoryview] = []
         self.waiting_bytes = 0
         self.incoming = bytearray()
         self.heard = time.monotonic()
         self.next_beat = self.heard + BEAT_SECONDS
-        self.port: Optional[Port] = None
-        self.follower: Optional[Follower] = None
-        self.requests: Dict[str, Callable[[Dict[str, Any]], Any]] = {
+        self.port: Port | None = None
+        self.follower: Follower | None = None
+        self.requests: dict[str, Callable[[dict[str, Any]], Any]] = {
             "probe": self.probe,
             "hook": self.hook,
             "start": self.start,
             "follow": self.follow,
             "end": self.end,
-            "jobs": lambda request: [job_state(run) for run in all_runs()],
-            "sweep": self.sweep,
+            "jobs": self.jobs,
+            "end_all": self.end_all,
             "beat": lambda request: {"time": time.time()},
         }
 
@@ -64,7 +67,7 @@ class Link:
             self.waiting.append(memoryview(part))
         self.waiting_bytes += size + HEADER.size
 
-    def send_json(self, message: Dict[str, Any]) -> None:
+    def send_json(self, message: dict[str, Any]) -> None:
         self.send(b"J", json.dumps(message).encode("ascii"))
 
     def flush(self) -> None:
@@ -126,8 +129,8 @@ class Link:
             self.serve(request)
         return bool(data)
 
-    def serve(self, request: Dict[str, Any]) -> None:
-        answer: Dict[str, Any] = {"id": request.get("id")}
+    def serve(self, request: dict[str, Any]) -> None:
+        answer: dict[str, Any] = {"id": request.get("id")}
         try:
             answer["ok"] = self.requests[request["do"]](request)
         except (Refusal, HookError, OSError, ValueError) as error:
@@ -136,7 +139,7 @@ class Link:
 
     # -- requests ----------------------------------------------------------------------------
 
-    def probe(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def probe(self, request: dict[str, Any]) -> dict[str, Any]:
         facts = probe(request)
         if request.get("port"):
             self.port = Port(request["port"]["wanted"], request["port"]["exact"])
@@ -145,11 +148,11 @@ class Link:
         facts["time"] = time.time()
         return facts
 
-    def hook(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def hook(self, request: dict[str, Any]) -> dict[str, Any]:
         changed, unset = run_hook(request["text"], request["env"], request["workdir"])
         return {"env": changed, "unset": unset}
 
-    def start(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def start(self, request: dict[str, Any]) -> dict[str, Any]:
         spec = request["spec"]
         run = RunDir(spec["job"], spec["node"])
         try:
@@ -181,37 +184,55 @@ class Link:
             raise Refusal(why.decode("utf-8", "replace").strip() or "its supervisor did not start")
         return {"supervisor": supervisor.pid, "shared": shared, "run": run.path}
 
-    def follow(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def follow(self, request: dict[str, Any]) -> dict[str, Any]:
         run = RunDir(request["job"], request["node"])
         if not os.path.isdir(run.path):
             raise Refusal(f"this machine knows nothing of job {run.job}")
         self.follower = Follower(run, request["log"], request["ranks"], request["events"])
         return {"time": time.time()}
 
-    def end(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def end(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Tell the supervisor; with "wait", the receipt: what was ended, what is left."""
         run = RunDir(request["job"], request["node"])
         words = json.dumps({"why": request["why"], "grace": request["grace"]})
         try:
             with connect(run) as supervisor:
                 supervisor.sendall(words.encode() + b"\n")
+                if request.get("wait"):
+                    wait_for_end(supervisor, request["wait"])
         except OSError:
-            if not has_ended(run):
-                return self.sweep(request)
-        return {}
+            pass  # no supervisor: it has ended, or was killed
+        ended = last_event(run, "ended")
+        if ended is not None or not request.get("wait"):
+            return receipt(run, ended, {})
+        return self.sweep(request)
 
-    def sweep(self, request: Dict[str, Any]) -> Dict[str, Any]:
+    def jobs(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The state of one job here, or of all."""
+        wanted = request.get("job")
+        return {"jobs": [job_state(run) for run in all_runs() if wanted in (None, run.job)]}
+
+    def end_all(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Every job of this user on this machine, known by its directory or only by its tag."""
+        known = {(run.job, run.node) for run in all_runs() if last_event(run, "ended") is None}
+        wanted = sorted(known | processes.tagged_jobs())
+        return {
+            "receipts": [self.end({**request, "job": job, "node": node}) for job, node in wanted]
+        }
+
+    def sweep(self, request: dict[str, Any]) -> dict[str, Any]:
         """End a job whose supervisor is gone: everything with its tag, at once."""
-        killed: Dict[int, str] = {}
-        deadline = time.monotonic() + 5
+        killed: dict[int, str] = {}
+        deadline = time.monotonic() + SWEEP_SECONDS
         while time.monotonic() < deadline:
             living = processes.of_job(request["job"], request["node"])
             if not living:
                 break
             for process in living:
-                if processes.send(process, 9):
+                if processes.send(process, signal.SIGKILL):
                     killed[process.pid] = process.name
-            time.sleep(0.02)
-        return {"killed": killed, "left": [p.pid for p in living]}
+            time.sleep(0.02)  # the kernel tells nobody but the parent when a process is gone
+        return receipt(RunDir(request["job"], request["node"]), None, killed)
 
 
 class Follower:
@@ -220,9 +241,9 @@ class Follower:
     def __init__(self, run: RunDir, log: int, ranks: int, events: int) -> None:
         self.run = run
         self.offsets = {b"L": log, b"R": ranks, b"E": events}
-        self.files: Dict[bytes, int] = {}
+        self.files: dict[bytes, int] = {}
         self.behind = True
-        self.supervisor: Optional[socket.socket] = None
+        self.supervisor: socket.socket | None = None
         self.said_gone = False
         try:
             self.supervisor = connect(run)
@@ -231,7 +252,7 @@ class Follower:
             pass  # it has ended: what the files hold now is all there will be
 
     @property
-    def bell(self) -> Optional[int]:
+    def bell(self) -> int | None:
         return self.supervisor.fileno() if self.supervisor else None
 
     def drain_bell(self) -> None:
@@ -251,7 +272,9 @@ class Follower:
         """One chunk of each file. A record of `ranks` is sent before the log bytes it speaks of."""
         if not self.behind:
             return
-        alone = self.supervisor is None  # sampled first: what was written before is then in the files
+        alone = (
+            self.supervisor is None
+        )  # sampled first: what was written before is then in the files
         size = self.size(b"L")
         self.behind = False
         for kind in (b"E", b"R"):
@@ -292,14 +315,35 @@ def connect(run: RunDir) -> socket.socket:
         os.close(directory)
 
 
-def has_ended(run: RunDir) -> bool:
-    return any(event["event"] == "ended" for event in run.read_events())
+def wait_for_end(supervisor: socket.socket, seconds: float) -> None:
+    """The supervisor closes its socket when it is done."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        supervisor.settimeout(max(0.01, deadline - time.monotonic()))
+        try:
+            if not supervisor.recv(1 << 16):
+                return
+        except TimeoutError:
+            return
 
 
-def job_state(run: RunDir) -> Dict[str, Any]:
+def last_event(run: RunDir, kind: str) -> dict[str, Any] | None:
+    found = [event for event in run.read_events() if event["event"] == kind]
+    return found[-1] if found else None
+
+
+def receipt(run: RunDir, ended: dict[str, Any] | None, killed: dict[int, str]) -> dict[str, Any]:
+    """The proof of an end: what was killed, and which processes of the job are alive now."""
+    left = [process.pid for process in processes.of_job(run.job, run.node)]
+    if ended is not None:
+        killed = {**ended["killed"], **killed}
+    return {"job": run.job, "node": run.node, "killed": killed, "left": left}
+
+
+def job_state(run: RunDir) -> dict[str, Any]:
     """What `status` shows of one job on this node."""
-    ranks: Dict[int, Dict[str, Any]] = {}
-    state: Dict[str, Any] = {"job": run.job, "node": run.node, "state": "lost", "ranks": ranks}
+    ranks: dict[int, dict[str, Any]] = {}
+    state: dict[str, Any] = {"job": run.job, "node": run.node, "state": "lost", "ranks": ranks}
     ended = False
     for event in run.read_events():
         if event["event"] == "started":
@@ -312,6 +356,8 @@ def job_state(run: RunDir) -> Dict[str, Any]:
             rank.update(state=event["event"][5:], pid=event.get("pid", rank.get("pid")))
             rank.update({key: event[key] for key in ("code",) if key in event})
     try:
+        spec = run.read_spec()
+        state.update({key: spec[key] for key in ("nproc", "first_rank", "nnodes", "experiment")})
         state["log_bytes"] = os.stat(run.log).st_size
         state["log_time"] = os.stat(run.log).st_mtime
         connect(run).close()

@@ -12,7 +12,8 @@ import shutil
 import socket
 import struct
 import sys
-from typing import Any, Dict, Iterator, List, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 RTM_GETADDR = 22
 RTM_NEWADDR = 20
@@ -23,7 +24,7 @@ IFA_LOCAL = 2
 PORTS_TO_TRY = 200
 
 
-def probe(request: Dict[str, Any]) -> Dict[str, Any]:
+def probe(request: dict[str, Any]) -> dict[str, Any]:
     workdir, found = find_workdir(request.get("workdir"), request["cwd"])
     addresses = interface_addresses()
     return {
@@ -45,7 +46,7 @@ def probe(request: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def find_workdir(wanted: Any, cwd: str) -> Tuple[str, bool]:
+def find_workdir(wanted: Any, cwd: str) -> tuple[str, bool]:
     path = os.path.expanduser(wanted or cwd)
     return path, os.path.isdir(path)
 
@@ -56,7 +57,9 @@ def torch_version() -> str:
     if spec is None or not spec.origin:
         return ""
     try:
-        with open(os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8") as file:
+        with open(
+            os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8"
+        ) as file:
             match = re.search(r"^__version__[^=]*= ['\"]([^'\"]+)", file.read(), re.MULTILINE)
     except OSError:
         return ""
@@ -93,13 +96,13 @@ def memory_kb() -> int:
 # -- network ----------------------------------------------------------------------------------
 
 
-def interface_addresses() -> List[Tuple[str, str, int]]:
+def interface_addresses() -> list[tuple[str, str, int]]:
     """(interface, address, prefix length), from the kernel over netlink."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as link:
         link.settimeout(2)
         header = struct.pack("=LHHLL", 17, RTM_GETADDR, NLM_F_REQUEST_DUMP, 1, 0)
         link.send(header + struct.pack("=B", socket.AF_UNSPEC))
-        found: List[Tuple[str, str, int]] = []
+        found: list[tuple[str, str, int]] = []
         while True:
             data = link.recv(1 << 18)
             while data:
@@ -111,7 +114,7 @@ def interface_addresses() -> List[Tuple[str, str, int]]:
                 data = data[(size + 3) & ~3 :]
 
 
-def one_address(message: bytes) -> Iterator[Tuple[str, str, int]]:
+def one_address(message: bytes) -> Iterator[tuple[str, str, int]]:
     family, prefix, _, _, index = struct.unpack_from("=BBBBL", message)
     attributes = {}
     rest = message[8:]
@@ -126,7 +129,7 @@ def one_address(message: bytes) -> Iterator[Tuple[str, str, int]]:
         yield socket.if_indextoname(index), socket.inet_ntop(family, raw), prefix
 
 
-def route(peer: str, addresses: List[Tuple[str, str, int]]) -> Tuple[str, str]:
+def route(peer: str, addresses: list[tuple[str, str, int]]) -> tuple[str, str]:
     """(interface, own address) by which the kernel would send to a peer; empty where it cannot."""
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     try:
@@ -181,7 +184,7 @@ def port_is_free(number: int) -> bool:
 # -- the program ------------------------------------------------------------------------------
 
 
-def resolve_target(target: Dict[str, str], workdir: str) -> Dict[str, str]:
+def resolve_target(target: dict[str, str], workdir: str) -> dict[str, str]:
     """What kind of program this is here: "script" (Python), "module", "program", or why not."""
     kind, name = target["kind"], target["name"]
     if kind != "auto":

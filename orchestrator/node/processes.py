@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Dict, List, NamedTuple, Optional, Set
+from typing import NamedTuple
 
 
 class Process(NamedTuple):
@@ -20,7 +20,7 @@ class Process(NamedTuple):
     name: str
 
 
-def look(pid: int) -> Optional[Process]:
+def look(pid: int) -> Process | None:
     """The process behind a PID now, or None."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -33,7 +33,7 @@ def look(pid: int) -> Optional[Process]:
     return Process(pid, int(fields[19]), int(fields[1]), fields[0], name)
 
 
-def everyone() -> Dict[int, Process]:
+def everyone() -> dict[int, Process]:
     found = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -43,7 +43,7 @@ def everyone() -> Dict[int, Process]:
     return found
 
 
-def environment(pid: int) -> Set[bytes]:
+def environment(pid: int) -> set[bytes]:
     """The environment a process was started with; empty where we may not look."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
@@ -52,7 +52,7 @@ def environment(pid: int) -> Set[bytes]:
         return set()
 
 
-def of_job(job: str, node: int, supervisor: int = 0) -> List[Process]:
+def of_job(job: str, node: int, supervisor: int = 0) -> list[Process]:
     """All living processes of one job on one node, the supervisor itself not among them."""
     tags = {f"ORCHESTRATOR_JOB={job}".encode(), f"NODE_RANK={node}".encode()}
     processes = everyone()
@@ -66,11 +66,22 @@ def of_job(job: str, node: int, supervisor: int = 0) -> List[Process]:
     ]
 
 
-def _descendants(processes: Dict[int, Process], root: int) -> Set[int]:
-    children: Dict[int, List[int]] = {}
+def tagged_jobs() -> set[tuple[str, int]]:
+    """(job, node) of every process of this user that carries a job's tag, wherever its files are."""
+    found = set()
+    for pid in everyone():
+        tags = dict(entry.partition(b"=")[::2] for entry in environment(pid))
+        job, node = tags.get(b"ORCHESTRATOR_JOB", b""), tags.get(b"NODE_RANK", b"")
+        if job and node.isdigit() and os.stat(f"/proc/{pid}").st_uid == os.getuid():
+            found.add((os.fsdecode(job), int(node)))
+    return found
+
+
+def _descendants(processes: dict[int, Process], root: int) -> set[int]:
+    children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
-    found: Set[int] = set()
+    found: set[int] = set()
     queue = [root]
     while queue:
         for child in children.get(queue.pop(), []):

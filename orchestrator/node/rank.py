@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from types import FrameType, TracebackType
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -35,7 +35,7 @@ class Rank:
     def __init__(self) -> None:
         self.run = os.environ["ORCHESTRATOR_RUN"]
         with open(os.path.join(self.run, "spec.json"), encoding="ascii") as file:
-            self.spec: Dict[str, Any] = json.load(file)
+            self.spec: dict[str, Any] = json.load(file)
         self.rank = int(os.environ["RANK"])
         self.local = int(os.environ["LOCAL_RANK"])
 
@@ -76,7 +76,7 @@ class Rank:
     def keep(self, child: int) -> None:
         """Wait for the rank, report its end, end the same way. Never returns."""
 
-        def forward(signum: int, frame: Optional[FrameType]) -> None:
+        def forward(signum: int, frame: FrameType | None) -> None:
             try:
                 os.kill(child, signum)
             except ProcessLookupError:
@@ -175,7 +175,7 @@ def touched_device() -> str:
     return ""
 
 
-def run_python(kind: str, name: str, args: List[str]) -> None:
+def run_python(kind: str, name: str, args: list[str]) -> None:
     """As `python name args` (kind "script") or `python -m name args` (a module) would."""
     sys.argv = [name, *args]
     if kind in ("module", "engine"):
@@ -187,7 +187,7 @@ def run_python(kind: str, name: str, args: List[str]) -> None:
         runpy.run_path(name, run_name="__main__")
 
 
-def users_frames(frames: Optional[TracebackType]) -> Optional[TracebackType]:
+def users_frames(frames: TracebackType | None) -> TracebackType | None:
     """The traceback from the program's own first frame on."""
     while frames is not None:
         name = frames.tb_frame.f_code.co_filename
@@ -197,7 +197,7 @@ def users_frames(frames: Optional[TracebackType]) -> Optional[TracebackType]:
     return None
 
 
-def users_line(frames: traceback.StackSummary) -> Optional[traceback.FrameSummary]:
+def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
     """The innermost line that is the user's own: not in an installed package, not in the library."""
     library = os.path.dirname(os.__file__)
     own = [
@@ -210,7 +210,7 @@ def users_line(frames: traceback.StackSummary) -> Optional[traceback.FrameSummar
     return own[-1] if own else (frames[-1] if frames else None)
 
 
-def write_json(path: str, record: Dict[str, Any]) -> None:
+def write_json(path: str, record: dict[str, Any]) -> None:
     try:
         with open(path + ".tmp", "w", encoding="ascii") as file:
             json.dump(record, file)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import Any, Dict, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=,-]{0,199}")
 
@@ -45,18 +46,18 @@ class RunDir:
     def error(self, local_rank: int) -> str:
         return os.path.join(self.path, f"error_{local_rank}.json")
 
-    def write_spec(self, spec: Dict[str, Any]) -> None:
+    def write_spec(self, spec: dict[str, Any]) -> None:
         # The spec holds the job's environment, which may hold secrets.
         fd = os.open(self.spec, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(fd, "w", encoding="ascii") as file:
             json.dump(spec, file)
 
-    def read_spec(self) -> Dict[str, Any]:
+    def read_spec(self) -> dict[str, Any]:
         with open(self.spec, encoding="ascii") as file:
-            spec: Dict[str, Any] = json.load(file)
+            spec: dict[str, Any] = json.load(file)
         return spec
 
-    def read_events(self) -> Iterator[Dict[str, Any]]:
+    def read_events(self) -> Iterator[dict[str, Any]]:
         try:
             with open(self.events, encoding="utf-8") as file:
                 for line in file:
@@ -77,7 +78,9 @@ def all_runs() -> Iterator[RunDir]:
         if not JOB_NAME.fullmatch(job):
             continue
         try:
-            nodes = sorted(int(name) for name in os.listdir(os.path.join(runs, job)) if name.isdigit())
+            nodes = sorted(
+                int(name) for name in os.listdir(os.path.join(runs, job)) if name.isdigit()
+            )
         except OSError:
             continue
         for node in nodes:

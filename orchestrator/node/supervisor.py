@@ -16,7 +16,8 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional
+from collections.abc import Callable
+from typing import Any
 
 from orchestrator.node import processes
 from orchestrator.node.joblog import JobLog, write_all
@@ -38,16 +39,16 @@ class Supervisor:
         self.log = JobLog(run.log, run.ranks)
         self.events = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.selector = selectors.DefaultSelector()
-        self.outputs: Dict[int, str] = {}  # file descriptor -> stream
-        self.listeners: List[socket.socket] = []
-        self.agent: Optional[subprocess.Popen[bytes]] = None
-        self.agent_code: Optional[int] = None
-        self.ranks: Dict[int, Dict[str, Any]] = {}
+        self.outputs: dict[int, str] = {}  # file descriptor -> stream
+        self.listeners: list[socket.socket] = []
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.agent_code: int | None = None
+        self.ranks: dict[int, dict[str, Any]] = {}
         self.report_rest = b""
         self.why = ""  # why it is being ended; empty while it just runs
         self.kill_at = float("inf")
         self.sweep_since = 0.0
-        self.killed: Dict[int, str] = {}
+        self.killed: dict[int, str] = {}
 
     # -- start -------------------------------------------------------------------------------
 
@@ -143,10 +144,12 @@ class Supervisor:
         for line in lines:
             self.reported(json.loads(line))
 
-    def reported(self, report: Dict[str, Any]) -> None:
+    def reported(self, report: dict[str, Any]) -> None:
         kind = report.pop("event")
         rank = self.ranks.setdefault(report["rank"], {"local": report["local"]})
-        rank.update(state=kind, **{k: v for k, v in report.items() if k in ("pid", "code", "peak_kb")})
+        rank.update(
+            state=kind, **{k: v for k, v in report.items() if k in ("pid", "code", "peak_kb")}
+        )
         if kind == "started":
             rank["process"] = processes.look(report["pid"])
             if self.why and rank["process"]:
@@ -158,10 +161,10 @@ class Supervisor:
         if kind == "ended" and report["code"] != 0 and not self.why:
             self.end(f"rank {report['rank']} failed", FAILED_GRACE)
 
-    def error_of(self, local: int) -> Optional[Dict[str, Any]]:
+    def error_of(self, local: int) -> dict[str, Any] | None:
         try:
             with open(self.run.error(local), encoding="ascii") as file:
-                error: Dict[str, Any] = json.load(file)
+                error: dict[str, Any] = json.load(file)
             return error
         except (OSError, ValueError):
             return None
@@ -226,7 +229,7 @@ class Supervisor:
             if processes.send(process, signal.SIGKILL):
                 self.killed[process.pid] = process.name
 
-    def living(self) -> List[processes.Process]:
+    def living(self) -> list[processes.Process]:
         return processes.of_job(self.run.job, self.run.node, os.getpid())
 
     def reap(self) -> None:
@@ -262,7 +265,9 @@ class Supervisor:
                 pass
         self.log.flush(everything=True)
         left = [process.pid for process in self.living()]
-        ranks = {str(n): {k: r.get(k) for k in ("state", "code", "pid")} for n, r in self.ranks.items()}
+        ranks = {
+            str(n): {k: r.get(k) for k in ("state", "code", "pid")} for n, r in self.ranks.items()
+        }
         self.event(
             "ended", agent=self.agent_code, why=self.why, ranks=ranks, killed=self.killed, left=left
         )
@@ -291,7 +296,9 @@ def main(job: str, node: str) -> None:
         supervisor.start()
     except OSError as error:
         os.write(ready, f"{error}\n".encode())
-        supervisor.event("ended", agent=None, why=f"not started: {error}", ranks={}, killed={}, left=[])
+        supervisor.event(
+            "ended", agent=None, why=f"not started: {error}", ranks={}, killed={}, left=[]
+        )
         return
     os.write(ready, b"ready\n")
     os.close(ready)

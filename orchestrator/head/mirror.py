@@ -1,0 +1,70 @@
+"""Brings the logs of a job home for someone who only looks on, where no head does so already."""
+
+from __future__ import annotations
+
+import queue
+import time
+
+from orchestrator.experiment import Experiment, JobRecord
+from orchestrator.head import look
+from orchestrator.head.follow import Follower, Message
+from orchestrator.head.ssh import Ssh
+
+CATCH_UP_SECONDS = 60.0
+
+
+class Mirror:
+    """Does nothing where the job is over, or where a head fills the files."""
+
+    def __init__(self, place: Experiment, record: JobRecord, ssh: Ssh) -> None:
+        self.place = place
+        self.record = record
+        self.ssh = ssh
+        self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.followers: list[Follower] = []
+        self.finished: set[int] = set()
+
+    def begin(self) -> None:
+        if self.record.over or self.place.lock() is not None:
+            return
+        self.followers = [
+            Follower(self.ssh, self.record.job, node, self.place, self.inbox.put)
+            for node in self.record.nodes
+        ]
+        for follower in self.followers:
+            follower.start()
+
+    def over(self, wait: float) -> bool:
+        """Is there nothing more to come? Returns early when something came."""
+        if not self.followers:
+            time.sleep(0 if self.record.over else wait)
+            self.record = self.place.read_record()
+            return self.record.over
+        try:
+            message = self.inbox.get(timeout=wait)
+        except queue.Empty:
+            return False
+        if message.kind in ("over", "refused"):
+            self.finished.add(message.node)
+        return len(self.finished) == len(self.followers)
+
+    def catch_up(self) -> None:
+        """Until the files here hold what the nodes had when asked."""
+        if self.record.over:
+            return
+        states = look.ask_nodes(self.ssh, self.record)
+        self.begin()
+        deadline = time.monotonic() + CATCH_UP_SECONDS
+        wanted = [
+            (follower, state["log_bytes"])
+            for follower, state in zip(self.followers, states, strict=False)
+            if "log_bytes" in state
+        ]
+        while any(follower.text.size < size for follower, size in wanted):
+            if self.over(wait=0.2) or time.monotonic() > deadline:
+                break
+
+    def end(self) -> None:
+        for follower in self.followers:
+            follower.close()
+        self.place.unlock()
