@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces, require_sshd
+from tests.launching import Head
 
 Cluster = FaultyLoopback | NetnsCluster
 
@@ -62,3 +64,9 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     kind = NetnsCluster if os.geteuid() == 0 else FaultyLoopback
     with kind(2, tmp_path_factory.mktemp("two")) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def head(two_nodes: Cluster, tmp_path: Path) -> Head:
+    """Someone at the head node of `two_nodes`, in an empty directory."""
+    return Head(two_nodes, tmp_path)

@@ -19,8 +19,8 @@ NO_RANK = "-"  # the stream of torchrun's own words and the supervisor's
 LONGEST = 64 * 1024 - 1  # characters of a line before it is cut; with the mark, 64 Ki
 CONTINUED = "…"
 _BLOCK = 64 * 1024
-_TAIL_LOOKS_BACK = 64 << 20  # bytes; the last words of a rank are not further away than that
-_RECORD = re.compile(rb"^(\d{1,18}) (\d{1,9}|-)$", re.MULTILINE)
+_TAIL_LOOKS_BACK = 16 << 20  # bytes; the last words of a rank are not further away than that
+_RECORD = re.compile(r"^([0-9]{1,18}) ([0-9]{1,9}|-)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ class _Records:
         block = _read(self._path, self._position, _BLOCK)
         whole = block[: block.rfind(b"\n") + 1]  # the last record may be half written yet
         self._position += len(whole)
-        self._ahead.extend((int(at), stream.decode()) for at, stream in _RECORD.findall(whole))
+        records = _RECORD.findall(whole.decode("ascii", "replace"))
+        self._ahead.extend((int(offset), stream) for offset, stream in records)
         return bool(whole)
 
 
@@ -124,9 +125,9 @@ def _last_record_before(path: Path, offset: int) -> int:
     low, high = 0, _size(path)
     while high - low > _BLOCK:
         middle = (low + high) // 2
-        block = _read(path, middle, 256)
-        start = block.find(b"\n") + 1
-        record = _RECORD.match(block[start : block.find(b"\n", start)])
+        block = _read(path, middle, 256).decode("ascii", "replace")
+        start = block.find("\n") + 1
+        record = _RECORD.match(block, start)
         if record and int(record[1]) <= offset:
             low = middle + start
         else:
@@ -164,15 +165,20 @@ class LineSplitter:
         self._moves = False  # it had a \r, so it is a progress bar
 
     def feed(self, data: bytes) -> list[str]:
-        *whole, partial = (self._partial + self._decode(data)).split("\n")
-        self._moves = "\r" in partial or (self._moves and not whole)
-        # Nearly every read is clean text, and for that these three C loops are all there is.
-        if all(map(str.isprintable, whole)) and max(map(len, whole), default=0) <= LONGEST:
-            lines = whole
-        else:
-            lines = [shown for line in whole for shown in self._finish(line)]
-        pieces, self._partial = self._settle(partial)
-        return lines + pieces
+        text = self._partial + self._decode(data)
+        lines = text.split("\n")
+        self._partial = lines.pop()
+        if lines:
+            self._moves = False
+            # Nearly all text is clean, and then these two loops in C are all there is to do.
+            short = len(text) <= LONGEST or max(map(len, lines)) <= LONGEST
+            if not short or not all(map(str.isprintable, lines)):
+                lines = [shown for line in lines for shown in self._finish(line)]
+        if self._partial:
+            self._moves = self._moves or "\r" in self._partial
+            pieces, self._partial = self._settle(self._partial)
+            lines += pieces
+        return lines
 
     @property
     def live(self) -> str:
@@ -209,45 +215,40 @@ class LineSplitter:
         return marked, rest + text[len(kept) :][:1]
 
 
-# Beside the control characters, those that break a line or turn the direction of the text around.
-_UNSAFE = re.compile(
-    r"""
-    (?P<sgr>\x1b\[[0-9;:]*m)                       # colours
-    | \x1b (?: \[ [0-?]* [ -/]* [@-~]?             # other CSI: cursor moves, erasing, modes
-             | [\]PX^_] [^\x07\x1b]* (?:\x07|\x1b\\)?  # OSC (titles, links), DCS and the like
-             | [ -/]* [0-~]? )                     # short ones, and a bare ESC
-    | (?P<control>[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069])
-    """,
-    re.VERBOSE,
-)
+_COLOUR = r"\x1b\[[0-9;:]*m"
+_ESCAPE = r"""
+    \x1b (?: \[ [0-?]* [ -/]* [@-~]?                 # CSI: colours, cursor moves, erasing, modes
+          | [\]PX^_] [^\x07\x1b]* (?:\x07|\x1b\\)?   # OSC (titles, links), DCS and the like
+          | [ -/]* [0-~]? )                          # short ones, and a bare ESC
+"""
+_ESCAPES = re.compile(_ESCAPE, re.VERBOSE)
+_ESCAPES_BUT_COLOURS = re.compile(f"(?!{_COLOUR}) {_ESCAPE}", re.VERBOSE)
+# Tabs and ESC are dealt with apart. The last two break lines and turn the direction of text around.
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1a\x1c-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def clean(text: str, color: bool = False) -> str:
     """One line that does nothing to a terminal but show; with `color`, colour it and reset."""
     if text.isprintable():
         return text
-    text = _UNSAFE.sub(_with_colour if color else _plain, text).expandtabs()
+    text = (_ESCAPES_BUT_COLOURS if color else _ESCAPES).sub("", text)
+    if not text.isprintable():
+        text = _CONTROLS.sub(_picture, text).expandtabs()
     return text + "\x1b[0m" if "\x1b" in text else text
 
 
-def _plain(match: re.Match[str]) -> str:
-    control = match["control"]
-    if not control:
-        return ""
-    code = ord(control)
+def _picture(control: re.Match[str]) -> str:
+    """Something visible, and one character, such as ␀ for NUL."""
+    code = ord(control[0])
     if code < 0x20:
-        return chr(0x2400 + code)  # its picture, such as ␀ for NUL: visible, and one character
+        return chr(0x2400 + code)
     return "␡" if code == 0x7F else "\N{REPLACEMENT CHARACTER}"
-
-
-def _with_colour(match: re.Match[str]) -> str:
-    return match["sgr"] or _plain(match)
 
 
 def tail(log: LogFile, lines: int, rank: int | None) -> list[str]:
     """The last lines of a node, or of one rank there, found from the end of the file.
 
-    A rank that has said nothing within the last 64 MiB of the log has no last lines here.
+    A rank that has said nothing within the last 16 MiB of the log has no last lines here.
     """
     if lines < 1:
         return []

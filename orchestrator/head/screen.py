@@ -10,7 +10,7 @@ import io
 import os
 import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -29,16 +29,22 @@ _COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 class _Stream:
     """One rank (or a node's own words) on the screen."""
 
-    name: str
+    node: int
+    rank: int | None
     splitter: LineSplitter
+    prefix: str = ""
     moved: float = 0.0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.node, -1 if self.rank is None else self.rank
 
 
 @dataclass
 class _Node:
     number: int
     reader: LogReader
-    streams: dict[str, _Stream] = field(default_factory=dict)
+    streams: dict[str, _Stream] = field(default_factory=dict)  # by their names in the log
 
 
 class Screen:
@@ -103,42 +109,47 @@ class Screen:
 
     def close(self) -> None:
         """Show unfinished lines as they are and take the live area away. The logs stay readable."""
-        text = ""
-        for node in self._nodes:
-            for stream in node.streams.values():
-                text += self._lines(node, stream, stream.splitter.flush())
-        self._paint(text)
+        streams = sorted(self._streams(), key=lambda stream: stream.order)
+        self._paint("".join(self._lines(stream, stream.splitter.flush()) for stream in streams))
 
     def _behind(self) -> int:
         return sum(node.reader.behind() for node in self._nodes)
 
+    def _streams(self) -> Iterator[_Stream]:
+        return (stream for node in self._nodes for stream in node.streams.values())
+
     def _news(self, node: _Node, limit: int) -> str:
         """The finished lines of one node, as printed; its progress bars take note of their move."""
         text = []
+        now = time.monotonic()
         for name, data in node.reader.read(limit):
             if self._only not in (None, name):
                 continue
-            stream = node.streams.get(name)
-            if stream is None:
-                stream = node.streams[name] = _Stream(name, LineSplitter(self._color))
-            stream.moved = time.monotonic()
-            text.append(self._lines(node, stream, stream.splitter.feed(data)))
+            stream = node.streams.get(name) or self._new_stream(node, name)
+            stream.moved = now
+            text.append(self._lines(stream, stream.splitter.feed(data)))
         return "".join(text)
 
-    def _lines(self, node: _Node, stream: _Stream, lines: list[str]) -> str:
+    def _new_stream(self, node: _Node, name: str) -> _Stream:
+        rank = None if name == NO_RANK else int(name)
+        stream = _Stream(node.number, rank, LineSplitter(self._color))
+        node.streams[name] = stream
+        if rank is not None:
+            self._rank_width = max(self._rank_width, len(f" rank{rank}"))
+        for each in self._streams():  # all of them, as this one may be the widest
+            by_node = f"node{each.node}".ljust(self._node_width)
+            by_rank = "" if each.rank is None else f" rank{each.rank}"
+            each.prefix = f"{by_node}{by_rank.ljust(self._rank_width)} | "
+        return stream
+
+    def _lines(self, stream: _Stream, lines: list[str]) -> str:
         if not lines:
             return ""
-        prefix = self._tint(node, self._prefix(node, stream))
+        prefix = self._tint(stream, stream.prefix)
         return prefix + f"\n{prefix}".join(lines) + "\n"
 
-    def _prefix(self, node: _Node, stream: _Stream) -> str:
-        rank = "" if stream.name == NO_RANK else f" rank{stream.name}"
-        self._rank_width = max(self._rank_width, len(rank))
-        name = f"node{node.number}"
-        return f"{name:<{self._node_width}}{rank:<{self._rank_width}} | "
-
-    def _tint(self, node: _Node, text: str) -> str:
-        color = _COLORS[node.number % len(_COLORS)]
+    def _tint(self, stream: _Stream, text: str) -> str:
+        color = _COLORS[stream.node % len(_COLORS)]
         return f"\x1b[{color}m{text}\x1b[0m" if self._color else text
 
     def _live_rows(self) -> list[str]:
@@ -149,24 +160,19 @@ class Screen:
         most = max(2, min(BARS, height // 2))
         shown = bars if len(bars) <= most else bars[: most - 1]
         rows = []
-        for node, stream in shown:
-            prefix = self._prefix(node, stream)
-            row = fit(prefix + stream.splitter.live, columns - 1)
-            rows.append(self._tint(node, row[: len(prefix)]) + row[len(prefix) :])
+        for stream in shown:
+            row = fit(stream.prefix + stream.splitter.live, columns - 1)
+            width = len(stream.prefix)
+            rows.append(self._tint(stream, row[:width]) + row[width:])
         if len(bars) > len(shown):
             rows.append(fit(f"(+{len(bars) - len(shown)} more)", columns - 1))
         return rows
 
-    def _bars(self) -> list[tuple[_Node, _Stream]]:
+    def _bars(self) -> list[_Stream]:
         """Those that move before those that stopped, else by node and rank: each stays in place."""
         now = time.monotonic()
-        bars = [
-            (now - stream.moved > _STALE, node.number, _rank_order(name), node, stream)
-            for node in self._nodes
-            for name, stream in node.streams.items()
-            if stream.splitter.live
-        ]
-        return [bar[3:] for bar in sorted(bars, key=lambda bar: bar[:3])]
+        bars = (stream for stream in self._streams() if stream.splitter.live)
+        return sorted(bars, key=lambda bar: (now - bar.moved > _STALE, bar.order))
 
     def _paint(self, text: str) -> None:
         """Print `text` above the live area, in one write so that nothing flickers."""
@@ -201,10 +207,6 @@ def _columns(character: str) -> int:
     if unicodedata.east_asian_width(character) in "WF":
         return 2
     return 0 if unicodedata.category(character) in ("Mn", "Me", "Cf") else 1
-
-
-def _rank_order(stream: str) -> int:
-    return -1 if stream == NO_RANK else int(stream)
 
 
 def _amount(size: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 SECRET = re.compile(
     r"(TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|COOKIE|(^|_)(API|ACCESS|AUTH|.*KEY)(_|$)|KEY$)",
@@ -18,3 +18,19 @@ def redacted(env: Mapping[str, str]) -> dict[str, str]:
         name: "(redacted)" if SECRET.search(name) else URL_LOGIN.sub("(redacted)", value)
         for name, value in sorted(env.items())
     }
+
+
+def redacted_words(words: Sequence[str]) -> list[str]:
+    """A command line without what `--token X`, `--api-key=X` or `NAME_TOKEN=X` give away."""
+    shown = []
+    before = ""
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and SECRET.search(name.lstrip("-").replace("-", "_")):
+            shown.append(f"{name}=(redacted)")
+        elif before.startswith("-") and SECRET.search(before.lstrip("-").replace("-", "_")):
+            shown.append("(redacted)")
+        else:
+            shown.append(URL_LOGIN.sub("(redacted)", word))
+        before = "" if equals else word
+    return shown

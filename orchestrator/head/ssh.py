@@ -156,18 +156,17 @@ class Ssh:
         options.key_types = tuple(sorted(options.key_types, key=lambda name: name not in kinds))
         try:
             transport.start_client(timeout=left(deadline))
+        except paramiko.ssh_exception.IncompatiblePeer as error:
+            raise NodeError(f"its sshd and we have no algorithm in common: {error}") from error
         except (paramiko.SSHException, EOFError, OSError) as error:
-            if time.monotonic() < deadline - 0.2 and not isinstance(
-                error, paramiko.ssh_exception.IncompatiblePeer
-            ):
+            if time.monotonic() < deadline - 0.2:
                 raise ConnectionDropped(str(error) or "end of file") from error
-            if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-                raise NodeError(f"its sshd and we have no algorithm in common: {error}") from error
+        if not transport.initial_kex_done:  # at a timeout start_client just returns
             raise NodeError(
                 "it accepts the connection, then hangs in the SSH handshake",
                 f"is port {destination.port} really its sshd? try: ssh -v -p {destination.port} "
                 f"{destination.user}@{destination.host}",
-            ) from error
+            )
 
 
 class ConnectionDropped(Exception):

@@ -170,8 +170,8 @@ def _destination(
 
 
 def _words(key: str, value: str) -> list[str]:
-    """Known-hosts options list several files on a line; the others hold one path, spaces and all."""
-    return value.split() if key.endswith("knownhostsfile") else [value.strip('"')]
+    """Known-hosts options list several files on a line; `ssh -G` leaves out the quotes around them."""
+    return re.split(r" (?=[/~%])", value) if key.endswith("knownhostsfile") else [value.strip('"')]
 
 
 def _expand(text: str, tokens: dict[str, str]) -> str:

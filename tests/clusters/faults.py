@@ -42,6 +42,10 @@ class Faults:
         """$HOME of host `i`, as a path that this process can open."""
         raise NotImplementedError
 
+    def run_home(self, i: int) -> Path:
+        """Where host `i` keeps what it knows of our jobs, as a path that this process can open."""
+        raise NotImplementedError
+
     def processes(self, i: int, tag: str) -> list[int]:
         """Pids, as host `i` numbers them, of its processes whose environment contains `tag`."""
         raise NotImplementedError

@@ -39,6 +39,9 @@ class FaultyLoopback(Faults, LoopbackCluster):
     def home(self, i: int) -> Path:
         return self.nodes[i].home
 
+    def run_home(self, i: int) -> Path:
+        return self.nodes[i].state
+
     def processes(self, i: int, tag: str) -> list[int]:
         ours = f"ORCHESTRATOR_HOME={self.nodes[i].state}\0".encode()
         found = []

@@ -155,6 +155,9 @@ class NetnsCluster(Faults):
     def home(self, i: int) -> Path:
         return self.path(i, self.home_path)
 
+    def run_home(self, i: int) -> Path:
+        return self.home(i) / ".orchestrator"
+
     def processes(self, i: int, tag: str) -> list[int]:
         return [p for p in self._pids(i) if tag in self._read(i, p, "environ")]
 

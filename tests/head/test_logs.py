@@ -59,6 +59,7 @@ def lines_of(data: bytes, color: bool = False) -> list[str]:
         (b"\rbar\r   \rnext\n", ["next"]),
         ("grün 漢字 █▌ 😀\n".encode(), ["grün 漢字 █▌ 😀"]),
         (b"cut \xe6\xbc\nbad \xff\xfe\n", ["cut �", "bad ��"]),
+        (b"unfinished \xe6\xbc", ["unfinished �"]),
         (b"a\tb\n", ["a       b"]),
         (b"bell\x07 nul\x00 del\x7f\n", ["bell␇ nul␀ del␡"]),
         ("c1 \x9b31m nel\x85 sep\u2028 rtl\u202e\n".encode(), ["c1 �31m nel� sep� rtl�"]),
@@ -146,6 +147,16 @@ def test_a_line_without_an_end_comes_in_pieces_and_does_not_grow_memory() -> Non
     assert peak < 8 << 20
     assert set(pieces) == {64 * 1024}
     assert sum(pieces) - len(pieces) * len(CONTINUED) + len(last) == 100 << 20
+
+
+def test_where_a_long_line_is_cut() -> None:
+    with mock.patch.object(logs, "LONGEST", 7):
+        assert lines_of(b"0123456\n") == ["0123456"]
+        assert lines_of(b"01234567\n") == ["0123456…", "7"]
+        assert lines_of("äöüß漢字😀!".encode()) == ["äöüß漢字😀…", "!"]
+        assert lines_of(b"01234567\r\n") == ["0123456…", "7"]
+        splitter = LineSplitter()
+        assert splitter.feed(b"01234567\r") + splitter.feed(b"next\n") == ["0123456…", "next"]
 
 
 def test_a_bar_of_many_moves_is_not_a_long_line() -> None:
@@ -283,6 +294,22 @@ def test_tail_of_a_huge_log_reads_only_its_end(tmp_path: Path) -> None:
     assert tail(log, 2, 3) == ["Traceback", "RuntimeError: boom"]
     assert tail(log, 2, 7) == []
     assert time.perf_counter() - begun < 3
+
+
+def test_tail_looks_back_until_the_lines_are_whole(tmp_path: Path) -> None:
+    log = log_in(tmp_path)
+    lines = [f"{i:099}" for i in range(100)]
+    append(log, ("0", "".join(f"{line}\n" for line in lines).encode()))
+    with mock.patch.object(logs, "_BLOCK", 16):
+        for count in range(1, 20):
+            assert tail(log, count, None) == lines[-count:]
+
+
+def test_tail_that_looked_back_far_enough_gives_what_it_has(tmp_path: Path) -> None:
+    log = log_in(tmp_path)
+    append(log, ("0", b"words\n" * 50_000), ("1", b"the only line\n"))
+    with mock.patch.object(logs, "_TAIL_LOOKS_BACK", 100_000):
+        assert tail(log, 5, 1) == ["the only line"]
 
 
 def test_tail_of_one_endless_line_is_its_last_piece(tmp_path: Path) -> None:

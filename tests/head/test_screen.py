@@ -109,8 +109,8 @@ def test_our_own_words_are_said_even_when_quiet_and_are_harmless() -> None:
 
 def test_a_pipe_never_skips(tmp_path: Path) -> None:
     log = log_in(tmp_path)
-    append(log, ("0", b"a line of words\n" * 1_000_000))  # 16 MB
-    assert len(shown([log])) == 1_000_000
+    append(log, ("0", b"a line of words\n" * 600_000))  # 9.6 MB
+    assert len(shown([log])) == 600_000
 
 
 @settings(max_examples=200, deadline=None)
@@ -131,6 +131,7 @@ def test_a_pipe_that_nobody_reads_ends_the_showing_and_nothing_else(
     assert not screen.broken
     screen.pump()
     assert screen.broken
+    append(two_nodes[0], ("0", b"more\n"))
     assert not screen.pump()
     screen.say("words")
     screen.close()
@@ -161,7 +162,7 @@ def test_one_pump_does_a_bounded_piece_of_work(tmp_path: Path) -> None:
 def test_memory_is_bounded_for_64_nodes_of_8_ranks(tmp_path: Path) -> None:
     logs = [log_in(tmp_path, node) for node in range(64)]
     for log in logs:
-        append(log, *((str(log.node * 8 + rank), b"x" * 200_000) for rank in range(8)))
+        append(log, *((str(log.node * 8 + rank), b"x" * 150_000) for rank in range(8)))
     with open(os.devnull, "w", encoding="utf-8") as out:  # noqa: PTH123
         screen = piped(logs, out)
         tracemalloc.start()
@@ -170,7 +171,7 @@ def test_memory_is_bounded_for_64_nodes_of_8_ranks(tmp_path: Path) -> None:
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    assert peak < 64 << 20  # of 100 MB: 64 KiB for each of 512 streams, and one pump's work
+    assert peak < 60 << 20  # of 77 MB: 64 KiB for each of 512 streams, and one pump's work
 
 
 # --- a terminal ----------------------------------------------------------------------------------

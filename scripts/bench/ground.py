@@ -1,0 +1,184 @@
+"""What the benchmarks share: hosts made for one run, a head that sees them, rounds, tables.
+
+The hosts are network namespaces on this machine, so root is needed and nothing leaves it. Every
+contender runs as the head: same ssh_config, same /etc/hosts, same clock as the hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.clusters.netns import NetnsCluster  # noqa: E402
+
+PEERS = Path("/var/tmp/orchestrator-peers")  # not below $HOME, which each host has for itself
+LIMIT = 180.0  # seconds for one run of one contender
+# The head's own view: the hosts' names, and the way to them in the one place every ssh looks.
+HEAD = (
+    'hostname head && mount --bind "$1" /etc/hosts && mount --bind "$2" /etc/ssh/ssh_config'
+    ' && shift 2 && exec "$@"'
+)
+
+
+class Failed(Exception):
+    """A contender did not do its work; the words are shown in its place in the table."""
+
+
+@dataclass
+class Contender:
+    """One way to do the work: `run` does it once on the cluster and returns what it measured."""
+
+    name: str
+    run: Callable[[NetnsCluster], Mapping[str, float]]
+    missing: str = ""  # why it cannot take part here
+    samples: list[Mapping[str, float]] = field(default_factory=list)
+
+    def median(self, figure: str) -> float | None:
+        found = [sample[figure] for sample in self.samples if figure in sample]
+        return statistics.median(found) if found else None
+
+
+def compete(contenders: Sequence[Contender], hosts: int, repeat: int, note: str) -> None:
+    """All contenders in turn, `repeat` times after a first round that only warms the caches.
+
+    Round robin, so that whatever else this machine does is shared by all. One that fails is out
+    of it, and the hosts are made anew, as it may have left something running there.
+    """
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(fresh(hosts))
+        for turn in range(repeat + 1):
+            for one in contenders:
+                if one.missing:
+                    continue
+                print(f"\r\x1b[K{note}, round {turn} of {repeat}: {one.name}", end="", file=sys.stderr)
+                try:
+                    sample = one.run(cluster)
+                except Failed as failure:
+                    one.missing = f"failed: {failure}"
+                    stack.close()
+                    cluster = stack.enter_context(fresh(hosts))
+                else:
+                    one.samples += [sample] if turn else []
+    print("\r\x1b[K", end="", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def fresh(hosts: int, **options: Any) -> Iterator[NetnsCluster]:
+    """Hosts, their network and their files; all gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="orchestrator-bench-") as directory:
+        cluster = NetnsCluster(hosts, Path(directory) / "cluster", **options)
+        cluster.environment["DS_ACCELERATOR"] = "cpu"
+        with cluster:
+            yield cluster
+
+
+def work_directory(cluster: NetnsCluster) -> Path:
+    """Where a run keeps its files; hosts and head see the same."""
+    path = cluster.directory.parent / "work"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def as_head(cluster: NetnsCluster, words: Sequence[str | Path]) -> list[str]:
+    """The command line that runs `words` on the head of the cluster."""
+    files = (cluster.directory / "hosts", cluster.ssh_config)
+    return ["unshare", "--mount", "--uts", "bash", "-c", HEAD, "head", *map(str, (*files, *words))]
+
+
+def run(cluster: NetnsCluster, words: Sequence[str | Path], **env: str) -> str:
+    """Run a command on the head, until it ends; what it said. Failed if it did not succeed."""
+    with subprocess.Popen(
+        as_head(cluster, words),
+        cwd=work_directory(cluster),
+        env={**head_environment(), **env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            said = process.communicate(timeout=LIMIT)[0]
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise Failed(f"not done after {LIMIT:.0f} s") from error
+            raise
+    if process.returncode:
+        print(f"\n{said}", file=sys.stderr)
+        raise Failed(f"exit code {process.returncode}")
+    return said
+
+
+def head_environment() -> dict[str, str]:
+    """One thread for each rank, as several ranks share few cores; no setting of the developer's."""
+    kept = ("PATH", "HOME", "LANG", "TERM", "USER", "LOGNAME")
+    env = {name: os.environ[name] for name in kept if name in os.environ}
+    return {**env, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+
+
+def require_root() -> None:
+    if os.geteuid() != 0:
+        sys.exit("benchmarks run on hosts in network namespaces: run them as root")
+
+
+# -- what is known of this machine, and how results are shown -----------------------------------
+
+
+def machine(*pythons: Path) -> str:
+    """One line: what the figures were measured on."""
+    words = [f"{os.cpu_count()} cores", f"load {os.getloadavg()[0]:.1f}", f"Linux {os.uname().release}"]
+    for python in dict.fromkeys((Path(sys.executable), *pythons)):
+        if python.exists():
+            words.append(f"{python}: {versions(python)}")
+    words.append(first_line("ssh", "-V").split(",")[0])
+    return ", ".join(words)
+
+
+def versions(python: Path) -> str:
+    program = (
+        "import sys, importlib.metadata as m\n"
+        "names = ('torch', 'paramiko', 'torchrunx', 'deepspeed')\n"
+        "have = {d.metadata['Name']: d.version for d in m.distributions()}\n"
+        "print('Python', sys.version.split()[0], *(f'{n} {have[n]}' for n in names if n in have))"
+    )
+    return first_line(str(python), "-c", program)
+
+
+def first_line(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return (done.stdout + done.stderr).strip().partition("\n")[0]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown that is also easy to read as it is."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = [head, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "| " + " | ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )
+
+
+def seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f} s"
+
+
+def show(as_json: bool, title: str, about: str, text: str, data: Any) -> None:
+    if as_json:
+        print(json.dumps({"machine": about, "results": data}, indent=1))
+    else:
+        print(f"{title}\n\n{about}\n\n{text}")

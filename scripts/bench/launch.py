@@ -1,0 +1,192 @@
+"""How long from the command to the end of the first all-reduce on all ranks: ours and others'.
+
+    python scripts/bench/launch.py --peers DIR      (peers.py makes DIR: torchrunx and deepspeed)
+
+Every launcher starts the same program (first_all_reduce.py) on the same hosts with the same torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ground import (
+    PEERS,
+    ROOT,
+    Contender,
+    Failed,
+    NetnsCluster,
+    compete,
+    machine,
+    require_root,
+    run,
+    seconds,
+    show,
+    table,
+    work_directory,
+)
+
+PROGRAM = "first_all_reduce.py"
+OURS = "master_launch"
+TORCHRUNX = """
+import sys, torchrunx, first_all_reduce
+hosts, ranks, out = sys.argv[1].split(","), int(sys.argv[2]), sys.argv[3]
+launcher = torchrunx.Launcher(hostnames=hosts, workers_per_host=ranks, backend="gloo")
+launcher.run(first_all_reduce.main, out)
+"""
+HELP_RUNS = 11
+
+
+def main() -> None:
+    options = parse()
+    require_root()
+    python = options.peers / "bin/python"
+    nodes_python = python if python.exists() else Path(sys.executable)
+    results = {}
+    for shape in options.shapes:
+        nodes, ranks = map(int, shape.split("x"))
+        results[shape] = contenders(options.peers, nodes_python, ranks)
+        compete(results[shape], nodes, options.repeat, shape)
+    helps = [help_seconds() for _ in range(HELP_RUNS)]
+    about = machine(python)
+    text = f"{render(results)}\n\nmaster_launch --help: {statistics.median(helps):.3f} s"
+    data = {"shapes": as_data(results), "help": helps}
+    title = f"From the command to the first all-reduce on all ranks (median of {options.repeat})"
+    show(options.json, title, about, text, data)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--peers", type=Path, default=PEERS, help="the venv that peers.py made")
+    parser.add_argument("--shapes", nargs="+", default=["2x2", "4x2", "2x4"], help="nodes x ranks")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+# -- the contenders -----------------------------------------------------------------------------
+
+
+def contenders(peers: Path, python: Path, ranks: int) -> list[Contender]:
+    theirs = peers / "bin/python"
+
+    def needs(*files: str | Path) -> str:
+        lacking = [str(file) for file in files if shutil.which(str(file)) is None]
+        return f"missing: {', '.join(lacking)}" if lacking else ""
+
+    def one(name: str, words: Any, missing: str = "") -> Contender:
+        return Contender(name, partial(timed, ranks, partial(words, python)), missing)
+
+    return [
+        one(OURS, ours),
+        one("torchrun by hand over ssh", by_hand, needs("ssh")),
+        one("torchrunx", torchrunx, needs(theirs) or lacks(theirs, "torchrunx")),
+        one("deepspeed (pdsh)", deepspeed, needs(peers / "bin/deepspeed", "pdsh")),
+    ]
+
+
+def lacks(python: Path, module: str) -> str:
+    done = subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False)
+    return f"missing: {module}" if done.returncode else ""
+
+
+def timed(ranks: int, words: Any, cluster: NetnsCluster) -> Mapping[str, float]:
+    """Start, wait, read what each rank wrote. The clock is one for all hosts."""
+    work = work_directory(cluster)
+    shutil.copy(Path(__file__).with_name(PROGRAM), work)
+    out = work / "out"
+    out.mkdir()
+    command = words(cluster, ranks, out)
+    started = time.time()
+    said = run(cluster, command)
+    ended = time.time()
+    found = [json.loads(path.read_text()) for path in out.iterdir()]
+    shutil.rmtree(out)
+    if len(found) != cluster.size * ranks:
+        print(said, file=sys.stderr)
+        raise Failed(f"{len(found)} of {cluster.size * ranks} ranks did the all-reduce")
+    steps = {step: max(one[step] for one in found) - started for step in found[0]}
+    return {**steps, "exit": ended - started}
+
+
+def ours(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> list[str | Path]:
+    launcher = Path(sys.executable).with_name("master_launch")
+    options = ["--nodes", cluster.node_list, "--experiments", out.parent / "experiments"]
+    return [launcher, *options, "--python", python, "--nproc", str(ranks), PROGRAM, out]
+
+
+def by_hand(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> list[str | Path]:
+    """What one types into as many terminals as there are nodes, at the same moment."""
+    lines = []
+    for number, address in enumerate(cluster.addresses):
+        torchrun = [python, "-m", "torch.distributed.run", f"--nnodes={cluster.size}"]
+        torchrun += [f"--node-rank={number}", f"--nproc-per-node={ranks}"]
+        torchrun += [f"--master-addr={cluster.addresses[0]}", "--master-port=29500", PROGRAM, out]
+        there = f"cd {out.parent} && {shlex.join(map(str, torchrun))}"
+        lines.append(f"ssh {address} {shlex.quote(there)} & all=\"$all $!\"\n")
+    return ["bash", "-c", "".join(lines) + "for one in $all; do wait $one || exit 1; done"]
+
+
+def torchrunx(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> list[str | Path]:
+    return [python, "-c", TORCHRUNX, ",".join(cluster.addresses), str(ranks), out]
+
+
+def deepspeed(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> list[str | Path]:
+    hostfile = out.parent / "hostfile"
+    hostfile.write_text("".join(f"{address} slots={ranks}\n" for address in cluster.addresses))
+    options = ["--hostfile", hostfile, "--master_addr", cluster.addresses[0], "--no_local_rank"]
+    return [python.with_name("deepspeed"), *options, "--launcher", "pdsh", PROGRAM, out]
+
+
+def help_seconds() -> float:
+    started = time.perf_counter()
+    command = [Path(sys.executable).with_name("master_launch"), "--help"]
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, cwd=ROOT)
+    return time.perf_counter() - started
+
+
+# -- the results --------------------------------------------------------------------------------
+
+
+def render(results: Mapping[str, Sequence[Contender]]) -> str:
+    head = ["launcher"]
+    for shape in results:
+        head += [shape, "ours is"]
+    head += [f"until it returns, {next(iter(results))}"]
+    rows = []
+    for index, one in enumerate(next(iter(results.values()))):
+        row = [one.name]
+        for everyone in results.values():
+            row += cells(everyone[index], everyone[0])
+        rows.append([*row, seconds(one.median("exit"))])
+    return table(head, rows)
+
+
+def cells(one: Contender, reference: Contender) -> list[str]:
+    value, best = one.median("all_reduce"), reference.median("all_reduce")
+    if value is None:
+        return [one.missing, ""]
+    found = [sample["all_reduce"] for sample in one.samples]
+    shown = f"{value:.2f} s ({min(found):.2f}-{max(found):.2f})"
+    return [shown, "" if best is None or one is reference else f"{best / value:.2f}"]
+
+
+def as_data(results: Mapping[str, Sequence[Contender]]) -> dict[str, Any]:
+    return {
+        shape: {one.name: one.missing or one.samples for one in everyone}
+        for shape, everyone in results.items()
+    }
+
+
+if __name__ == "__main__":
+    main()

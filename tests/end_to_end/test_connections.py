@@ -1,0 +1,138 @@
+"""Nodes that cannot be reached: each named with its own cause, in time, and nothing is started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.netns import NetnsCluster
+from tests.conftest import Cluster
+from tests.launching import Head
+
+TIMEOUT = 3.0
+
+
+def launch_in_vain(head: Head, *words: str) -> list[str]:
+    began = time.monotonic()
+    command = head.launch("--connect-timeout", str(TIMEOUT), *words, head.script("x.py", ""))
+    assert command.finish(patience=3 * TIMEOUT + 20) == 4, command.text
+    took = time.monotonic() - began
+    assert took < 2 * TIMEOUT + 5, f"{took:.1f} s: the timeouts add up"
+    assert "Traceback" not in command.text
+    assert "nothing was started" in command.text
+    assert not list((head.directory / "experiments").glob("*"))
+    assert head.nothing_left()
+    return command.lines
+
+
+def cause_of(lines: list[str], address: str) -> str:
+    (line,) = [line for line in lines if line.strip().startswith(address + " ")]
+    return line
+
+
+def test_every_cause_in_one_table(
+    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
+) -> None:
+    cluster = netns_cluster(7)
+    head = Head(cluster, tmp_path)
+    cluster.kill_sshd(1)
+    cluster.cut(2)
+    cluster.hang_handshake(3)
+    cluster.hang_handshake(4, "SSH-2.0-OpenSSH_9.2\r\n")
+    cluster.change_host_key(5)
+    cluster.deny_keys(6)
+    head.node_list = cluster.write_list([*cluster.addresses, "no-such-host.invalid"])
+    lines = launch_in_vain(head)
+    assert lines[0].startswith("error: 7 of 8 nodes")
+    addresses = cluster.addresses
+    assert "refuses connections on port 22" in cause_of(lines, addresses[1])
+    assert "does not answer" in cause_of(lines, addresses[2])
+    for hung in (3, 4):
+        assert "hangs in the SSH handshake" in cause_of(lines, addresses[hung])
+    changed = cause_of(lines, addresses[5])
+    assert "host key has changed" in changed and changed.count("SHA256:") == 2
+    assert "denies" in cause_of(lines, addresses[6])
+    assert "cannot be resolved" in cause_of(lines, "no-such-host.invalid")
+    assert not any(line.strip().startswith(addresses[0] + " ") for line in lines)
+
+
+def test_a_frozen_node_in_the_middle_of_the_login(
+    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
+) -> None:
+    """The shell of the login never comes to our command: an rc file that waits."""
+    cluster = netns_cluster(2)
+    head = Head(cluster, tmp_path)
+    (cluster.home(1) / ".bashrc").write_text("sleep 1000\n")
+    line = cause_of(launch_in_vain(head), cluster.addresses[1])
+    assert "login shell" in line
+
+
+def test_noise_of_banners_and_rc_files_is_harmless(two_nodes: Cluster, tmp_path: Path) -> None:
+    head = Head(two_nodes, tmp_path)
+    noise = "\n".join(["Welcome to {host}!", '{"id": 1, "ok": {}}', "orchestrator-", "no-python-here"])
+    try:
+        two_nodes.noisy_rc(0, noise + "\x00\xff" * 100)
+        two_nodes.noisy_rc(1, "x" * 100_000)
+        command = head.run(head.script("hi.py", "print('hello')"))
+        assert "node0 rank0 | hello" in command.lines and "node1 rank1 | hello" in command.lines
+        assert "Welcome" not in command.text
+    finally:
+        for node in (0, 1):
+            two_nodes.quiet_rc(node)
+
+
+def test_unknown_hosts_are_recorded_once_or_refused(two_nodes: Cluster, tmp_path: Path) -> None:
+    head = Head(two_nodes, tmp_path)
+    known = tmp_path / "known hosts"
+    config = two_nodes.ssh_config.read_text()
+    lines = [line for line in config.splitlines() if "KnownHostsFile" not in line]
+    own = tmp_path / "ssh_config"
+    own.write_text("\n".join([*lines, f'  UserKnownHostsFile "{known}"', ""]))
+    script = head.script("x.py", "")
+    words = ("--ssh-config", str(own), script)
+    strict = head.launch("--strict-host-keys", *words)
+    assert strict.finish() == 4
+    assert "host key is not known" in strict.text and not known.exists()
+    head.run(*words)
+    first = known.read_text()
+    assert len(first.splitlines()) == 2
+    head.run("--strict-host-keys", *words)
+    assert known.read_text() == first
+
+
+def test_through_a_jump_host(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
+    cluster = netns_cluster(3)
+    head = Head(cluster, tmp_path)
+    own = tmp_path / "ssh_config"
+    jump, first, second = cluster.addresses
+    own.write_text(
+        f"Host a\n  HostName {first}\n  ProxyJump {jump}\n"
+        f"Host b\n  HostName {second}\n  ProxyCommand ssh -F {cluster.ssh_config} -W %h:%p {jump}\n"
+        f"Host *\n" + cluster.ssh_config.read_text().partition("\n")[2]
+        if cluster.ssh_config.read_text().startswith("Host")
+        else f"Host a\n  HostName {first}\n  ProxyJump {jump}\n"
+        f"Host b\n  HostName {second}\n  ProxyCommand ssh -F {cluster.ssh_config} -W %h:%p {jump}\n"
+        f"Host *\n" + cluster.ssh_config.read_text()
+    )
+    head.node_list = cluster.write_list(["a", "b"])
+    command = head.run("--ssh-config", str(own), head.script("hi.py", "print('hello')"))
+    assert "node1 rank1 | hello" in command.lines
+    assert first in command.text  # the master's own address, though the head cannot see it directly
+
+
+@pytest.mark.timeout(240)
+def test_sixty_four_nodes_of_which_five_are_down(
+    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
+) -> None:
+    cluster = netns_cluster(64)
+    head = Head(cluster, tmp_path)
+    down = [3, 17, 30, 42, 63]
+    for node in down:
+        cluster.kill_sshd(node)
+    lines = launch_in_vain(head)
+    assert lines[0].startswith("error: 5 of 64 nodes")
+    for node in down:
+        assert "refuses connections" in cause_of(lines, cluster.addresses[node])

@@ -1,0 +1,222 @@
+"""A launch from the list to the record, on two real hosts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.launching import Head
+
+ALL_REDUCE = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1) * dist.get_rank()
+dist.all_reduce(total)
+names = "RANK LOCAL_RANK WORLD_SIZE NODE_RANK NNODES NPROC_PER_NODE ORCHESTRATOR_JOB".split()
+print("sum", int(total), *(os.environ[name] for name in names), flush=True)
+dist.destroy_process_group()
+"""
+TELL = """
+import json, os, sys
+if os.environ["RANK"] == "0":
+    print("TOLD " + json.dumps({"args": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}))
+"""
+# What a shell, ssh, argparse or JSON could each bend in its own way.
+AWKWARD = [
+    *("two words", "it's", 'say "no"', "$(id)", "`id`", "*", "~", "", "--", "-x", "--master-port=1"),
+    *("line\nbreak", "tab\there", "back\\slash", "ünï→", "a;b|c&d>e", "!history", "#no", "{run}", "%h"),
+]
+
+
+def told(head: Head) -> dict[str, object]:
+    (line,) = [x for x in head.log(0).decode().splitlines() if x.startswith("TOLD ")]
+    found: dict[str, object] = json.loads(line[5:])
+    return found
+
+
+def test_ranks_find_each_other_and_the_logs_come_home(head: Head) -> None:
+    command = head.run("--nproc", "2", head.script("sum.py", ALL_REDUCE))
+    job = head.record["job"]
+    for node, ranks in ((0, (0, 1)), (1, (2, 3))):
+        lines = set(head.log(node).decode().splitlines())
+        expected = {f"sum 6 {r} {r % 2} 4 {node} 2 2 {job}" for r in ranks}
+        assert expected <= lines
+        for r in ranks:
+            assert f"node{node} rank{r} | sum 6 {r} {r % 2} 4 {node} 2 2 {job}" in command.lines
+        assert head.log(node) == head.node_file(node, "log").read_bytes()
+    assert head.nothing_left()
+
+
+def test_the_record_of_a_job_that_is_done(head: Head) -> None:
+    head.run("--env", "API_TOKEN=hunter2", "--name", "first", head.script("tell.py", TELL), "x")
+    record = head.record
+    assert (record["state"], record["exit_code"], record["verdict"]) == ("done", 0, None)
+    assert record["command"][-1] == "x"
+    assert [node["exit_code"] for node in record["nodes"]] == [0, 0]
+    assert [rank["code"] for node in record["nodes"] for rank in node["ranks"].values()] == [0, 0]
+    assert head.experiment.name.startswith("first_")
+    manifest = (head.experiment / "manifest.json").read_text()
+    assert "hunter2" not in manifest
+    assert json.loads(manifest)["nodes"][1]["facts"]["torch"]
+    assert "launch:" in (head.experiment / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("start", ["fork", "plain"])
+def test_arguments_arrive_byte_for_byte(head: Head, start: str) -> None:
+    name = head.script("an odd 'name\".py", TELL)
+    head.run("--start", start, name, *AWKWARD)
+    assert told(head)["args"] == AWKWARD
+
+
+def test_arguments_that_are_not_utf_8(head: Head) -> None:
+    text = "import os, sys; print('GOT', os.fsencode(sys.argv[1]).hex())"
+    head.run(head.script("bytes.py", text), "\udcff\udc80a")
+    assert b"GOT ff8061" in head.log(0)
+
+
+def test_the_dry_run_pastes_into_a_shell(head: Head) -> None:
+    """What --dry-run prints for a node runs there by hand, with the same arguments."""
+    odd = "import helper_beside; " + TELL
+    (head.directory / "helper_beside.py").write_text("")
+    head.node_list = head.cluster.write_list([head.cluster.addresses[0]], "one.txt")
+    words = [head.script("tell.py", odd), *AWKWARD]
+    dry = head.run("--dry-run", "--json", *words)
+    plan = json.loads(dry.text)
+    assert not (head.directory / "experiments").exists()
+    (node,) = plan["nodes"]
+    assert {"--run-path", "--start-method=fork"} <= set(node["command"])
+    assert (plan["world_size"], node["ranks"], node["env"]["NODE_RANK"]) == (1, [0], "0")
+    shell = head.cluster.popen(
+        0, ["bash", "-e"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    out, _ = shell.communicate(node["shell"], timeout=60)
+    (line,) = [x for x in out.splitlines() if x.startswith("TOLD ")]
+    found = json.loads(line[5:])
+    assert found["args"] == AWKWARD
+    text = head.run("--dry-run", *words).text
+    assert node["shell"] in text
+
+
+def test_nodes_with_different_numbers_of_ranks(head: Head) -> None:
+    first, second = head.cluster.addresses
+    head.node_list = head.cluster.write_list([f"{first} slots=1", f"{second} slots=3"])
+    command = head.run("--nproc", "2", head.script("sum.py", ALL_REDUCE))
+    assert "sum 6 3 2 4 1 2 3" in head.log(1).decode()
+    assert "runs 1 ranks by slots= in the list, not --nproc 2" in command.text
+
+
+def test_a_taken_port_is_left_alone_and_said(head: Head) -> None:
+    name = head.script("sum.py", ALL_REDUCE)
+    holder = "import socket, time; s = socket.create_server(('', 29500)); print('held', flush=True)"
+    busy = head.cluster.popen(
+        0, ["python3", "-c", f"{holder}; time.sleep(100)"], stdout=subprocess.PIPE
+    )
+    try:
+        assert busy.stdout is not None and busy.stdout.readline() == "held\n"
+        command = head.run(name)
+        assert "port 29500 is taken" in command.text and ":29501" in command.text
+        refused = head.launch("--master-port", "29500", name)
+        assert refused.finish() == 3
+        assert "port 29500 is taken" in refused.text
+        assert "Traceback" not in refused.text
+    finally:
+        busy.kill()
+        busy.wait()
+    used = head.run(name, MASTER_PORT="29777")
+    assert ":29777" in used.text
+
+
+def test_two_launches_at_once_do_not_meet(head: Head) -> None:
+    name = head.script("sum.py", ALL_REDUCE)
+    commands = [head.launch("--nproc", "1", name) for _ in range(2)]
+    assert [command.finish() for command in commands] == [0, 0]
+    masters = {json.loads((e / "job.json").read_text())["master"] for e in head.experiments}
+    assert len(masters) == 2 and len(head.experiments) == 2
+
+
+def test_what_cannot_be_forked_starts_plainly_and_says_so(head: Head) -> None:
+    head.script("a_module.py", TELL)
+    module = head.run("-m", "a_module", "arg", "-m")
+    assert "plain start" in module.text
+    assert told(head)["args"] == ["arg", "-m"]
+    program = head.directory / "run me.sh"
+    program.write_text('#!/bin/sh\necho "TOLD {\\"args\\": [\\"$1\\"], \\"rank\\": $RANK}"\n')
+    program.chmod(0o755)
+    head.run("run me.sh", "it's")
+    assert told(head)["args"] == ["it's"]
+
+
+def test_the_environment_in_its_order(head: Head) -> None:
+    """computed < config < hook < --env, and who a node is cannot be changed."""
+    config = head.directory / "c.yaml"
+    config.write_text("nccl: {NCCL_DEBUG: WARN}\nenv: {A: config, B: config, C: config}\n")
+    hook = head.directory / "scripts/multi_node/config_node.sh"
+    hook.parent.mkdir(parents=True)
+    hook.write_text(
+        "echo noise on stdout; export B=hook C=hook NODE_RANK=7 SEEN=$NODE_RANK/$NODE_IP\n"
+        'export GLOO_SOCKET_IFNAME="$GLOO_SOCKET_IFNAME" QUOTED="a \'b\' \\"c\\""\nunset PYTHONUTF8\n'
+    )
+    name = head.script("tell.py", TELL)
+    head.run("--config", str(config), "--env", "C=typed", "--env", "HERE", name, HERE="from here")
+    env = told(head)["env"]
+    assert isinstance(env, dict)
+    assert (env["A"], env["B"], env["C"], env["HERE"]) == ("config", "hook", "typed", "from here")
+    assert env["NCCL_DEBUG"] == "WARN"
+    assert env["QUOTED"] == "a 'b' \"c\""
+    address = head.cluster.addresses[0]
+    assert (env["NODE_RANK"], env["SEEN"]) == ("0", f"0/{address}")
+    assert env["NCCL_SOCKET_IFNAME"] == "=" + env["GLOO_SOCKET_IFNAME"]
+
+
+def test_a_hook_that_fails_starts_nothing(head: Head) -> None:
+    hook = head.directory / "hook.sh"
+    hook.write_text("echo no such module >&2\nreturn 3\n")
+    command = head.launch("--hook", str(hook), head.script("tell.py", TELL))
+    assert command.finish() == 3
+    assert "no such module" in command.text and "exit code 3" in command.text
+    assert not head.experiments
+
+
+def test_a_program_that_is_not_there(head: Head) -> None:
+    command = head.launch("trian.py")
+    assert command.finish() == 3
+    assert "trian.py" in command.text and "Traceback" not in command.text
+    assert not list((head.directory / "experiments").glob("*"))
+
+
+def test_a_python_without_torch(head: Head) -> None:
+    command = head.launch("--python", "/usr/bin/env", head.script("tell.py", TELL))
+    assert command.finish() == 4
+    none = head.launch("--python", "/no/such/python", head.script("tell.py", TELL))
+    assert none.finish() == 4
+    assert "no such python" in none.text
+
+
+def test_help_is_quick_and_light() -> None:
+    from tests.launching import BIN
+
+    python = str(BIN / "python")
+    code = (
+        "import sys; sys.argv = ['master_launch', '--help']\n"
+        "import os; os._exit = sys.exit\n"
+        "from orchestrator import cli\n"
+        "try: cli.master_launch()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'paramiko', 'yaml', 'cryptography'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([python, "-c", code], check=True, capture_output=True)
+
+
+def test_an_unknown_option_and_a_bad_list(head: Head, tmp_path: Path) -> None:
+    wrong = head.launch("--nprco", "2", "x.py")
+    assert wrong.finish() == 2
+    assert "--nproc" in wrong.text
+    head.node_list = tmp_path
+    directory = head.launch("x.py")
+    assert directory.finish() == 2
+    assert "Traceback" not in directory.text
+

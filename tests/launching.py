@@ -1,0 +1,150 @@
+"""Drives the installed commands as a user does: a process, its output as it comes, its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.clusters.faults import Faults
+
+BIN = Path(sys.executable).parent
+PATIENCE = 60.0  # for anything that must come; a test that waits so long has failed
+
+
+class Command:
+    """A running command of ours."""
+
+    def __init__(self, words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            words,
+            cwd=cwd,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._new: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._new.put(line.rstrip("\n"))
+        self._new.put(None)
+
+    def wait_for(self, pattern: str, patience: float = PATIENCE) -> re.Match[str]:
+        """The first line, from now on, in which the pattern is found."""
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                line = self._new.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"{pattern!r} did not come:\n{self.text}") from None
+            if line is None:
+                self._new.put(None)
+                raise AssertionError(f"it ended without {pattern!r}:\n{self.text}")
+            self.lines.append(line)
+            found = re.search(pattern, line)
+            if found:
+                return found
+
+    def finish(self, patience: float = PATIENCE) -> int:
+        """Its exit code; `lines` then holds all of its output."""
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                line = self._new.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                self.process.kill()
+                raise AssertionError(f"it did not end:\n{self.text}") from None
+            if line is None:
+                return self.process.wait(timeout=10)
+            self.lines.append(line)
+
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
+        self.process.send_signal(number)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+class Head:
+    """The head node: a directory in which the commands are typed, and the cluster they reach."""
+
+    def __init__(self, cluster: Faults, directory: Path) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.node_list = cluster.node_list
+
+    def command(self, name: str, *words: str, **env: str) -> Command:
+        first = [str(BIN / name)]
+        shared = ["--nodes", str(self.node_list), "--ssh-config", str(self.cluster.ssh_config)]
+        if name == "orchestrator":
+            first.append(words[0])
+            words = words[1:]
+        return Command([*first, *shared, *words], self.directory, env)
+
+    def launch(self, *words: str, **env: str) -> Command:
+        return self.command("master_launch", *words, **env)
+
+    def run(self, *words: str, **env: str) -> Command:
+        """A launch to its end, which has to be a good one."""
+        command = self.launch(*words, **env)
+        code = command.finish()
+        assert code == 0, command.text
+        return command
+
+    def script(self, name: str, text: str) -> str:
+        (self.directory / name).write_text(text)
+        return name
+
+    @property
+    def experiments(self) -> list[Path]:
+        found = (self.directory / "experiments").glob("*/job.json")
+        return sorted(path.parent for path in found)
+
+    @property
+    def experiment(self) -> Path:
+        return self.experiments[-1]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.experiment / "job.json").read_text())
+        return found
+
+    def log(self, node: int) -> bytes:
+        (path,) = (self.experiment / "logs").glob(f"node_{node}_*.txt")
+        return path.read_bytes()
+
+    def node_file(self, node: int, name: str) -> Path:
+        """A file of the job's run directory on a node, as seen from here."""
+        home = self.cluster.run_home(node)
+        return home / "runs" / str(self.record["job"]) / str(node) / name
+
+    def left(self, node: int) -> list[int]:
+        """Processes of any job of ours that live on a node."""
+        return self.cluster.processes(node, "ORCHESTRATOR_JOB=")
+
+    def nothing_left(self, patience: float = 5.0) -> bool:
+        """A supervisor may need a moment to leave after its last word."""
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            if not any(self.left(node) for node in range(len(self.cluster.addresses))):
+                return True
+            time.sleep(0.02)
+        return False
