@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from orchestrator import __version__
-from orchestrator.errors import EXIT_STOPPED, OrchestratorError, UsageError, nearest
+from orchestrator.errors import OrchestratorError, nearest
 
 DEFAULT_CONFIG = "config/multi_node/distributed_two_nodes.yaml"
 DEFAULT_HOOK = "scripts/multi_node/config_node.sh"
@@ -42,9 +41,6 @@ def run(command: click.Command, name: str) -> NoReturn:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("stopped; nothing was left running", err=True)
-        code = EXIT_STOPPED
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -226,22 +222,3 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
     from orchestrator import demo as show
 
     return show.demo(size, keep, arguments)
-
-
-def echo_json(data: Any) -> None:
-    click.echo(json.dumps(data, indent=1))
-
-
-def main() -> None:
-    run(cli, "orchestrator")
-
-
-def master_launch() -> None:
-    run(launch_command, "master_launch")
-
-
-def emergency_stop() -> None:
-    run(emergency_stop_command, "emergency_stop")
-
-
-__all__ = ["UsageError", "cli", "emergency_stop", "main", "master_launch"]

@@ -25,6 +25,7 @@ OFFSET = struct.Struct(">Q")
 SILENCE = 8.0  # the node's link says something every second
 BEAT = 10.0
 RETRY_TIMEOUT = 5.0
+SWEEP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Follower(threading.Thread):
         self.ranks = AppendOnly(experiment.ranks(node))
         self.post = post
         self.link = link
-        self.events = 0
+        self.ended = False
         self.event_rest = b""
         self.closing = threading.Event()
         self.asked_to_end: dict[str, Any] | None = None
@@ -97,6 +98,8 @@ class Follower(threading.Thread):
             self._begin(self.link)
             self._tell_end()
             self._stream(self.link)
+            if not self.ended:
+                self._sweep(self.link)
             self.post(Message(self.node.index, "over"))
             return True
         except OrchestratorError as error:
@@ -112,6 +115,11 @@ class Follower(threading.Thread):
             self.closing.wait(0.5)
             return False
 
+    def _sweep(self, link: Link) -> None:
+        """Its supervisor is gone and left no last word: what it watched over must not live on."""
+        words = {"why": "its supervisor was killed", "grace": 0.0, "wait": SWEEP_SECONDS}
+        link.ask("end", 3 * SWEEP_SECONDS, job=self.job, node=self.node.index, **words)
+
     def _reopen(self) -> Link:
         node = self.node
         destination = self.ssh.config.destination(node.host, node.user, node.port)
@@ -119,7 +127,7 @@ class Follower(threading.Thread):
         return open_link(connection, node.python, self.ssh.timeout)
 
     def _begin(self, link: Link) -> None:
-        self.events, self.event_rest = 0, b""
+        self.event_rest = b""
         offsets = {"log": self.text.size, "ranks": self.ranks.size, "events": 0}
         try:
             answer = link.ask("follow", SILENCE, job=self.job, node=self.node.index, **offsets)
@@ -164,7 +172,9 @@ class Follower(threading.Thread):
         lines = (self.event_rest + data[OFFSET.size :]).split(b"\n")
         self.event_rest = lines.pop()
         for line in lines:
-            self.post(Message(self.node.index, "event", json.loads(line)))
+            event = json.loads(line)
+            self.ended = self.ended or event["event"] == "ended"
+            self.post(Message(self.node.index, "event", event))
 
 
 class Refused(OrchestratorError):

@@ -222,21 +222,13 @@ def logs(options: dict[str, Any]) -> int:
     if options["lines"] is not None:
         screen.skip_to_last(options["lines"])
     mirror = Mirror(place, record, ssh)
-    try:
-        if options["follow"]:
-            mirror.begin()
-            while not screen.broken:
-                over = mirror.over(wait=0.2)
-                while screen.pump():
-                    pass
-                if over:
-                    break
-        else:
-            mirror.catch_up()
-            while screen.pump():
-                pass
-    except KeyboardInterrupt:
-        pass  # the way out of `logs -f`; it only looked on
+    over = not options["follow"]
+    if over:
+        mirror.catch_up()
+    else:
+        mirror.begin()
+    while screen.pump() or not (over or screen.broken):
+        over = over or mirror.over(wait=0.2)
     screen.close()
     mirror.end()
     return EXIT_DONE

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import __version__, config, experiment
+from orchestrator import __version__, config, experiment, interrupt
 from orchestrator.config import Config
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.experiment import Experiment, JobRecord, NodeRecord
@@ -140,13 +140,17 @@ def hook_text(path: str | None) -> str:
 def launch(request: Request, say: Say) -> Launched:
     """Start the job on every node, or on none."""
     ssh, reached, spares = prepare(request)
+    interrupt.hold()
     place = experiment.create(request.experiments, request.config.launch.name)
+    interrupt.undo_with(place.discard)
+    interrupt.answer_now()
     job = f"{place.name}-{secrets.token_hex(3)}"
     try:
         made = make_plan(request, reached, spares, job, str(place.path))
-    except BaseException:
+    except OrchestratorError:
         place.discard()
         raise
+    interrupt.hold()  # from here on there is something to end: the run answers
     place.lock()
     announce(made, place, say)
     record = first_record(request, made, job, place)

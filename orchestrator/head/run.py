@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from orchestrator import interrupt
 from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
 from orchestrator.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.head import verdict
@@ -73,6 +74,8 @@ class Run:
         before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
             signal.signal(number, lambda signum, _: self.inbox.put(signum))
+        for number in interrupt.release():
+            self.inbox.put(number)
         try:
             with Keys() as keys:
                 for follower in followers:
@@ -141,7 +144,9 @@ class Run:
             node.record = replace(node.record, state="running")
         elif kind == "ended":
             node.ended = event
-            if event["agent"] != 0 and not event["why"] and not self.ending:
+            if event.get("swept") and not self.ending:
+                self.failed(Failure(index, name, None, when, "supervisor", event["why"]))
+            elif event["agent"] != 0 and not event["why"] and not self.ending:
                 words = f"torchrun ended with exit code {event['agent']}"
                 self.failed(Failure(index, name, None, when, "torchrun", words))
         self.changed = True

@@ -32,6 +32,7 @@ BEAT_SECONDS = 1.0
 HEAD_SILENCE = 60.0  # a head that said nothing for so long is behind a dead connection
 START_SECONDS = 20.0
 SWEEP_SECONDS = 10.0
+GONE = "its supervisor was killed"
 LIBRARY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -232,7 +233,13 @@ class Link:
                 if processes.send(process, signal.SIGKILL):
                     killed[process.pid] = process.name
             time.sleep(0.02)  # the kernel tells nobody but the parent when a process is gone
-        return receipt(RunDir(request["job"], request["node"]), None, killed)
+        run = RunDir(request["job"], request["node"])
+        found = receipt(run, None, killed)
+        if not found["left"] and os.path.isdir(run.path):
+            last = {"event": "ended", "time": time.time(), "agent": None, "why": GONE}
+            with open(run.events, "a", encoding="utf-8") as file:
+                file.write(json.dumps({**last, "swept": True, "killed": killed, "left": []}) + "\n")
+        return found
 
 
 class Follower:

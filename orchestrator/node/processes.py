@@ -56,13 +56,15 @@ def of_job(job: str, node: int, supervisor: int = 0) -> list[Process]:
     """All living processes of one job on one node, the supervisor itself not among them."""
     tags = {f"ORCHESTRATOR_JOB={job}".encode(), f"NODE_RANK={node}".encode()}
     processes = everyone()
-    kin = _descendants(processes, supervisor) if supervisor else set()
+    roots = {pid for pid in processes if tags <= environment(pid)}
+    # What descends from them is theirs even if it gave up its session and its environment.
+    ours = roots | _descendants(processes, roots | ({supervisor} if supervisor else set()))
     return [
         process
         for process in processes.values()
-        if process.state not in "ZX"
-        and process.pid not in (supervisor, os.getpid())
-        and (process.pid in kin or tags <= environment(process.pid))
+        if process.pid in ours
+        and process.state not in "ZX"
+        and process.pid not in {supervisor, os.getpid()}
     ]
 
 
@@ -77,12 +79,12 @@ def tagged_jobs() -> set[tuple[str, int]]:
     return found
 
 
-def _descendants(processes: dict[int, Process], root: int) -> set[int]:
+def _descendants(processes: dict[int, Process], roots: set[int]) -> set[int]:
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
     found: set[int] = set()
-    queue = [root]
+    queue = list(roots)
     while queue:
         for child in children.get(queue.pop(), []):
             if child not in found:

@@ -63,7 +63,7 @@ def compete(contenders: Sequence[Contender], hosts: int, repeat: int, note: str)
             for one in contenders:
                 if one.missing:
                     continue
-                print(f"\r\x1b[K{note}, round {turn} of {repeat}: {one.name}", end="", file=sys.stderr)
+                progress(f"{note}, round {turn} of {repeat}: {one.name}")
                 try:
                     sample = one.run(cluster)
                 except Failed as failure:
@@ -72,7 +72,13 @@ def compete(contenders: Sequence[Contender], hosts: int, repeat: int, note: str)
                     cluster = stack.enter_context(fresh(hosts))
                 else:
                     one.samples += [sample] if turn else []
-    print("\r\x1b[K", end="", file=sys.stderr)
+    progress("")
+
+
+def progress(text: str) -> None:
+    """What is measured now, for a human who waits for the table."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -140,7 +146,8 @@ def require_root() -> None:
 
 def machine(*pythons: Path) -> str:
     """One line: what the figures were measured on."""
-    words = [f"{os.cpu_count()} cores", f"load {os.getloadavg()[0]:.1f}", f"Linux {os.uname().release}"]
+    words = [f"{os.cpu_count()} cores", f"Linux {os.uname().release}"]
+    words.append(f"load {os.getloadavg()[0]:.1f}")
     for python in dict.fromkeys((Path(sys.executable), *pythons)):
         if python.exists():
             words.append(f"{python}: {versions(python)}")
@@ -166,11 +173,11 @@ def first_line(*words: str) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Markdown that is also easy to read as it is."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = [head, ["-" * width for width in widths], *rows]
-    return "\n".join(
-        "| " + " | ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) + " |"
-        for line in lines
-    )
+    lines = []
+    for row in (head, ["-" * width for width in widths], *rows):
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def seconds(value: float | None) -> str:

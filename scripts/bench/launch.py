@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import timeline
 from ground import (
     PEERS,
     ROOT,
@@ -27,6 +28,7 @@ from ground import (
     Failed,
     NetnsCluster,
     compete,
+    fresh,
     machine,
     require_root,
     run,
@@ -52,6 +54,9 @@ def main() -> None:
     require_root()
     python = options.peers / "bin/python"
     nodes_python = python if python.exists() else Path(sys.executable)
+    if options.profile:
+        print("\n\n".join(profile(shape, nodes_python) for shape in options.shapes))
+        return
     results = {}
     for shape in options.shapes:
         nodes, ranks = map(int, shape.split("x"))
@@ -70,6 +75,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", type=Path, default=PEERS, help="the venv that peers.py made")
     parser.add_argument("--shapes", nargs="+", default=["2x2", "4x2", "2x4"], help="nodes x ranks")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="where our own time goes, instead")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -120,9 +126,14 @@ def timed(ranks: int, words: Any, cluster: NetnsCluster) -> Mapping[str, float]:
 
 
 def ours(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> list[str | Path]:
-    launcher = Path(sys.executable).with_name("master_launch")
     options = ["--nodes", cluster.node_list, "--experiments", out.parent / "experiments"]
-    return [launcher, *options, "--python", python, "--nproc", str(ranks), PROGRAM, out]
+    options += ["--python", python, "--nproc", str(ranks)]
+    return [*master_launch(), *options, PROGRAM, out]
+
+
+def master_launch() -> list[str | Path]:
+    """The installed command, with the code that lies beside this script."""
+    return ["env", f"PYTHONPATH={ROOT}", Path(sys.executable).with_name("master_launch")]
 
 
 def by_hand(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> list[str | Path]:
@@ -150,9 +161,36 @@ def deepspeed(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> lis
 
 def help_seconds() -> float:
     started = time.perf_counter()
-    command = [Path(sys.executable).with_name("master_launch"), "--help"]
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, cwd=ROOT)
+    subprocess.run([*master_launch(), "--help"], stdout=subprocess.DEVNULL, check=True)
     return time.perf_counter() - started
+
+
+# -- where our time goes --------------------------------------------------------------------------
+
+
+def profile(shape: str, python: Path) -> str:
+    """The timeline of the second launch on fresh hosts: the first one warms the caches."""
+    nodes, ranks = map(int, shape.split("x"))
+    with fresh(nodes) as cluster:
+        work = work_directory(cluster)
+        shutil.copy(Path(__file__).with_name(PROGRAM), work)
+        for turn in ("first", "second"):
+            out = work / turn
+            out.mkdir()
+            spans = work / "spans.json"
+            words = ours(python, cluster, ranks, out)
+            at = words.index("--nodes")
+            words = [*words[: at - 1], sys.executable, timeline.__file__, spans, *words[at:]]
+            words[-2:-2] = ["--env", "LOGLEVEL=INFO"]
+            homes = [cluster.home(i) for i in range(nodes)]
+            for home in homes:
+                shutil.rmtree(home / ".orchestrator/runs", ignore_errors=True)
+            started = time.time()
+            run(cluster, words)
+        times = [json.loads(path.read_text()) for path in out.iterdir()]
+        found = timeline.gather(started, spans, homes, times)
+    rows = [[f"{s.begin:.3f}", f"{s.end:.3f}", s.where, s.what] for s in found]
+    return f"{shape}\n\n" + table(["from", "to", "where", "what"], rows)
 
 
 # -- the results --------------------------------------------------------------------------------

@@ -1,0 +1,5 @@
+"""python -m orchestrator"""
+
+from orchestrator.entry import main
+
+main()

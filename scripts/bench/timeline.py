@@ -1,0 +1,129 @@
+"""Where the time of one launch goes: launch.py --profile runs this in place of master_launch.
+
+The program below wraps functions of the head and notes when each began and ended; what the nodes
+did is read from the events of their supervisors, from torchrun's own log and from the ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+WRAPPED = (
+    ("orchestrator.head.front", "request_of", "read the config"),
+    ("orchestrator.head.ssh", "dial", "connect"),
+    ("orchestrator.head.ssh", "Ssh._shake_hands", "SSH handshake"),
+    ("orchestrator.head.hostkeys", "check", "check the host key"),
+    ("orchestrator.head.ssh", "log_in", "log in"),
+    ("orchestrator.head.fleet", "open_link", "shell, Python, link"),
+    ("orchestrator.head.link", "Link.ask", "ask: "),
+    ("orchestrator.head.launch", "prepare", "all nodes reached and probed"),
+    ("orchestrator.head.launch", "make_plan", "plan"),
+    ("orchestrator.head.launch", "manifest", "manifest"),
+    ("orchestrator.head.launch", "start", "all nodes started"),
+)
+TORCHRUN_LINE = re.compile(r"^[IW]\d{4} (\d\d):(\d\d):(\d\d\.\d+) .*?\] (.*)$", re.MULTILINE)
+TORCHRUN_WORDS = {
+    "Starting elastic_operator": "torchrun: torch imported, agent begins",
+    "Rendezvous'ing worker group": "torchrun: rendezvous begins",
+    "Rendezvous complete": "torchrun: rendezvous complete",
+    "Starting worker group": "torchrun: forks the ranks",
+}
+
+
+class Span(NamedTuple):
+    """From the first beginning to the last end, in seconds since the command."""
+
+    begin: float
+    end: float
+    where: str
+    what: str
+
+
+# -- on the head, in place of master_launch -----------------------------------------------------
+
+
+def record(file: Path) -> None:
+    """Run master_launch with the rest of the command line; its spans as JSON in the file."""
+    spans: list[tuple[float, float, str]] = [(0.0, time.time(), "Python starts")]
+    begin = time.time()
+    from orchestrator import cli
+
+    for module, name, what in WRAPPED:
+        owner: Any = importlib.import_module(module)
+        *path, last = name.split(".")
+        for part in path:
+            owner = getattr(owner, part)
+        setattr(owner, last, noted(getattr(owner, last), what, spans))
+    spans.append((begin, time.time(), "imports"))
+    leave = cli.os._exit
+
+    def write_and_leave(code: int) -> None:
+        file.write_text(json.dumps(spans))
+        leave(code)
+
+    cli.os._exit = write_and_leave  # type: ignore[assignment]
+    cli.master_launch()
+
+
+def noted(
+    function: Callable[..., Any], what: str, spans: list[tuple[float, float, str]]
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        begin = time.time()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            label = what + str(args[1]) if what.endswith(" ") else what
+            spans.append((begin, time.time(), label))
+
+    return wrapped
+
+
+# -- in launch.py -------------------------------------------------------------------------------
+
+
+def gather(started: float, head: Path, homes: Sequence[Path], ranks: Iterable[Any]) -> list[Span]:
+    """Everything that was noted, in the order of its beginning."""
+    notes: dict[tuple[str, str], list[tuple[float, float]]] = {}
+
+    def note(where: str, what: str, begin: float, end: float) -> None:
+        notes.setdefault((where, what), []).append((begin - started, end - started))
+
+    for begin, end, what in json.loads(head.read_text()):
+        note("head", what, begin or started, end)
+    for home in homes:
+        for events in home.glob(".orchestrator/runs/*/*/events.jsonl"):
+            for event in map(json.loads, events.read_text().splitlines()):
+                note("node", f"supervisor: {event['event']}", event["time"], event["time"])
+            text = (events.parent / "log").read_text(errors="replace")
+            for hour, minute, second, said in TORCHRUN_LINE.findall(text):
+                words = next((w for begin, w in TORCHRUN_WORDS.items() if said.startswith(begin)), "")
+                day = time.localtime(started)
+                at = time.mktime((*day[:3], int(hour), int(minute), 0, 0, 0, -1)) + float(second)
+                if words:
+                    note("node", words, at, at)
+    for times in ranks:
+        steps = list(times.items())
+        note("rank", "program begins", steps[0][1], steps[0][1])
+        for (_, begin), (step, end) in zip(steps, steps[1:], strict=False):
+            note("rank", step, begin, end)
+    spans = [
+        Span(min(b for b, _ in pairs), max(e for _, e in pairs), where, what)
+        for (where, what), pairs in notes.items()
+    ]
+    return sorted(spans)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    sys.argv = ["master_launch", *sys.argv[2:]]
+    record(target)

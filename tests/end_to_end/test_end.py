@@ -1,0 +1,215 @@
+"""How jobs end: by themselves, by a failure, by the user. Nothing is left behind in any case."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.netns import NetnsCluster
+from tests.conftest import Cluster
+from tests.launching import Head
+
+# Rank 3 fails at step 5; the others wait for it in a collective, or ignore every polite word.
+FAIL = """
+import os, signal, sys, time, torch, torch.distributed as dist
+how, stubborn = sys.argv[1], "stubborn" in sys.argv
+if stubborn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+dist.barrier()
+print("all here", flush=True)
+if rank == 3:
+    print(f"TIME {time.time()}", flush=True)
+    if how == "raise":
+        def deeper():
+            raise ValueError("two lines\\nof words")
+        deeper()
+    elif how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "exit":
+        os._exit(7)
+while stubborn:
+    time.sleep(1)
+dist.all_reduce(torch.ones(1))
+"""
+# Saves when asked to, and starts a child that leaves its session and its environment.
+SAVE = """
+import os, signal, subprocess, sys, time
+def save(*_):
+    time.sleep(0.5)
+    print("saved", os.environ["RANK"], flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save if sys.argv[1] == "polite" else signal.SIG_IGN)
+subprocess.Popen(["env", "-i", "setsid", "sleep", "1000"])
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+def sleepers(cluster: Cluster) -> int:
+    """Scrubbed children that live on any host."""
+    found = 0
+    for node in range(len(cluster.addresses)):
+        out = cluster.exec(node, ["sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '"])
+        found += out.count("sleep 1000")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("raise", "ValueError: two lines"),
+        ("kill", "killed by signal 9 (SIGKILL)"),
+        ("exit", "ended with exit code 7"),
+    ],
+)
+@pytest.mark.parametrize("start", ["fork", "plain"])
+def test_a_failing_rank_ends_the_job_everywhere(
+    head: Head, how: str, words: str, start: str
+) -> None:
+    script = head.script("fail.py", FAIL)
+    command = head.launch("--nproc", "2", "--start", start, script, how)
+    began = float(command.wait_for(r"TIME ([\d.]+)")[1])
+    assert command.finish() == 1
+    ended = head.record["ended"]
+    assert ended - began < 2 * max(1.0, os.getloadavg()[0] / 2), "not within two seconds"
+    verdict = head.record["verdict"]
+    assert (verdict["node"], verdict["rank"]) == (1, 3)
+    assert words in verdict["message"]
+    assert [line for line in command.lines if "the cause:" in line and "rank 3 on node 1" in line]
+    assert head.record["nodes"][1]["ranks"]["3"]["code"] == {"raise": 1, "kill": -9, "exit": 7}[how]
+    if how == "raise":
+        tail = command.lines[-3:]
+        assert tail[-2:] == ["node1 rank3 | ValueError: two lines", "node1 rank3 | of words"]
+        assert verdict["where"].startswith("fail.py:") and "in deeper" in verdict["where"]
+        assert "rank.py" not in verdict["traceback"] and "runpy" not in verdict["traceback"]
+    assert head.nothing_left()
+
+
+def test_a_failure_among_ranks_that_ignore_sigterm(head: Head) -> None:
+    command = head.launch("--nproc", "2", head.script("fail.py", FAIL), "raise", "stubborn")
+    assert command.finish() == 1
+    assert head.record["verdict"]["rank"] == 3
+    assert head.nothing_left()
+
+
+def test_ctrl_c_once_asks(head: Head) -> None:
+    command = head.launch("--nproc", "2", head.script("save.py", SAVE), "polite")
+    for _ in range(4):
+        command.wait_for("ready")
+    command.interrupt()
+    assert command.finish() == 130
+    assert sum("| saved" in line for line in command.lines) == 4
+    assert head.record["state"] == "stopped"
+    assert head.nothing_left() and sleepers(head.cluster) == 0
+
+
+def test_ctrl_c_twice_kills(head: Head) -> None:
+    command = head.launch("--nproc", "2", head.script("save.py", SAVE), "stubborn")
+    for _ in range(4):
+        command.wait_for("ready")
+    command.interrupt()
+    command.wait_for("Ctrl-C again to kill")
+    command.interrupt()
+    began = time.monotonic()
+    assert command.finish() == 130
+    assert time.monotonic() - began < 10
+    assert head.nothing_left() and sleepers(head.cluster) == 0
+
+
+@pytest.mark.parametrize("after", [0.1, 0.3, 0.5, 0.8, 1.2, 1.8])
+def test_ctrl_c_ten_times_at_any_moment(head: Head, after: float) -> None:
+    """During connecting, planning, starting, importing: an answer, and nothing left."""
+    command = head.launch("--nproc", "2", head.script("save.py", SAVE), "stubborn")
+    time.sleep(after)  # the moment itself is what is tested
+    for _ in range(10):
+        command.interrupt()
+        time.sleep(0.02)
+    assert command.finish() == 130, command.text
+    assert "Traceback" not in command.text
+    assert head.nothing_left(10), command.text
+
+
+def test_torchrun_itself_fails(head: Head) -> None:
+    """No rank ever runs: a module that torchrun needs is broken on one node."""
+    (head.directory / "broken").mkdir()
+    (head.directory / "broken" / "torch.py").write_text("raise ImportError('broken torch')\n")
+    hook = head.directory / "hook.sh"
+    hook.write_text(f'[ "$NODE_RANK" = 0 ] || export PYTHONPATH={head.directory}/broken\n')
+    command = head.launch("--hook", str(hook), head.script("x.py", ""))
+    assert command.finish() == 1
+    assert head.record["verdict"]["node"] == 1
+    assert command.lines[-1].endswith("ImportError: broken torch")
+    assert head.nothing_left()
+
+
+def test_a_supervisor_that_is_killed(head: Head) -> None:
+    command = head.launch("--nproc", "2", head.script("save.py", SAVE), "stubborn")
+    for _ in range(4):
+        command.wait_for("ready")
+    words = "pkill -9 -f 'supervise.*[m]ultinode_'"
+    head.cluster.exec(1, ["sh", "-c", words])
+    assert command.finish() == 1
+    assert "supervisor was killed" in command.text
+    assert head.nothing_left()
+
+
+def test_stop_ends_one_job_and_proves_it(head: Head) -> None:
+    script = head.script("save.py", SAVE)
+    jobs = [head.launch("--name", name, script, "polite") for name in ("one", "two")]
+    for job in jobs:
+        job.wait_for("ready")
+        job.wait_for("ready")
+    first = next(e for e in head.experiments if e.name.startswith("one"))
+    stop = head.command("orchestrator", "stop", first.name)
+    assert stop.finish() == 0, stop.text
+    assert stop.text.count("nothing left") == 2
+    assert jobs[0].finish() == 130
+    assert jobs[1].process.poll() is None
+    emergency = head.command("emergency_stop")
+    assert emergency.finish() == 0, emergency.text
+    assert jobs[1].finish() == 130
+    assert head.nothing_left() and sleepers(head.cluster) == 0
+    again = head.command("emergency_stop")
+    assert again.finish() == 0
+    assert "nothing of ours" in again.text
+
+
+def test_a_node_that_is_lost_for_good(
+    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
+) -> None:
+    cluster = netns_cluster(2)
+    head = Head(cluster, tmp_path)
+    command = head.launch("--node-loss-timeout", "3", head.script("save.py", SAVE), "polite")
+    command.wait_for("ready")
+    command.wait_for("ready")
+    cluster.cut(1)
+    command.wait_for("node 1 .*no word", patience=20)
+    assert command.finish() == 4
+    assert head.record["state"] == "lost" and head.record["verdict"]["node"] == 1
+    assert not head.left(0)
+    cluster.restore(1)
+    stop = head.command("orchestrator", "emergency-stop")
+    assert stop.finish() == 0, stop.text
+    assert head.nothing_left()
+
+
+def test_a_terminal_that_is_closed_leaves_the_job(head: Head) -> None:
+    command = head.launch(head.script("save.py", SAVE), "polite")
+    command.wait_for("ready")
+    command.wait_for("ready")
+    command.interrupt(signal.SIGHUP)
+    assert command.finish() == 0
+    assert "attach" in command.text
+    assert head.record["state"] == "running" and head.left(0) and head.left(1)
+    stop = head.command("orchestrator", "stop", "--now")
+    assert stop.finish() == 0, stop.text
+    assert head.record["state"] == "stopped"
+    assert head.nothing_left()
