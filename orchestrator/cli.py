@@ -1,4 +1,4 @@
-"""The front door: commands that parse, call one function, print. Modules are imported when needed."""
+"""The front door: commands that parse, call one function, print. Imports wait until needed."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def cli() -> None:
 def launch_command(**options: Any) -> int:
     """Run SCRIPT, or the built-in training engine, on all nodes together.
 
-    Everything behind SCRIPT is handed to it exactly as given. Keys while it runs: d leaves it running,
-    Ctrl-C asks it to stop, Ctrl-C again kills it.
+    Everything behind SCRIPT is handed to it exactly as given. Keys while it runs: d leaves it
+    running, Ctrl-C asks it to stop, Ctrl-C again kills it.
     """
     from orchestrator.head import front
 
@@ -169,7 +169,6 @@ def attach(**options: Any) -> int:
 @click.option("-f", "--follow", is_flag=True, help="Go on as the job goes on.")
 @click.option("--node", type=int, help="Only this node.")
 @click.option("--rank", type=int, help="Only this rank.")
-@click.option("--lines", "-n", type=int, default=None, help="Begin with the last N lines only.")
 @click.option("--color/--no-color", default=None)
 def logs(**options: Any) -> int:
     """Show the logs of a job: running or finished, started here or elsewhere."""

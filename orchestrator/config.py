@@ -80,11 +80,15 @@ class Model:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """AdamW."""
+    """AdamW; the learning rate warms up over a twentieth of the steps and falls by a cosine."""
 
-    lr: float = 3e-3
+    lr: float = 3e-3  # at its highest
     weight_decay: float = 0.01
-    grad_clip: float = 1.0
+    grad_clip: float = 1.0  # largest global norm of the gradients; 0 leaves them as they are
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "weight_decay", "grad_clip"):
+            at_least(f"optimizer.{name}", getattr(self, name), 0)
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,8 @@ class Experiment:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            with open(fd, encoding="utf-8") as file:
-                text = file.read()
+            text = os.pread(fd, 4096, 0).decode()
+            os.close(fd)
             holder: dict[str, Any] = (
                 json.loads(text) if text else {"pid": 0, "host": "?", "since": 0}
             )
@@ -141,7 +141,7 @@ def this_head() -> dict[str, Any]:
 
 
 def create(root: Path, name: str) -> Experiment:
-    """experiments/<name>_YYYYMMDD_HHMMSS, a name that nobody else has, now or at the same second."""
+    """experiments/<name>_YYYYMMDD_HHMMSS, a name that nobody else has, also in the same second."""
     if not NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot name an experiment",

@@ -33,13 +33,13 @@ def _answer(number: int, frame: FrameType | None) -> None:
 
 def undo_with(undo: Callable[[], None]) -> None:
     """What has to be taken back if it is interrupted from now on."""
-    global _undo
+    global _undo  # noqa: PLW0603  signals have no other place to look
     _undo = undo
 
 
 def hold() -> None:
-    """Remember interrupts from now on: something is being started, and has to be known to be ended."""
-    global _held
+    """Remember interrupts from now on: what is being started has to be known to be ended."""
+    global _held  # noqa: PLW0603
     if _held is None:
         _held = []
 

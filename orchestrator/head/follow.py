@@ -1,10 +1,11 @@
-"""One node's stream home: log bytes into the local file, events to the run, reconnecting at the offset.
+"""One node's stream home: log bytes into the local file, events to the run, across reconnects.
 
-The local file's length is all the state there is, so a new process goes on where a killed one stopped.
+The local file's length is all the state there is: a new process goes on where a killed one stopped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -69,10 +70,8 @@ class Follower(threading.Thread):
     def _tell_end(self) -> None:
         link, words = self.link, self.asked_to_end
         if link is not None and words is not None:
-            try:
+            with contextlib.suppress(NodeError):  # the stream notices too, and repeats it
                 link.tell("end", job=self.job, node=self.node.index, **words)
-            except NodeError:
-                pass  # the stream notices too, and repeats it once it is back
 
     def close(self) -> None:
         """Stop following; the job goes on."""

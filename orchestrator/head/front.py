@@ -207,7 +207,8 @@ def attach(options: dict[str, Any]) -> int:
     if holder is not None:
         since = time.strftime("%H:%M:%S", time.localtime(holder["since"]))
         raise UsageError(
-            f"{place.name} is followed by process {holder['pid']} on {holder['host']} since {since}",
+            f"{place.name} is followed by process {holder['pid']} on {holder['host']},"
+            f" since {since}",
             f"look on: orchestrator logs -f {place.name}",
         )
     say(f"{place.name}: {len(record.nodes)} nodes; d leaves it running, Ctrl-C stops it")
@@ -219,8 +220,6 @@ def logs(options: dict[str, Any]) -> int:
     check_choice(record, options["node"], options["rank"])
     files = log_files(place, record)
     screen = make_screen(files, record, options)
-    if options["lines"] is not None:
-        screen.skip_to_last(options["lines"])
     mirror = Mirror(place, record, ssh)
     over = not options["follow"]
     if over:

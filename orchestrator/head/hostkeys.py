@@ -1,7 +1,7 @@
 """Is the machine that answers the one we knew? known_hosts as OpenSSH reads it.
 
-An unknown host is recorded on first use (accept-new), a changed one is refused. One table is shared by
-all connections of a launch: a file of a thousand lines is read once, not once per node.
+An unknown host is recorded on first use (accept-new), a changed one is refused. One table is shared
+by all connections of a launch: a file of a thousand lines is read once, not once per node.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from types import TracebackType
 
 
 class Keys:
-    """`with Keys() as keys: keys.pressed()`; without a terminal, or in the background, never any."""
+    """`with Keys() as keys: keys.pressed()`; none without a terminal or in the background."""
 
     def __init__(self) -> None:
         self._saved: list[object] | None = None

@@ -1,4 +1,4 @@
-"""The head's end of the one channel to each node: ships the node's program, asks, answers, streams."""
+"""The head's end of the one channel to each node: ships the node's program, asks and receives."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from orchestrator.head.ssh import Connection
 HEADER = struct.Struct(">cI")
 READ = 1 << 18
 NOISE_LIMIT = 1 << 20
+NO_COMMAND = "its login shell does not come to our command"
 
 # No character in these that any login shell (sh, bash, zsh, csh, fish) treats specially in quotes.
 CHOOSE_PYTHON = (
@@ -33,45 +34,9 @@ CHOOSE_PYTHON = (
 READ_PROGRAM = (
     'f=open(0,"rb",0,closefd=False);exec(b"".join(iter(lambda:f.read(1)or exit(9),bytes(1))))'
 )
-# Unpacks the node's modules once per version under its home and hands over to the link.
-INSTALL = """
-import json, os, sys, zlib
-def take(n):
-    data = b""
-    while len(data) < n:
-        data += os.read(0, n - len(data)) or sys.exit(9)
-    return data
-def install(digest, size, nonce):
-    blob = take(size)
-    if sys.version_info < (3, 9):
-        sys.exit("\\n" + nonce + "\\n!Python %d.%d is too old: 3.9 is needed" % sys.version_info[:2])
-    home = os.environ.get("ORCHESTRATOR_HOME") or os.path.expanduser("~/.orchestrator")
-    library = os.path.join(home, "lib", digest)
-    try:
-        if not os.path.isdir(library):
-            new = "%s.%d" % (library, os.getpid())
-            for name, text in json.loads(zlib.decompress(blob)).items():
-                path = os.path.join(new, name)
-                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-                with open(path, "w", encoding="utf-8") as file:
-                    file.write(text)
-            try:
-                os.rename(new, library)
-            except OSError:
-                if not os.path.isdir(library):
-                    raise
-    except OSError as error:
-        os.write(1, ("\\n%s\\n!its home is not usable: %s\\n" % (nonce, error)).encode())
-        sys.exit(1)
-    sys.path.insert(0, library)
-    from orchestrator.node.link import main
-    main(nonce)
-"""
-
-
 @functools.cache
 def library() -> tuple[str, bytes]:
-    """(digest, blob): our sources that run on nodes. There, nothing but Python and torch is installed."""
+    """(digest, blob): our sources that run on nodes, where only Python and torch are installed."""
     root = Path(__file__).parent.parent
     own = [root / "__init__.py", root / "config.py", root / "errors.py", root / "experiment.py"]
     paths = own + sorted((root / "node").glob("*.py")) + sorted((root / "engine").glob("*.py"))
@@ -83,13 +48,18 @@ def library() -> tuple[str, bytes]:
     return hashlib.sha256(text).hexdigest()[:16], zlib.compress(text, 6)
 
 
+@functools.cache
+def installer() -> str:
+    return (Path(__file__).parent.parent / "node/install.py").read_text(encoding="utf-8")
+
+
 def python_candidates(wanted: str | None) -> list[str]:
-    """The one asked for, or: the head's own path if the node has it too, else the login's python3."""
+    """The one asked for, or: the head's own path if the node has it too, else the login's."""
     return [wanted] if wanted else [sys.executable, "python3", "python"]
 
 
 class Link:
-    """An open channel to one node's link program. Requests are asked one at a time until follow()."""
+    """An open channel to one node's link program. Requests are asked one at a time."""
 
     def __init__(self, connection: Connection, pythons: Sequence[str], timeout: float) -> None:
         self.connection = connection
@@ -101,11 +71,11 @@ class Link:
         self.channel = connection.run("exec /bin/sh -c " + " ".join(map(quote, choose)), timeout)
         self.channel.set_combine_stderr(False)
         digest, blob = library()
-        install = f"{INSTALL}\ninstall({digest!r}, {len(blob)}, {self.nonce!r})\n"
+        install = f"{installer()}\ninstall({digest!r}, {len(blob)}, {self.nonce!r})\n"
         self._send(install.encode() + b"\0" + blob)
 
     def begin(self, timeout: float) -> None:
-        """Wait for the link program to say its first word, past whatever a banner or rc file prints."""
+        """Wait for the link program's first word, past whatever a banner or rc file prints."""
         mark = f"\n{self.nonce}\n".encode()
         deadline = time.monotonic() + timeout
         noise = b""
@@ -190,7 +160,7 @@ class Link:
 
 
 def quote(word: str) -> str:
-    """One word for any login shell. Ours hold no character that a shell's single quotes would miss."""
+    """One word for any login shell; ours hold nothing that single quotes would let through."""
     return shlex.quote(word)
 
 

@@ -154,8 +154,8 @@ def _read(path: Path, offset: int, limit: int) -> bytes:
 class LineSplitter:
     """The bytes of one stream -> finished lines, and the line that is still moving.
 
-    The lines do not depend on where the bytes were split. What is kept between two calls is under
-    LONGEST characters: an endless line comes out in pieces, each but the last marked as continued.
+    The lines do not depend on where the bytes were split. Between two calls at most LONGEST
+    characters are kept: an endless line comes out in pieces, all but the last marked as continued.
     """
 
     def __init__(self, color: bool = False) -> None:

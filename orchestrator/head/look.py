@@ -1,4 +1,4 @@
-"""Looking at a job without touching it: status from the nodes, and jobs that another head started."""
+"""Looking at a job without touching it: status from the nodes, jobs that another head started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.head.ssh import Ssh
 
 
 def ask_nodes(ssh: Ssh, record: JobRecord) -> list[dict[str, Any]]:
-    """What every node of the job says of it now: its job_state, or {"state": "unreachable", ...}."""
+    """What every node of the job says of it now: its job_state, or that it is unreachable."""
 
     def ask(node: NodeRecord) -> dict[str, Any]:
         destination = ssh.config.destination(node.host, node.user, node.port)
@@ -29,8 +29,9 @@ def ask_nodes(ssh: Ssh, record: JobRecord) -> list[dict[str, Any]]:
     found = []
     for result in fleet.everywhere(record.nodes, ask):
         if isinstance(result, OrchestratorError):
-            result = {"state": "unreachable", "why": result.what, "ranks": {}}
-        found.append(result)
+            found.append({"state": "unreachable", "why": result.what, "ranks": {}})
+        else:
+            found.append(result)
     return found
 
 

@@ -64,7 +64,7 @@ def master_address(facts: Sequence[Facts], reached: Sequence[str]) -> str:
 
 
 def _on_link(facts: Facts, address: str) -> bool:
-    """Is this address on a network that the node is attached to? Loopback and link-local are not."""
+    """Is this address on a network the node is attached to? Loopback and link-local are none."""
     target = ipaddress.ip_address(address)
     if target.is_loopback or target.is_link_local:
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import posixpath
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -306,12 +306,12 @@ class _Draft:
 
 def program_words(target: Target, workdir: str, library: str) -> tuple[str, ...]:
     if target.kind == "engine":
-        return (os.path.join(library, *ENGINE.split(".")) + ".py", *target.args)
+        return (posixpath.join(library, *ENGINE.split(".")) + ".py", *target.args)
     if target.kind == "module":
         return ("-m", target.name, *target.args)
     if target.kind == "program":
         return ("--no-python", target.name, *target.args)
-    return (os.path.join(workdir, os.path.expanduser(target.name)), *target.args)
+    return (posixpath.join(workdir, target.name), *target.args)
 
 
 # -- showing it -------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
     if plan.start == "fork" or node.target.kind == "engine":
         # --run-path leaves out what `python script.py` does: the script's directory comes first.
         script = program_words(node.target, node.workdir, node.library)[0]
-        first = node.library if node.target.kind == "engine" else os.path.dirname(script)
+        first = node.library if node.target.kind == "engine" else posixpath.dirname(script)
         lines.append(f'export PYTHONPATH={shlex.quote(first)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
     lines.append(" ".join(map(shlex.quote, node.paste)))
     return lines

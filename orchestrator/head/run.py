@@ -74,8 +74,8 @@ class Run:
         before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
             signal.signal(number, lambda signum, _: self.inbox.put(signum))
-        for number in interrupt.release():
-            self.inbox.put(number)
+        for held in interrupt.release():
+            self.inbox.put(held)
         try:
             with Keys() as keys:
                 for follower in followers:

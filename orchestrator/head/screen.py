@@ -107,6 +107,11 @@ class Screen:
                 path = node.reader.log.text
                 self.say(f"node{node.number}: {_amount(skipped)} not shown, in full in {path}")
 
+    def skip_to_end(self) -> None:
+        """Begin with what comes from now on."""
+        for node in self._nodes:
+            node.reader.skip_to(node.reader.log.size())
+
     def close(self) -> None:
         """Show unfinished lines as they are and take the live area away. The logs stay readable."""
         streams = sorted(self._streams(), key=lambda stream: stream.order)

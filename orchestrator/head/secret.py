@@ -25,7 +25,7 @@ def redacted_words(words: Sequence[str]) -> list[str]:
     shown = []
     before = ""
     for word in words:
-        name, equals, value = word.partition("=")
+        name, equals, _ = word.partition("=")
         if equals and SECRET.search(name.lstrip("-").replace("-", "_")):
             shown.append(f"{name}=(redacted)")
         elif before.startswith("-") and SECRET.search(before.lstrip("-").replace("-", "_")):

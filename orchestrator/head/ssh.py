@@ -1,4 +1,4 @@
-"""One live SSH connection per node. Every way it can fail is told as its own cause, within the timeout."""
+"""One live SSH connection per node. Each way to fail is told as its own cause, and in time."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Ssh:
 
     def _parse_jump(self, text: str, before: str) -> Destination:
         text = text.removeprefix("ssh://")
-        user, at, rest = text.rpartition("@")
+        user, _, rest = text.rpartition("@")
         host, colon, port = rest.rpartition(":")
         if not colon or (host.count(":") and not rest.startswith("[")):
             host, port = rest, ""

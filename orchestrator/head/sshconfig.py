@@ -1,11 +1,10 @@
-"""What the user's ssh_config says of a node: `ssh -G` reads it, so everything that ssh knows is meant."""
+"""What the user's ssh_config says of a node. `ssh -G` reads it, so all that ssh knows is meant."""
 
 from __future__ import annotations
 
 import functools
 import getpass
 import glob
-import os
 import re
 import shutil
 import subprocess
@@ -124,11 +123,11 @@ def _depends_on_host(path: Path, depth: int) -> bool:
 
 def _includes_depend(rest: str, path: Path, depth: int) -> bool:
     base = SYSTEM_CONFIG.parent if path.is_relative_to("/etc/ssh") else Path.home() / ".ssh"
-    patterns = [base / os.path.expanduser(word.strip('"')) for word in rest.split()]
+    patterns = [base / Path(word.strip('"')).expanduser() for word in rest.split()]
     return any(
         _depends_on_host(Path(found), depth + 1)
         for pattern in patterns
-        for found in glob.glob(str(pattern))
+        for found in glob.glob(str(pattern))  # noqa: PTH207  the pattern is absolute
     )
 
 
@@ -170,7 +169,7 @@ def _destination(
 
 
 def _words(key: str, value: str) -> list[str]:
-    """Known-hosts options list several files on a line; `ssh -G` leaves out the quotes around them."""
+    """Known-hosts options list several files on a line, and `ssh -G` leaves out the quotes."""
     return re.split(r" (?=[/~%])", value) if key.endswith("knownhostsfile") else [value.strip('"')]
 
 

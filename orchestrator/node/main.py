@@ -1,4 +1,4 @@
-"""`python <library> supervise JOB NODE`: the one thing started from the shipped library by command line."""
+"""`python <library> supervise JOB NODE`: the one thing that is started by a command line."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def resolve_target(target: dict[str, str], workdir: str) -> dict[str, str]:
     kind, name = target["kind"], target["name"]
     if kind != "auto":
         return {"kind": kind, "name": name}
-    path = os.path.join(workdir, os.path.expanduser(name))
+    path = os.path.join(workdir, name)
     if os.path.isdir(path) and os.path.isfile(os.path.join(path, "__main__.py")):
         return {"kind": "script", "name": name}
     if not os.path.isfile(path):

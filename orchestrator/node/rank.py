@@ -1,32 +1,41 @@
 """What torchrun starts in place of the user's program: one rank, and its keeper.
 
-torchrun's own child (the keeper) forks the real rank and waits for it, so that how the rank ended is
-known exactly (exit code, signal, peak memory) whatever killed it; to torchrun the keeper ends the same
-way. The rank sends its output down its own FIFO, so every line is known to be its own, and runs the
-program as `python program args` would. Stands alone: it shares a process with the user's code, so it
-imports nothing of ours.
+torchrun's own child (the keeper) forks the real rank and waits for it, so that how the rank ended
+is known exactly (exit code, signal, peak memory) whatever killed it; to torchrun the keeper ends
+the same way. The rank sends its output down its own FIFO, so every line is known to be its own, and
+runs the program as `python program args` would. Stands alone: it shares a process with the user's
+code, so it imports nothing of ours.
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
+import contextlib
 import ctypes
+import gc
+import importlib.machinery
+import io
 import json
 import os
+import pkgutil
 import resource
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
+import types
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # A device that only a live CUDA (uvm) or ROCm (kfd) context holds open; NVML alone does not.
 CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
+BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 class Rank:
@@ -38,6 +47,7 @@ class Rank:
             self.spec: dict[str, Any] = json.load(file)
         self.rank = int(os.environ["RANK"])
         self.local = int(os.environ["LOCAL_RANK"])
+        self.forked = False  # of torchrun's agent, torch and all; else a Python of its own
 
     def report(self, **fields: Any) -> None:
         """One line to the supervisor. Under PIPE_BUF, so lines of ranks never mix."""
@@ -50,17 +60,22 @@ class Rank:
             pass  # the supervisor is gone: nobody is left to tell
 
     def main(self) -> None:
-        forked = self.spec["start"] == "fork" and "ORCHESTRATOR_AFRESH" not in os.environ
-        touched = touched_device() if forked else ""
+        if os.environ.pop("ORCHESTRATOR_AFRESH", None):
+            buffer_lines()
+            self.run_program()
+        self.forked = self.spec["start"] == "fork"
+        touched = touched_device() if self.forked else ""
         if touched:
             self.report(event="afresh", why=touched)
-            os.environ["ORCHESTRATOR_AFRESH"] = "1"
-            os.execv(sys.executable, [sys.executable, "-u", os.path.abspath(__file__)])
         self.take_output()
         child = os.fork()
         if child:
             self.keep(child)
-        self.run_program()
+        elif touched:
+            os.environ["ORCHESTRATOR_AFRESH"] = "1"
+            os.execv(sys.executable, [sys.executable, "-u", os.path.abspath(__file__)])
+        else:
+            self.run_program()
 
     def take_output(self) -> None:
         fifo = os.open(os.path.join(self.run, f"out_{self.local}"), os.O_WRONLY)
@@ -69,18 +84,17 @@ class Rank:
         os.dup2(fifo, 1)
         os.dup2(fifo, 2)
         os.close(fifo)
-        # As on a terminal: whole lines leave in one write, so lines of two threads do not tear.
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+        buffer_lines()
 
     def keep(self, child: int) -> None:
-        """Wait for the rank, report its end, end the same way. Never returns."""
+        """Wait for the rank, report its end, end the same way: by returning where it went well.
+
+        What torchrun forked has to return, or torchrun waits for its return value for ever.
+        """
 
         def forward(signum: int, frame: FrameType | None) -> None:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signum)
-            except ProcessLookupError:
-                pass
 
         for signum in FORWARDED:
             signal.signal(signum, forward)
@@ -89,61 +103,93 @@ class Rank:
         os.dup2(null, 2)
         self.report(event="started", pid=child, keeper=os.getpid())
         _, status, usage = os.wait4(child, 0)
+        for signum in FORWARDED:
+            signal.signal(signum, signal.SIG_DFL)
         code = os.waitstatus_to_exitcode(status)
         self.report(event="ended", pid=child, code=code, peak_kb=usage.ru_maxrss)
         if code < 0:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank has dumped its core already
             signal.signal(-code, signal.SIG_DFL) if -code not in (9, 19) else None
             os.kill(os.getpid(), -code)
-        os._exit(code if code >= 0 else 1)
+        if code:
+            os._exit(code if code > 0 else 1)
 
-    def run_program(self) -> None:
+    def run_program(self) -> NoReturn:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         prctl(PR_SET_NAME, f"rank{self.rank}".encode())
-        os.environ.pop("ORCHESTRATOR_AFRESH", None)
         # A forked rank inherits torchrun's handlers, which would turn a SIGTERM into an exception.
         for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(signum, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if hasattr(atexit, "_clear"):
-            atexit._clear()  # what torchrun's agent registered is not ours to run
-        target = self.spec["target"]
+        code = 0
         try:
-            os.chdir(self.spec["workdir"])
-            if target["kind"] == "program":
-                os.execvp(target["name"], [target["name"], *target["args"]])
-            import faulthandler
-
-            faulthandler.enable()
-            run_python(target["kind"], target["name"], target["args"])
+            if self.forked:
+                forget_torchrun()
+            self.run_target()
         except SystemExit as leaving:
-            if leaving.code not in (0, None):
-                self.report(event="exit", code=str(leaving.code)[:1000])
-                raise
+            code = self.exit_code(leaving)
         except KeyboardInterrupt:
-            sys.exit(130)
-        except BaseException as error:
+            code = 130
+        except BaseException as error:  # noqa: BLE001 (the program may raise what it likes)
             self.record(error)
-            sys.exit(1)
-        # A forked child of multiprocessing leaves by os._exit, which would skip what the program
-        # registered; run again at a normal exit this finds nothing left to do.
+            code = 1
+        self.leave(code)
+
+    def leave(self, code: int) -> NoReturn:
+        """End as the interpreter does. A forked rank cannot: torchrun's code is beneath us."""
+        try:
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+            if code == 0:
+                self.report(event="finished")
+            if self.forked:
+                end_globals()
+        finally:
+            if self.forked:
+                os._exit(code)
+        sys.exit(code)
+
+    def run_target(self) -> None:
+        target = self.spec["target"]
+        os.chdir(self.spec["workdir"])
+        if target["kind"] == "program":
+            for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, not by programs
+                signal.signal(signum, signal.SIG_DFL)
+            os.execvp(target["name"], [target["name"], *target["args"]])
+        import faulthandler
+
+        faulthandler.enable()
+        run_python(target["kind"], target["name"], target["args"])
+
+    def exit_code(self, leaving: SystemExit) -> int:
+        """As the interpreter sees it: a number is the code, words are an error message."""
+        if leaving.code is None:
+            return 0
+        if isinstance(leaving.code, int):
+            if leaving.code & 0xFF:
+                self.report(event="exit", code=str(leaving.code))
+            return leaving.code & 0xFF
+        words = str(leaving.code)
+        self.report(event="exit", code=words[:300])  # 12 bytes each at worst: under PIPE_BUF
         sys.stdout.flush()
-        atexit._run_exitfuncs()
-        self.report(event="finished")
+        sys.stderr.write(words + "\n")
+        return 1
 
     def record(self, error: BaseException) -> None:
-        """The traceback without our own frames: to the log, to us, and to torchelastic's error file."""
+        """The traceback without our own frames: to the log, to us, to torchelastic's error file."""
         first = users_frames(error.__traceback__)
+        error.__traceback__ = first
         text = "".join(traceback.format_exception(type(error), error, first))
         sys.stdout.flush()
-        sys.stderr.write(text)
+        sys.excepthook(type(error), error, first)  # the program may have set its own
         sys.stderr.flush()
         frames = traceback.extract_tb(first)
         here = users_line(frames)
-        message = f"{type(error).__name__}: {error}"
+        said = words_of(error)
+        message = f"{type(error).__name__}: {said}"
         record = {
             "type": type(error).__name__,
-            "message": str(error)[:20000],
+            "message": said[:20000],
             "traceback": text[-60000:],
             "time": time.time(),
             "file": here.filename if here else "",
@@ -160,7 +206,7 @@ class Rank:
 
 
 def touched_device() -> str:
-    """Why this forked process may not use the GPU, or nothing: its parent holds a device context."""
+    """Why a process forked from this one may not use the GPU, or nothing."""
     torch = sys.modules.get("torch")
     bad_fork = getattr(getattr(torch, "_C", None), "_cuda_isInBadFork", None)
     if bad_fork is not None and bad_fork():
@@ -175,30 +221,78 @@ def touched_device() -> str:
     return ""
 
 
+def forget_torchrun() -> None:
+    """What a forked rank inherits from torchrun's agent and a program of its own would not have."""
+    import weakref
+    from multiprocessing import process, set_start_method
+
+    # Else set_start_method("spawn") fails, and the main process is not called MainProcess.
+    set_start_method(None, force=True)
+    process.current_process().name = "MainProcess"
+    process._parent_process = None  # type: ignore[attr-defined]
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # the agent's temporary files are not ours to remove
+
+
+def end_globals() -> None:
+    """What os._exit leaves out: objects are finalized, files that were never closed are written."""
+    vars(sys.modules["__main__"]).clear()
+    gc.collect()
+    for file in (thing for thing in gc.get_objects() if type(thing) in BUFFERED):
+        if not file.closed and file.writable():
+            file.flush()
+
+
+def buffer_lines() -> None:
+    """As on a terminal: whole lines leave in one write, so lines of two threads do not tear."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+
+
 def run_python(kind: str, name: str, args: list[str]) -> None:
     """As `python name args` (kind "script") or `python -m name args` (a module) would."""
     sys.argv = [name, *args]
+    path = os.path.abspath(name)
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    vars(main).update(__builtins__=builtins, __annotations__={})
     if kind in ("module", "engine"):
         library = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         sys.path[0] = library if kind == "engine" else os.getcwd()
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        run_module(name, alter_argv=True)
+    elif pkgutil.get_importer(path) is not None:  # a directory or a zip file with a __main__.py
+        sys.path[0] = path
+        run_module("__main__", alter_argv=False)
     else:
-        sys.path[0] = os.path.dirname(os.path.abspath(name))
-        runpy.run_path(name, run_name="__main__")
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+        loader = importlib.machinery.SourceFileLoader("__main__", path)
+        vars(main).update(__file__=path, __loader__=loader, __cached__=None)
+        exec(compile(loader.get_data(path), path, "exec", dont_inherit=True), vars(main))
+
+
+def run_module(name: str, *, alter_argv: bool) -> None:
+    """What the interpreter itself calls for -m; public run_module() puts another __main__ back."""
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+
+
+def words_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as worse:  # noqa: BLE001 (it is the program's own code)
+        return f"(its words cannot be had: {type(worse).__name__})"
 
 
 def users_frames(frames: TracebackType | None) -> TracebackType | None:
     """The traceback from the program's own first frame on."""
     while frames is not None:
         name = frames.tb_frame.f_code.co_filename
-        if name != __file__ and "runpy" not in name and "pathlib" not in name:
+        if name not in (__file__, runpy.__file__, "<frozen runpy>"):
             return frames
         frames = frames.tb_next
     return None
 
 
 def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
-    """The innermost line that is the user's own: not in an installed package, not in the library."""
+    """The innermost line that is the user's own: not of an installed package or the library."""
     library = os.path.dirname(os.__file__)
     own = [
         frame

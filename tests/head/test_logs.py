@@ -305,6 +305,13 @@ def test_tail_looks_back_until_the_lines_are_whole(tmp_path: Path) -> None:
             assert tail(log, count, None) == lines[-count:]
 
 
+def test_tail_leaves_no_hole_where_a_stream_said_one_thing(tmp_path: Path) -> None:
+    log = log_in(tmp_path)
+    append(log, ("0", b"a\n" * 20), ("1", b"only\n"))
+    with mock.patch.object(logs, "_BLOCK", 16):
+        assert tail(log, 2, None) == ["a", "only"]
+
+
 def test_tail_that_looked_back_far_enough_gives_what_it_has(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     append(log, ("0", b"words\n" * 50_000), ("1", b"the only line\n"))

@@ -54,24 +54,19 @@ def two_nodes(tmp_path: Path) -> list[LogFile]:
 # --- a pipe --------------------------------------------------------------------------------------
 
 
+ALL = ["node0       | torchrun", "node0 rank0 | a", "node0 rank1 | b"]
+ALL += ["node1 rank2 | c", "node1 rank3 | d"]
+
+
 @pytest.mark.parametrize(
     ("options", "lines"),
     [
-        (
-            {"ranks": 4},
-            [
-                "node0       | torchrun",
-                "node0 rank0 | a",
-                "node0 rank1 | b",
-                "node1 rank2 | c",
-                "node1 rank3 | d",
-            ],
-        ),
-        ({"node": 1}, ["node1 rank2 | c", "node1 rank3 | d"]),
-        ({"rank": 1}, ["node0 rank1 | b"]),
+        ({"ranks": 4}, ALL),
+        ({"node": 1}, ALL[3:]),
+        ({"rank": 1}, ALL[2:3]),
         ({"node": 1, "rank": 1}, []),
         ({"rank": 1, "ranks": 16}, ["node0 rank1  | b"]),
-        ({"node": 1, "color": True}, ["node1 rank2 | c", "node1 rank3 | d"]),
+        ({"node": 1, "color": True}, ALL[3:]),
         ({"quiet": True}, []),
     ],
 )
@@ -105,6 +100,15 @@ def test_our_own_words_are_said_even_when_quiet_and_are_harmless() -> None:
     out = io.StringIO()
     piped([], out, quiet=True).say("node 1: no word\x1b[2J\nfor 10 s")
     assert out.getvalue() == "node 1: no word\nfor 10 s\n"
+
+
+def test_one_can_begin_with_what_comes_from_now_on(two_nodes: list[LogFile]) -> None:
+    out = io.StringIO()
+    screen = piped(two_nodes, out)
+    screen.skip_to_end()
+    append(two_nodes[1], ("3", b"new\n"))
+    pump_all(screen)
+    assert out.getvalue() == "node1 rank3 | new\n"
 
 
 def test_a_pipe_never_skips(tmp_path: Path) -> None:

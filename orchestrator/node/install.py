@@ -1,0 +1,51 @@
+"""The first of our code to run on a node: unpacks the rest, once per version, and hands over to it.
+
+Arrives on standard input and is executed as it is, so it stands alone. Must parse on any Python 3,
+to be able to say that it is too old.
+"""
+
+import json
+import os
+import sys
+import zlib
+
+
+def install(digest, size, nonce):
+    """Read `size` bytes of {name: source} from standard input and run the link from them."""
+    blob = b""
+    while len(blob) < size:
+        blob += os.read(0, size - len(blob)) or sys.exit(9)
+    if sys.version_info < (3, 9):
+        refuse(nonce, "its Python %s is too old: 3.9 is needed" % sys.version.split()[0])
+    home = os.environ.get("ORCHESTRATOR_HOME") or os.path.expanduser("~/.orchestrator")
+    library = os.path.join(home, "lib", digest)
+    try:
+        if not os.path.isdir(library):
+            unpack(json.loads(zlib.decompress(blob)), library)
+    except OSError as error:
+        refuse(nonce, "its %s cannot be written: %s" % (home, error.strerror))
+    sys.path.insert(0, library)
+    from orchestrator.node.link import main
+
+    main(nonce)
+
+
+def unpack(files, library):
+    """Under another name first: a library is whole or not there."""
+    new = "%s.%d" % (library, os.getpid())
+    for name, text in files.items():
+        path = os.path.join(new, name)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    try:
+        os.rename(new, library)
+    except OSError:
+        if not os.path.isdir(library):  # else somebody else was faster
+            raise
+
+
+def refuse(nonce, words):
+    """A last word in place of the link's first."""
+    os.write(1, ("\n%s\n!%s\n" % (nonce, words)).encode())
+    sys.exit(1)

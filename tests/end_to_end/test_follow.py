@@ -1,0 +1,214 @@
+"""The logs: every byte once, through cuts, kills and detaching; shown from anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.netns import NetnsCluster
+from tests.launching import BIN, Head
+
+# Numbered lines at a steady pace until a file says stop; their count is the last line.
+COUNT = """
+import os, sys, time
+stop = os.path.join(sys.argv[1], "stop")
+number = 0
+while not os.path.exists(stop):
+    number += 1
+    print(f"line {number} of rank {os.environ['RANK']}", flush=True)
+    if "fast" not in sys.argv:
+        time.sleep(0.01)
+print("TOTAL", number, flush=True)
+"""
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def same_bytes(head: Head, node: int) -> bool:
+    return sha(head.log(node)) == sha(head.node_file(node, "log").read_bytes())
+
+
+def numbered(head: Head, node: int, rank: int) -> bool:
+    """Are the lines of a rank complete and in order?"""
+    lines = head.log(node).decode().splitlines()
+    mine = [line for line in lines if line.endswith(f"of rank {rank}")]
+    total = len(mine)
+    expected = [f"line {i} of rank {rank}" for i in range(1, total + 1)]
+    return mine == expected and f"TOTAL {total}" in lines
+
+
+@pytest.mark.timeout(240)
+def test_a_link_that_is_cut_for_thirty_seconds(
+    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
+) -> None:
+    cluster = netns_cluster(2)
+    head = Head(cluster, tmp_path)
+    command = head.launch(head.script("count.py", COUNT), str(tmp_path))
+    command.wait_for("node1 rank1 | line 20 ")
+    cluster.cut(1)
+    began = time.monotonic()
+    command.wait_for(r"node 1 .*no word", patience=15)
+    time.sleep(max(0.0, 30 - (time.monotonic() - began)))
+    assert command.process.poll() is None
+    before = len(head.log(1))
+    cluster.restore(1)
+    command.wait_for(r"node 1 .*is back", patience=20)
+    (tmp_path / "stop").touch()
+    assert command.finish() == 0, command.text
+    assert len(head.log(1)) > before
+    for node in (0, 1):
+        assert same_bytes(head, node) and numbered(head, node, node)
+
+
+def test_a_killed_head_and_an_attach_that_goes_on(head: Head) -> None:
+    directory = str(head.directory)
+    command = head.launch("--nproc", "2", head.script("count.py", COUNT), directory)
+    command.wait_for("node1 rank3 | line 20 ")
+    os.kill(command.process.pid, signal.SIGKILL)
+    command.finish()
+    size = len(head.log(1))
+    status = head.command("orchestrator", "status", "--json")
+    assert status.finish() == 0, status.text
+    told = json.loads(status.text)
+    assert [node["state"] for node in told["nodes"]] == ["running", "running"]
+    assert sorted(told["nodes"][1]["ranks"]) == ["2", "3"]
+    attached = head.command("orchestrator", "attach")
+    attached.wait_for("node1 rank3 | line")
+    second = head.command("orchestrator", "attach")
+    assert second.finish() == 2
+    assert "is followed by process" in second.text
+    (head.directory / "stop").touch()
+    assert attached.finish() == 0, attached.text
+    first = min(int(line.split("line ")[1].split()[0]) for line in attached.lines if "| line" in line)
+    assert first > 10, f"it begins at the beginning, not where the local file ended: {attached.text}"
+    assert len(head.log(1)) > size
+    for node, ranks in ((0, (0, 1)), (1, (2, 3))):
+        assert same_bytes(head, node)
+        assert all(numbered(head, node, rank) for rank in ranks)
+    assert head.record["state"] == "done" and head.record["exit_code"] == 0
+    done = head.command("orchestrator", "attach")
+    assert done.finish() == 0
+
+
+def test_detached_from_the_start_and_looked_at(head: Head) -> None:
+    directory = str(head.directory)
+    began = time.monotonic()
+    command = head.launch("--detach", head.script("count.py", COUNT), directory)
+    assert command.finish() == 0
+    assert "orchestrator attach multinode_" in command.text and time.monotonic() - began < 30
+    look = head.command("orchestrator", "logs", "-f", "--node", "1")
+    look.wait_for("node1 rank1 | line 5 ")
+    assert "node0" not in look.text
+    (head.directory / "stop").touch()
+    assert look.finish() == 0
+    attached = head.command("orchestrator", "attach")
+    assert attached.finish() == 0
+    assert numbered(head, 0, 0) and numbered(head, 1, 1)
+    finished = head.command("orchestrator", "logs", "--rank", "1")
+    assert finished.finish() == 0
+    total = head.log(1).decode().splitlines()[-1]
+    assert finished.lines[0] == "node1 rank1 | line 1 of rank 1"
+    assert finished.lines[-1] == f"node1 rank1 | {total}"
+
+
+def test_a_run_that_was_started_elsewhere(head: Head, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Another head, with the same node list and nothing else."""
+    head.launch("--detach", head.script("count.py", COUNT), str(head.directory)).finish()
+    elsewhere = Head(head.cluster, tmp_path_factory.mktemp("elsewhere"))
+    status = elsewhere.command("orchestrator", "status")
+    assert status.finish() == 0 and head.experiment.name in status.text
+    (head.directory / "stop").touch()
+    attached = elsewhere.command("orchestrator", "attach", head.experiment.name)
+    assert attached.finish() == 0, attached.text
+    assert numbered(elsewhere, 0, 0) and numbered(elsewhere, 1, 1)
+    assert elsewhere.record["state"] == "done"
+
+
+def test_the_key_that_leaves_it_running(head: Head) -> None:
+    """On a real terminal: progress bars move in place, d detaches."""
+    bar = (
+        "import os, sys, time\n"
+        "for i in range(2000):\n"
+        "    sys.stderr.write(f'\\r{i}/2000'); sys.stderr.flush(); time.sleep(0.01)\n"
+    )
+    terminal, theirs = pty.openpty()
+    words = [str(BIN / "master_launch"), "--nodes", str(head.node_list)]
+    words += ["--ssh-config", str(head.cluster.ssh_config), head.script("bar.py", bar)]
+    process = subprocess.Popen(
+        words, cwd=head.directory, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    seen = b""
+    deadline = time.monotonic() + 40
+    while b"100/2000" not in seen and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 1)[0]:
+            seen += os.read(terminal, 65536)
+    assert b"100/2000" in seen, seen[-2000:]
+    os.write(terminal, b"d")
+    while process.poll() is None and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                seen += os.read(terminal, 65536)
+            except OSError:
+                break  # it has left, and with it the other side of the terminal
+    assert process.wait(timeout=10) == 0
+    os.close(terminal)
+    assert head.record["state"] == "running"
+    stop = head.command("orchestrator", "stop", "--now")
+    assert stop.finish() == 0, stop.text
+
+
+def test_much_output_does_not_grow_the_head(head: Head) -> None:
+    """A few hundred MB from one rank; the head's memory is looked at while they come."""
+    burst = (
+        "import sys\n"
+        "line = b'x' * 99 + b'\\n'\n"
+        "for _ in range(300):\n"
+        "    sys.stdout.buffer.write(line * 10_000)\n"
+    )
+    command = head.launch("--quiet", head.script("burst.py", burst))
+    peak = 0
+    while command.process.poll() is None:
+        try:
+            text = Path(f"/proc/{command.process.pid}/status").read_text()
+        except OSError:
+            break
+        found = [line for line in text.splitlines() if line.startswith("VmHWM")]
+        peak = max([peak, *(int(line.split()[1]) for line in found)])
+        time.sleep(0.05)
+    assert command.finish() == 0, command.text
+    assert peak < 150_000, f"{peak} KiB"
+    for node in (0, 1):
+        assert len(head.log(node)) == 300_000_000 and same_bytes(head, node)
+
+
+def test_a_reader_that_leaves_does_not_end_the_job(head: Head) -> None:
+    """master_launch ... | head -1"""
+    words = [str(BIN / "master_launch"), "--nodes", str(head.node_list)]
+    words += ["--ssh-config", str(head.cluster.ssh_config), head.script("count.py", COUNT)]
+    words += [str(head.directory)]
+    process = subprocess.Popen(words, cwd=head.directory, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    deadline = time.monotonic() + 40
+    logs = head.directory / "experiments"
+    while not any(f.stat().st_size > 2000 for f in logs.glob("*/logs/node_1_*.txt")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert process.poll() is None
+    (head.directory / "stop").touch()
+    assert process.wait(timeout=40) == 0
+    assert numbered(head, 0, 0) and numbered(head, 1, 1)
