@@ -1,19 +1,16 @@
 """One job's log on one node: the output of all its ranks in one file, and whose bytes stand where.
 
 `log` holds the bytes as they were printed, whole lines at a time where a line ends soon enough.
-`ranks` holds lines "<offset> <stream>": from there on the bytes are that stream's. Both are append-only,
-so a reader elsewhere needs no more than its own file's length to go on where it stopped.
+`ranks` holds lines "<offset> <stream>": from there on the bytes are that stream's. Both only grow, so
+a reader elsewhere needs no more than its own file's length to go on where it stopped.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 
-PARTIAL_SECONDS = (
-    0.1  # a line without an end (a prompt, a progress bar) waits this long for its rest
-)
+PARTIAL_SECONDS = 0.1  # how long a line without an end (a prompt, a bar) waits for its rest
 PARTIAL_BYTES = 1 << 16
 
 
@@ -33,21 +30,22 @@ class JobLog:
         self.size = os.fstat(self.log).st_size
         self.stream = ""
         self.partials: dict[str, Partial] = {}
+        self.record = b""  # what a full disk left over of a record
         self.lost = 0  # bytes that a full disk refused
+        self.trouble = ""
 
     def feed(self, stream: str, data: bytes) -> None:
-        partial = self.partials.get(stream)
-        if partial is not None and partial.data:
-            data = partial.data + data
+        partial = self.partials.setdefault(stream, Partial())
+        begun = bool(partial.data)
+        data = partial.data + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - end > PARTIAL_BYTES:
             end = len(data)
         if end:
             self._write(stream, memoryview(data)[:end])
-        if partial is None:
-            partial = self.partials[stream] = Partial()
         partial.data = data[end:]
-        partial.since = time.monotonic()
+        if end or not begun:  # one that only grows (dots, a bar) waits from its beginning on
+            partial.since = time.monotonic()
 
     def flush(self, *, everything: bool = False) -> float | None:
         """Write beginnings that waited long enough; seconds until the next one is due, or None."""
@@ -65,31 +63,34 @@ class JobLog:
         return due
 
     def _write(self, stream: str, data: memoryview) -> None:
+        """The job matters more than its log: it goes on, and a gap is said as soon as it can be."""
         if self.lost:
-            self._admit_loss()
-        try:
-            if stream != self.stream:
-                write_all(self.ranks, memoryview(f"{self.size} {stream}\n".encode()))
-                self.stream = stream
-            self.size += write_all(self.log, data)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            # The job matters more than its log: it goes on, and the gap is said as soon as it can be.
-            self.lost += len(data)
-            self.size = os.fstat(self.log).st_size
-
-    def _admit_loss(self) -> None:
-        words = f"\norchestrator: {self.lost} bytes of output were lost here: the disk was full\n"
-        try:
-            self.size += write_all(self.log, memoryview(words.encode()))
+            words = f"\norchestrator: {self.lost} bytes of output were lost here: {self.trouble}\n"
+            if self._append(stream, memoryview(words.encode())) < len(words.encode()):
+                self.lost += len(data)
+                return
             self.lost = 0
-        except OSError:
-            self.size = os.fstat(self.log).st_size
+        self.lost += len(data) - self._append(stream, data)
+
+    def _append(self, stream: str, data: memoryview) -> int:
+        """How many of the bytes could be written. What is said of them is written before."""
+        try:
+            self._write_record()
+            if stream != self.stream:
+                self.stream = stream
+                self.record = f"{self.size} {stream}\n".encode()
+                self._write_record()
+            write_all(self.log, data)
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
+        before, self.size = self.size, os.fstat(self.log).st_size
+        return self.size - before
+
+    def _write_record(self) -> None:
+        while self.record:
+            self.record = self.record[os.write(self.ranks, self.record) :]
 
 
-def write_all(fd: int, data: memoryview) -> int:
-    total = len(data)
+def write_all(fd: int, data: memoryview) -> None:
     while data:
         data = data[os.write(fd, data) :]
-    return total

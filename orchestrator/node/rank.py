@@ -236,7 +236,8 @@ def forget_torchrun() -> None:
 
 def end_globals() -> None:
     """What os._exit leaves out: objects are finalized, files that were never closed are written."""
-    vars(sys.modules["__main__"]).clear()
+    if threading.active_count() == 1:  # a daemon thread would trip over what is missing
+        vars(sys.modules["__main__"]).clear()
     gc.collect()
     for file in (thing for thing in gc.get_objects() if type(thing) in BUFFERED):
         if not file.closed and file.writable():

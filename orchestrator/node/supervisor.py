@@ -7,6 +7,7 @@ Runs in its own session and outlives the SSH connection that started it. It writ
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.node import processes
-from orchestrator.node.joblog import JobLog, write_all
+from orchestrator.node.joblog import JobLog
 from orchestrator.node.rundir import RunDir
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -29,6 +30,7 @@ READ = 1 << 20
 RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
 FAILED_GRACE = 1.0  # after a rank failed, its siblings may still say why; then they are killed
 SWEEP_GRACE = 0.5  # what outlives torchrun gets this long between SIGTERM and SIGKILL
+EVENTS_ROOM = 1 << 18  # a job's last word must find room when its log has filled the disk
 SWEEP_LIMIT = 10.0  # a process that survives SIGKILL this long hangs in the kernel
 
 
@@ -38,6 +40,8 @@ class Supervisor:
         self.spec = run.read_spec()
         self.log = JobLog(run.log, run.ranks)
         self.events = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        reserve(self.events, EVENTS_ROOM)
+        self.unsaid = b""  # what a full disk refused of the events
         self.selector = selectors.DefaultSelector()
         self.outputs: dict[int, str] = {}  # file descriptor -> stream
         self.listeners: list[socket.socket] = []
@@ -202,10 +206,10 @@ class Supervisor:
 
     def event(self, kind: str, **fields: Any) -> None:
         line = json.dumps({"event": kind, "time": time.time(), **fields}) + "\n"
-        try:
-            write_all(self.events, memoryview(line.encode()))
-        except OSError as error:
-            sys.stderr.write(f"event lost ({error}): {line}")
+        self.unsaid += line.encode()
+        with contextlib.suppress(OSError):
+            while self.unsaid:
+                self.unsaid = self.unsaid[os.write(self.events, self.unsaid) :]
         self.ring()
 
     # -- the end -----------------------------------------------------------------------------
@@ -247,6 +251,15 @@ class Supervisor:
                 self.kill_at = min(self.kill_at, self.sweep_since + SWEEP_GRACE)
                 for process in self.living():
                     processes.send(process, signal.SIGTERM)
+            else:
+                self.orphan_ended(pid, os.waitstatus_to_exitcode(status))
+
+    def orphan_ended(self, pid: int, code: int) -> None:
+        """A rank whose keeper was killed is a child of ours; how it ended is known all the same."""
+        for number, rank in self.ranks.items():
+            if rank.get("pid") == pid and rank["state"] != "ended":
+                who = {"rank": number, "local": rank["local"], "time": time.time()}
+                self.reported({"event": "ended", **who, "pid": pid, "code": code})
 
     def over(self) -> bool:
         """Once torchrun has ended: is nothing of the job left alive?"""
@@ -259,6 +272,7 @@ class Supervisor:
         return time.monotonic() - self.sweep_since > SWEEP_LIMIT
 
     def finish(self) -> None:
+        self.reap()
         self.read_reports()
         for fd in list(self.outputs):
             while self.read_output(fd):
@@ -271,6 +285,12 @@ class Supervisor:
         self.event(
             "ended", agent=self.agent_code, why=self.why, ranks=ranks, killed=self.killed, left=left
         )
+
+
+def reserve(fd: int, size: int) -> None:
+    """Room on the disk that only this file can use, where the file system knows how to do that."""
+    # FALLOC_FL_KEEP_SIZE, which os.posix_fallocate() lacks
+    ctypes.CDLL(None).fallocate(fd, 1, ctypes.c_int64(0), ctypes.c_int64(size))
 
 
 def open_fifo(path: str) -> int:

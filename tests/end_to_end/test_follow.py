@@ -91,8 +91,8 @@ def test_a_killed_head_and_an_attach_that_goes_on(head: Head) -> None:
     assert "is followed by process" in second.text
     (head.directory / "stop").touch()
     assert attached.finish() == 0, attached.text
-    first = min(int(line.split("line ")[1].split()[0]) for line in attached.lines if "| line" in line)
-    assert first > 10, f"it begins at the beginning, not where the local file ended: {attached.text}"
+    shown = [line for line in attached.lines if line.startswith("node1 rank3 | line")]
+    assert int(shown[0].split()[4]) >= 20, "it begins where the local file ended"
     assert len(head.log(1)) > size
     for node, ranks in ((0, (0, 1)), (1, (2, 3))):
         assert same_bytes(head, node)
@@ -192,7 +192,8 @@ def test_much_output_does_not_grow_the_head(head: Head) -> None:
     assert command.finish() == 0, command.text
     assert peak < 150_000, f"{peak} KiB"
     for node in (0, 1):
-        assert len(head.log(node)) == 300_000_000 and same_bytes(head, node)
+        assert head.log(node).count(b"x" * 99 + b"\n") == 3_000_000
+        assert same_bytes(head, node)
 
 
 def test_a_reader_that_leaves_does_not_end_the_job(head: Head) -> None:
