@@ -163,7 +163,7 @@ def make_mesh(device: torch.device, strategy: str) -> DeviceMesh:
         raise CheckFailed(
             f"hybrid_shard needs the same number of ranks on every node; here {nodes} nodes have"
             f" {world} together and up to {int(largest)} each",
-            "make them equal with slots= in the list, or use --set fsdp.sharding_strategy=full_shard",
+            "make them equal with slots= in the list, or use fsdp.sharding_strategy=full_shard",
         )
     return init_device_mesh(device.type, (nodes, local), mesh_dim_names=("replicate", "shard"))
 

@@ -1,8 +1,8 @@
 """One job's log on one node: the output of all its ranks in one file, and whose bytes stand where.
 
 `log` holds the bytes as they were printed, whole lines at a time where a line ends soon enough.
-`ranks` holds lines "<offset> <stream>": from there on the bytes are that stream's. Both only grow, so
-a reader elsewhere needs no more than its own file's length to go on where it stopped.
+`ranks` holds lines "<offset> <stream>": from there on the bytes are that stream's. Both only grow,
+so a reader elsewhere needs no more than its own file's length to go on where it stopped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Owns one job's processes on one node: starts torchrun, keeps the log, ends everything, says how.
 
-Runs in its own session and outlives the SSH connection that started it. It writes `log`, `ranks` and
-`events.jsonl` in the run directory and listens on `socket` there: a byte to every listener means
-"there is something new in the files", a line of JSON from a listener is a request.
+Runs in its own session and outlives the SSH connection that started it. It writes `log`, `ranks`
+and `events.jsonl` in the run directory and listens on `socket` there: a byte to every listener
+means "there is something new in the files", a line of JSON from a listener is a request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -199,10 +198,8 @@ class Supervisor:
 
     def ring(self) -> None:
         for listener in self.listeners:
-            try:
+            with contextlib.suppress(OSError):  # full: a bell waits already; gone: hear() notices
                 listener.send(b"\n")
-            except OSError:
-                pass  # full: it has a bell waiting already; gone: hear() will notice
 
     def event(self, kind: str, **fields: Any) -> None:
         line = json.dumps({"event": kind, "time": time.time(), **fields}) + "\n"
@@ -215,7 +212,7 @@ class Supervisor:
     # -- the end -----------------------------------------------------------------------------
 
     def end(self, why: str, grace: float) -> None:
-        """SIGTERM to the ranks now, SIGKILL to all that is left after the grace. May be called again."""
+        """SIGTERM to the ranks, after the grace SIGKILL to what is left. May be called again."""
         first = not self.why
         self.why = self.why or why
         self.kill_at = min(self.kill_at, time.monotonic() + grace)
@@ -282,9 +279,10 @@ class Supervisor:
         ranks = {
             str(n): {k: r.get(k) for k in ("state", "code", "pid")} for n, r in self.ranks.items()
         }
-        self.event(
-            "ended", agent=self.agent_code, why=self.why, ranks=ranks, killed=self.killed, left=left
-        )
+        said = {"agent": self.agent_code, "why": self.why, "ranks": ranks}
+        self.event("ended", **said, killed=self.killed, left=left, lost=self.log.lost)
+        with contextlib.suppress(OSError):
+            os.ftruncate(self.events, os.fstat(self.events).st_size)  # the rest of its room
 
 
 def reserve(fd: int, size: int) -> None:
@@ -307,7 +305,7 @@ def open_fifo(path: str) -> int:
 
 
 def main(job: str, node: str) -> None:
-    """Started by the link. One line to stdout when torchrun is on its way: "ready", or what failed."""
+    """Started by the link. One line to stdout once torchrun is on its way: "ready", or why not."""
     supervisor = Supervisor(RunDir(job, int(node)))
     ready = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)

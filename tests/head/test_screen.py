@@ -390,17 +390,10 @@ def test_a_terminal_that_was_closed_does_not_end_the_job(
         terminal.out.close()
 
 
-@pytest.mark.parametrize(
-    ("text", "columns", "fitted"),
-    [
-        ("abc", 2, "ab"),
-        ("abc", 0, ""),
-        ("abc", -1, ""),
-        ("漢字", 4, "漢字"),
-        ("漢字", 3, "漢"),
-        ("e\u0301e\u0301", 2, "e\u0301e\u0301"),
-        ("██", 1, "█"),
-    ],
-)
+FITS = [("abc", 2, "ab"), ("abc", 0, ""), ("abc", -1, ""), ("漢字", 4, "漢字"), ("漢字", 3, "漢")]
+FITS += [("e\u0301e\u0301", 2, "e\u0301e\u0301"), ("██", 1, "█")]
+
+
+@pytest.mark.parametrize(("text", "columns", "fitted"), FITS)
 def test_fit(text: str, columns: int, fitted: str) -> None:
     assert fit(text, columns) == fitted

@@ -1,0 +1,274 @@
+"""`orchestrator demo`: a cluster on this machine, a training run on it, what came of it.
+
+It types `master_launch` as a user would, in a process of its own, with an ssh_config and a node
+list that lead to SSH servers on 127.0.0.2, .3, ...; the result is read from the experiment.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import math
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from types import FrameType
+from typing import Any
+
+import click
+
+from orchestrator import experiment
+from orchestrator.errors import EXIT_STOPPED, CheckFailed, UsageError
+from orchestrator.experiment import Experiment
+from orchestrator.loopback import LoopbackCluster
+
+CONFIG = Path("config/demo.yaml")
+NODES = Path("node_ip_list.txt")
+SLOTS = 2  # ranks per node
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# config/demo.yaml for those who installed the package and have no clone; a test holds them equal.
+SETTINGS = """\
+launch: {name: demo}
+training: {max_steps: 120, batch_size: 8, seq_len: 64, log_every: 10}
+model: {num_layers: 2, model_dim: 64, num_heads: 4}
+optimizer: {lr: 6.0e-3}
+fsdp: {sharding_strategy: hybrid_shard}
+env: {CUDA_VISIBLE_DEVICES: ""}
+"""
+
+NOTES = {
+    "config.yaml": "the settings, resolved",
+    "manifest.json": "code, versions, environment and facts of every node",
+    "job.json": "nodes, ranks, state, exit code",
+    "logs": "what every rank printed, a file per node",
+    "outputs": "loss, gradient norm and speed of every step, a file per rank",
+}
+
+
+def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
+    """The exit code is the job's."""
+    options = launch_options(arguments)
+    if options["python"] is None and importlib.util.find_spec("torch") is None:
+        raise CheckFailed(
+            f"the demo trains with torch, and {sys.executable} has none",
+            f"type: {shlex.quote(sys.executable)} -m pip install torch==2.13.0",
+        )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    code = EXIT_STOPPED
+    with ExitStack() as stack:
+        for number in SIGNALS:  # raises KeyboardInterrupt: out by way of the cleaning up
+            signal.signal(number, signal.default_int_handler)
+        try:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orch-demo-")))
+            cluster = LoopbackCluster(size, directory, port=listed_port(size), slots=SLOTS)
+            say(f"starting {size} SSH servers on this machine; each plays a node of {SLOTS} ranks")
+            stack.enter_context(cluster)
+            code, told_to_end = launch(cluster, arguments)
+            if not options["dry_run"]:
+                show(cluster, options["experiments"])
+            if keep and not told_to_end:
+                click.echo(invitation(cluster))
+                signal.pause()
+        except KeyboardInterrupt:
+            click.echo()
+        finally:
+            for number in SIGNALS:  # a second Ctrl-C would leave half of it behind
+                signal.signal(number, signal.SIG_IGN)
+    return code
+
+
+# -- the cluster and the launch -------------------------------------------------------------------
+
+
+def launch_options(arguments: Sequence[str]) -> dict[str, Any]:
+    """What master_launch will understand; a wrong option is told before anything is started."""
+    from orchestrator.cli import launch_command
+
+    return launch_command.make_context("master_launch", list(arguments)).params
+
+
+def listed_port(size: int) -> int:
+    """The port of the node list here, if its nodes are those of the demo and it is free; else 0."""
+    from orchestrator.head.nodes import read_nodes
+
+    addresses = [f"127.0.0.{2 + i}" for i in range(size)]
+    try:
+        nodes = read_nodes(NODES)
+    except UsageError:
+        return 0
+    ports = {node.port for node in nodes}
+    port = ports.pop() or 0
+    if ports or not port or {node.host for node in nodes} != set(addresses):
+        return 0
+    for address in addresses:
+        with closing(socket.socket()) as listener:
+            # As sshd does: what an earlier demo left in TIME_WAIT is not in its way.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((address, port))
+            except OSError as error:
+                say(f"port {port} of {NODES} cannot be had ({error.strerror}): using another")
+                return 0
+    return port
+
+
+def launch(cluster: LoopbackCluster, arguments: Sequence[str]) -> tuple[int, bool]:
+    """Type master_launch and wait for it: its exit code, and whether we were told to end."""
+    words = ["--nodes", str(cluster.node_list), "--ssh-config", str(cluster.ssh_config)]
+    words += ["--config", str(settings(cluster)), *arguments]
+    say("master_launch " + shlex.join(words))
+    start = "import sys; from orchestrator import entry; sys.argv[0] = 'master_launch'; "
+    job = subprocess.Popen([sys.executable, "-c", start + "entry.master_launch()", *words])
+    told: list[int] = []
+
+    def forward(number: int, _: FrameType | None) -> None:
+        told.append(number)
+        job.terminate()
+
+    # Ctrl-C in a terminal reaches the launch without us, and it knows what to do.
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGINT, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, forward)
+    code = job.wait()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    return code if code >= 0 else 128 - code, bool(told)
+
+
+def settings(cluster: LoopbackCluster) -> Path:
+    if CONFIG.is_file():
+        return CONFIG
+    path = cluster.directory / "demo.yaml"
+    path.write_text(SETTINGS, encoding="utf-8")
+    return path
+
+
+# -- the result -----------------------------------------------------------------------------------
+
+
+def show(cluster: LoopbackCluster, root: Path) -> None:
+    """The job's loss as a curve, and what its experiment holds."""
+    place = ours(cluster, root)
+    if place is None:
+        return  # it never came to an experiment; the launch has said why
+    steps = read_metrics(place.path / "outputs" / "rank_00_metrics.jsonl")
+    if steps:
+        first, last = steps[0], steps[-1]
+        seconds = sum(step["step_ms"] for step in steps) / 1e3
+        click.echo(
+            f"\n  loss {first['loss']:.2f} -> {last['loss']:.2f} in {last['step']} steps"
+            f" ({seconds:.1f} s, {last['tokens'] / seconds:,.0f} tokens/s)\n"
+        )
+        click.echo("\n".join(f"  {line}" for line in plot([step["loss"] for step in steps])))
+    click.echo(f"\n  {place.path}")
+    click.echo("\n".join(f"  {line}" for line in tree(place.path)))
+    if not place.read_record().over:
+        say("the job was left running; it ends with the demo's cluster")
+
+
+def ours(cluster: LoopbackCluster, root: Path) -> Experiment | None:
+    """The newest experiment that was launched on this cluster."""
+    for place in reversed(experiment.every(root)):
+        try:
+            if place.read_record().ssh_config == str(cluster.ssh_config):
+                return place
+        except UsageError:
+            continue
+    return None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():  # a program of the user's own writes what it likes
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def plot(values: Sequence[float], width: int = 60, height: int = 10) -> list[str]:
+    """A curve of ASCII characters; each column is the mean of its share of the values."""
+    count = min(width, len(values))
+    edges = [i * len(values) // count for i in range(count + 1)]
+    means = [fmean(values[a:b]) for a, b in pairwise(edges)]
+    means = [mean for mean in means if math.isfinite(mean)] or [0.0]
+    top, bottom = max(means), min(means)
+    rows = [round((top - mean) / ((top - bottom) or 1.0) * (height - 1)) for mean in means]
+    lines = []
+    for row in range(height):
+        level = top - (top - bottom) * row / (height - 1)
+        lines.append(f"{level:6.2f} |" + "".join("*" if at == row else " " for at in rows).rstrip())
+    lines.append(" " * 7 + "+" + "-" * len(means))
+    lines.append(" " * 7 + "step 1" + str(len(values)).rjust(len(means) - 5))
+    return lines
+
+
+def tree(directory: Path) -> list[str]:
+    """Every file below it and its size; what those at the top are for."""
+    lines = []
+    for path in sorted(directory.rglob("[!.]*")):
+        inside = path.relative_to(directory)
+        name = "  " * len(inside.parts) + path.name + ("/" if path.is_dir() else "")
+        size = f"{path.stat().st_size:,}" if path.is_file() else ""
+        lines.append(f"{name:<36}{size:>10}  {NOTES.get(str(inside), '')}".rstrip())
+    return lines
+
+
+# -- --keep ---------------------------------------------------------------------------------------
+
+
+def invitation(cluster: LoopbackCluster) -> str:
+    """The commands for another terminal, as they have to be typed there."""
+    reach = f"--ssh-config {shlex.quote(str(cluster.ssh_config))}"
+    nodes = f"--nodes {shlex.quote(str(cluster.node_list))} {reach}"
+    if listed(cluster):
+        nodes = reach  # node_ip_list.txt is the default
+    lines = [
+        f"cd {shlex.quote(str(Path.cwd()))}",
+        f"{program('master_launch')} {nodes} --config {shlex.quote(str(settings(cluster)))}",
+        f"{program('master_launch')} {nodes} your_script.py its arguments",
+        f"{program('orchestrator')} status",
+        f"{program('emergency_stop')} {nodes}",
+        f"ssh -F {shlex.quote(str(cluster.ssh_config))} {cluster.addresses[0]}",
+    ]
+    return (
+        f"\nThe {len(cluster.nodes)} nodes stay up. Type in another terminal, for example:\n\n"
+        + "\n".join(f"    {line}" for line in lines)
+        + "\n\nCtrl-C here ends them."
+    )
+
+
+def listed(cluster: LoopbackCluster) -> bool:
+    """Whether the node list here leads to this cluster."""
+    from orchestrator.head.nodes import read_nodes
+
+    try:
+        nodes = read_nodes(NODES)
+    except UsageError:
+        return False
+    here = [(node.address, node.port) for node in cluster.nodes]
+    return [(node.host, node.port) for node in nodes] == here
+
+
+def program(name: str) -> str:
+    """By its name where the shell finds the one beside this Python, else by its path."""
+    beside = Path(sys.executable).with_name(name)
+    found = shutil.which(name)
+    if not beside.exists() or (found and Path(found) == beside):
+        return name
+    return shlex.quote(str(beside))
+
+
+def say(text: str) -> None:
+    click.echo(f"demo: {text}")

@@ -1,0 +1,183 @@
+"""A job on this machine, without a head: a real supervisor on a real run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from orchestrator.node import processes
+from orchestrator.node.link import connect
+from orchestrator.node.rundir import RunDir
+
+ROOT = Path(__file__).parents[2]
+STAND_IN = Path(__file__).with_name("torchrun.py")
+PATIENCE = 30.0  # for what must come; a test that waits so long has failed
+SUPERVISE = (
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); from orchestrator.node import supervisor;"
+    " supervisor.main(*sys.argv[1:])"
+)
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], what: str = "it", patience: float = PATIENCE) -> T:
+    """What the condition says as soon as it is true."""
+    deadline = time.monotonic() + patience
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not happen within {patience} s"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    process = processes.look(pid)
+    return process is not None and process.state not in "ZX"
+
+
+def streams(log: bytes, ranks: bytes) -> dict[str, bytes]:
+    """Each stream's bytes, from the two files alone. Bytes that no record speaks of fail."""
+    records = [line.split() for line in ranks.splitlines()]
+    starts = [int(offset) for offset, _ in records]
+    assert starts == sorted(starts)
+    assert not log or starts[0] == 0
+    found: dict[str, bytes] = {}
+    for (start, stream), end in zip(records, [*starts[1:], len(log)], strict=True):
+        found[stream.decode()] = found.get(stream.decode(), b"") + log[int(start) : end]
+    return found
+
+
+class Job:
+    """One job on one node. `home` is where ORCHESTRATOR_HOME points to."""
+
+    def __init__(self, home: Path, name: str = "job", node: int = 0) -> None:
+        self.run = RunDir(name, node)
+        self.home = home
+        self.supervisor: subprocess.Popen[bytes] | None = None
+
+    def spec(
+        self,
+        target: dict[str, Any],
+        *,
+        start: str = "plain",
+        nproc: int = 1,
+        first: int = 0,
+        workdir: Path | str = "/",
+        agent: list[str] | None = None,
+        env: dict[str, str] | None = None,
+        unset: tuple[str, ...] = (),
+    ) -> dict[str, Any]:
+        fork = ["--fork"] if start == "fork" else []
+        stand_in = [sys.executable, str(STAND_IN), *fork, f"--nproc={nproc}", f"--first={first}"]
+        tags = {"ORCHESTRATOR_JOB": self.run.job, "NODE_RANK": str(self.run.node)}
+        return {
+            "job": self.run.job,
+            "node": self.run.node,
+            "nproc": nproc,
+            "nnodes": 1,
+            "first_rank": first,
+            "start": start,
+            "agent": stand_in if agent is None else agent,
+            "env": {"ORCHESTRATOR_EXPERIMENT": "/nowhere", **(env or {}), **tags},
+            "experiment": "/nowhere",
+            "unset": list(unset),
+            "workdir": str(workdir),
+            "target": target,
+        }
+
+    def start(self, spec: dict[str, Any]) -> Job:
+        self.run.create()
+        self.run.write_spec(spec)
+        self.supervisor = subprocess.Popen(
+            [sys.executable, "-IS", "-c", SUPERVISE, self.run.job, str(self.run.node)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.supervisor.stdout is not None
+        said = self.supervisor.stdout.readline()
+        assert said == b"ready\n", said
+        return self
+
+    def wait(self, patience: float = PATIENCE) -> dict[str, Any]:
+        """The last event, once the supervisor is gone."""
+        assert self.supervisor is not None
+        self.supervisor.wait(patience)
+        return self.events[-1]
+
+    def end(self, why: str, grace: float) -> socket.socket:
+        supervisor = connect(self.run)
+        supervisor.sendall(json.dumps({"why": why, "grace": grace}).encode() + b"\n")
+        return supervisor
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return list(self.run.read_events())
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == kind]
+
+    def ended(self) -> dict[int, int]:
+        """rank -> exit code, of those that ended."""
+        return {event["rank"]: event["code"] for event in self.of_kind("rank_ended")}
+
+    @property
+    def output(self) -> dict[str, str]:
+        """What each stream said."""
+        log, ranks = Path(self.run.log).read_bytes(), Path(self.run.ranks).read_bytes()
+        return {name: data.decode() for name, data in streams(log, ranks).items()}
+
+    def said(self, words: str, stream: str = "0") -> bool:
+        return words in self.output.get(stream, "")
+
+    def living(self) -> list[int]:
+        return [process.pid for process in processes.of_job(self.run.job, self.run.node)]
+
+    def clear(self) -> None:
+        """Whatever a failed test left."""
+        if self.supervisor is not None:
+            self.supervisor.kill()
+            self.supervisor.wait()
+            assert self.supervisor.stdout is not None
+            self.supervisor.stdout.close()
+        for process in processes.of_job(self.run.job, self.run.node):
+            processes.send(process, signal.SIGKILL)
+
+
+def script(directory: Path, text: str, name: str = "program.py") -> dict[str, Any]:
+    """A target: the program, written down. Arguments are to be added."""
+    (directory / name).write_text(text)
+    return {"kind": "script", "name": str(directory / name), "args": []}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "home"
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(path))
+    return path
+
+
+@pytest.fixture
+def new_job(home: Path) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def make(name: str = "", node: int = 0) -> Job:
+        # Its own name for every test and worker: the processes of a job are found by it.
+        name = name or f"job-{os.getpid()}-{time.monotonic_ns()}"
+        jobs.append(Job(home, name, node))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.clear()
