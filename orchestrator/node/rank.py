@@ -232,6 +232,9 @@ def forget_torchrun() -> None:
     process._parent_process = None  # type: ignore[attr-defined]
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False  # the agent's temporary files are not ours to remove
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()  # else all ranks of a node would draw the same numbers
 
 
 def end_globals() -> None:
@@ -253,7 +256,7 @@ def buffer_lines() -> None:
 def run_python(kind: str, name: str, args: list[str]) -> None:
     """As `python name args` (kind "script") or `python -m name args` (a module) would."""
     sys.argv = [name, *args]
-    path = os.path.abspath(name)
+    path = os.path.join(os.getcwd(), name)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
     if kind in ("module", "engine"):
@@ -267,7 +270,15 @@ def run_python(kind: str, name: str, args: list[str]) -> None:
         sys.path[0] = os.path.dirname(os.path.realpath(path))
         loader = importlib.machinery.SourceFileLoader("__main__", path)
         vars(main).update(__file__=path, __loader__=loader, __cached__=None)
-        exec(compile(loader.get_data(path), path, "exec", dont_inherit=True), vars(main))
+        exec(code_of(loader, path), vars(main))
+
+
+def code_of(loader: importlib.machinery.SourceFileLoader, path: str) -> types.CodeType:
+    if path.endswith(".pyc"):
+        code = importlib.machinery.SourcelessFileLoader("__main__", path).get_code("__main__")
+        assert code is not None
+        return code
+    return loader.source_to_code(loader.get_data(path), path)
 
 
 def run_module(name: str, *, alter_argv: bool) -> None:
@@ -286,7 +297,7 @@ def users_frames(frames: TracebackType | None) -> TracebackType | None:
     """The traceback from the program's own first frame on."""
     while frames is not None:
         name = frames.tb_frame.f_code.co_filename
-        if name not in (__file__, runpy.__file__, "<frozen runpy>"):
+        if name not in (__file__, runpy.__file__) and not name.startswith("<frozen "):
             return frames
         frames = frames.tb_next
     return None

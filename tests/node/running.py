@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
-
-import pytest
 
 from orchestrator.node import processes
 from orchestrator.node.link import connect
@@ -159,25 +156,3 @@ def script(directory: Path, text: str, name: str = "program.py") -> dict[str, An
     """A target: the program, written down. Arguments are to be added."""
     (directory / name).write_text(text)
     return {"kind": "script", "name": str(directory / name), "args": []}
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "home"
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(path))
-    return path
-
-
-@pytest.fixture
-def new_job(home: Path) -> Iterator[Callable[..., Job]]:
-    jobs: list[Job] = []
-
-    def make(name: str = "", node: int = 0) -> Job:
-        # Its own name for every test and worker: the processes of a job are found by it.
-        name = name or f"job-{os.getpid()}-{time.monotonic_ns()}"
-        jobs.append(Job(home, name, node))
-        return jobs[-1]
-
-    yield make
-    for job in jobs:
-        job.clear()

@@ -1,0 +1,174 @@
+"""How long to run `true` on many hosts: our connections, pdsh, clush and plain ssh.
+
+    python scripts/bench/fanout.py
+
+Cold is a fresh process that connects to all hosts; warm is the second `true` on open connections.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ground import (
+    ROOT,
+    Contender,
+    Failed,
+    NetnsCluster,
+    compete,
+    first_line,
+    machine,
+    require_root,
+    run,
+    show,
+    table,
+)
+
+WARM_ROUNDS = 5
+COLD, WARM, PDSH = "ours, cold", "ours, warm", "pdsh -R ssh"
+
+
+def main() -> None:
+    options = parse()
+    require_root()
+    results = {}
+    for hosts in options.hosts:
+        results[hosts] = contenders(hosts)
+        compete(results[hosts], hosts, options.repeat, f"{hosts} hosts")
+    about = f"{machine()}, {first_line('pdsh', '-V')}, {first_line('clush', '--version')}"
+    title = f"`true` on all hosts (median of {options.repeat})"
+    show(options.json, title, about, render(results), as_data(results))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--hosts", nargs="+", type=int, default=[2, 8, 64])
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def contenders(hosts: int) -> list[Contender]:
+    def tool(name: str, words: Any) -> Contender:
+        program = name.split()[0]
+        missing = "" if shutil.which(program) else f"missing: {program}"
+        return Contender(name, partial(timed, words), missing)
+
+    fanout = str(hosts)  # the default of pdsh is 32 at a time: allow it all of them
+    return [
+        Contender(COLD, partial(timed, ours)),
+        Contender(WARM, warm),
+        tool(PDSH, lambda c: ["pdsh", "-R", "ssh", "-S", "-f", fanout, "-w", listed(c), "true"]),
+        tool("clush", lambda c: ["clush", "-S", "-f", fanout, "-w", listed(c), "true"]),
+        tool("ssh & ... wait", in_parallel),
+    ]
+
+
+def listed(cluster: NetnsCluster) -> str:
+    return ",".join(cluster.addresses)
+
+
+def in_parallel(cluster: NetnsCluster) -> list[str | Path]:
+    """What a shell script does."""
+    lines = "".join(f'ssh {address} true & all="$all $!"\n' for address in cluster.addresses)
+    return ["bash", "-c", lines + "for one in $all; do wait $one || exit 1; done"]
+
+
+def timed(words: Any, cluster: NetnsCluster) -> Mapping[str, float]:
+    command = words(cluster)
+    started = time.perf_counter()
+    run(cluster, command)
+    return {"seconds": time.perf_counter() - started}
+
+
+def ours(cluster: NetnsCluster, rounds: int = 1) -> list[str | Path]:
+    python = ["env", f"PYTHONPATH={ROOT}", sys.executable]
+    return [*python, __file__, "--as-head", str(cluster.node_list), str(rounds)]
+
+
+def warm(cluster: NetnsCluster) -> Mapping[str, float]:
+    said = run(cluster, ours(cluster, 1 + WARM_ROUNDS))
+    try:
+        taken = json.loads(said)
+    except ValueError:
+        raise Failed(said) from None
+    return {"seconds": sorted(taken[1:])[WARM_ROUNDS // 2]}
+
+
+# -- what runs on the head in a process of its own ----------------------------------------------
+
+
+def as_head(node_list: str, rounds: str) -> None:
+    """Connect to all, then `true` on all, several times; the seconds of each time as JSON."""
+    from orchestrator.errors import NodeError
+    from orchestrator.head import fleet
+    from orchestrator.head.nodes import read_nodes
+    from orchestrator.head.ssh import Connection, Ssh
+    from orchestrator.head.sshconfig import SshConfig
+
+    nodes = read_nodes(Path(node_list))
+    ssh = Ssh(SshConfig(None))
+
+    def true(connection: Connection) -> Connection:
+        channel = connection.run("true", 10.0)
+        if channel.recv_exit_status() != 0:
+            raise NodeError("true is not true there")
+        channel.close()
+        return connection
+
+    taken = []
+    started = time.perf_counter()
+    found = fleet.everywhere(nodes, lambda node: true(fleet.connect(ssh, node)[1]))
+    connections = fleet.all_or_table(nodes, found, "")
+    taken.append(time.perf_counter() - started)
+    for _ in range(int(rounds) - 1):
+        started = time.perf_counter()
+        fleet.all_or_table(nodes, fleet.everywhere(connections, true), "")
+        taken.append(time.perf_counter() - started)
+    print(json.dumps(taken), flush=True)
+    os._exit(0)  # as our commands do: the connections close with the process
+
+
+# -- the results --------------------------------------------------------------------------------
+
+
+def render(results: Mapping[int, Sequence[Contender]]) -> str:
+    head = [""]
+    for hosts in results:
+        head += [f"{hosts} hosts", f"of {PDSH.split()[0]}"]
+    rows = []
+    for index, one in enumerate(next(iter(results.values()))):
+        row = [one.name]
+        for everyone in results.values():
+            reference = next(other for other in everyone if other.name == PDSH)
+            row += cells(everyone[index], reference)
+        rows.append(row)
+    return table(head, rows)
+
+
+def cells(one: Contender, reference: Contender) -> list[str]:
+    value, best = one.median("seconds"), reference.median("seconds")
+    if value is None:
+        return [one.missing, ""]
+    return [f"{value:.3f} s", f"{value / best:.2f}" if best else ""]
+
+
+def as_data(results: Mapping[int, Sequence[Contender]]) -> dict[str, Any]:
+    return {
+        str(hosts): {one.name: one.missing or one.samples for one in everyone}
+        for hosts, everyone in results.items()
+    }
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--as-head"]:
+        as_head(*sys.argv[2:])
+    main()

@@ -1,0 +1,459 @@
+"""Held against the real thing: what `python program args` does, a rank does."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import py_compile
+import re
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.node import rank
+from tests.node.running import PATIENCE, STAND_IN, alive, wait_until
+
+RANK_PROGRAM = Path(rank.__file__)
+
+
+@dataclass
+class Ranks:
+    """The ranks that one torchrun starts, with this test for their supervisor."""
+
+    run: Path
+    agent: subprocess.Popen[bytes]
+    outputs: list[int]
+    reports_fd: int
+    output: str = ""
+    _reports: bytes = b""
+    others: list[str] = field(default_factory=list)
+
+    def read(self) -> Ranks:
+        self.output += read(self.outputs[0]).decode()
+        self.others = [read(fd).decode() for fd in self.outputs[1:]]
+        self._reports += read(self.reports_fd)
+        return self
+
+    def reports(self, kind: str = "") -> list[dict[str, Any]]:
+        self.read()
+        lines = map(json.loads, self._reports.splitlines())
+        return [line for line in lines if kind in ("", line["event"])]
+
+    def wait_for(self, words: str) -> None:
+        wait_until(lambda: words in self.read().output, repr(words))
+
+    def end(self) -> int:
+        """The exit code of rank 0; `output` is then all it said."""
+        self.agent.wait(PATIENCE)
+        (ended,) = [report for report in self.reports("ended") if report["rank"] == 0]
+        assert isinstance(ended["code"], int)
+        return ended["code"]
+
+
+def read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 1 << 20)
+    except BlockingIOError:
+        return b""
+
+
+Begin = Callable[..., Ranks]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    running: list[Ranks] = []
+
+    def start(how: str, name: str, *args: str, kind: str = "script", **options: Any) -> Ranks:
+        run = tmp_path / f"run{len(running)}"
+        run.mkdir()
+        target = {"kind": kind, "name": name, "args": list(args)}
+        spec = {"start": how, "workdir": str(options.get("workdir", tmp_path)), "target": target}
+        (run / "spec.json").write_text(json.dumps(spec))
+        fds = []
+        nproc = options.get("nproc", 1)
+        for fifo in [*(f"out_{local}" for local in range(nproc)), "reports"]:
+            os.mkfifo(run / fifo)
+            fds.append(os.open(run / fifo, os.O_RDWR | os.O_NONBLOCK))
+        words = [*(["--fork"] if how == "fork" else []), *options.get("agent", ())]
+        agent = subprocess.Popen(
+            [sys.executable, str(STAND_IN), *words, f"--nproc={nproc}",
+             f"--log-dir={run}", str(RANK_PROGRAM)],
+            env={**os.environ, "ORCHESTRATOR_RUN": str(run), **options.get("env", {})},
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        running.append(Ranks(run, agent, fds[:-1], fds[-1]))
+        return running[-1]
+
+    yield start
+    for ranks in running:
+        for report in ranks.reports("started"):
+            if alive(report["pid"]):
+                os.kill(report["pid"], signal.SIGKILL)
+        ranks.agent.kill()
+        ranks.agent.wait()
+        for fd in [*ranks.outputs, ranks.reports_fd]:
+            os.close(fd)
+
+
+both = pytest.mark.parametrize("start", ["fork", "plain"])
+
+SEES = '''"""Its docstring."""
+import json, logging, multiprocessing, os, signal, sys, threading
+import __main__
+number: int = 1
+def function(x: number): pass
+try:
+    import sibling
+except ImportError:
+    sibling = None
+try:
+    multiprocessing.set_start_method("spawn")
+    spawn = "can be set"
+except RuntimeError as error:
+    spawn = str(error)
+process = multiprocessing.current_process()
+sees = dict(
+    argv=sys.argv, path=sys.path, name=__name__, file=__file__, doc=__doc__, cwd=os.getcwd(),
+    package=__package__, spec=str(__spec__), loader=__loader__ is not None,
+    cached=__cached__, builtins=str(__builtins__), annotations=str(__annotations__),
+    main=__main__.__dict__ is globals(), names=sorted(globals()),
+    no_future=function.__annotations__["x"] == 1,
+    sibling=getattr(sibling, "here", None), stdin=sys.stdin.read(),
+    signals=[str(signal.getsignal(n)) for n in signal.valid_signals() if n not in (9, 19)],
+    mask=list(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+    process=[process.name, process.daemon, str(multiprocessing.parent_process()), spawn],
+    threads=[thread.name for thread in threading.enumerate()],
+    log=[logging.getLogger().level, str(logging.getLogger().handlers)],
+    hooks=[sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__],
+    executable=sys.executable, prefix=sys.prefix, limit=sys.getrecursionlimit(),
+    flags=str(sys.flags), trace=str(sys.gettrace()), warn=sys.warnoptions,
+)
+with open(os.environ["SEES"], "w") as file:
+    json.dump(sees, file, default=str)
+'''
+
+
+@pytest.fixture(scope="module")
+def program_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = tmp_path_factory.mktemp("tree")
+    for directory in ("real", "package", "directory"):
+        (tree / directory).mkdir()
+        (tree / directory / "__main__.py").write_text(SEES)
+        (tree / directory / "sibling.py").write_text(f"here = {directory!r}")
+    (tree / "real" / "train.py").write_text(SEES)
+    (tree / "link.py").symlink_to("real/train.py")
+    py_compile.compile(str(tree / "real" / "train.py"), str(tree / "real" / "compiled.pyc"))
+    (tree / "odd näme, $x.py").write_text(SEES)
+    with zipfile.ZipFile(tree / "app.pyz", "w") as zipped:
+        zipped.writestr("__main__.py", SEES)
+        zipped.writestr("sibling.py", "here = 'zip'")
+    return tree
+
+
+@both
+@pytest.mark.parametrize(
+    "name",
+    ["real/train.py", "./real/../link.py", "odd näme, $x.py", "real/compiled.pyc",
+     "directory", "app.pyz", "-m package", "-m package.__main__", "/real/train.py"],
+)  # fmt: skip
+def test_a_program_sees_what_python_would_show_it(
+    begin: Begin, program_tree: Path, tmp_path: Path, start: str, name: str
+) -> None:
+    if name.startswith("/"):
+        name = f"{program_tree}{name}"
+    args = ["a b", "", "--flag", "$x", "*", "é\udcff"]
+    there = {"cwd": program_tree, "stdin": subprocess.DEVNULL}
+    env = {**os.environ, "SEES": str(tmp_path / "python")}
+    words = ["-m", name[3:]] if name.startswith("-m") else [name]
+    subprocess.run([sys.executable, *words, *args], check=True, env=env, **there)  # type: ignore[call-overload]
+    kind = "module" if name.startswith("-m") else "script"
+    env = {"SEES": str(tmp_path / "rank")}
+    ranks = begin(start, words[-1], *args, kind=kind, workdir=program_tree, env=env)
+    assert ranks.end() == 0, ranks.output
+    python = json.loads((tmp_path / "python").read_text())
+    seen = json.loads((tmp_path / "rank").read_text())
+    if start == "plain":
+        # torchrun starts a rank with -u.
+        seen["flags"] = seen["flags"].replace("unbuffered=1", "unbuffered=0")
+    assert seen == python
+
+
+ENDS = """
+import atexit, ctypes, logging.handlers, os, signal, sys, tempfile, threading, time, weakref
+how = sys.argv[1]
+atexit.register(print, "atexit: registered first, called last")
+unclosed = open("unclosed.txt", "w")
+unclosed.write("written")
+memory = logging.handlers.MemoryHandler(99, target=logging.StreamHandler())
+logging.getLogger().addHandler(memory)
+logging.error("flushed at the end")
+class Thing:
+    def __del__(self): print("deleted")
+thing = Thing()
+weakref.finalize(thing, print, "finalized")
+kept = tempfile.TemporaryDirectory()
+open("kept.txt", "w").write(kept.name)
+def deeper(depth):
+    return deeper(depth - 1) if depth else [][1]
+def later():
+    time.sleep(0.2)
+    print("the thread's last word")
+class Silent(Exception):
+    def __str__(self): raise RuntimeError
+if how == "exit 3": sys.exit(3)
+if how == "exit 259": sys.exit(259)
+if how == "exit words": sys.exit("these words")
+if how == "exit None": sys.exit()
+if how == "exit True": sys.exit(True)
+if how == "raise": deeper(3)
+if how == "raise a chain":
+    try: deeper(0)
+    except IndexError as error: raise ValueError("two\\nlines") from error
+if how == "raise without words": raise Silent
+if how == "raise BaseException": raise BaseException("rare")
+if how == "import": import there_is_no_such_module
+if how == "compile": exec("1 +", {})
+if how == "_exit 5": os._exit(5)
+if how == "_exit 0": os._exit(0)
+if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
+if how == "terminate": os.kill(os.getpid(), signal.SIGTERM)
+if how == "abort": os.abort()
+if how == "thread": threading.Thread(target=later).start()
+if how == "daemon": threading.Thread(target=time.sleep, args=[99], daemon=True).start()
+if how == "excepthook":
+    sys.excepthook = lambda kind, value, trace: print("hooked", kind.__name__, trace.tb_lineno)
+    deeper(3)
+if how == "raise atexit": atexit.register(deeper, 0)
+print("the last line, without an end", end="")
+"""
+
+HOWS = re.findall(r'how == "(.*?)"', ENDS)
+
+
+@both
+@pytest.mark.parametrize("how", ["just ends", *HOWS])
+def test_a_program_ends_as_under_python(begin: Begin, tmp_path: Path, start: str, how: str) -> None:
+    (tmp_path / "ends.py").write_text(ENDS)
+    python = subprocess.run(
+        [sys.executable, "-u", "ends.py", how],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    left = (tmp_path / "unclosed.txt").read_text()
+    kept = Path((tmp_path / "kept.txt").read_text()).exists()
+    ranks = begin(start, "ends.py", how)
+    code = ranks.end()
+    said = ranks.output
+    if how == "abort":  # ours shows the Python stack too
+        said = said.partition("Fatal Python error")[0]
+    assert (code, said) == (python.returncode, python.stdout)
+    assert (tmp_path / "unclosed.txt").read_text() == left
+    assert Path((tmp_path / "kept.txt").read_text()).exists() == kept
+    assert bool(ranks.reports("finished")) == (code == 0 and how != "_exit 0")
+
+
+@both
+def test_a_crash_shows_the_python_stack(begin: Begin, tmp_path: Path, start: str) -> None:
+    text = "import ctypes\ndef reads_nothing():\n    ctypes.string_at(0)\nreads_nothing()\n"
+    (tmp_path / "crash.py").write_text(text)
+    ranks = begin(start, "crash.py")
+    assert ranks.end() == -signal.SIGSEGV
+    assert f'File "{tmp_path}/crash.py", line 3 in reads_nothing' in ranks.output
+
+
+USES_PROCESSES = """
+import multiprocessing, os, sys
+def square(x):
+    return x * x
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(method, pool.map(square, [1, 2, 3]), flush=True)
+    multiprocessing.get_context("fork").Process(target=print, args=["joined at exit"]).start()
+"""
+
+
+@both
+def test_multiprocessing_works_inside(begin: Begin, tmp_path: Path, start: str) -> None:
+    (tmp_path / "uses.py").write_text(USES_PROCESSES)
+    ranks = begin(start, "uses.py")
+    assert ranks.end() == 0
+    assert sorted(ranks.output.splitlines()) == [
+        "fork [1, 4, 9]", "joined at exit", "spawn [1, 4, 9]"
+    ]  # fmt: skip
+
+
+@both
+def test_lines_leave_at_once_and_whole(begin: Begin, tmp_path: Path, start: str) -> None:
+    text = """
+import os, sys
+def writes():
+    return int(open("/proc/self/io").read().split("syscw: ")[1].split()[0])
+for stream in (sys.stdout, sys.stderr):
+    before = writes()
+    print("one", "line", "of", 5, "words", file=stream)
+    print("writes:", writes() - before)
+sys.stdin.read()
+os.system("echo from a child")
+print("waiting")
+open("go").read()
+print("partial", end="", flush=True)
+"""
+    os.mkfifo(tmp_path / "go")
+    (tmp_path / "lines.py").write_text(text)
+    ranks = begin(start, "lines.py")
+    ranks.wait_for("waiting\n")
+    assert ranks.output == (
+        "one line of 5 words\nwrites: 1\none line of 5 words\nwrites: 1\nfrom a child\nwaiting\n"
+    )
+    (tmp_path / "go").write_text("")
+    assert ranks.end() == 0
+    assert ranks.output.endswith("partial")
+
+
+@both
+def test_a_shell_program_gets_the_signals_of_a_shell(
+    begin: Begin, tmp_path: Path, start: str
+) -> None:
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\nprintf "<%s>" "$@"\ngrep ^Sig /proc/$$/status; exit 7\n')
+    program.chmod(0o755)
+    args = ["a b", "", "*", "$(id)"]
+    alone = subprocess.run([program, *args], stdout=subprocess.PIPE, text=True, check=False)
+    ranks = begin(start, "./program", *args, kind="program")
+    assert ranks.end() == 7
+    wanted = re.sub("SigQ:.*", "", alone.stdout)
+    assert re.sub("SigQ:.*", "", ranks.output) == wanted
+    assert not ranks.reports("finished")
+
+
+@both
+def test_a_program_that_cannot_be_run(begin: Begin, start: str) -> None:
+    ranks = begin(start, "./missing", kind="program")
+    assert ranks.end() == 1
+    error = json.loads((ranks.run / "error_0.json").read_text())
+    assert (error["type"], error["file"]) == ("FileNotFoundError", "")
+
+
+@both
+def test_an_exception_is_recorded_with_the_users_own_line(
+    begin: Begin, tmp_path: Path, start: str
+) -> None:
+    text = "import json\ndef load():\n    return json.loads('{')\nload()  # here\n"
+    # A path that looks like the interpreter's own is the user's all the same.
+    (tmp_path / "runpython.py").write_text(text)
+    ranks = begin(start, "runpython.py")
+    assert ranks.end() == 1
+    error = json.loads((ranks.run / "error_0.json").read_text())
+    assert error["type"] == "JSONDecodeError"
+    assert error["message"].startswith("Expecting property name")
+    assert error["traceback"] == ranks.output
+    assert (error["file"], error["line"]) == (str(tmp_path / "runpython.py"), 3)
+    assert (error["function"], error["code"]) == ("load", "return json.loads('{')")
+    elastic = json.loads((ranks.run / "0" / "error.json").read_text())["message"]
+    assert elastic["message"].startswith("JSONDecodeError: Expecting property name")
+    assert elastic["extraInfo"]["py_callstack"] == ranks.output
+
+
+@both
+def test_long_words_at_the_end_do_not_tear_the_reports(
+    begin: Begin, tmp_path: Path, start: str
+) -> None:
+    (tmp_path / "long.py").write_text('import sys; sys.exit("\U0001f525" * 9000)')
+    ranks = begin(start, "long.py")
+    assert ranks.end() == 1
+    (left,) = ranks.reports("exit")
+    assert len(json.dumps(left)) < 4096  # PIPE_BUF
+    assert ranks.output == "\U0001f525" * 9000 + "\n"
+
+
+def test_forked_ranks_draw_different_numbers(begin: Begin, tmp_path: Path) -> None:
+    text = "import random, numpy\nprint(random.random(), numpy.random.random())"
+    (tmp_path / "draw.py").write_text(text)
+    ranks = begin("fork", "draw.py", nproc=2, agent=["--import=numpy.random"])
+    assert ranks.end() == 0
+    ranks.read()
+    drawn = [*ranks.output.split(), *ranks.others[0].split()]
+    assert len(set(drawn)) == 4
+
+
+# -- the keeper -------------------------------------------------------------------------------
+
+WAITS = """
+import signal, time
+def got(number, frame):
+    print("got", signal.Signals(number).name, flush=True)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    signal.signal(number, got)
+print("waiting", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+@both
+def test_the_keeper_hands_signals_on_and_takes_the_rank_with_it(
+    begin: Begin, tmp_path: Path, start: str
+) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    ranks = begin(start, "waits.py")
+    ranks.wait_for("waiting")
+    (started,) = ranks.reports("started")
+    assert started["pid"] != started["keeper"]
+    for name in ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"):
+        os.kill(started["keeper"], signal.Signals[name])
+        ranks.wait_for(f"got {name}")
+    os.kill(started["keeper"], signal.SIGKILL)
+    wait_until(lambda: not alive(started["pid"]), "the end of the rank")
+
+
+@both
+def test_peak_memory_is_the_ranks_own(begin: Begin, tmp_path: Path, start: str) -> None:
+    (tmp_path / "big.py").write_text("x = bytearray(200 << 20); x[::4096] = b'1' * (200 << 8)")
+    ranks = begin(start, "big.py")
+    assert ranks.end() == 0
+    (ended,) = ranks.reports("ended")
+    assert 200 << 10 < ended["peak_kb"] < 300 << 10
+
+
+# -- forks that a GPU would not survive -------------------------------------------------------
+
+
+def test_a_spoilt_fork_starts_afresh(begin: Begin, tmp_path: Path) -> None:
+    text = "import os, sys\nprint('torch' in sys.modules, *sys.argv[1:])\nos._exit(0)"
+    (tmp_path / "fresh.py").write_text(text)
+    ranks = begin("fork", "fresh.py", "a b", agent=["--broken-fork"])
+    assert ranks.end() == 0
+    assert ranks.agent.returncode == 0
+    assert ranks.output == "False a b\n"
+    kinds = [report["event"] for report in ranks.reports()]
+    assert kinds == ["afresh", "started", "ended"]
+    assert "CUDA" in ranks.reports()[0]["why"]
+
+
+def test_an_open_device_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = tmp_path / "kfd"
+    device.write_text("")
+    monkeypatch.setattr(rank, "CONTEXT_DEVICES", (str(device),))
+    assert rank.touched_device() == ""
+    with device.open():
+        assert str(device) in rank.touched_device()
+
+
+def test_rank_imports_nothing_of_ours() -> None:
+    """It shares a process with the program, which may have a module of any name."""
+    where = str(RANK_PROGRAM.parent)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import rank; print(*sys.modules)"
+    words = [sys.executable, "-IS", "-c", code, where]
+    done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
+    names = done.stdout.decode().split()
+    assert not [name for name in names if name.startswith("orchestrator")]
+    assert importlib.util.find_spec("orchestrator")
