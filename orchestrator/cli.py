@@ -49,6 +49,13 @@ def run(command: click.Command, name: str) -> NoReturn:
     os._exit(code if isinstance(code, int) else 0)
 
 
+def experiment_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    root = ctx.params.get("experiments") or Path("experiments")
+    found = [path.parent.name for path in Path(root).glob("*/job.json")]
+    return sorted(name for name in found if name.startswith(incomplete))
+
+
 def shared(function: Callable[..., Any]) -> Callable[..., Any]:
     """--nodes, --ssh-config, --experiments: the same for every command."""
     path = click.Path(path_type=Path)
@@ -153,7 +160,7 @@ def launch_command(**options: Any) -> int:
 
 @cli.command()
 @shared
-@click.argument("experiment", required=False)
+@click.argument("experiment", required=False, shell_complete=experiment_names)
 @click.option("--quiet", is_flag=True, help="Show no log lines; they are in the files.")
 @click.option("--color/--no-color", default=None)
 def attach(**options: Any) -> int:
@@ -165,7 +172,7 @@ def attach(**options: Any) -> int:
 
 @cli.command()
 @shared
-@click.argument("experiment", required=False)
+@click.argument("experiment", required=False, shell_complete=experiment_names)
 @click.option("-f", "--follow", is_flag=True, help="Go on as the job goes on.")
 @click.option("--node", type=int, help="Only this node.")
 @click.option("--rank", type=int, help="Only this rank.")
@@ -179,7 +186,7 @@ def logs(**options: Any) -> int:
 
 @cli.command()
 @shared
-@click.argument("experiment", required=False)
+@click.argument("experiment", required=False, shell_complete=experiment_names)
 @click.option("--watch", is_flag=True, help="Again every second, until the job is over.")
 @click.option("--json", "as_json", is_flag=True)
 def status(**options: Any) -> int:
@@ -191,7 +198,7 @@ def status(**options: Any) -> int:
 
 @cli.command()
 @shared
-@click.argument("experiment", required=False)
+@click.argument("experiment", required=False, shell_complete=experiment_names)
 @click.option("--grace", type=float, default=None, help="Seconds between SIGTERM and SIGKILL.")
 @click.option("--now", is_flag=True, help="Kill at once.")
 @click.option("--json", "as_json", is_flag=True)

@@ -44,15 +44,15 @@ training: {max_steps: 120, batch_size: 8, seq_len: 64, log_every: 10}
 model: {num_layers: 2, model_dim: 64, num_heads: 4}
 optimizer: {lr: 6.0e-3}
 fsdp: {sharding_strategy: hybrid_shard}
-env: {CUDA_VISIBLE_DEVICES: ""}
+env: {CUDA_VISIBLE_DEVICES: "", PYTHONWARNINGS: "ignore:Failed to initialize NumPy"}
 """
 
 NOTES = {
     "config.yaml": "the settings, resolved",
-    "manifest.json": "code, versions, environment and facts of every node",
+    "manifest.json": "code, versions, environment",
     "job.json": "nodes, ranks, state, exit code",
-    "logs": "what every rank printed, a file per node",
-    "outputs": "loss, gradient norm and speed of every step, a file per rank",
+    "logs": "what the ranks printed",
+    "outputs": "loss and speed of every step",
 }
 
 
@@ -129,8 +129,7 @@ def launch(cluster: LoopbackCluster, arguments: Sequence[str]) -> tuple[int, boo
     words = ["--nodes", str(cluster.node_list), "--ssh-config", str(cluster.ssh_config)]
     words += ["--config", str(settings(cluster)), *arguments]
     say("master_launch " + shlex.join(words))
-    start = "import sys; from orchestrator import entry; sys.argv[0] = 'master_launch'; "
-    job = subprocess.Popen([sys.executable, "-c", start + "entry.master_launch()", *words])
+    job = subprocess.Popen([sys.executable, "-m", "orchestrator", "launch", *words])
     told: list[int] = []
 
     def forward(number: int, _: FrameType | None) -> None:
@@ -210,7 +209,7 @@ def plot(values: Sequence[float], width: int = 60, height: int = 10) -> list[str
         level = top - (top - bottom) * row / (height - 1)
         lines.append(f"{level:6.2f} |" + "".join("*" if at == row else " " for at in rows).rstrip())
     lines.append(" " * 7 + "+" + "-" * len(means))
-    lines.append(" " * 7 + "step 1" + str(len(values)).rjust(len(means) - 5))
+    lines.append(" " * 7 + "step 1 " + str(len(values)).rjust(len(means) - 6))
     return lines
 
 

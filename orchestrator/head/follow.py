@@ -6,6 +6,7 @@ The local file's length is all the state there is: a new process goes on where a
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import struct
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.errors import NodeError, OrchestratorError, UsageError
 from orchestrator.experiment import Experiment, NodeRecord
 from orchestrator.head.fleet import open_link
 from orchestrator.head.link import Link
@@ -31,7 +32,7 @@ SWEEP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Message:
-    """What a follower tells the run. Kinds: event, grew, lost, back, over, refused."""
+    """What a follower tells the run. Kinds: event, grew, lost, back, over, refused, disk_full."""
 
     node: int
     kind: str
@@ -163,9 +164,17 @@ class Follower(threading.Thread):
         size -= OFFSET.size
         while size:
             data = link.some(size, time.monotonic() + SILENCE, silence)
-            file.append(data)
+            self._keep(link, file, data)
             size -= len(data)
         self.post(Message(self.node.index, "grew"))
+
+    def _keep(self, link: Link, file: AppendOnly, data: bytes) -> None:
+        """Append; while the disk is full here, wait: the node has it all, and the job goes on."""
+        rest = file.append(data)
+        while rest and not self.closing.wait(1.0):
+            self.post(Message(self.node.index, "disk_full"))
+            self._beat(link)
+            rest = file.append(rest)
 
     def _take_events(self, data: bytes) -> None:
         lines = (self.event_rest + data[OFFSET.size :]).split(b"\n")
@@ -185,18 +194,25 @@ class AppendOnly:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
         self.size = os.fstat(self.fd).st_size
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes) -> bytes:
+        """What did not fit on the disk."""
         view = memoryview(data)
         while view:
             try:
                 done = os.write(self.fd, view)
             except OSError as error:
-                raise NodeError(f"{self.path} cannot be written here: {error.strerror}") from error
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise NodeError(f"{self.path}: {error.strerror}") from error
+                return bytes(view)
             self.size += done
             view = view[done:]
+        return b""
 
     def close(self) -> None:
         os.close(self.fd)

@@ -155,7 +155,8 @@ def launch(request: Request, say: Say) -> Launched:
     announce(made, place, say)
     record = first_record(request, made, job, place)
     place.write_record(record)
-    place.write("config.yaml", config.dump(request.config))
+    shown = replace(request.config, env=secret.redacted(request.config.env))
+    place.write("config.yaml", config.dump(shown))
     place.write("manifest.json", json.dumps(manifest(request, reached, made), indent=1) + "\n")
     try:
         start(request, reached, made)

@@ -66,6 +66,7 @@ class Run:
         self.give_up_at = float("inf")
         self.detached = False
         self.changed = True
+        self.disk_is_full = False
 
     # -- the loop ----------------------------------------------------------------------------
 
@@ -123,6 +124,8 @@ class Run:
                     f"node {node.record.index} ({node.record.name}) is back after {away:.0f} s"
                 )
             node.lost_since = 0.0
+        elif message.kind == "disk_full":
+            self.disk_full()
         elif message.kind == "refused":
             self.over(node, f"has no such job: {message.data['why']}")
         elif message.kind == "over":
@@ -218,12 +221,22 @@ class Run:
 
     # -- the record --------------------------------------------------------------------------
 
+    def disk_full(self) -> None:
+        if not self.disk_is_full:
+            self.disk_is_full = True
+            self.say(f"no space left for {self.experiment.path}: the logs wait on the nodes")
+
     def save(self) -> None:
         nodes = [replace(node.record, ranks=node.ranks) for node in self.nodes]
         running = self.record.state == "starting" and all(n.state != "starting" for n in nodes)
         state = "running" if running else self.record.state
         self.record = replace(self.record, nodes=nodes, state=state)
-        self.experiment.write_record(self.record)
+        try:
+            self.experiment.write_record(self.record)
+            self.disk_is_full = False
+        except OSError:
+            self.changed = True  # again at the next turn
+            self.disk_full()
 
     def conclude(self) -> None:
         unreached = [node for node in self.nodes if not node.over]

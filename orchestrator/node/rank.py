@@ -139,7 +139,8 @@ class Rank:
         """End as the interpreter does. A forked rank cannot: torchrun's code is beneath us."""
         try:
             threading._shutdown()  # type: ignore[attr-defined]
-            atexit._run_exitfuncs()
+            with contextlib.suppress(BaseException):  # printed; before Python 3.10 also raised
+                atexit._run_exitfuncs()
             if code == 0:
                 self.report(event="finished")
             if self.forked:
@@ -240,7 +241,8 @@ def forget_torchrun() -> None:
 def end_globals() -> None:
     """What os._exit leaves out: objects are finalized, files that were never closed are written."""
     if threading.active_count() == 1:  # a daemon thread would trip over what is missing
-        vars(sys.modules["__main__"]).clear()
+        names = vars(sys.modules["__main__"])
+        names.update(dict.fromkeys(set(names) - {"__builtins__"}))
     gc.collect()
     for file in (thing for thing in gc.get_objects() if type(thing) in BUFFERED):
         if not file.closed and file.writable():

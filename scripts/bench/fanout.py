@@ -39,11 +39,11 @@ COLD, WARM, PDSH = "ours, cold", "ours, warm", "pdsh -R ssh"
 def main() -> None:
     options = parse()
     require_root()
+    about = f"{machine()}, {first_line('pdsh', '-V')}, {first_line('clush', '--version')}"
     results = {}
     for hosts in options.hosts:
         results[hosts] = contenders(hosts)
         compete(results[hosts], hosts, options.repeat, f"{hosts} hosts")
-    about = f"{machine()}, {first_line('pdsh', '-V')}, {first_line('clush', '--version')}"
     title = f"`true` on all hosts (median of {options.repeat})"
     show(options.json, title, about, render(results), as_data(results))
 
@@ -58,7 +58,7 @@ def parse() -> argparse.Namespace:
 
 def contenders(hosts: int) -> list[Contender]:
     def tool(name: str, words: Any) -> Contender:
-        program = name.split()[0]
+        program = name.partition(" ")[0]
         missing = "" if shutil.which(program) else f"missing: {program}"
         return Contender(name, partial(timed, words), missing)
 
@@ -95,7 +95,7 @@ def ours(cluster: NetnsCluster, rounds: int = 1) -> list[str | Path]:
 
 
 def warm(cluster: NetnsCluster) -> Mapping[str, float]:
-    said = run(cluster, ours(cluster, 1 + WARM_ROUNDS))
+    said = run(cluster, ours(cluster, 1 + WARM_ROUNDS)).said
     try:
         taken = json.loads(said)
     except ValueError:
@@ -143,7 +143,7 @@ def as_head(node_list: str, rounds: str) -> None:
 def render(results: Mapping[int, Sequence[Contender]]) -> str:
     head = [""]
     for hosts in results:
-        head += [f"{hosts} hosts", f"of {PDSH.split()[0]}"]
+        head += [f"{hosts} hosts", "of pdsh"]
     rows = []
     for index, one in enumerate(next(iter(results.values()))):
         row = [one.name]

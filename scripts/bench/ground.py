@@ -14,10 +14,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -104,29 +105,45 @@ def as_head(cluster: NetnsCluster, words: Sequence[str | Path]) -> list[str]:
     return ["unshare", "--mount", "--uts", "bash", "-c", HEAD, "head", *map(str, (*files, *words))]
 
 
-def run(cluster: NetnsCluster, words: Sequence[str | Path], **env: str) -> str:
-    """Run a command on the head, until it ends; what it said. Failed if it did not succeed."""
-    with subprocess.Popen(
-        as_head(cluster, words),
-        cwd=work_directory(cluster),
-        env={**head_environment(), **env},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
+class Ran(NamedTuple):
+    """A command that has done its work."""
+
+    said: str
+    peak_kb: int  # of resident memory, of the command itself
+
+
+def run(cluster: NetnsCluster, words: Sequence[str | Path], *, silent: bool = False) -> Ran:
+    """Run a command on the head until it ends. Failed if it did not succeed.
+
+    silent: what it prints goes to /dev/null, as writing that down would cost time.
+    """
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            as_head(cluster, words),
+            cwd=work_directory(cluster),
+            env=head_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if silent else said,
+            stderr=said,
+            start_new_session=True,
+        )
+        limit = threading.Timer(LIMIT, os.killpg, (process.pid, signal.SIGKILL))
+        limit.start()
         try:
-            said = process.communicate(timeout=LIMIT)[0]
-        except BaseException as error:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise Failed(f"not done after {LIMIT:.0f} s") from error
             raise
+        finally:
+            limit.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        said.seek(0)
+        text = said.read()
     if process.returncode:
-        print(f"\n{said}", file=sys.stderr)
-        raise Failed(f"exit code {process.returncode}")
-    return said
+        print(f"\n{text}", file=sys.stderr)
+        late = process.returncode == -signal.SIGKILL
+        raise Failed(f"ended after {LIMIT:.0f} s" if late else f"exit code {process.returncode}")
+    return Ran(text, usage.ru_maxrss)
 
 
 def head_environment() -> dict[str, str]:
@@ -134,6 +151,11 @@ def head_environment() -> dict[str, str]:
     kept = ("PATH", "HOME", "LANG", "TERM", "USER", "LOGNAME")
     env = {name: os.environ[name] for name in kept if name in os.environ}
     return {**env, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+
+
+def our(command: str) -> list[str | Path]:
+    """One of our commands as it is installed, with the code that lies beside this script."""
+    return ["env", f"PYTHONPATH={ROOT}", Path(sys.executable).with_name(command)]
 
 
 def require_root() -> None:

@@ -23,13 +23,13 @@ from typing import Any
 import timeline
 from ground import (
     PEERS,
-    ROOT,
     Contender,
     Failed,
     NetnsCluster,
     compete,
     fresh,
     machine,
+    our,
     require_root,
     run,
     seconds,
@@ -57,13 +57,13 @@ def main() -> None:
     if options.profile:
         print("\n\n".join(profile(shape, nodes_python) for shape in options.shapes))
         return
+    about = machine(python)  # before we load it ourselves
     results = {}
     for shape in options.shapes:
         nodes, ranks = map(int, shape.split("x"))
         results[shape] = contenders(options.peers, nodes_python, ranks)
         compete(results[shape], nodes, options.repeat, shape)
     helps = [help_seconds() for _ in range(HELP_RUNS)]
-    about = machine(python)
     text = f"{render(results)}\n\nmaster_launch --help: {statistics.median(helps):.3f} s"
     data = {"shapes": as_data(results), "help": helps}
     title = f"From the command to the first all-reduce on all ranks (median of {options.repeat})"
@@ -114,7 +114,7 @@ def timed(ranks: int, words: Any, cluster: NetnsCluster) -> Mapping[str, float]:
     out.mkdir()
     command = words(cluster, ranks, out)
     started = time.time()
-    said = run(cluster, command)
+    said = run(cluster, command).said
     ended = time.time()
     found = [json.loads(path.read_text()) for path in out.iterdir()]
     shutil.rmtree(out)
@@ -128,12 +128,7 @@ def timed(ranks: int, words: Any, cluster: NetnsCluster) -> Mapping[str, float]:
 def ours(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> list[str | Path]:
     options = ["--nodes", cluster.node_list, "--experiments", out.parent / "experiments"]
     options += ["--python", python, "--nproc", str(ranks)]
-    return [*master_launch(), *options, PROGRAM, out]
-
-
-def master_launch() -> list[str | Path]:
-    """The installed command, with the code that lies beside this script."""
-    return ["env", f"PYTHONPATH={ROOT}", Path(sys.executable).with_name("master_launch")]
+    return [*our(OURS), *options, PROGRAM, out]
 
 
 def by_hand(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> list[str | Path]:
@@ -144,7 +139,7 @@ def by_hand(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> list[
         torchrun += [f"--node-rank={number}", f"--nproc-per-node={ranks}"]
         torchrun += [f"--master-addr={cluster.addresses[0]}", "--master-port=29500", PROGRAM, out]
         there = f"cd {out.parent} && {shlex.join(map(str, torchrun))}"
-        lines.append(f"ssh {address} {shlex.quote(there)} & all=\"$all $!\"\n")
+        lines.append(f'ssh {address} {shlex.quote(there)} & all="$all $!"\n')
     return ["bash", "-c", "".join(lines) + "for one in $all; do wait $one || exit 1; done"]
 
 
@@ -161,7 +156,7 @@ def deepspeed(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> lis
 
 def help_seconds() -> float:
     started = time.perf_counter()
-    subprocess.run([*master_launch(), "--help"], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([*our(OURS), "--help"], stdout=subprocess.DEVNULL, check=True)
     return time.perf_counter() - started
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import json
 import re
 import sys
@@ -98,6 +99,7 @@ def gather(started: float, head: Path, homes: Sequence[Path], ranks: Iterable[An
     def note(where: str, what: str, begin: float, end: float) -> None:
         notes.setdefault((where, what), []).append((begin - started, end - started))
 
+    today = time.localtime(started)
     for begin, end, what in json.loads(head.read_text()):
         note("head", what, begin or started, end)
     for home in homes:
@@ -106,15 +108,14 @@ def gather(started: float, head: Path, homes: Sequence[Path], ranks: Iterable[An
                 note("node", f"supervisor: {event['event']}", event["time"], event["time"])
             text = (events.parent / "log").read_text(errors="replace")
             for hour, minute, second, said in TORCHRUN_LINE.findall(text):
-                words = next((w for begin, w in TORCHRUN_WORDS.items() if said.startswith(begin)), "")
-                day = time.localtime(started)
-                at = time.mktime((*day[:3], int(hour), int(minute), 0, 0, 0, -1)) + float(second)
-                if words:
-                    note("node", words, at, at)
+                at = time.mktime((*today[:3], int(hour), int(minute), 0, 0, 0, -1)) + float(second)
+                for begins, words in TORCHRUN_WORDS.items():
+                    if said.startswith(begins):
+                        note("node", words, at, at)
     for times in ranks:
         steps = list(times.items())
         note("rank", "program begins", steps[0][1], steps[0][1])
-        for (_, begin), (step, end) in zip(steps, steps[1:], strict=False):
+        for (_, begin), (step, end) in itertools.pairwise(steps):
             note("rank", step, begin, end)
     spans = [
         Span(min(b for b, _ in pairs), max(e for _, e in pairs), where, what)

@@ -213,3 +213,24 @@ def test_a_reader_that_leaves_does_not_end_the_job(head: Head) -> None:
     (head.directory / "stop").touch()
     assert process.wait(timeout=40) == 0
     assert numbered(head, 0, 0) and numbered(head, 1, 1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_here_makes_the_logs_wait(head: Head) -> None:
+    """The job goes on, and every byte comes home once there is room again."""
+    small = head.directory / "small disk"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(small)], check=True)
+    try:
+        burst = "print('y' * 99)\n"
+        text = f"for _ in range(30_000):\n    {burst}"
+        command = head.launch("--quiet", "--experiments", str(small), head.script("burst.py", text))
+        command.wait_for("no space left")
+        assert command.process.poll() is None
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
+        assert command.finish() == 0, command.text
+        for log in small.glob("*/logs/node_*.txt"):
+            assert log.read_bytes().count(b"y" * 99 + b"\n") == 30_000
+        assert json.loads(next(small.glob("*/job.json")).read_text())["state"] == "done"
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)

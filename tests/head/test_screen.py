@@ -6,11 +6,11 @@ import os
 import re
 import struct
 import termios
+import threading
 import time
 import tracemalloc
 import unicodedata
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
 from unittest import mock
@@ -338,11 +338,10 @@ def test_a_terminal_far_behind_skips_and_says_where_the_rest_is(
     logs = [log_in(tmp_path, 0), log_in(tmp_path, 1)]
     append(logs[0], ("0", b"".join(b"line %06d\n" % i for i in range(1_000_000))))  # 12 MB
     append(logs[1], ("1", b"few words\n"))
-    with ThreadPoolExecutor(1) as pool:
-        pumped = pool.submit(pump_all, on_tty(logs, terminal))
-        while not pumped.done():
-            terminal.read()
-    pumped.result()
+    pumping = threading.Thread(target=pump_all, args=[on_tty(logs, terminal)], daemon=True)
+    pumping.start()
+    while pumping.is_alive():
+        terminal.read()
     shown = terminal.lines()
     assert shown[0] == f"node0: 11.4 MiB not shown, in full in {logs[0].text}"
     lines = [line for line in shown if "line" in line]

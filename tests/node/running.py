@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -18,6 +19,8 @@ from orchestrator.node.rundir import RunDir
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("torchrun.py")
+# The node's Python: NODE_PYTHON=/path/to/python3.9 pytest tests/node
+PYTHON = os.environ.get("NODE_PYTHON", sys.executable)
 PATIENCE = 30.0  # for what must come; a test that waits so long has failed
 SUPERVISE = (
     f"import sys; sys.path.insert(0, {str(ROOT)!r}); from orchestrator.node import supervisor;"
@@ -76,7 +79,7 @@ class Job:
         unset: tuple[str, ...] = (),
     ) -> dict[str, Any]:
         fork = ["--fork"] if start == "fork" else []
-        stand_in = [sys.executable, str(STAND_IN), *fork, f"--nproc={nproc}", f"--first={first}"]
+        stand_in = [PYTHON, str(STAND_IN), *fork, f"--nproc={nproc}", f"--first={first}"]
         tags = {"ORCHESTRATOR_JOB": self.run.job, "NODE_RANK": str(self.run.node)}
         return {
             "job": self.run.job,
@@ -97,7 +100,7 @@ class Job:
         self.run.create()
         self.run.write_spec(spec)
         self.supervisor = subprocess.Popen(
-            [sys.executable, "-IS", "-c", SUPERVISE, self.run.job, str(self.run.node)],
+            [PYTHON, "-IS", "-c", SUPERVISE, self.run.job, str(self.run.node)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -5,21 +5,19 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import py_compile
 import re
 import signal
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.node import rank
-from tests.node.running import PATIENCE, STAND_IN, alive, wait_until
+from tests.node.running import PATIENCE, PYTHON, STAND_IN, alive, wait_until
 
 RANK_PROGRAM = Path(rank.__file__)
 
@@ -34,11 +32,11 @@ class Ranks:
     reports_fd: int
     output: str = ""
     _reports: bytes = b""
-    others: list[str] = field(default_factory=list)
+    others: str = ""  # what the other ranks said
 
     def read(self) -> Ranks:
         self.output += read(self.outputs[0]).decode()
-        self.others = [read(fd).decode() for fd in self.outputs[1:]]
+        self.others += "".join(read(fd).decode() for fd in self.outputs[1:])
         self._reports += read(self.reports_fd)
         return self
 
@@ -85,7 +83,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
             fds.append(os.open(run / fifo, os.O_RDWR | os.O_NONBLOCK))
         words = [*(["--fork"] if how == "fork" else []), *options.get("agent", ())]
         agent = subprocess.Popen(
-            [sys.executable, str(STAND_IN), *words, f"--nproc={nproc}",
+            [PYTHON, str(STAND_IN), *words, f"--nproc={nproc}",
              f"--log-dir={run}", str(RANK_PROGRAM)],
             env={**os.environ, "ORCHESTRATOR_RUN": str(run), **options.get("env", {})},
             stdin=subprocess.DEVNULL,
@@ -151,7 +149,8 @@ def program_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (tree / directory / "sibling.py").write_text(f"here = {directory!r}")
     (tree / "real" / "train.py").write_text(SEES)
     (tree / "link.py").symlink_to("real/train.py")
-    py_compile.compile(str(tree / "real" / "train.py"), str(tree / "real" / "compiled.pyc"))
+    code = "import py_compile; py_compile.compile('train.py', 'compiled.pyc')"
+    subprocess.run([PYTHON, "-c", code], cwd=tree / "real", check=True)
     (tree / "odd näme, $x.py").write_text(SEES)
     with zipfile.ZipFile(tree / "app.pyz", "w") as zipped:
         zipped.writestr("__main__.py", SEES)
@@ -174,13 +173,15 @@ def test_a_program_sees_what_python_would_show_it(
     there = {"cwd": program_tree, "stdin": subprocess.DEVNULL}
     env = {**os.environ, "SEES": str(tmp_path / "python")}
     words = ["-m", name[3:]] if name.startswith("-m") else [name]
-    subprocess.run([sys.executable, *words, *args], check=True, env=env, **there)  # type: ignore[call-overload]
+    subprocess.run([PYTHON, *words, *args], check=True, env=env, **there)  # type: ignore[call-overload]
     kind = "module" if name.startswith("-m") else "script"
     env = {"SEES": str(tmp_path / "rank")}
     ranks = begin(start, words[-1], *args, kind=kind, workdir=program_tree, env=env)
     assert ranks.end() == 0, ranks.output
-    python = json.loads((tmp_path / "python").read_text())
-    seen = json.loads((tmp_path / "rank").read_text())
+    python, seen = (
+        json.loads(re.sub(" at 0x[0-9a-f]+", "", (tmp_path / who).read_text()))
+        for who in ("python", "rank")
+    )
     if start == "plain":
         # torchrun starts a rank with -u.
         seen["flags"] = seen["flags"].replace("unbuffered=1", "unbuffered=0")
@@ -233,10 +234,10 @@ if how == "excepthook":
     sys.excepthook = lambda kind, value, trace: print("hooked", kind.__name__, trace.tb_lineno)
     deeper(3)
 if how == "raise atexit": atexit.register(deeper, 0)
-print("the last line, without an end", end="")
+print("the last line, without an end", end="", flush=how == "raise atexit")
 """
 
-HOWS = re.findall(r'how == "(.*?)"', ENDS)
+HOWS = re.findall(r'^if how == "(.*?)"', ENDS, re.MULTILINE)
 
 
 @both
@@ -244,7 +245,7 @@ HOWS = re.findall(r'how == "(.*?)"', ENDS)
 def test_a_program_ends_as_under_python(begin: Begin, tmp_path: Path, start: str, how: str) -> None:
     (tmp_path / "ends.py").write_text(ENDS)
     python = subprocess.run(
-        [sys.executable, "-u", "ends.py", how],
+        [PYTHON, "-u", "ends.py", how],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     left = (tmp_path / "unclosed.txt").read_text()
@@ -252,9 +253,13 @@ def test_a_program_ends_as_under_python(begin: Begin, tmp_path: Path, start: str
     ranks = begin(start, "ends.py", how)
     code = ranks.end()
     said = ranks.output
+    wanted = python.stdout
     if how == "abort":  # ours shows the Python stack too
         said = said.partition("Fatal Python error")[0]
-    assert (code, said) == (python.returncode, python.stdout)
+    if how in ("daemon", "excepthook"):  # what still lives is deleted or not, as it happens
+        said, wanted = said.replace("deleted\n", ""), wanted.replace("deleted\n", "")
+    said, wanted = (re.sub(" at 0x[0-9a-f]+", "", text) for text in (said, wanted))
+    assert (code, said) == (python.returncode, wanted)
     assert (tmp_path / "unclosed.txt").read_text() == left
     assert Path((tmp_path / "kept.txt").read_text()).exists() == kept
     assert bool(ranks.reports("finished")) == (code == 0 and how != "_exit 0")
@@ -324,14 +329,23 @@ def test_a_shell_program_gets_the_signals_of_a_shell(
     begin: Begin, tmp_path: Path, start: str
 ) -> None:
     program = tmp_path / "program"
-    program.write_text('#!/bin/sh\nprintf "<%s>" "$@"\ngrep ^Sig /proc/$$/status; exit 7\n')
+    text = """#!/bin/sh
+printf '<%s>' "$@"
+while read -r name bits; do case $name in Sig[BIC]*) echo "$name $bits"; esac; done </proc/$$/status
+exit 7
+"""
+    program.write_text(text)
     program.chmod(0o755)
     args = ["a b", "", "*", "$(id)"]
     alone = subprocess.run([program, *args], stdout=subprocess.PIPE, text=True, check=False)
     ranks = begin(start, "./program", *args, kind="program")
     assert ranks.end() == 7
-    wanted = re.sub("SigQ:.*", "", alone.stdout)
-    assert re.sub("SigQ:.*", "", ranks.output) == wanted
+
+    def without_libc(said: str) -> str:
+        """libc's own signals, 32 and 33, are as they were left by whoever started it."""
+        return re.sub("[0-9a-f]{16}", lambda bits: hex(int(bits[0], 16) & 0x7FFFFFFF), said)
+
+    assert without_libc(ranks.output) == without_libc(alone.stdout)
     assert not ranks.reports("finished")
 
 
@@ -340,7 +354,7 @@ def test_a_program_that_cannot_be_run(begin: Begin, start: str) -> None:
     ranks = begin(start, "./missing", kind="program")
     assert ranks.end() == 1
     error = json.loads((ranks.run / "error_0.json").read_text())
-    assert (error["type"], error["file"]) == ("FileNotFoundError", "")
+    assert error["type"] == "FileNotFoundError"
 
 
 @both
@@ -376,12 +390,16 @@ def test_long_words_at_the_end_do_not_tear_the_reports(
 
 
 def test_forked_ranks_draw_different_numbers(begin: Begin, tmp_path: Path) -> None:
+    if subprocess.run(
+        [PYTHON, "-c", "import numpy"], stderr=subprocess.DEVNULL, check=False
+    ).returncode:
+        pytest.skip(f"{PYTHON} has no numpy")
     text = "import random, numpy\nprint(random.random(), numpy.random.random())"
     (tmp_path / "draw.py").write_text(text)
     ranks = begin("fork", "draw.py", nproc=2, agent=["--import=numpy.random"])
     assert ranks.end() == 0
     ranks.read()
-    drawn = [*ranks.output.split(), *ranks.others[0].split()]
+    drawn = [*ranks.output.split(), *ranks.others.split()]
     assert len(set(drawn)) == 4
 
 
@@ -452,7 +470,7 @@ def test_rank_imports_nothing_of_ours() -> None:
     """It shares a process with the program, which may have a module of any name."""
     where = str(RANK_PROGRAM.parent)
     code = "import sys; sys.path.insert(0, sys.argv[1]); import rank; print(*sys.modules)"
-    words = [sys.executable, "-IS", "-c", code, where]
+    words = [PYTHON, "-IS", "-c", code, where]
     done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
     names = done.stdout.decode().split()
     assert not [name for name in names if name.startswith("orchestrator")]

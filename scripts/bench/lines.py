@@ -1,0 +1,27 @@
+"""The job of logs.py: prints lines as fast as it can, or the time of day again and again."""
+
+import os
+import sys
+import time
+
+LINE = b"0123456789" * 9 + b"012345678\n"
+BLOCK = 640  # lines that are written at once, as a program does whose output is buffered
+
+
+def main(what: str, count: int, pause: float, note: str) -> None:
+    """what: `lines` without a pause, or `times`. note: a file that gets the time of the first."""
+    with open(note, "w", encoding="ascii") as file:  # noqa: PTH123
+        file.write(str(time.time()))
+    if what == "lines":
+        while count:
+            block = min(count, BLOCK)
+            sys.stdout.buffer.write(LINE * block)
+            sys.stdout.buffer.flush()
+            count -= block
+    for _ in range(count):
+        os.write(1, f"{time.time()}\n".encode())
+        time.sleep(pause)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,383 @@
+"""How fast logs come home, and how soon: ours against ssh.
+
+    python scripts/bench/logs.py
+
+Three questions. A log that lies on the node: `orchestrator attach` against `ssh node cat`. A job
+that prints lines as fast as it can: master_launch against the same program run by ssh. A line now
+and then: how long from the rank's print until it can be read from the command's output.
+Every byte that came is compared with what was printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lines
+from ground import (
+    Contender,
+    Failed,
+    NetnsCluster,
+    as_head,
+    compete,
+    first_line,
+    fresh,
+    head_environment,
+    machine,
+    our,
+    progress,
+    require_root,
+    run,
+    show,
+    table,
+    work_directory,
+)
+
+PROGRAM = "lines.py"
+NODES = (1, 8)
+DELAY_LINES, DELAY_PAUSE = 1000, 0.005
+TIME = re.compile(rb"\d{10}\.\d+")
+SMALL_MEGABYTES = 16
+LINES_PER_MEGABYTE = 1_000_000 // len(lines.LINE)
+Words = list[str | Path]
+
+
+def main() -> None:
+    options = parse()
+    require_root()
+    about = machine()
+    lying, live = {}, {}
+    for nodes in NODES:
+        share = options.megabytes * LINES_PER_MEGABYTE // nodes
+        lying[nodes], live[nodes] = lying_contenders(share), live_contenders(share)
+        compete(lying[nodes], nodes, options.repeat, f"log that lies there, {nodes} nodes")
+        compete(live[nodes], nodes, options.repeat, f"live log, {nodes} nodes")
+    delays = delay_contenders()
+    compete(delays, 1, options.repeat, "delay")
+    memory = {size: peak_memory(size) for size in (SMALL_MEGABYTES, options.memory_megabytes)}
+    text = "\n\n".join(
+        [
+            rates("A log that lies on the node, to the local file", lying, options.megabytes),
+            rates("A job that prints it now, to the local file", live, options.megabytes),
+            delay_table(delays),
+            "The head's peak memory while it attaches to a log of "
+            + ", ".join(f"{size} MB: {kb / 1024:.0f} MiB" for size, kb in memory.items()),
+        ]
+    )
+    data = {
+        "lying": as_data(lying),
+        "live": as_data(live),
+        "delay": {one.name: one.missing or one.samples for one in delays},
+        "peak_kb": memory,
+    }
+    show(options.json, f"Logs (median of {options.repeat})", about, text, data)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--megabytes", type=int, default=512, help="from all nodes together")
+    parser.add_argument("--memory-megabytes", type=int, default=1024)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+# -- a log that lies there ----------------------------------------------------------------------
+
+
+def lying_contenders(share: int) -> list[Contender]:
+    return [
+        Contender("ssh NODE cat LOG > FILE", partial(cat, share)),
+        Contender("orchestrator attach --quiet", partial(attach, ["--quiet"], share)),
+        Contender("orchestrator attach", partial(attach, [], share)),
+    ]
+
+
+def cat(share: int, cluster: NetnsCluster) -> Mapping[str, float]:
+    logs = lying_logs(cluster, share)
+    copies = [work_directory(cluster) / f"copy_{i}" for i in range(cluster.size)]
+    home = Path(cluster.home_path)
+    there = [home / log.relative_to(cluster.home(i)) for i, log in enumerate(logs)]
+    started = time.time()
+    through_ssh(cluster, [f"cat {path}" for path in there], copies)
+    same(copies, logs)
+    return arrived(copies, share, started)
+
+
+def attach(options: Sequence[str], share: int, cluster: NetnsCluster) -> Mapping[str, float]:
+    """Take up the detached job from the state in which its launch left it."""
+    logs = lying_logs(cluster, share)
+    experiments, saved = experiments_of(cluster), work_directory(cluster) / "saved"
+    shutil.rmtree(experiments)
+    shutil.copytree(saved, experiments)
+    words = [*our("orchestrator"), "attach", "--experiments", experiments, *options]
+    started = time.time()
+    ran = run(cluster, words, silent=True)
+    same(local_logs(cluster), logs)
+    return arrived(local_logs(cluster), share, started) | {"peak_kb": ran.peak_kb}
+
+
+def lying_logs(cluster: NetnsCluster, share: int) -> list[Path]:
+    """The logs of a job that was left running and has ended since; made once for each cluster."""
+    saved = work_directory(cluster) / "saved"
+    if not saved.exists():
+        run(cluster, launch_words(cluster, ["--detach"], "lines", share, 0.0))
+        for i in range(cluster.size):
+            wait_for(lambda i=i: has_ended(cluster, i))  # type: ignore[misc]
+        shutil.copytree(experiments_of(cluster), saved)
+    return node_logs(cluster)
+
+
+def node_logs(cluster: NetnsCluster) -> list[Path]:
+    everyone = range(cluster.size)
+    return [one_file(cluster.home(i), f".orchestrator/runs/*/{i}/log") for i in everyone]
+
+
+def has_ended(cluster: NetnsCluster, i: int) -> bool:
+    events = list(cluster.home(i).glob(f".orchestrator/runs/*/{i}/events.jsonl"))
+    return bool(events) and '"event": "ended"' in events[0].read_text()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Failed(f"not done after {seconds:.0f} s")
+        time.sleep(0.05)
+
+
+# -- a log as it grows --------------------------------------------------------------------------
+
+
+def live_contenders(share: int) -> list[Contender]:
+    return [
+        Contender("ssh NODE python lines.py > FILE", partial(live_ssh, share)),
+        Contender("master_launch --quiet", partial(live_ours, ["--quiet"], share)),
+        Contender("master_launch", partial(live_ours, [], share)),
+    ]
+
+
+def live_ssh(share: int, cluster: NetnsCluster) -> Mapping[str, float]:
+    put_program(cluster)
+    copies = [work_directory(cluster) / f"copy_{i}" for i in range(cluster.size)]
+    commands = []
+    for i in range(cluster.size):
+        program = program_words(cluster, "lines", share, 0.0, i)
+        commands.append(shlex.join([sys.executable, *program]))
+    through_ssh(cluster, commands, copies)
+    return arrived(copies, share, first_print(cluster))
+
+
+def live_ours(options: Sequence[str], share: int, cluster: NetnsCluster) -> Mapping[str, float]:
+    shutil.rmtree(experiments_of(cluster), ignore_errors=True)
+    for i in range(cluster.size):
+        shutil.rmtree(cluster.home(i) / ".orchestrator/runs", ignore_errors=True)
+    ran = run(cluster, launch_words(cluster, options, "lines", share, 0.0), silent=True)
+    same(local_logs(cluster), node_logs(cluster))
+    found = arrived(local_logs(cluster), share, first_print(cluster))
+    return found | {"peak_kb": ran.peak_kb}
+
+
+def first_print(cluster: NetnsCluster) -> float:
+    notes = work_directory(cluster).glob("first_*")
+    return min(float(note.read_text()) for note in notes)
+
+
+# -- what both have in common -------------------------------------------------------------------
+
+
+def put_program(cluster: NetnsCluster) -> None:
+    shutil.copy(Path(__file__).with_name(PROGRAM), work_directory(cluster))
+
+
+def program_words(
+    cluster: NetnsCluster, what: str, count: int, pause: float, i: int | str
+) -> list[str]:
+    work = work_directory(cluster)
+    return [str(work / PROGRAM), what, str(count), str(pause), str(work / f"first_{i}")]
+
+
+def launch_words(
+    cluster: NetnsCluster, options: Sequence[str], what: str, count: int, pause: float
+) -> Words:
+    """One rank on each node; the first one notes when it began."""
+    put_program(cluster)
+    common = ["--nodes", cluster.node_list, "--experiments", experiments_of(cluster)]
+    program = program_words(cluster, what, count, pause, "of_all")
+    return [*our("master_launch"), *common, "--nproc", "1", *options, *program]
+
+
+def through_ssh(cluster: NetnsCluster, commands: Sequence[str], copies: Sequence[Path]) -> None:
+    """Each node's command by an ssh of its own, all at once, each into its file."""
+    script = "".join(
+        f'ssh {address} {shlex.quote(command)} > {copy} & all="$all $!"\n'
+        for address, command, copy in zip(cluster.addresses, commands, copies, strict=True)
+    )
+    run(cluster, ["bash", "-c", script + "for one in $all; do wait $one || exit 1; done"])
+
+
+def experiments_of(cluster: NetnsCluster) -> Path:
+    return work_directory(cluster) / "experiments"
+
+
+def local_logs(cluster: NetnsCluster) -> list[Path]:
+    found = experiments_of(cluster)
+    return [one_file(found, f"*/logs/node_{i}_*.txt") for i in range(cluster.size)]
+
+
+def one_file(directory: Path, pattern: str) -> Path:
+    found = list(directory.glob(pattern))
+    if len(found) != 1:
+        raise Failed(f"{len(found)} files {pattern} in {directory}")
+    return found[0]
+
+
+def arrived(files: Sequence[Path], share: int, started: float) -> dict[str, float]:
+    """The rate, from `started` to the last write to any of the files, if they hold every line."""
+    taken = max(path.stat().st_mtime for path in files) - started
+    for path in files:
+        check(path, share)
+    size = len(lines.LINE) * share * len(files)
+    return {"seconds": taken, "rate": size / taken}
+
+
+def check(path: Path, share: int) -> None:
+    """Every line that was printed; torchrun may have had words of its own to say between them."""
+    line = lines.LINE.decode().rstrip("\n")
+    count = first_line("grep", "--count", "--fixed-strings", "--line-regexp", line, str(path))
+    if count != str(share):
+        raise Failed(f"{path} has {count} of the {share} lines that were printed")
+
+
+def same(files: Sequence[Path], others: Sequence[Path]) -> None:
+    for path, other in zip(files, others, strict=True):
+        if sha256(path) != sha256(other):
+            raise Failed(f"{path} and {other} are not the same")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# -- the delay of a line ------------------------------------------------------------------------
+
+
+def delay_contenders() -> list[Contender]:
+    return [
+        Contender("ssh NODE python lines.py", delay_ssh),
+        Contender("master_launch", delay_ours),
+    ]
+
+
+def delay_ssh(cluster: NetnsCluster) -> Mapping[str, float]:
+    put_program(cluster)
+    program = program_words(cluster, "times", DELAY_LINES, DELAY_PAUSE, 0)
+    return delays(cluster, ["ssh", cluster.addresses[0], shlex.join([sys.executable, *program])])
+
+
+def delay_ours(cluster: NetnsCluster) -> Mapping[str, float]:
+    shutil.rmtree(experiments_of(cluster), ignore_errors=True)
+    return delays(cluster, launch_words(cluster, [], "times", DELAY_LINES, DELAY_PAUSE))
+
+
+def delays(cluster: NetnsCluster, words: Words) -> Mapping[str, float]:
+    """Read what the command prints; each line with a time of day tells how old it is."""
+    process = subprocess.Popen(
+        as_head(cluster, words),
+        cwd=work_directory(cluster),
+        env=head_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    found, rest = [], b""
+    try:
+        while data := os.read(process.stdout.fileno(), 1 << 16):
+            now = time.time()
+            *whole, rest = (rest + data).split(b"\n")
+            words_at_end = (line.rpartition(b" ")[2] for line in whole)
+            found += [now - float(word) for word in words_at_end if TIME.fullmatch(word)]
+        if process.wait() != 0:
+            raise Failed(f"exit code {process.returncode}")
+    finally:
+        process.stdout.close()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if len(found) != DELAY_LINES:
+        raise Failed(f"{len(found)} of {DELAY_LINES} lines arrived")
+    cuts = statistics.quantiles(found, n=100)
+    return {"p50": cuts[49], "p99": cuts[98]}
+
+
+# -- memory -------------------------------------------------------------------------------------
+
+
+def peak_memory(megabytes: int) -> int:
+    progress(f"memory, {megabytes} MB")
+    with fresh(1) as cluster:
+        found = int(attach(["--quiet"], megabytes * LINES_PER_MEGABYTE, cluster)["peak_kb"])
+    progress("")
+    return found
+
+
+# -- the results --------------------------------------------------------------------------------
+
+
+def rates(title: str, results: Mapping[int, Sequence[Contender]], megabytes: int) -> str:
+    head = [f"{title} ({megabytes} MB)"]
+    for nodes in results:
+        head += [f"{nodes} node{'s' * (nodes > 1)}", "lines/s", "of ssh"]
+    rows = []
+    for index, one in enumerate(next(iter(results.values()))):
+        row = [one.name]
+        for group in results.values():
+            row += rate_cells(group[index], group[0])
+        rows.append(row)
+    return table(head, rows)
+
+
+def rate_cells(one: Contender, reference: Contender) -> list[str]:
+    value, best = one.median("rate"), reference.median("rate")
+    if value is None:
+        return [one.missing, "", ""]
+    of_best = f"{value / best:.2f}" if best else ""
+    return [f"{value / 1e6:.0f} MB/s", f"{value / len(lines.LINE):,.0f}", of_best]
+
+
+def delay_table(contenders: Sequence[Contender]) -> str:
+    rows = []
+    for one in contenders:
+        p50, p99 = one.median("p50"), one.median("p99")
+        if p50 is None or p99 is None:
+            rows.append([one.name, one.missing, ""])
+        else:
+            rows.append([one.name, f"{p50 * 1e3:.1f} ms", f"{p99 * 1e3:.1f} ms"])
+    title = f"From print to the command's output (a line every {DELAY_PAUSE * 1e3:.0f} ms)"
+    return table([title, "p50", "p99"], rows)
+
+
+def as_data(results: Mapping[int, Sequence[Contender]]) -> dict[str, Any]:
+    return {
+        str(nodes): {one.name: one.missing or one.samples for one in group}
+        for nodes, group in results.items()
+    }
+
+
+if __name__ == "__main__":
+    main()
