@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs a command in a real terminal and draws what it shows: scripts/capture.py OUT.svg COMMAND...
+"""Runs a command in a real terminal and draws what it shows: scripts/capture.py OUT COMMAND...
 
 The picture in the README is made so. Needs pyte, a terminal emulator (in the `test` extra).
 """
@@ -10,6 +10,7 @@ import argparse
 import fcntl
 import os
 import pty
+import shutil
 import struct
 import sys
 import termios
@@ -96,8 +97,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--last", type=int, help="draw the last N lines only")
     parser.add_argument("--title", help="default: the command")
-    parser.add_argument("command", nargs=argparse.REMAINDER)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="options go before OUT")
     options = parser.parse_args()
+    if not options.command or shutil.which(options.command[0]) is None:
+        parser.error("the command cannot be found")
     lines = record(options.command, options.columns, options.rows)
     if options.last:
         lines = lines[-options.last :]

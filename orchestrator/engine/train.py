@@ -21,15 +21,22 @@ from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from orchestrator import config as settings
 from orchestrator.config import Config
 from orchestrator.engine.data import batch, shared_text
 from orchestrator.engine.model import Decoder, initialise
 from orchestrator.errors import CheckFailed
+
+try:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+except ImportError:
+    raise CheckFailed(
+        "the engine needs torch 2.6 or newer", f"here is {torch.__version__}"
+    ) from None
 
 
 def main() -> None:
@@ -57,9 +64,7 @@ def main() -> None:
     parameters = sum(weight.numel() for weight in model.parameters())
     model.to(device)
     shard(model, mesh)
-    adamw = torch.optim.AdamW(
-        model.parameters(), lr=optimizer.lr, weight_decay=optimizer.weight_decay
-    )
+    adamw = torch.optim.AdamW(model.parameters(), weight_decay=optimizer.weight_decay)
 
     # -- the text -----------------------------------------------------------------------------
 
@@ -170,12 +175,6 @@ def make_mesh(device: torch.device, strategy: str) -> DeviceMesh:
 
 def shard(model: Decoder, mesh: DeviceMesh) -> None:
     """Block by block, so that only one block's parameters are whole at a time; then the rest."""
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:
-        raise CheckFailed(
-            f"torch {torch.__version__} has no fully_shard", "the engine needs torch 2.6 or newer"
-        ) from None
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -190,7 +189,7 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
-def clip(model: nn.Module, most: float) -> torch.Tensor:
+def clip(model: nn.Module, most: float) -> Tensor:
     """Scale the gradients down to a norm of at most `most` (0: leave them); their norm before.
 
     Each rank holds slices: its own norm is not the norm. full_tensor() adds them up over the mesh.
@@ -211,9 +210,15 @@ def metrics_file(rank: int) -> Iterator[TextIO | None]:
     if not experiment:
         yield None
         return
-    outputs = Path(experiment, "outputs")  # on a node without the head's disk it is made here
-    outputs.mkdir(parents=True, exist_ok=True)
-    with (outputs / f"rank_{rank:02d}_metrics.jsonl").open("w", buffering=1) as file:
+    path = Path(experiment, "outputs", f"rank_{rank:02d}_metrics.jsonl")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)  # a node may not share the head's disk
+        file = path.open("w", buffering=1, encoding="ascii")
+    except OSError as error:
+        sys.stderr.write(f"no metrics of rank {rank}: {path}: {error.strerror}\n")
+        yield None
+        return
+    with file:
         yield file
 
 

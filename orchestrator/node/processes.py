@@ -11,6 +11,8 @@ import os
 import signal
 from typing import NamedTuple
 
+from orchestrator.node.rundir import JOB_NAME
+
 
 class Process(NamedTuple):
     pid: int
@@ -69,14 +71,21 @@ def of_job(job: str, node: int, supervisor: int = 0) -> list[Process]:
 
 
 def tagged_jobs() -> set[tuple[str, int]]:
-    """(job, node) of every process of this user that carries a job's tag, wherever its files are."""
+    """(job, node) of every process of this user with a job's tags, wherever its files are."""
     found = set()
     for pid in everyone():
         tags = dict(entry.partition(b"=")[::2] for entry in environment(pid))
-        job, node = tags.get(b"ORCHESTRATOR_JOB", b""), tags.get(b"NODE_RANK", b"")
-        if job and node.isdigit() and os.stat(f"/proc/{pid}").st_uid == os.getuid():
-            found.add((os.fsdecode(job), int(node)))
+        job, node = os.fsdecode(tags.get(b"ORCHESTRATOR_JOB", b"")), tags.get(b"NODE_RANK", b"")
+        if JOB_NAME.fullmatch(job) and node.isdigit() and _owner(pid) == os.getuid():
+            found.add((job, int(node)))
     return found
+
+
+def _owner(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:  # it ended meanwhile
+        return -1
 
 
 def _descendants(processes: dict[int, Process], roots: set[int]) -> set[int]:

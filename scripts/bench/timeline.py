@@ -55,7 +55,7 @@ def record(file: Path) -> None:
     """Run master_launch with the rest of the command line; its spans as JSON in the file."""
     spans: list[tuple[float, float, str]] = [(0.0, time.time(), "Python starts")]
     begin = time.time()
-    from orchestrator import cli
+    from orchestrator import cli, entry
 
     for module, name, what in WRAPPED:
         owner: Any = importlib.import_module(module)
@@ -71,7 +71,7 @@ def record(file: Path) -> None:
         leave(code)
 
     cli.os._exit = write_and_leave  # type: ignore[assignment]
-    cli.master_launch()
+    entry.master_launch()
 
 
 def noted(

@@ -424,7 +424,7 @@ def test_the_keeper_hands_signals_on_and_takes_the_rank_with_it(
     (tmp_path / "waits.py").write_text(WAITS)
     ranks = begin(start, "waits.py")
     ranks.wait_for("waiting")
-    (started,) = ranks.reports("started")
+    (started,) = wait_until(lambda: ranks.reports("started"))
     assert started["pid"] != started["keeper"]
     for name in ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"):
         os.kill(started["keeper"], signal.Signals[name])

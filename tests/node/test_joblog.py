@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.head.logs import LogFile, LogReader
+from orchestrator.node import joblog
+from orchestrator.node.joblog import PARTIAL_BYTES, PARTIAL_SECONDS, JobLog
+from tests.node.running import streams
+
+LOST = re.compile(rb"\norchestrator: (\d+) bytes of output were lost here: (.*)\n")
+
+
+class Files:
+    """A job log in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.log, self.ranks = directory / "log", directory / "ranks"
+        self.job_log = JobLog(str(self.log), str(self.ranks))
+
+    def close(self) -> None:
+        os.close(self.job_log.log)
+        os.close(self.job_log.ranks)
+
+    def streams(self) -> dict[str, bytes]:
+        return streams(self.log.read_bytes(), self.ranks.read_bytes())
+
+
+@contextmanager
+def new_files() -> Iterator[Files]:
+    with tempfile.TemporaryDirectory() as directory:
+        files = Files(Path(directory))
+        yield files
+        files.close()
+
+
+@pytest.fixture
+def files() -> Iterator[Files]:
+    with new_files() as made:
+        yield made
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
+    """The time that passes for the log is what a test says."""
+    monotonic = mock.Mock(return_value=0.0)
+    monkeypatch.setattr(joblog.time, "monotonic", monotonic)
+    return monotonic
+
+
+def whole(feeds: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for stream, data in feeds:
+        found[stream] = found.get(stream, b"") + data
+    return found
+
+
+pieces = st.lists(
+    st.tuples(
+        st.sampled_from(["-", "0", "1", "17"]),
+        st.one_of(
+            st.binary(max_size=20),
+            st.text("ab\n\r", max_size=20).map(str.encode),
+            st.integers(PARTIAL_BYTES - 2, PARTIAL_BYTES + 2).map(lambda n: b"x" * n),
+        ),
+        st.booleans(),
+    ),
+    max_size=30,
+)
+
+
+@given(pieces)
+def test_every_byte_arrives_in_order(fed: list[tuple[str, bytes, bool]]) -> None:
+    """For any splitting, and however often a slow line is given up."""
+    with new_files() as files, mock.patch.object(joblog.time, "monotonic") as monotonic:
+        monotonic.return_value = 0.0
+        for stream, data, pause in fed:
+            files.job_log.feed(stream, data)
+            monotonic.return_value += 2 * PARTIAL_SECONDS * pause
+            files.job_log.flush()
+        files.job_log.flush(everything=True)
+        expected = whole([(stream, data) for stream, data, _ in fed if data])
+        assert files.streams() == expected
+        # The head, which reads the same two files, sees the same.
+        reader = LogReader(LogFile(0, "", files.log, files.ranks))
+        assert whole([(piece.stream, piece.data) for piece in reader.read(1 << 30)]) == expected
+
+
+@given(pieces)
+def test_lines_of_two_streams_never_mix(fed: list[tuple[str, bytes, bool]]) -> None:
+    """Without a pause, what one stream wrote in one go ends where a line ends."""
+    with new_files() as files:
+        for stream, data, _ in fed:
+            files.job_log.feed(stream, data[: PARTIAL_BYTES // 64])
+        log, ranks = files.log.read_bytes(), files.ranks.read_bytes()
+        starts = [int(line.split()[0]) for line in ranks.splitlines()][1:]
+        assert all(log[start - 1 : start] in (b"\n", b"\r") for start in [*starts, len(log)] if log)
+
+
+def test_a_slow_line_is_written_in_parts(files: Files, clock: mock.Mock) -> None:
+    files.job_log.feed("0", b"name? ")
+    assert files.job_log.flush() == pytest.approx(PARTIAL_SECONDS)
+    assert files.log.read_bytes() == b""
+    clock.return_value += PARTIAL_SECONDS / 2
+    files.job_log.feed("1", b"password? ")
+    assert files.job_log.flush() == pytest.approx(PARTIAL_SECONDS / 2)
+    clock.return_value += PARTIAL_SECONDS / 2
+    assert files.job_log.flush() == pytest.approx(PARTIAL_SECONDS / 2)
+    assert files.log.read_bytes() == b"name? "
+    clock.return_value += PARTIAL_SECONDS / 2
+    assert files.job_log.flush() is None
+    assert files.streams() == {"0": b"name? ", "1": b"password? "}
+
+
+def test_a_line_that_never_stops_growing_is_shown(files: Files, clock: mock.Mock) -> None:
+    """Dots, one every few milliseconds: always a beginning, never an end."""
+    for _ in range(100):
+        files.job_log.feed("0", b".")
+        clock.return_value += PARTIAL_SECONDS / 5
+        files.job_log.flush()
+    assert len(files.log.read_bytes()) > 90
+
+
+def test_the_rest_of_a_line_waits_from_its_own_beginning(files: Files, clock: mock.Mock) -> None:
+    files.job_log.feed("0", b"begun")
+    clock.return_value += PARTIAL_SECONDS * 0.9
+    files.job_log.feed("0", b" and ended\nbegun again")
+    assert files.job_log.flush() == pytest.approx(PARTIAL_SECONDS)
+    assert files.log.read_bytes() == b"begun and ended\n"
+
+
+def test_a_long_line_waits_for_nothing(files: Files) -> None:
+    files.job_log.feed("0", b"x" * (PARTIAL_BYTES + 1))
+    assert files.log.stat().st_size == PARTIAL_BYTES + 1
+
+
+def test_files_are_their_owners_alone(files: Files) -> None:
+    assert {oct(path.stat().st_mode & 0o777) for path in (files.log, files.ranks)} == {"0o600"}
+
+
+def test_a_log_is_gone_on_with(files: Files) -> None:
+    files.job_log.feed("0", b"before\n")
+    again = JobLog(str(files.log), str(files.ranks))
+    again.feed("1", b"after\n")
+    assert files.streams() == {"0": b"before\n", "1": b"after\n"}
+
+
+# -- a disk without room ----------------------------------------------------------------------
+
+
+@contextmanager
+def full(full_fd: int) -> Iterator[None]:
+    """As if the disk of this file were full for a while."""
+    write = os.write
+
+    def refuse(fd: int, data: bytes | memoryview) -> int:
+        if fd == full_fd:
+            raise OSError(28, "No space left on device")
+        return write(fd, data)
+
+    with mock.patch.object(joblog.os, "write", refuse):
+        yield
+
+
+@pytest.mark.parametrize("which", ["log", "ranks"])
+def test_a_full_disk_is_survived_and_said(files: Files, which: str) -> None:
+    files.job_log.feed("0", b"before\n")
+    with full(getattr(files.job_log, which)):
+        files.job_log.feed("1", b"never seen\n")
+        files.job_log.feed("1", b"nor this\n")
+        assert files.job_log.lost == len(b"never seen\nnor this\n")
+    files.job_log.feed("2", b"after\n")
+    assert files.job_log.lost == 0
+    found = files.streams()
+    assert found["0"] == b"before\n"
+    assert LOST.sub(b"", found["2"]) == b"after\n"
+    loss = LOST.search(found["2"])
+    assert loss is not None
+    assert loss.groups() == (b"20", b"No space left on device")
+
+
+class SmallDisk:
+    """os.write on a disk with so much room; of the last write a part fits, as on a real one."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.write = os.write
+
+    def __call__(self, fd: int, data: bytes | memoryview) -> int:
+        if not self.room:
+            raise OSError(28, "No space left on device")
+        written = self.write(fd, data[: self.room])
+        self.room -= written
+        return written
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["0", "1"]), st.integers(0, 60)), min_size=1, max_size=12),
+    st.integers(0, 300),
+    st.integers(0, 300),
+)
+def test_after_a_full_disk_the_records_are_right(
+    feeds: list[tuple[str, int]], room: int, more: int
+) -> None:
+    """Wherever the room ends: in the middle of a line, of a record, of the words about the loss."""
+    with new_files() as files:
+        disk = SmallDisk(room)
+        with mock.patch.object(joblog.os, "write", disk):
+            for number, (stream, size) in enumerate(feeds):
+                if number == len(feeds) // 2:
+                    disk.room += more
+                files.job_log.feed(stream, bytes([0x80 + number]) * size + b"\n")
+            disk.room = 1 << 20
+            files.job_log.feed("9", b"the end\n")
+        assert files.job_log.lost == 0
+        found = files.streams()
+        assert found["9"].endswith(b"the end\n")
+        there = 0
+        for stream, part in found.items():
+            fed = [byte for byte in part if byte >= 0x80]  # the rest is words about the loss
+            assert fed == sorted(fed)
+            assert {feeds[byte - 0x80][0] for byte in fed} <= {stream}
+            there += len(fed)
+        written = sum(size for _, size in feeds)
+        assert there == written or any(LOST.search(part) for part in found.values())
+
+
+def test_a_write_that_fails_for_good_ends_nothing(files: Files) -> None:
+    """A quota, a file size limit, a file server that is gone: not only ENOSPC."""
+    with mock.patch.object(joblog.os, "write", side_effect=OSError(5, "Input/output error")):
+        files.job_log.feed("0", b"12345\n")
+        files.job_log.flush(everything=True)
+    assert files.job_log.lost == 6

@@ -1,0 +1,204 @@
+"""On real processes. Each test has a job name of its own, so that tests may run side by side."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from orchestrator.node import processes
+from orchestrator.node.processes import Process, look, of_job, send, tagged_jobs
+from tests.node.running import PYTHON, ROOT, alive, wait_until
+
+SLEEP = ["sleep", "1000"]
+Start = Callable[..., int]
+
+
+@pytest.fixture
+def job() -> str:
+    return f"job-{os.getpid()}-{time.monotonic_ns()}"
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """start(job, node, command...): a process with the tags of a job, and nothing else."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def begin(job: str, node: int, *command: str, **env: str) -> int:
+        tags = {"ORCHESTRATOR_JOB": job, "NODE_RANK": str(node), "PATH": os.environ["PATH"], **env}
+        running.append(subprocess.Popen(command or SLEEP, env=tags, start_new_session=True))
+        pid = running[-1].pid
+        # Between fork and exec it still has the test's own environment.
+        wait_until(lambda: f"ORCHESTRATOR_JOB={job}".encode() in processes.environment(pid))
+        return pid
+
+    yield begin
+    for process in running:
+        for found in processes._descendants(processes.everyone(), {process.pid}):
+            os.kill(found, signal.SIGKILL)
+        process.kill()
+        process.wait()
+
+
+def pids(job: str, node: int = 0, supervisor: int = 0) -> set[int]:
+    return {process.pid for process in of_job(job, node, supervisor)}
+
+
+def process(pid: int) -> Process:
+    found = look(pid)
+    assert found is not None
+    return found
+
+
+def test_only_the_exact_tags_count(job: str, start: Start) -> None:
+    ours = {start(job, 0), start(job, 0)}
+    start(job + "1", 0)  # another job of the same user, its name begins with ours
+    start(job[:-1], 0)
+    start(job, 1)  # the same job, on a node that shares this machine
+    start(job, 10)
+    start("x", 0, MY_ORCHESTRATOR_JOB=job, OTHER=f"ORCHESTRATOR_JOB={job}")
+    words = f"import time; time.sleep(1000)  # torchrun ORCHESTRATOR_JOB={job} NODE_RANK=0"
+    start("x", 0, PYTHON, "-c", words)
+    assert pids(job) == ours
+    assert pids(job, 1) != ours
+
+
+def test_a_test_runner_with_a_job_of_its_own_finds_no_more(job: str, start: Start) -> None:
+    """The asking process itself is never among them."""
+    code = "import sys; sys.path.insert(0, sys.argv[1]);"
+    code += f"from orchestrator.node import processes; print(processes.of_job({job!r}, 0))"
+    env = {**os.environ, "ORCHESTRATOR_JOB": job, "NODE_RANK": "0"}
+    assert subprocess.check_output([PYTHON, "-c", code, str(ROOT)], env=env) == b"[]\n"
+
+
+SCRUBBED = "env -i setsid sh -c 'sleep 1000 & sleep 1000 & wait' & wait"
+
+
+def test_children_that_gave_up_session_and_environment_are_found(job: str, start: Start) -> None:
+    parent = start(job, 0, "sh", "-c", SCRUBBED)
+    wait_until(lambda: sum(p.name == "sleep" for p in of_job(job, 0)) == 2)
+    found = pids(job)
+    assert parent in found
+    assert {os.getsid(pid) for pid in found} > {os.getsid(parent)}
+    assert sum(not processes.environment(pid) & {b"NODE_RANK=0"} for pid in found) >= 3
+
+
+DAEMONS = """
+import ctypes, os, subprocess, time
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+# Twice forked, so that its parent is gone; and no word of the job in its environment.
+subprocess.call(["env", "-i", "setsid", "sh", "-c", "sleep 1000 & exit 0"])
+time.sleep(1000)
+"""
+
+
+def test_a_daemon_without_tags_is_the_supervisors(job: str) -> None:
+    """As the supervisor, which has no tags either: orphans of what it started fall to it."""
+    supervisor = subprocess.Popen([PYTHON, "-c", DAEMONS], start_new_session=True)
+    try:
+        found = wait_until(lambda: [p for p in of_job(job, 0, supervisor.pid) if p.name == "sleep"])
+        assert [p.parent for p in found] == [supervisor.pid]
+        assert supervisor.pid not in pids(job, 0, supervisor.pid)
+        assert pids(job) == set()
+        assert send(found[0], signal.SIGKILL)
+        wait_until(lambda: not alive(found[0].pid))
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+
+
+def test_the_dead_do_not_count(job: str, start: Start) -> None:
+    """A zombie keeps its PID until its parent asks; it holds nothing and cannot be killed."""
+    pid = start(job, 0)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid))
+    assert process(pid).state == "Z"
+    assert pids(job) == set()
+    assert not processes.alive(process(pid))
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+def test_a_reused_pid_is_not_hit(
+    job: str, start: Start, monkeypatch: pytest.MonkeyPatch, pidfd: bool
+) -> None:
+    if not pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
+    pid = start(job, 0)
+    now = process(pid)
+    before = now._replace(started=now.started - 1)
+    assert not send(before, signal.SIGKILL)
+    assert not processes.alive(before)
+    time.sleep(0.02)
+    assert alive(pid)
+    assert send(now, signal.SIGKILL)
+    wait_until(lambda: not alive(pid))
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+def test_nobody_is_there_to_be_hit(monkeypatch: pytest.MonkeyPatch, pidfd: bool) -> None:
+    if not pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
+    gone = subprocess.Popen(["true"])
+    known = process(gone.pid)
+    gone.wait()
+    assert look(gone.pid) is None
+    assert not send(known, signal.SIGKILL)
+    assert not processes.alive(known)
+
+
+def test_a_stopped_process_is_killed(job: str, start: Start) -> None:
+    pid = start(job, 0)
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: process(pid).state == "T")
+    assert pids(job) == {pid}
+    assert send(process(pid), signal.SIGKILL)
+    wait_until(lambda: not alive(pid))
+
+
+@pytest.mark.parametrize("name", ["a) R 1 (b", "((", "))", " ", "ü"])
+def test_any_name_is_read(name: str) -> None:
+    kept = process(os.getpid()).name
+    prctl = ctypes.CDLL(None).prctl
+    assert threading.get_native_id() == os.getpid()  # else it is another thread's name
+    prctl(15, name.encode(), 0, 0, 0)  # PR_SET_NAME
+    try:
+        me = process(os.getpid())
+    finally:
+        prctl(15, kept.encode(), 0, 0, 0)
+    assert (me.name, me.parent, me.state) == (name, os.getppid(), "R")
+
+
+def test_jobs_are_known_by_their_tags(job: str, start: Start) -> None:
+    start(job, 0)
+    start(job, 3)
+    start(f"no job's name, {job}", 0)
+    start(job, 0, NODE_RANK="many")
+    found = {one for one in tagged_jobs() if job in one[0]}
+    assert found == {(job, 0), (job, 3)}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a process of another user")
+def test_jobs_of_others_are_theirs(job: str, start: Start) -> None:
+    start(job, 0, "setpriv", "--reuid=65534", "--clear-groups", "sleep", "1000")
+    wait_until(lambda: any(p.name == "sleep" for p in of_job(job, 0)))
+    assert not [one for one in tagged_jobs() if one[0] == job]
+
+
+def test_a_process_that_ends_meanwhile_disturbs_nothing(
+    job: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = start(job, 0)
+    gone = subprocess.Popen(["true"])
+    known = process(gone.pid)
+    gone.wait()
+    monkeypatch.setattr(processes, "everyone", lambda: {gone.pid: known, pid: process(pid)})
+    monkeypatch.setattr(
+        processes, "environment", lambda _: {b"ORCHESTRATOR_JOB=" + job.encode(), b"NODE_RANK=0"}
+    )
+    assert tagged_jobs() == {(job, 0)}

@@ -1,0 +1,510 @@
+"""A real supervisor on a real run directory. Torchrun is real where it matters what it does."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.node.supervisor import FAILED_GRACE
+from tests.node.running import PYTHON, Job, alive, script, wait_until
+
+NewJob = Callable[..., Job]
+PROMPT = 2.0  # seconds that an end may take beyond its grace, on a busy machine
+
+both = pytest.mark.parametrize("start", ["fork", "plain"])
+
+
+def torchrun(start: str, port: int, nproc: int) -> list[str]:
+    fork = ["--run-path", "--start-method=fork"] if start == "fork" else []
+    return [
+        *(sys.executable, "-u", "-m", "torch.distributed.run"),
+        *("--nnodes=1", "--node-rank=0", f"--nproc-per-node={nproc}"),
+        *("--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", *fork),
+    ]
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
+        return number
+
+
+# -- a job that goes well ---------------------------------------------------------------------
+
+TALKS = """
+import os, sys
+rank = os.environ["RANK"]
+print("argument", os.fsencode(sys.argv[1]).hex())
+print("rank", rank, os.environ["NODE_RANK"], os.environ["OF_THE_SPEC"], "GONE" in os.environ)
+print("cwd", os.getcwd(), file=sys.stderr)
+print("no end", end="")
+"""
+
+
+@both
+def test_a_job_from_start_to_end(
+    new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    monkeypatch.setenv("GONE", "1")
+    job = new_job(node=3)
+    target = {**script(tmp_path, TALKS), "args": ["\udcff \n"]}
+    spec = job.spec(
+        target, start=start, nproc=2, first=4, workdir=tmp_path,
+        env={"OF_THE_SPEC": "é"}, unset=("GONE",),
+    )  # fmt: skip
+    ended = job.start(spec).wait()
+    for rank in ("4", "5"):
+        said = f"argument ff200a\nrank {rank} 3 é False\ncwd {tmp_path}\nno end"
+        assert job.output[rank] == said
+    assert job.of_kind("started")[0]["supervisor"] == job.supervisor.pid  # type: ignore[union-attr]
+    assert job.ended() == {4: 0, 5: 0}
+    assert [event["event"] for event in job.events].count("rank_finished") == 2
+    assert (ended["event"], ended["agent"], ended["why"]) == ("ended", 0, "")
+    assert (ended["killed"], ended["left"], ended["lost"]) == ({}, [], 0)
+    assert ended["ranks"]["5"]["state"] == "ended"
+    assert not job.of_kind("ending")
+
+
+def test_its_files_are_its_owners_alone(new_job: NewJob, tmp_path: Path) -> None:
+    job = new_job()
+    job.start(job.spec(script(tmp_path, "print(1)"))).wait()
+    directory = Path(job.run.path)
+    for path in (directory, directory.parent):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    for name in ("spec.json", "log", "ranks", "events.jsonl", "out_0", "reports", "socket"):
+        assert stat.S_IMODE((directory / name).stat().st_mode) == 0o600, name
+
+
+MANY_LINES = """
+import os, random
+random.seed(int(os.environ["RANK"]))
+for number in range(20_000):
+    print(number, "x" * random.randrange(150))
+"""
+
+
+@both
+def test_no_byte_of_much_output_is_lost(new_job: NewJob, tmp_path: Path, start: str) -> None:
+    job = new_job()
+    job.start(job.spec(script(tmp_path, MANY_LINES), start=start, nproc=2)).wait()
+    for rank in ("0", "1"):
+        words = [PYTHON, str(tmp_path / "program.py")]
+        alone = subprocess.check_output(words, env={**os.environ, "RANK": rank}, text=True)
+        assert job.output[rank] == alone
+
+
+def test_a_prompt_is_seen_while_the_program_waits(new_job: NewJob, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "answer")
+    text = "print('name? ', end='', flush=True); print('hello', open('answer').read())"
+    job = new_job()
+    job.start(job.spec(script(tmp_path, text), workdir=tmp_path))
+    wait_until(lambda: job.said("name? "))
+    (tmp_path / "answer").write_text("you")
+    job.wait()
+    assert job.output["0"] == "name? hello you\n"
+
+
+# -- ranks that fail --------------------------------------------------------------------------
+
+FAILS = """
+import ctypes, os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+how = sys.argv[1]
+if os.environ["RANK"] == "1":
+    time.sleep(0.1)
+    if how == "exit": sys.exit(3)
+    if how == "_exit": os._exit(5)
+    if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if how == "segfault": ctypes.string_at(0)
+    if how == "raise":
+        raise ValueError("of rank 1")
+time.sleep(1000)
+"""
+
+
+@both
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("exit", 3), ("_exit", 5), ("kill", -9), ("segfault", -11), ("raise", 1)],
+)
+def test_one_rank_that_fails_ends_them_all(
+    new_job: NewJob, tmp_path: Path, start: str, how: str, code: int
+) -> None:
+    """Also ranks that ignore SIGTERM; and how each of them ended is on record."""
+    job = new_job()
+    target = {**script(tmp_path, FAILS), "args": [how]}
+    ended = job.start(job.spec(target, start=start, nproc=2)).wait()
+    assert job.ended() == {0: -9, 1: code}
+    first, second = job.of_kind("rank_ended")
+    assert (first["rank"], first["asked"], second["asked"]) == (1, "", "rank 1 failed")
+    assert ended["time"] - first["time"] < FAILED_GRACE + PROMPT
+    assert (ended["why"], ended["left"]) == ("rank 1 failed", [])
+    assert job.living() == []
+    if how == "raise":
+        error = first["error"]
+        assert (error["type"], error["message"]) == ("ValueError", "of rank 1")
+        assert (error["file"], error["line"]) == (str(tmp_path / "program.py"), 12)
+        assert job.output["1"].endswith("ValueError: of rank 1\n")
+    else:
+        assert first["error"] is None
+
+
+def test_the_siblings_of_a_failed_rank_may_say_why(new_job: NewJob, tmp_path: Path) -> None:
+    text = """
+import os, signal, sys, time
+def last_words(*_):
+    time.sleep(0.2); print("last words"); sys.exit(4)
+signal.signal(signal.SIGTERM, last_words)
+if os.environ["RANK"] == "1":
+    while not os.path.exists("ready"): time.sleep(0.01)
+    sys.exit(1)
+open("ready", "w").close()
+time.sleep(1000)
+"""
+    job = new_job()
+    job.start(job.spec(script(tmp_path, text), nproc=2, workdir=tmp_path)).wait()
+    assert job.ended() == {0: 4, 1: 1}
+    assert job.said("last words")
+
+
+def test_a_keeper_that_is_killed_is_its_ranks_end(new_job: NewJob, tmp_path: Path) -> None:
+    job = new_job()
+    job.start(job.spec(script(tmp_path, "import time; time.sleep(1000)")))
+    (started,) = wait_until(lambda: job.of_kind("rank_started"))
+    os.kill(started["keeper"], signal.SIGKILL)
+    job.wait()
+    assert job.ended() == {0: -9}
+    assert job.of_kind("rank_ended")[0]["asked"] == ""
+
+
+# -- ends that are asked for ------------------------------------------------------------------
+
+SAVES = """
+import os, signal, sys, time
+def save(*_):
+    print("asked")
+    time.sleep(1)
+    print("saved")
+    sys.exit(0)
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, save)
+print("ready")
+while True:
+    time.sleep(0.01)
+"""
+
+
+@both
+def test_a_rank_may_save_within_the_grace(new_job: NewJob, tmp_path: Path, start: str) -> None:
+    """Undisturbed: its sibling that ends at once is no reason to hurry it."""
+    job = new_job()
+    job.start(job.spec(script(tmp_path, SAVES), start=start, nproc=2))
+    wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
+    job.end("the user said so", 20.0)
+    ended = job.wait()
+    assert job.output["0"] == "ready\nasked\nsaved\n"
+    assert job.ended() == {0: 0, 1: -15}
+    (ending,) = job.of_kind("ending")
+    assert (ending["why"], ending["grace"]) == ("the user said so", 20.0)
+    assert (ended["why"], ended["left"]) == ("the user said so", [])
+    assert ended["time"] - ending["time"] < 1 + PROMPT
+    assert {event["asked"] for event in job.of_kind("rank_ended") if event["code"]} == {
+        "the user said so"
+    }
+
+
+IGNORES = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready")
+while True:
+    time.sleep(1)
+"""
+
+
+@both
+def test_what_ignores_the_asking_is_killed_after_the_grace(
+    new_job: NewJob, tmp_path: Path, start: str
+) -> None:
+    job = new_job()
+    job.start(job.spec(script(tmp_path, IGNORES), start=start))
+    wait_until(lambda: job.said("ready"))
+    began = time.time()
+    job.end("enough", 0.5)
+    ended = job.wait()
+    assert 0.5 <= ended["time"] - began < 0.5 + PROMPT
+    assert job.ended() == {0: -9}
+    assert "rank0" in ended["killed"].values()
+
+
+def test_a_second_end_may_shorten_the_grace_but_not_lengthen_it(
+    new_job: NewJob, tmp_path: Path
+) -> None:
+    job = new_job()
+    job.start(job.spec(script(tmp_path, IGNORES)))
+    wait_until(lambda: job.said("ready"))
+    began = time.time()
+    job.end("stopped", 1000.0)
+    wait_until(lambda: job.of_kind("ending"))
+    job.end("killed", 0.0)
+    job.end("later", 1000.0)
+    ended = job.wait()
+    assert ended["time"] - began < PROMPT
+    assert ended["why"] == "stopped"
+
+
+def test_an_end_before_there_are_ranks(new_job: NewJob, tmp_path: Path) -> None:
+    """Torchrun imports torch for a second or more; it can be told to stop then, too."""
+    job = new_job()
+    slow = [PYTHON, "-c", "import time; print('importing', flush=True); time.sleep(1000)"]
+    job.start(job.spec(script(tmp_path, "print('never')"), agent=slow))
+    wait_until(lambda: job.said("importing", "-"))
+    began = time.time()
+    job.end("changed my mind", 60.0)
+    ended = job.wait()
+    assert ended["time"] - began < PROMPT
+    assert (ended["agent"], ended["ranks"]) == (-15, {})
+
+
+def test_a_rank_that_starts_after_the_end_is_told_so(new_job: NewJob, tmp_path: Path) -> None:
+    """Torchrun that does not listen starts its ranks all the same."""
+    job = new_job()
+    spec = job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)"))
+    deaf = "trap '' TERM; echo deaf; while [ ! -e go ]; do sleep 0.02; done; \"$@\"; exit 0"
+    agent = ["sh", "-c", f"cd {tmp_path}; {deaf}", "sh", *spec["agent"]]
+    job.start({**spec, "agent": agent})
+    wait_until(lambda: job.said("deaf", "-"))
+    job.end("over", 20.0)
+    (tmp_path / "go").touch()
+    job.wait()
+    assert job.ended() == {0: -15}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_supervisor_that_is_told_to_stop_ends_its_job(
+    new_job: NewJob, tmp_path: Path, number: signal.Signals
+) -> None:
+    job = new_job()
+    job.start(job.spec(script(tmp_path, SAVES)))
+    wait_until(lambda: job.said("ready"))
+    assert job.supervisor is not None
+    job.supervisor.send_signal(number)
+    ended = job.wait()
+    assert job.said("saved")
+    assert ended["why"] == "its supervisor was told to stop"
+
+
+def test_a_hangup_is_nothing_to_it(new_job: NewJob, tmp_path: Path) -> None:
+    job = new_job()
+    job.start(job.spec(script(tmp_path, "import time; print('ready'); time.sleep(0.5)")))
+    wait_until(lambda: job.said("ready"))
+    assert job.supervisor is not None
+    job.supervisor.send_signal(signal.SIGHUP)
+    assert job.wait()["why"] == ""
+    assert job.ended() == {0: 0}
+
+
+# -- what outlives its rank -------------------------------------------------------------------
+
+LEAVES = """
+import os, subprocess, sys, time
+polite = "trap 'echo > polite; exit' TERM; echo > ready_1; while :; do sleep 0.01; done"
+stubborn = "trap '' TERM; echo > ready_2; while :; do sleep 0.01; done"
+# Twice forked, its own session, no environment.
+subprocess.call(["setsid", "sh", "-c", f"({polite}) & exit 0"])
+subprocess.call(["env", "-i", "setsid", "/bin/sh", "-c", f"({stubborn}) & exit 0"])
+while not (os.path.exists("ready_1") and os.path.exists("ready_2")):
+    time.sleep(0.01)
+"""
+
+
+@both
+def test_leftovers_of_a_finished_job_are_swept(new_job: NewJob, tmp_path: Path, start: str) -> None:
+    job = new_job()
+    ended = job.start(job.spec(script(tmp_path, LEAVES), start=start, workdir=tmp_path)).wait()
+    assert job.ended() == {0: 0}
+    assert (tmp_path / "polite").exists()
+    assert "sh" in ended["killed"].values()
+    assert not any(alive(int(pid)) for pid in ended["killed"])
+    assert (ended["agent"], ended["why"], ended["left"]) == (0, "", [])
+    assert job.living() == []
+
+
+def test_another_job_of_the_same_user_is_left_alone(new_job: NewJob, tmp_path: Path) -> None:
+    """The same job's other node on this machine as well: nodes may be one machine in tests."""
+    target = script(tmp_path, "import time; print('ready'); time.sleep(1000)")
+    job, other = new_job(), new_job()
+    same = new_job(job.run.job, node=1)
+    for one in (job, other, same):
+        one.start(one.spec(target))
+        wait_until(lambda one=one: one.said("ready"))
+    job.end("enough", 0.0)
+    job.wait()
+    time.sleep(0.1)
+    for one in (other, same):
+        assert not one.of_kind("rank_ended")
+        assert any(alive(pid) for pid in one.living())
+
+
+# -- torchrun itself --------------------------------------------------------------------------
+
+
+def test_torchrun_that_fails_by_itself(new_job: NewJob, tmp_path: Path) -> None:
+    job = new_job()
+    agent = ["sh", "-c", "echo these are its words >&2; exit 7"]
+    ended = job.start(job.spec(script(tmp_path, ""), agent=agent)).wait()
+    assert (ended["agent"], ended["why"], ended["ranks"]) == (7, "", {})
+    assert job.output == {"-": "these are its words\n"}
+
+
+def test_torchrun_that_is_killed_is_the_cause_not_its_ranks(
+    new_job: NewJob, tmp_path: Path
+) -> None:
+    """They are ended because of it: that must not look like their own failure."""
+    job = new_job()
+    job.start(job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)"), nproc=2))
+    wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
+    os.kill(job.of_kind("started")[0]["agent"], signal.SIGKILL)
+    ended = job.wait()
+    assert (ended["agent"], ended["why"]) == (-9, "")
+    assert set(job.ended()) == {0, 1}
+    assert all(event["asked"] for event in job.of_kind("rank_ended"))
+
+
+def test_torchrun_that_is_not_there(new_job: NewJob, tmp_path: Path) -> None:
+    job = new_job()
+    spec = job.spec(script(tmp_path, ""), agent=["/no/such/python"])
+    with pytest.raises(AssertionError, match="No such file or directory: '/no/such/python'"):
+        job.start(spec)
+    ended = job.wait()
+    assert ended["agent"] is None
+    assert ended["why"].startswith("not started")
+
+
+REAL = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("total", int(total))
+dist.barrier()
+if sys.argv[1] == "_exit":
+    os._exit(0)
+dist.destroy_process_group()
+if sys.argv[1] == "raise" and os.environ["RANK"] == "1":
+    raise ValueError("of rank 1")
+"""
+
+
+@pytest.mark.parametrize(("start", "how"), [("fork", "_exit"), ("fork", "end"), ("plain", "raise")])
+def test_with_the_real_torchrun(
+    new_job: NewJob, tmp_path: Path, port: int, start: str, how: str
+) -> None:
+    job = new_job()
+    target = {**script(tmp_path, REAL), "args": [how]}
+    spec = job.spec(target, start=start, nproc=2, agent=torchrun(start, port, 2))
+    ended = job.start(spec).wait(60)
+    assert job.output["0"] == "total 2\n"
+    assert job.output["1"].startswith("total 2\n")
+    if how == "raise":
+        assert job.ended()[1] == 1
+        assert job.of_kind("rank_ended")[-1]["error"]["line"] == 12
+        assert ended["why"] == "rank 1 failed"
+    else:
+        assert job.ended() == {0: 0, 1: 0}
+        assert (ended["agent"], ended["killed"]) == (0, {})
+
+
+def test_the_real_torchrun_hurries_nobody_who_saves(
+    new_job: NewJob, tmp_path: Path, port: int
+) -> None:
+    job = new_job()
+    spec = job.spec(script(tmp_path, SAVES), start="fork", nproc=2, agent=torchrun("fork", port, 2))
+    job.start(spec)
+    wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"), patience=60)
+    job.end("enough", 20.0)
+    job.wait(60)
+    assert job.output["0"] == "ready\nasked\nsaved\n"
+    assert job.ended() == {0: 0, 1: -15}
+
+
+def test_the_real_torchrun_whose_port_is_taken(new_job: NewJob, tmp_path: Path, port: int) -> None:
+    job = new_job()
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", port))
+        taken.listen()
+        spec = job.spec(script(tmp_path, ""), start="fork", agent=torchrun("fork", port, 1))
+        ended = job.start(spec).wait(60)
+    assert (ended["agent"], ended["why"], ended["ranks"]) == (1, "", {})
+    assert "EADDRINUSE" in job.output["-"]
+
+
+# -- a disk without room ----------------------------------------------------------------------
+
+CHATTY = """
+import os
+for _ in range(40):
+    print("x" * 99_999)
+open(os.environ["DONE"], "w").write("done")
+"""
+
+
+def test_a_log_that_may_not_grow_does_not_stop_the_job(new_job: NewJob, tmp_path: Path) -> None:
+    """A limit of the user's, which needs no disk of its own for a test."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    job = new_job()
+    spec = job.spec(script(tmp_path, CHATTY), env={"DONE": str(tmp_path / "done")})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
+    try:
+        job.start(spec)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    ended = job.wait()
+    assert (tmp_path / "done").read_text() == "done"
+    assert job.ended() == {0: 0}
+    assert ended["agent"] == 0
+    assert ended["lost"] == 4_000_000 - (1 << 20)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.getuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if subprocess.run(options, check=False).returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_full_disk_stops_neither_the_job_nor_the_news_of_its_end(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_job: NewJob
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(small_disk))
+    job = new_job()
+    spec = job.spec(script(tmp_path, CHATTY), env={"DONE": str(tmp_path / "done")})
+    ended = job.start(spec).wait()
+    assert os.statvfs(small_disk).f_bavail < 80
+    assert (tmp_path / "done").read_text() == "done"
+    assert (ended["event"], ended["agent"]) == ("ended", 0)
+    assert job.ended() == {0: 0}
+    assert 0 < ended["lost"] < 4_000_000
+
+
+def events_without_time(job: Job) -> list[dict[str, Any]]:
+    return [{k: v for k, v in event.items() if k != "time"} for event in job.events]
