@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -27,10 +27,10 @@ from typing import Any
 
 import click
 
-from orchestrator import experiment
-from orchestrator.errors import EXIT_STOPPED, CheckFailed, UsageError
+from orchestrator import experiment, interrupt
+from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.experiment import Experiment
-from orchestrator.loopback import LoopbackCluster
+from orchestrator.loopback import LoopbackCluster, sweep
 
 CONFIG = Path("config/demo.yaml")
 NODES = Path("node_ip_list.txt")
@@ -66,30 +66,40 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
         )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    code = EXIT_STOPPED
-    with ExitStack() as stack:
-        for number in SIGNALS:  # raises KeyboardInterrupt: out by way of the cleaning up
-            signal.signal(number, signal.default_int_handler)
-        try:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orch-demo-")))
-            cluster = LoopbackCluster(size, directory, port=listed_port(size), slots=SLOTS)
-            say(f"starting {size} SSH servers on this machine; each plays a node of {SLOTS} ranks")
-            stack.enter_context(cluster)
-            code, told_to_end = launch(cluster, arguments)
-            if not options["dry_run"]:
-                show(cluster, options["experiments"])
-            if keep and not told_to_end:
-                click.echo(invitation(cluster))
-                signal.pause()
-        except KeyboardInterrupt:
-            click.echo()
-        finally:
-            for number in SIGNALS:  # a second Ctrl-C would leave half of it behind
-                signal.signal(number, signal.SIG_IGN)
+    cluster = LoopbackCluster(size, make_directory(), port=listed_port(size), slots=SLOTS)
+    try:
+        say(f"starting {size} SSH servers on this machine; each plays a node of {SLOTS} ranks")
+        cluster.start()
+        code, told_to_end = launch(cluster, arguments)
+        if not options["dry_run"]:
+            show(cluster, options["experiments"])
+        if keep and not told_to_end:
+            click.echo(invitation(cluster))
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            signal.sigwait(SIGNALS)
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a second Ctrl-C would leave half of it
+        cluster.stop()
+        remove(cluster.directory)
     return code
 
 
 # -- the cluster and the launch -------------------------------------------------------------------
+
+
+def make_directory() -> Path:
+    """For keys, logs and the nodes' homes; it goes when we do, also by Ctrl-C at any moment."""
+    interrupt.hold()
+    directory = Path(tempfile.mkdtemp(prefix="orch-demo-"))
+    interrupt.undo_with(lambda: remove(directory))
+    interrupt.answer_now()
+    signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+    return directory
+
+
+def remove(directory: Path) -> None:
+    sweep(directory)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def launch_options(arguments: Sequence[str]) -> dict[str, Any]:
@@ -129,19 +139,23 @@ def launch(cluster: LoopbackCluster, arguments: Sequence[str]) -> tuple[int, boo
     words = ["--nodes", str(cluster.node_list), "--ssh-config", str(cluster.ssh_config)]
     words += ["--config", str(settings(cluster)), *arguments]
     say("master_launch " + shlex.join(words))
-    job = subprocess.Popen([sys.executable, "-m", "orchestrator", "launch", *words])
+    jobs: list[subprocess.Popen[bytes]] = []
     told: list[int] = []
 
     def forward(number: int, _: FrameType | None) -> None:
         told.append(number)
-        job.terminate()
+        for job in jobs:
+            job.terminate()
 
     # Ctrl-C in a terminal reaches the launch without us, and it knows what to do.
     before = {number: signal.getsignal(number) for number in SIGNALS}
     signal.signal(signal.SIGINT, lambda *_: None)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, forward)
-    code = job.wait()
+    jobs.append(subprocess.Popen([sys.executable, "-m", "orchestrator", "launch", *words]))
+    if told:
+        jobs[0].terminate()
+    code = jobs[0].wait()
     for number, handler in before.items():
         signal.signal(number, handler)
     return code if code >= 0 else 128 - code, bool(told)

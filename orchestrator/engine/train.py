@@ -34,19 +34,12 @@ try:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 except ImportError:
-    raise CheckFailed(
-        "the engine needs torch 2.6 or newer", f"here is {torch.__version__}"
-    ) from None
+    raise CheckFailed(f"the engine needs torch 2.6, here is {torch.__version__}") from None
 
 
 def main() -> None:
     config = read_config()
     training, optimizer = config.training, config.optimizer
-
-    # SIGTERM is how a stop arrives, on every node at its own moment. Here it is only noted: a rank
-    # that left at once would leave the others waiting in a collective for ever.
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
 
     # -- who and where ------------------------------------------------------------------------
 
@@ -57,8 +50,8 @@ def main() -> None:
 
     # -- the model ----------------------------------------------------------------------------
 
-    # Whole on the CPU first, equal on every rank; sharding then keeps a slice of it. Drawing only
-    # one's own shard would be cheaper and give every mesh (or worse, every rank the same) numbers.
+    # Whole on the CPU first, equal on every rank; sharding then keeps a slice of it. If each rank
+    # drew its own slice, the numbers would depend on the mesh, or be the same in every slice.
     model = Decoder(config.model)
     initialise(model, config.model, training.seed)
     parameters = sum(weight.numel() for weight in model.parameters())
@@ -78,6 +71,11 @@ def main() -> None:
     )
 
     # -- the loop -----------------------------------------------------------------------------
+
+    # SIGTERM is how a stop arrives, on every node at its own moment. From here on it is only noted:
+    # a rank that left at once would leave the others in the middle of a step.
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
 
     with metrics_file(rank) as metrics:
         began = last = time.perf_counter()

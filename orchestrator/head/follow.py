@@ -32,10 +32,10 @@ SWEEP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Message:
-    """What a follower tells the run. Kinds: event, grew, lost, back, over, refused, disk_full."""
+    """What a follower tells the run."""
 
     node: int
-    kind: str
+    kind: str  # event, grew, lost, back, over, refused, disk_full, crashed
     data: dict[str, Any] = field(default_factory=dict)
 
 
@@ -86,6 +86,8 @@ class Follower(threading.Thread):
             while not self.closing.is_set():
                 if self._follow_once():
                     return
+        except Exception as error:  # noqa: BLE001  a defect of ours: raised again in the run
+            self.post(Message(self.node.index, "crashed", {"error": error}))
         finally:
             self.text.close()
             self.ranks.close()

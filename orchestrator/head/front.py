@@ -28,6 +28,7 @@ from orchestrator.head.screen import Screen
 from orchestrator.head.ssh import Ssh
 from orchestrator.head.sshconfig import SshConfig
 
+CRASH_LINES = 200  # a crash dump lists every thread and every frame down to torchrun's
 LAST_LINES = 20  # of a rank that left no traceback
 
 
@@ -164,7 +165,7 @@ def tell_end(place: Experiment, record: JobRecord) -> int:
     say(f"the cause: {who}: {first}" + (f", at {cause['where']}" if cause["where"] else ""))
     prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
     log = LogFile(node.index, node.name, place.log(node), place.ranks(node))
-    lines = cause["traceback"].splitlines() or tail(log, LAST_LINES, rank)
+    lines = cause["traceback"].splitlines() or last_words(log, rank)
     print_out("".join(f"{prefix}{line}\n" for line in lines))
     return record.exit_code
 
@@ -199,6 +200,17 @@ def at_home(options: dict[str, Any]) -> tuple[Experiment, JobRecord, Ssh]:
     return place, record, ssh
 
 
+def last_words(log: LogFile, rank: int | None) -> list[str]:
+    """The end of a rank's log; of a crash dump, the user's own frames on top of it."""
+    lines = tail(log, CRASH_LINES, rank)
+    starts = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    if not starts:
+        return lines[-LAST_LINES:]
+    dump = lines[starts[-1] :]
+    ours = (i for i, line in enumerate(dump) if "orchestrator/node/rank.py" in line)
+    return dump[: next(ours, LAST_LINES)]
+
+
 def attach(options: dict[str, Any]) -> int:
     place, record, ssh = at_home(options)
     if record.over:
@@ -212,7 +224,7 @@ def attach(options: dict[str, Any]) -> int:
             f"look on: orchestrator logs -f {place.name}",
         )
     say(f"{place.name}: {len(record.nodes)} nodes; d leaves it running, Ctrl-C stops it")
-    return follow(place, record, ssh, options)
+    return follow(place, replace(record, head=experiment.this_head()), ssh, options)
 
 
 def logs(options: dict[str, Any]) -> int:

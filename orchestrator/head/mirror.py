@@ -44,6 +44,8 @@ class Mirror:
             message = self.inbox.get(timeout=wait)
         except queue.Empty:
             return False
+        if message.kind == "crashed":
+            raise message.data["error"]
         if message.kind in ("over", "refused"):
             self.finished.add(message.node)
         return len(self.finished) == len(self.followers)

@@ -124,6 +124,8 @@ class Run:
                     f"node {node.record.index} ({node.record.name}) is back after {away:.0f} s"
                 )
             node.lost_since = 0.0
+        elif message.kind == "crashed":
+            raise message.data["error"]
         elif message.kind == "disk_full":
             self.disk_full()
         elif message.kind == "refused":

@@ -22,6 +22,8 @@ def install(digest, size, nonce):
     try:
         if not os.path.isdir(library):
             unpack(json.loads(zlib.decompress(blob)), library)
+        if os.stat(library).st_uid != os.getuid():
+            refuse(nonce, "its %s belongs to somebody else" % library)
     except OSError as error:
         refuse(nonce, "its %s cannot be written: %s" % (home, error.strerror))
     sys.path.insert(0, library)

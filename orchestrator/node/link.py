@@ -1,12 +1,14 @@
 """The node's end of the one SSH channel the head keeps to this node.
 
-Frames on standard input and output: one byte kind, four bytes length, payload. 'J' is JSON (a request
-with "do", its answer, a heartbeat); to the head also 'L' log bytes, 'R' ranks records, 'E' events, each
-with the eight-byte offset of the file they come from. Ends when the head hangs up; jobs do not.
+Frames on standard input and output: one byte kind, four bytes length, payload. 'J' is JSON (a
+request with "do", its answer, a heartbeat); to the head also 'L' log bytes, 'R' ranks records, 'E'
+events, each with the eight-byte offset of the file they come from. Ends when the head hangs up;
+jobs do not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -180,6 +182,7 @@ class Link:
         if select.select([supervisor.stdout], [], [], START_SECONDS)[0]:
             word = supervisor.stdout.readline()
         if word != b"ready\n":
+            supervisor.kill()  # one that is only slow would start the job when nobody expects it
             with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
                 why = word + file.read()[-2000:]
             raise Refusal(why.decode("utf-8", "replace").strip() or "its supervisor did not start")
@@ -236,7 +239,8 @@ class Link:
         run = RunDir(request["job"], request["node"])
         found = receipt(run, None, killed)
         if not found["left"] and os.path.isdir(run.path):
-            last = {"event": "ended", "time": time.time(), "agent": None, "why": GONE}
+            why = ": ".join(filter(None, (GONE, last_words(run))))
+            last = {"event": "ended", "time": time.time(), "agent": None, "why": why}
             with open(run.events, "a", encoding="utf-8") as file:
                 file.write(json.dumps({**last, "swept": True, "killed": killed, "left": []}) + "\n")
         return found
@@ -279,9 +283,7 @@ class Follower:
         """One chunk of each file. A record of `ranks` is sent before the log bytes it speaks of."""
         if not self.behind:
             return
-        alone = (
-            self.supervisor is None
-        )  # sampled first: what was written before is then in the files
+        alone = self.supervisor is None  # asked first: then the files hold all it wrote
         size = self.size(b"L")
         self.behind = False
         for kind in (b"E", b"R"):
@@ -330,13 +332,22 @@ def wait_for_end(supervisor: socket.socket, seconds: float) -> None:
         try:
             if not supervisor.recv(1 << 16):
                 return
-        except TimeoutError:
+        except OSError:  # too late; before Python 3.10 a time-out is no TimeoutError
             return
 
 
 def last_event(run: RunDir, kind: str) -> dict[str, Any] | None:
     found = [event for event in run.read_events() if event["event"] == kind]
     return found[-1] if found else None
+
+
+def last_words(run: RunDir) -> str:
+    """Of a supervisor that ended by a defect of its own."""
+    try:
+        with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
+            return file.read().decode("utf-8", "replace").strip()[-2000:]
+    except OSError:
+        return ""
 
 
 def receipt(run: RunDir, ended: dict[str, Any] | None, killed: dict[int, str]) -> dict[str, Any]:
@@ -389,7 +400,5 @@ def is_experiment(path: str, job: str) -> bool:
 
 def main(nonce: str) -> None:
     os.write(1, f"\n{nonce}\n".encode())
-    try:
+    with contextlib.suppress(BrokenPipeError):  # the head is gone; the files have everything
         Link().loop()
-    except BrokenPipeError:
-        pass  # the head is gone; nothing is lost, it is all in the files

@@ -31,7 +31,7 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
         "hostname": socket.gethostname(),
         "user": os.environ.get("USER") or os.environ.get("LOGNAME") or str(os.getuid()),
         "python": sys.executable,
-        "python_version": "%d.%d.%d" % sys.version_info[:3],
+        "python_version": ".".join(map(str, sys.version_info[:3])),
         "torch": torch_version(),
         "cpus": len(os.sched_getaffinity(0)),
         "gpus": gpu_count(),
@@ -145,10 +145,10 @@ def route(peer: str, addresses: list[tuple[str, str, int]]) -> tuple[str, str]:
 
 
 class Port:
-    """A TCP port held for a job until its supervisor ends, against a second launch at the same time.
+    """A TCP port held for a job until its supervisor ends, against a second launch just then.
 
-    The TCP port itself must stay free for torchrun, so what is held is an abstract Unix socket of the
-    port's name: it lives in the same network namespace and goes away with its last holder.
+    The TCP port itself must stay free for torchrun, so what is held is an abstract Unix socket of
+    the port's name: it lives in the same network namespace and goes away with its last holder.
     """
 
     def __init__(self, wanted: int, exact: bool) -> None:

@@ -107,6 +107,8 @@ class Rank:
             signal.signal(signum, signal.SIG_DFL)
         code = os.waitstatus_to_exitcode(status)
         self.report(event="ended", pid=child, code=code, peak_kb=usage.ru_maxrss)
+        while code and os.path.exists(os.path.join(self.run, "ending")):
+            time.sleep(60)  # if torchrun saw it now it would hurry those that still save
         if code < 0:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank has dumped its core already
             signal.signal(-code, signal.SIG_DFL) if -code not in (9, 19) else None

@@ -35,6 +35,7 @@ class RunDir:
         self.events = os.path.join(self.path, "events.jsonl")
         self.socket = os.path.join(self.path, "socket")
         self.reports = os.path.join(self.path, "reports")
+        self.ending = os.path.join(self.path, "ending")  # there once its end was asked for
 
     def create(self) -> None:
         os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)

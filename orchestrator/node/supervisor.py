@@ -23,6 +23,7 @@ from orchestrator.node import processes
 from orchestrator.node.joblog import JobLog
 from orchestrator.node.rundir import RunDir
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 F_SETPIPE_SZ = 1031
 READ = 1 << 20
@@ -48,6 +49,7 @@ class Supervisor:
         self.agent_code: int | None = None
         self.ranks: dict[int, dict[str, Any]] = {}
         self.report_rest = b""
+        self.asked = False
         self.why = ""  # why it is being ended; empty while it just runs
         self.kill_at = float("inf")
         self.sweep_since = 0.0
@@ -56,14 +58,14 @@ class Supervisor:
     # -- start -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
         wake, self.wakeup = os.pipe()
         for fd in (wake, self.wakeup):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(self.wakeup)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, lambda *_: self.end("its supervisor was told to stop", 10.0))
+            signal.signal(signum, lambda *_: self.ask("its supervisor was told to stop", 10.0))
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.watch(wake, lambda: os.read(wake, 4096))
         for local in range(self.spec["nproc"]):
@@ -88,6 +90,8 @@ class Supervisor:
             stdout=writing,
             stderr=writing,
             start_new_session=True,
+            # Should we be killed, torchrun ends its ranks: nobody would read what they print.
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509  no threads
         )
         os.close(writing)
         self.watch_output(reading, "-")
@@ -155,14 +159,19 @@ class Supervisor:
         )
         if kind == "started":
             rank["process"] = processes.look(report["pid"])
+            rank["keeper"] = processes.look(report["keeper"])
             if self.why and rank["process"]:
                 processes.send(rank["process"], signal.SIGTERM)
-        if kind == "ended" and report["code"] != 0:
+        failed = kind == "ended" and report["code"] != 0
+        because = self.why or ("torchrun ended" if self.sweep_since else "")
+        if failed:
             report["error"] = self.error_of(report["local"])
-            report["asked"] = self.why
+            report["asked"] = because
         self.event(f"rank_{kind}", **report)
-        if kind == "ended" and report["code"] != 0 and not self.why:
+        if failed and not because:
             self.end(f"rank {report['rank']} failed", FAILED_GRACE)
+        if kind == "ended" and self.asked:
+            self.dismiss()
 
     def error_of(self, local: int) -> dict[str, Any] | None:
         try:
@@ -194,7 +203,7 @@ class Supervisor:
             return
         for line in data.splitlines():  # requests are single short lines, sent whole
             request = json.loads(line)
-            self.end(request["why"], request["grace"])
+            self.ask(request["why"], request["grace"])
 
     def ring(self) -> None:
         for listener in self.listeners:
@@ -211,6 +220,14 @@ class Supervisor:
 
     # -- the end -----------------------------------------------------------------------------
 
+    def ask(self, why: str, grace: float) -> None:
+        """The end that somebody asked for: each rank may take its time."""
+        if not self.asked:
+            self.asked = True
+            with contextlib.suppress(OSError):
+                os.close(os.open(self.run.ending, os.O_WRONLY | os.O_CREAT, 0o600))
+        self.end(why, grace)
+
     def end(self, why: str, grace: float) -> None:
         """SIGTERM to the ranks, after the grace SIGKILL to what is left. May be called again."""
         first = not self.why
@@ -224,6 +241,16 @@ class Supervisor:
             processes.send(process, signal.SIGTERM)
         if not known and self.agent is not None and self.agent_code is None:
             os.kill(self.agent.pid, signal.SIGTERM)  # not reaped yet, so the PID is still its own
+
+    def dismiss(self) -> None:
+        """Once the last rank has ended, torchrun need not learn of it: it would only hurry them."""
+        ranks = list(self.ranks.values())
+        if all(rank["state"] == "ended" for rank in ranks) and any(rank["code"] for rank in ranks):
+            for rank in ranks:
+                if rank.get("keeper"):
+                    processes.send(rank["keeper"], signal.SIGKILL)
+            if self.agent is not None and self.agent_code is None:
+                os.kill(self.agent.pid, signal.SIGKILL)
 
     def kill(self) -> None:
         for process in self.living():
@@ -243,6 +270,7 @@ class Supervisor:
             if pid == 0:
                 return
             if self.agent is not None and pid == self.agent.pid:
+                self.read_reports()  # what was said before is no consequence of this
                 self.agent_code = self.agent.returncode = os.waitstatus_to_exitcode(status)
                 self.sweep_since = time.monotonic()
                 self.kill_at = min(self.kill_at, self.sweep_since + SWEEP_GRACE)
@@ -271,6 +299,8 @@ class Supervisor:
     def finish(self) -> None:
         self.reap()
         self.read_reports()
+        for pid in self.killed:  # its keeper may have been killed before it could report
+            self.orphan_ended(pid, -signal.SIGKILL)
         for fd in list(self.outputs):
             while self.read_output(fd):
                 pass
@@ -289,6 +319,10 @@ def reserve(fd: int, size: int) -> None:
     """Room on the disk that only this file can use, where the file system knows how to do that."""
     # FALLOC_FL_KEEP_SIZE, which os.posix_fallocate() lacks
     ctypes.CDLL(None).fallocate(fd, 1, ctypes.c_int64(0), ctypes.c_int64(size))
+
+
+def prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def open_fifo(path: str) -> int:

@@ -173,11 +173,8 @@ def live_contenders(share: int) -> list[Contender]:
 def live_ssh(share: int, cluster: NetnsCluster) -> Mapping[str, float]:
     put_program(cluster)
     copies = [work_directory(cluster) / f"copy_{i}" for i in range(cluster.size)]
-    commands = []
-    for i in range(cluster.size):
-        program = program_words(cluster, "lines", share, 0.0, i)
-        commands.append(shlex.join([sys.executable, *program]))
-    through_ssh(cluster, commands, copies)
+    command = shlex.join([sys.executable, *program_words(cluster, "lines", share, 0.0)])
+    through_ssh(cluster, [command] * cluster.size, copies)
     return arrived(copies, share, first_print(cluster))
 
 
@@ -203,11 +200,9 @@ def put_program(cluster: NetnsCluster) -> None:
     shutil.copy(Path(__file__).with_name(PROGRAM), work_directory(cluster))
 
 
-def program_words(
-    cluster: NetnsCluster, what: str, count: int, pause: float, i: int | str
-) -> list[str]:
+def program_words(cluster: NetnsCluster, what: str, count: int, pause: float) -> list[str]:
     work = work_directory(cluster)
-    return [str(work / PROGRAM), what, str(count), str(pause), str(work / f"first_{i}")]
+    return [str(work / PROGRAM), what, str(count), str(pause), str(work / "first")]
 
 
 def launch_words(
@@ -216,7 +211,7 @@ def launch_words(
     """One rank on each node; the first one notes when it began."""
     put_program(cluster)
     common = ["--nodes", cluster.node_list, "--experiments", experiments_of(cluster)]
-    program = program_words(cluster, what, count, pause, "of_all")
+    program = program_words(cluster, what, count, pause)
     return [*our("master_launch"), *common, "--nproc", "1", *options, *program]
 
 
@@ -285,7 +280,7 @@ def delay_contenders() -> list[Contender]:
 
 def delay_ssh(cluster: NetnsCluster) -> Mapping[str, float]:
     put_program(cluster)
-    program = program_words(cluster, "times", DELAY_LINES, DELAY_PAUSE, 0)
+    program = program_words(cluster, "times", DELAY_LINES, DELAY_PAUSE)
     return delays(cluster, ["ssh", cluster.addresses[0], shlex.join([sys.executable, *program])])
 
 

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -123,8 +122,9 @@ FAILS = """
 import ctypes, os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 how = sys.argv[1]
+open(os.environ["RANK"], "w").close()
 if os.environ["RANK"] == "1":
-    time.sleep(0.1)
+    while not os.path.exists("0"): time.sleep(0.01)
     if how == "exit": sys.exit(3)
     if how == "_exit": os._exit(5)
     if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
@@ -135,10 +135,16 @@ time.sleep(1000)
 """
 
 
-@both
 @pytest.mark.parametrize(
-    ("how", "code"),
-    [("exit", 3), ("_exit", 5), ("kill", -9), ("segfault", -11), ("raise", 1)],
+    ("start", "how", "code"),
+    [
+        ("fork", "exit", 3),
+        ("plain", "_exit", 5),
+        ("fork", "kill", -9),
+        ("plain", "segfault", -11),
+        ("fork", "raise", 1),
+        ("plain", "raise", 1),
+    ],
 )
 def test_one_rank_that_fails_ends_them_all(
     new_job: NewJob, tmp_path: Path, start: str, how: str, code: int
@@ -146,7 +152,8 @@ def test_one_rank_that_fails_ends_them_all(
     """Also ranks that ignore SIGTERM; and how each of them ended is on record."""
     job = new_job()
     target = {**script(tmp_path, FAILS), "args": [how]}
-    ended = job.start(job.spec(target, start=start, nproc=2)).wait()
+    spec = job.spec(target, start=start, nproc=2, workdir=tmp_path)
+    ended = job.start(spec).wait()
     assert job.ended() == {0: -9, 1: code}
     first, second = job.of_kind("rank_ended")
     assert (first["rank"], first["asked"], second["asked"]) == (1, "", "rank 1 failed")
@@ -156,7 +163,7 @@ def test_one_rank_that_fails_ends_them_all(
     if how == "raise":
         error = first["error"]
         assert (error["type"], error["message"]) == ("ValueError", "of rank 1")
-        assert (error["file"], error["line"]) == (str(tmp_path / "program.py"), 12)
+        assert (error["file"], error["line"]) == (str(tmp_path / "program.py"), 13)
         assert job.output["1"].endswith("ValueError: of rank 1\n")
     else:
         assert first["error"] is None
@@ -504,7 +511,3 @@ def test_a_full_disk_stops_neither_the_job_nor_the_news_of_its_end(
     assert (ended["event"], ended["agent"]) == ("ended", 0)
     assert job.ended() == {0: 0}
     assert 0 < ended["lost"] < 4_000_000
-
-
-def events_without_time(job: Job) -> list[dict[str, Any]]:
-    return [{k: v for k, v in event.items() if k != "time"} for event in job.events]
