@@ -1,4 +1,4 @@
-"""Drives the installed commands as a user does: a process, its output as it comes, its exit code."""
+"""Drives the installed commands as a user does: a process, its output as it comes, its end."""
 
 from __future__ import annotations
 

@@ -45,8 +45,10 @@ def master_address(facts: Sequence[Facts], reached: Sequence[str]) -> str:
     own = [address.address for address in facts[0].addresses]
     first = reached[0]
     others = list(zip(facts[1:], reached[1:], strict=True))
-    if not others or all(is_loopback(by) for by in reached):
-        return first or "127.0.0.1"
+    if all(is_loopback(by) for by in reached):
+        return first
+    if not others:
+        return first if first in own else "127.0.0.1"  # NAT does not lead back to the node itself
     if first in own and not is_loopback(first):
         return first
     # The list's address is not one that the master itself has: NAT, a jump host, or localhost.
@@ -78,7 +80,7 @@ def _on_link(facts: Facts, address: str) -> bool:
 def place(facts: Facts, reached: str, master: str) -> Place:
     interfaces = {address.address: address.interface for address in facts.addresses}
     if master in interfaces or (is_loopback(master) and is_loopback(reached)):
-        own = master if master in interfaces and not is_loopback(master) else reached or master
+        own = reached if is_loopback(master) and is_loopback(reached) else master
         return Place(own, interfaces.get(own, "lo" if is_loopback(own) else ""))
     interface, own = facts.routes.get(master, ("", ""))
     if own:
@@ -87,6 +89,9 @@ def place(facts: Facts, reached: str, master: str) -> Place:
     for address in facts.addresses:
         if target in ipaddress.ip_network(f"{address.address}/{address.prefix}", strict=False):
             return Place(address.address, address.interface)
+    for interface, own in facts.routes.values():  # asked for by the name in the list
+        if own and not is_loopback(own):
+            return Place(own, interface)
     raise CheckFailed(
         f"{facts.hostname} has no route to the master's address {master}",
         "write an address of the master in the list that all nodes can reach",

@@ -304,14 +304,21 @@ class _Draft:
         return tuple(chosen)
 
 
-def program_words(target: Target, workdir: str, library: str) -> tuple[str, ...]:
+def script_path(target: Target, workdir: str, library: str) -> str:
     if target.kind == "engine":
-        return (posixpath.join(library, *ENGINE.split(".")) + ".py", *target.args)
+        return posixpath.join(library, *ENGINE.split(".")) + ".py"
+    return posixpath.join(workdir, target.name)
+
+
+def program_words(target: Target, workdir: str, library: str) -> tuple[str, ...]:
+    args = target.args
+    # torchrun's parser swallows the first "--" that it meets: here it gets one of its own.
+    mark = ("--",) if args[:1] == ("--",) else ()
     if target.kind == "module":
-        return ("-m", target.name, *target.args)
+        return ("-m", *mark, target.name, *args)
     if target.kind == "program":
-        return ("--no-python", target.name, *target.args)
-    return (posixpath.join(workdir, target.name), *target.args)
+        return ("--no-python", *mark, target.name, *args)
+    return (*mark, script_path(target, workdir, library), *args)
 
 
 # -- showing it -------------------------------------------------------------------------------
@@ -324,7 +331,7 @@ def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
     lines += [f"export {name}={shlex.quote(value)}" for name, value in node.env.items()]
     if plan.start == "fork" or node.target.kind == "engine":
         # --run-path leaves out what `python script.py` does: the script's directory comes first.
-        script = program_words(node.target, node.workdir, node.library)[0]
+        script = script_path(node.target, node.workdir, node.library)
         first = node.library if node.target.kind == "engine" else posixpath.dirname(script)
         lines.append(f'export PYTHONPATH={shlex.quote(first)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
     lines.append(" ".join(map(shlex.quote, node.paste)))

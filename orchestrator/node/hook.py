@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 
 HOOK_SECONDS = 60
 SHELL_OWN = {"_", "SHLVL", "PWD", "OLDPWD"}
 # The environment goes to standard output alone; whatever the file prints goes to standard error.
-SCRIPT = "exec 3>&1 1>&2; . /dev/stdin || exit $?; exec env -0 >&3"
+# No `. file || ...`: what is left of a list like that is deaf to the file's own `set -e`.
+SCRIPT = "exec 3>&1 1>&2; . /dev/stdin; case $? in 0) exec env -0 >&3;; *) exit $?;; esac"
 
 
 class HookError(Exception):
@@ -20,27 +22,29 @@ class HookError(Exception):
 def run_hook(text: str, env: dict[str, str], workdir: str) -> tuple[dict[str, str], list[str]]:
     """(what it set, what it unset), seen from the given environment on top of our own."""
     before = {**os.environ, **env}
-    with tempfile.TemporaryFile() as exported:
-        try:
-            done = subprocess.run(
-                [shutil.which("bash") or "/bin/sh", "-c", SCRIPT],
-                input=text.encode("utf-8", "surrogateescape"),
-                stdout=exported,
-                stderr=subprocess.PIPE,
-                env=before,
-                cwd=workdir if os.path.isdir(workdir) else None,
-                timeout=HOOK_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise HookError(f"did not end within {HOOK_SECONDS} s") from error
-        exported.seek(0)
-        raw = exported.read()
-    if done.returncode != 0 or not raw:
-        words = done.stderr.decode("utf-8", "replace").strip()[-2000:]
-        left = (
-            "left by `exit`" if done.returncode == 0 else f"ended with exit code {done.returncode}"
+    # Files, not pipes: what the hook left running in the background may hold them open for ever.
+    with tempfile.TemporaryFile() as exported, tempfile.TemporaryFile() as said:
+        shell = subprocess.Popen(
+            [shutil.which("bash") or "/bin/sh", "-c", SCRIPT],
+            stdin=subprocess.PIPE,
+            stdout=exported,
+            stderr=said,
+            env=before,
+            cwd=workdir if os.path.isdir(workdir) else None,
+            start_new_session=True,
         )
+        try:
+            shell.communicate(text.encode("utf-8", "surrogateescape"), HOOK_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+            raise HookError(f"did not end within {HOOK_SECONDS} s") from error
+        for file in (exported, said):
+            file.seek(0)
+        raw, words = exported.read(), said.read().decode("utf-8", "replace").strip()[-2000:]
+    if shell.returncode != 0 or not raw:
+        code = shell.returncode
+        left = f"ended with exit code {code}" if code else "left by `exit`"
         raise HookError(left + (f": {words}" if words else ""))
     after = {}
     for entry in raw.split(b"\0"):

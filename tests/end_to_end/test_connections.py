@@ -72,7 +72,8 @@ def test_a_frozen_node_in_the_middle_of_the_login(
 
 def test_noise_of_banners_and_rc_files_is_harmless(two_nodes: Cluster, tmp_path: Path) -> None:
     head = Head(two_nodes, tmp_path)
-    noise = "\n".join(["Welcome to {host}!", '{"id": 1, "ok": {}}', "orchestrator-", "no-python-here"])
+    words = ["Welcome to {host}!", '{"id": 1, "ok": {}}', "orchestrator-", "no-python-here"]
+    noise = "\n".join(words)
     try:
         two_nodes.noisy_rc(0, noise + "\x00\xff" * 100)
         two_nodes.noisy_rc(1, "x" * 100_000)
@@ -110,12 +111,9 @@ def test_through_a_jump_host(netns_cluster: Callable[..., NetnsCluster], tmp_pat
     jump, first, second = cluster.addresses
     own.write_text(
         f"Host a\n  HostName {first}\n  ProxyJump {jump}\n"
-        f"Host b\n  HostName {second}\n  ProxyCommand ssh -F {cluster.ssh_config} -W %h:%p {jump}\n"
-        f"Host *\n" + cluster.ssh_config.read_text().partition("\n")[2]
-        if cluster.ssh_config.read_text().startswith("Host")
-        else f"Host a\n  HostName {first}\n  ProxyJump {jump}\n"
-        f"Host b\n  HostName {second}\n  ProxyCommand ssh -F {cluster.ssh_config} -W %h:%p {jump}\n"
-        f"Host *\n" + cluster.ssh_config.read_text()
+        f"Host b\n  HostName {second}\n"
+        f"  ProxyCommand ssh -F {cluster.ssh_config} -W %h:%p {jump}\n"
+        "Host *\n" + cluster.ssh_config.read_text()
     )
     head.node_list = cluster.write_list(["a", "b"])
     command = head.run("--ssh-config", str(own), head.script("hi.py", "print('hello')"))

@@ -189,7 +189,8 @@ time.sleep(1000)
 
 def test_a_keeper_that_is_killed_is_its_ranks_end(new_job: NewJob, tmp_path: Path) -> None:
     job = new_job()
-    job.start(job.spec(script(tmp_path, "import time; time.sleep(1000)")))
+    job.start(job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)")))
+    wait_until(lambda: job.said("ready"))
     (started,) = wait_until(lambda: job.of_kind("rank_started"))
     os.kill(started["keeper"], signal.SIGKILL)
     job.wait()
@@ -428,7 +429,8 @@ def test_with_the_real_torchrun(
     assert job.output["1"].startswith("total 2\n")
     if how == "raise":
         assert job.ended()[1] == 1
-        assert job.of_kind("rank_ended")[-1]["error"]["line"] == 12
+        (failed,) = [event for event in job.of_kind("rank_ended") if event["rank"] == 1]
+        assert failed["error"]["line"] == 12
         assert ended["why"] == "rank 1 failed"
     else:
         assert job.ended() == {0: 0, 1: 0}

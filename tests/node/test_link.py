@@ -1,0 +1,593 @@
+"""The link program, shipped and started as over SSH, with pipes in the place of the channel."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import NodeError
+from orchestrator.head.link import Link
+from orchestrator.node import link as node_link
+from orchestrator.node.rundir import RunDir
+from tests.node.running import PATIENCE, PYTHON, Job, alive, script, streams, wait_until
+
+OFFSET = struct.Struct(">Q")
+NewJob = Callable[..., Job]
+
+
+class Pipes:
+    """What the head uses of an SSH connection and its channel, on a process of this machine."""
+
+    def __init__(self, before: str, env: dict[str, str]) -> None:
+        self.before, self.env = before, env
+        self.timeout = PATIENCE
+
+    def run(self, command: str, timeout: float) -> Any:
+        self.process = subprocess.Popen(
+            ["/bin/sh", "-c", f"{self.before}\n{command}"],
+            env={**os.environ, **self.env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.process.stdin and self.process.stdout and self.process.stderr
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        self.waiting = selectors.DefaultSelector()
+        self.waiting.register(self.stdout, selectors.EVENT_READ)
+        return self
+
+    def set_combine_stderr(self, _: bool) -> None:
+        pass
+
+    def settimeout(self, seconds: float) -> None:
+        self.timeout = seconds
+
+    def recv(self, size: int) -> bytes:
+        if not self.waiting.select(self.timeout):
+            raise TimeoutError
+        return os.read(self.stdout.fileno(), size)
+
+    def sendall(self, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the other end of a channel just hears it
+            self.stdin.write(data)
+            self.stdin.flush()
+
+    def recv_stderr_ready(self) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1)
+        return self.process.returncode is not None
+
+    def recv_stderr(self, size: int) -> bytes:
+        assert self.process.stderr
+        return self.process.stderr.read(size)
+
+    def close(self) -> None:
+        """As when SSH goes away: end of file, and nobody to read."""
+        for file in (self.stdin, self.stdout):
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+class NodeLink(Link):
+    """A link, and what it streams."""
+
+    connection: Any
+
+    def __init__(self, before: str = "", env: dict[str, str] | None = None) -> None:
+        super().__init__(Pipes(before, env or {}), [PYTHON], PATIENCE)  # type: ignore[arg-type]
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = self.connection.process
+        return process
+
+    def frames(self, patience: float = PATIENCE) -> Iterator[tuple[bytes, Any]]:
+        """('L', (offset, bytes)) ..., ('J', message)."""
+        while True:
+            kind, size = self.header(time.monotonic() + patience, "silence")
+            data = self.exactly(size, time.monotonic() + patience, "silence")
+            if kind == b"J":
+                yield kind, json.loads(data)
+            else:
+                yield kind, (OFFSET.unpack(data[:8])[0], data[8:])
+
+    def follow(self, job: Job, log: int = 0, ranks: int = 0, events: int = 0) -> None:
+        who = {"job": job.run.job, "node": job.run.node}
+        self.ask("follow", PATIENCE, **who, log=log, ranks=ranks, events=events)
+
+
+@pytest.fixture
+def new_link(home: Path) -> Iterator[Callable[..., NodeLink]]:
+    links: list[NodeLink] = []
+
+    def begin(before: str = "", **env: str) -> NodeLink:
+        links.append(NodeLink(before, env))
+        links[-1].begin(PATIENCE)
+        return links[-1]
+
+    yield begin
+    for link in links:
+        link.close()
+        link.process.kill()
+        link.process.wait()
+        assert link.process.stderr
+        link.process.stderr.close()
+
+
+NewLink = Callable[..., NodeLink]
+
+
+class Copy:
+    """What a head holds of a run, from its frames alone; offsets must fit exactly."""
+
+    def __init__(self) -> None:
+        self.files = {b"L": b"", b"R": b"", b"E": b""}
+        self.gone = False
+
+    def take(self, kind: bytes, content: Any) -> None:
+        if kind == b"J":
+            self.gone = self.gone or bool(content.get("supervisor_gone"))
+            return
+        offset, data = content
+        assert offset == len(self.files[kind])
+        assert data
+        self.files[kind] += data
+        if kind == b"L":
+            # Whose bytes they are was said before they came.
+            records = [line.split() for line in self.files[b"R"].splitlines()]
+            assert int(records[0][0]) <= offset
+        streams(self.files[b"L"][:offset], self.complete_records(offset))
+
+    def complete_records(self, end: int) -> bytes:
+        lines = self.files[b"R"].splitlines(keepends=True)
+        return b"".join(line for line in lines if int(line.split()[0]) < end)
+
+    def events(self) -> list[str]:
+        return [json.loads(line)["event"] for line in self.files[b"E"].splitlines()]
+
+    def take_all(self, link: NodeLink) -> None:
+        for kind, content in link.frames():
+            self.take(kind, content)
+            if self.gone:
+                return
+
+
+# -- the way there ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "",
+        "echo Welcome; echo; echo 'orchestrator-0123456789abcdef'",
+        "printf 'no end of line'; echo warning >&2",
+        "head -c 300000 /dev/urandom",
+        "printf '\\n\\0\\377J\\0\\0\\0\\2{}\\n'",
+    ],
+)
+def test_what_a_login_prints_first_is_no_matter(new_link: NewLink, noise: str) -> None:
+    link = new_link(noise)
+    assert link.ask("beat", PATIENCE)["time"] == pytest.approx(time.time(), abs=10)
+
+
+def test_a_login_that_ends_says_why() -> None:
+    link = NodeLink("echo 'this account is closed' >&2; exit 1")
+    with pytest.raises(NodeError, match="this account is closed"):
+        link.begin(PATIENCE)
+    link.close()
+
+
+def test_a_login_that_hangs_is_not_waited_for() -> None:
+    link = NodeLink("sleep 1000")
+    with pytest.raises(NodeError):
+        link.begin(0.2)
+    link.close()
+    os.killpg(link.process.pid, signal.SIGKILL)
+
+
+def test_it_is_installed_once_and_for_its_owner_alone(new_link: NewLink, home: Path) -> None:
+    new_link()
+    (library,) = (home / "lib").iterdir()
+    modules = {path.name: path.stat().st_mtime_ns for path in library.rglob("*.py")}
+    assert {"link.py", "supervisor.py", "rank.py", "__main__.py"} <= set(modules)
+    new_link()
+    assert {p.name: p.stat().st_mtime_ns for p in library.rglob("*.py")} == modules
+    assert [path.name for path in (home / "lib").iterdir()] == [library.name]
+
+
+def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    link = NodeLink(env={"ORCHESTRATOR_HOME": str(tmp_path / "file" / "home")})
+    with pytest.raises(NodeError, match="Not a directory"):
+        link.begin(PATIENCE)
+    link.close()
+
+
+def test_the_link_leaves_with_the_head(new_link: NewLink) -> None:
+    link = new_link()
+    link.close()
+    assert link.process.wait(PATIENCE) == 0
+
+
+def test_a_heartbeat_comes_every_second(new_link: NewLink) -> None:
+    link = new_link()
+    times = []
+    for kind, message in link.frames():
+        assert kind == b"J"
+        times.append(message["beat"])
+        if len(times) == 2:
+            break
+    assert 0.9 < times[1] - times[0] < 5
+
+
+# -- requests ---------------------------------------------------------------------------------
+
+
+def test_a_probe_holds_a_port_for_the_job(new_link: NewLink, tmp_path: Path) -> None:
+    request = {
+        "cwd": str(tmp_path),
+        "workdir": None,
+        "peers": [],
+        "target": {"kind": "engine", "name": ""},
+    }
+    port = {"wanted": 41000, "exact": False}
+    first = new_link().ask("probe", PATIENCE, **request, port=port)
+    second = new_link().ask("probe", PATIENCE, **request, port=port)
+    assert first["port"] >= 41000
+    assert second["port"] > first["port"]
+    assert first["library"].startswith(os.environ["ORCHESTRATOR_HOME"])
+    assert "port" not in new_link().ask("probe", PATIENCE, **request)
+
+
+def test_a_hook_that_fails_is_answered_in_words(new_link: NewLink) -> None:
+    link = new_link()
+    request = {"env": {"A": "1"}, "workdir": "/"}
+    done = link.ask("hook", PATIENCE, text="export B=${A}2; unset A", **request)
+    assert done == {"env": {"B": "12"}, "unset": ["A"]}
+    with pytest.raises(NodeError, match="ended with exit code 3: these words"):
+        link.ask("hook", PATIENCE, text="echo these words; exit 3", **request)
+    assert link.ask("beat", PATIENCE)
+
+
+def test_a_job_that_is_not_known_is_refused(new_link: NewLink) -> None:
+    link = new_link()
+    for name in ("nothing", "../../etc", ""):
+        with pytest.raises(NodeError):
+            link.ask("follow", PATIENCE, job=name, node=0, log=0, ranks=0, events=0)
+    with pytest.raises(NodeError, match="this machine knows nothing of job nothing"):
+        link.ask("follow", PATIENCE, job="nothing", node=0, log=0, ranks=0, events=0)
+    assert link.ask("jobs", PATIENCE) == {"jobs": []}
+
+
+def test_a_job_starts_once_and_outlives_its_link(
+    new_link: NewLink, new_job: NewJob, tmp_path: Path
+) -> None:
+    job = new_job()
+    os.mkfifo(tmp_path / "go")
+    text = (
+        "import os; print('ready'); open('go').read(); print(os.environ['ORCHESTRATOR_EXPERIMENT'])"
+    )
+    spec = job.spec(script(tmp_path, text), workdir=tmp_path)
+    link = new_link()
+    answer = link.ask("start", PATIENCE, spec=spec)
+    assert answer == {"supervisor": answer["supervisor"], "shared": False, "run": job.run.path}
+    assert os.getsid(answer["supervisor"]) == answer["supervisor"]
+    with pytest.raises(NodeError, match="already has node 0 here"):
+        link.ask("start", PATIENCE, spec=spec)
+    wait_until(lambda: job.said("ready"))
+    os.killpg(link.process.pid, signal.SIGKILL)  # as sshd does when the connection is gone
+    link.process.wait()
+    (tmp_path / "go").write_text("")
+    wait_until(lambda: job.of_kind("ended"))
+    assert job.ended() == {0: 0}
+    own = Path(job.run.path, "experiment")
+    assert job.output["0"] == f"ready\n{own}\n"
+    assert (own / "outputs").is_dir()
+
+
+def test_a_shared_experiment_is_used_as_it_is(
+    new_link: NewLink, new_job: NewJob, tmp_path: Path
+) -> None:
+    job, other = new_job(), new_job()
+    (tmp_path / "job.json").write_text(json.dumps({"job": job.run.job}))
+    text = "import os; print(os.environ['ORCHESTRATOR_EXPERIMENT'])"
+    for one in (job, other):
+        spec = one.spec(script(tmp_path, text))
+        spec["env"]["ORCHESTRATOR_EXPERIMENT"] = str(tmp_path)
+        assert new_link().ask("start", PATIENCE, spec=spec)["shared"] == (one is job)
+        wait_until(lambda one=one: one.of_kind("ended"))
+    assert job.output["0"] == f"{tmp_path}\n"
+    assert other.output["0"] != f"{tmp_path}\n"
+
+
+def test_a_job_that_cannot_start_is_refused_in_words(new_link: NewLink, new_job: NewJob) -> None:
+    job = new_job()
+    spec = job.spec({"kind": "script", "name": "x", "args": []}, agent=["/no/such/python"])
+    with pytest.raises(NodeError, match="No such file or directory"):
+        new_link().ask("start", PATIENCE, spec=spec)
+    broken = new_job()
+    spec = broken.spec({"kind": "script", "name": "x", "args": []}, env={"A\0": "B"})
+    with pytest.raises(NodeError, match="embedded null byte"):
+        new_link().ask("start", PATIENCE, spec=spec)
+
+
+def test_a_supervisor_that_hangs_never_starts_the_job(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_job: NewJob
+) -> None:
+    (tmp_path / "__main__.py").write_text("import time; time.sleep(1000)")
+    monkeypatch.setattr(node_link, "LIBRARY", str(tmp_path))
+    monkeypatch.setattr(node_link, "START_SECONDS", 0.3)
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def remember(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(node_link.subprocess, "Popen", remember)
+    spec = new_job().spec({"kind": "script", "name": "x", "args": []})
+    with pytest.raises(node_link.Refusal, match="did not start"):
+        node_link.Link().start({"spec": spec})
+    assert started[0].wait(PATIENCE) == -signal.SIGKILL
+    assert started[0].stdout
+    started[0].stdout.close()
+
+
+# -- following --------------------------------------------------------------------------------
+
+LINES = """
+import os, random, sys
+random.seed(1)
+for number in range(30_000):
+    print(os.environ["RANK"], number, "x" * random.randrange(100))
+"""
+
+
+def test_every_byte_is_sent_once_and_said_whose_before(
+    new_link: NewLink, new_job: NewJob, tmp_path: Path
+) -> None:
+    job = new_job()
+    job.start(job.spec(script(tmp_path, LINES), nproc=2))
+    link = new_link()
+    link.follow(job)
+    copy = Copy()
+    copy.take_all(link)
+    assert copy.files[b"L"] == Path(job.run.log).read_bytes()
+    assert copy.files[b"R"] == Path(job.run.ranks).read_bytes()
+    assert copy.files[b"E"] == Path(job.run.events).read_bytes()
+    assert copy.events()[-1] == "ended"
+    assert copy.files[b"L"].count(b"\n") == 60_000
+
+
+def test_a_new_link_goes_on_at_the_offsets(
+    new_link: NewLink, new_job: NewJob, tmp_path: Path
+) -> None:
+    """Cut again and again, in the middle of whatever is being sent."""
+    job = new_job()
+    job.start(job.spec(script(tmp_path, LINES), nproc=2))
+    copy = Copy()
+    for cut in (0, 1, 3, 7):
+        link = new_link()
+        link.follow(job, *(len(copy.files[kind]) for kind in (b"L", b"R", b"E")))
+        for _, (kind, content) in zip(range(cut), link.frames(), strict=False):
+            copy.take(kind, content)
+        link.close()
+    job.wait()
+    link = new_link()
+    link.follow(job, *(len(copy.files[kind]) for kind in (b"L", b"R", b"E")))
+    copy.take_all(link)
+    assert copy.files[b"L"] == Path(job.run.log).read_bytes()
+    assert copy.files[b"R"] == Path(job.run.ranks).read_bytes()
+    assert copy.files[b"E"] == Path(job.run.events).read_bytes()
+
+
+def test_what_is_new_is_sent_at_once(new_link: NewLink, new_job: NewJob, tmp_path: Path) -> None:
+    """Not with the next heartbeat: the supervisor rings a bell."""
+    os.mkfifo(tmp_path / "go")
+    text = "import time\nfor _ in range(5): print(open('go').read(), time.time())"
+    job = new_job()
+    job.start(job.spec(script(tmp_path, text), workdir=tmp_path))
+    link = new_link()
+    link.follow(job)
+    delays = []
+    for word in "abcde":
+        (tmp_path / "go").write_text(word)
+        for kind, content in link.frames():
+            if kind == b"L":
+                delays.append(time.time() - float(content[1].split()[1]))
+                break
+    assert sorted(delays)[2] < 0.3, delays
+
+
+def test_a_slow_head_does_not_fill_the_nodes_memory(
+    new_link: NewLink, new_job: NewJob, tmp_path: Path
+) -> None:
+    job = new_job()
+    job.start(job.spec(script(tmp_path, "for _ in range(200): print('x' * 99_999)"))).wait()
+    link = new_link()
+
+    def peak_kb() -> int:
+        status = Path(f"/proc/{link.process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0])
+
+    link.ask("beat", PATIENCE)
+    before = peak_kb()
+    link.follow(job)
+    time.sleep(0.5)  # it could have read all 20 MB by now
+    copy = Copy()
+    copy.take_all(link)
+    assert len(copy.files[b"L"]) == 20_000_000
+    assert peak_kb() - before < 6_000
+
+
+# -- ends -------------------------------------------------------------------------------------
+
+WAITS = "import time; print('ready'); time.sleep(1000)"
+
+
+def test_an_end_with_its_receipt(new_link: NewLink, new_job: NewJob, tmp_path: Path) -> None:
+    job = new_job()
+    job.start(job.spec(script(tmp_path, WAITS)))
+    wait_until(lambda: job.said("ready"))
+    link, who = new_link(), {"job": job.run.job, "node": 0}
+    receipt = link.ask("end", PATIENCE, **who, why="enough", grace=10.0, wait=20.0)
+    assert receipt == {**who, "killed": {}, "left": []}
+    assert job.wait()["why"] == "enough"
+    # Again, when it is over: the same receipt, and nothing happens.
+    again = link.ask("end", PATIENCE, **who, why="more", grace=0.0, wait=20.0)
+    assert again == receipt
+    assert len(job.of_kind("ended")) == 1
+
+
+ORPHANS = """
+import signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when its supervisor is gone
+subprocess.Popen(["env", "-i", "setsid", "sleep", "1000"])
+print("ready")
+time.sleep(1000)
+"""
+
+
+def test_a_job_whose_supervisor_was_killed_is_swept(
+    new_link: NewLink, new_job: NewJob, tmp_path: Path
+) -> None:
+    """With its scrubbed children; and the receipt says what was killed."""
+    job, other = new_job(), new_job()
+    for one in (job, other):
+        one.start(one.spec(script(tmp_path, ORPHANS), nproc=2))
+        wait_until(lambda one=one: one.said("ready", "0") and one.said("ready", "1"))
+    assert job.supervisor is not None
+    wait_until(lambda: len(job.living()) == 7)  # torchrun; and twice keeper, rank, sleep
+    living = job.living()
+    job.supervisor.kill()
+    job.supervisor.wait()
+    link, who = new_link(), {"job": job.run.job, "node": 0}
+    (state,) = [s for s in link.ask("jobs", PATIENCE)["jobs"] if s["job"] == job.run.job]
+    assert state["state"] == "lost"
+    assert set(state["processes"]) == set(living)
+    receipt = link.ask("end", PATIENCE, **who, why="enough", grace=0.0, wait=5.0)
+    assert {int(pid) for pid in receipt["killed"]} == set(living)
+    assert sorted(receipt["killed"].values()).count("sleep") == 2
+    assert receipt["left"] == []
+    assert not any(alive(pid) for pid in living)
+    assert len(other.living()) == 7
+    assert not other.of_kind("ended")
+    # It is over now for everybody who asks.
+    assert job.events[-1]["event"] == "ended"
+    assert job.events[-1]["swept"]
+    copy = Copy()
+    link.follow(job)
+    copy.take_all(link)
+    assert copy.events()[-1] == "ended"
+
+
+def test_a_job_known_only_by_its_processes_is_swept(
+    new_link: NewLink, new_job: NewJob, tmp_path: Path
+) -> None:
+    """Somebody removed its directory."""
+    job = new_job()
+    job.start(job.spec(script(tmp_path, WAITS)))
+    wait_until(lambda: job.said("ready"))
+    Path(job.run.path).rename(tmp_path / "away")
+    link = new_link()
+    who = {"job": job.run.job, "node": 0}
+    receipt = link.ask("end", PATIENCE, **who, why="enough", grace=0.0, wait=5.0)
+    assert receipt["left"] == []
+    assert receipt["killed"]
+
+
+def test_an_end_that_takes_too_long_becomes_a_sweep(
+    new_link: NewLink, new_job: NewJob, tmp_path: Path
+) -> None:
+    job = new_job()
+    job.start(job.spec(script(tmp_path, WAITS)))
+    wait_until(lambda: job.said("ready"))
+    assert job.supervisor is not None
+    job.supervisor.send_signal(signal.SIGSTOP)
+    link = new_link()
+    who = {"job": job.run.job, "node": 0}
+    began = time.monotonic()
+    receipt = link.ask("end", PATIENCE, **who, why="enough", grace=0.0, wait=0.5)
+    assert time.monotonic() - began > 0.5
+    assert receipt["killed"]
+    assert receipt["left"] == []
+
+
+def test_all_jobs_end_known_by_directory_or_tag(
+    home: Path, new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, lost, over = new_job(), new_job(), new_job()
+    over.start(over.spec(script(tmp_path, "print(1)", "over.py"))).wait()
+    for job in (known, lost):
+        job.start(job.spec(script(tmp_path, WAITS)))
+        wait_until(lambda job=job: job.said("ready"))
+    Path(lost.run.path).rename(tmp_path / "away")
+    tagged = node_link.processes.tagged_jobs
+    ours = {job.run.job for job in (known, lost, over)}
+    assert {(job.run.job, 0) for job in (known, lost)} <= tagged()
+    # Not a word to jobs that really run here.
+    monkeypatch.setattr(
+        node_link.processes, "tagged_jobs", lambda: {one for one in tagged() if one[0] in ours}
+    )
+    found = node_link.Link().end_all({"why": "emergency", "grace": 0.0, "wait": 10.0})["receipts"]
+    assert {receipt["job"] for receipt in found} == {known.run.job, lost.run.job}
+    assert all(receipt["killed"] for receipt in found)
+    assert [receipt["left"] for receipt in found] == [[], []]
+
+
+# -- the state of a job -----------------------------------------------------------------------
+
+
+def test_the_state_of_a_job(new_link: NewLink, new_job: NewJob, tmp_path: Path) -> None:
+    job = new_job(node=2)
+    target = script(tmp_path, "print('ready'); open('go').read(); raise SystemExit(3)")
+    os.mkfifo(tmp_path / "go")
+    job.start(job.spec(target, first=4, workdir=tmp_path))
+    wait_until(lambda: job.said("ready", "4"))
+    link = new_link()
+
+    def state() -> dict[str, Any]:
+        (found,) = link.ask("jobs", PATIENCE, job=job.run.job)["jobs"]
+        assert isinstance(found, dict)
+        return found
+
+    running = state()
+    assert (running["state"], running["node"]) == ("running", 2)
+    assert (running["nproc"], running["first_rank"], running["nnodes"]) == (1, 4, 1)
+    pid = job.of_kind("rank_started")[0]["pid"]
+    assert running["ranks"] == {"4": {"state": "started", "pid": pid}}
+    assert running["log_bytes"] == len("ready\n")
+    assert pid in running["processes"]
+    (tmp_path / "go").write_text("")
+    job.wait()
+    ended = state()
+    assert (ended["state"], ended["agent"], ended["why"]) == ("ended", 1, "rank 4 failed")
+    assert ended["ranks"]["4"] == {"state": "ended", "pid": pid, "code": 3}
+    assert "processes" not in ended
+    assert link.ask("jobs", PATIENCE, job="another")["jobs"] == []
+
+
+def test_a_job_whose_home_has_a_long_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_job: NewJob, new_link: NewLink
+) -> None:
+    """A socket's address may have 107 bytes; a path, 4095."""
+    deep = tmp_path.joinpath(*["directory" * 5] * 6)
+    deep.mkdir(parents=True)
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(deep))
+    job = new_job("j" * 200)
+    job.start(job.spec(script(tmp_path, WAITS)))
+    with node_link.connect(RunDir(job.run.job, 0)):
+        pass
+    assert new_link().ask("jobs", PATIENCE)["jobs"][0]["state"] == "running"

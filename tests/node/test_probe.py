@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.head.facts import Facts
+from orchestrator.node import probe
+from orchestrator.node.probe import Port, resolve_target, route
+
+REQUEST: dict[str, Any] = {
+    "cwd": "/",
+    "workdir": None,
+    "peers": ["127.0.0.1"],
+    "target": {"kind": "engine", "name": ""},
+}
+
+
+def test_what_it_finds_is_what_the_plan_wants() -> None:
+    """Through JSON, as over the link; the head adds what it alone knows."""
+    found = json.loads(json.dumps(probe.probe(REQUEST)))
+    facts = Facts.of({**found, "library": "/lib", "time": 0.0}, clock_offset=0.25)
+    assert facts.hostname == socket.gethostname()
+    assert facts.python == sys.executable
+    assert facts.cpus == len(os.sched_getaffinity(0))
+    assert facts.memory_kb > 100_000
+    assert facts.routes == {"127.0.0.1": ("lo", "127.0.0.1")}
+    assert ("127.0.0.1", 8) in {(one.address, one.prefix) for one in facts.addresses}
+    assert (facts.workdir, facts.workdir_exists) == ("/", True)
+    assert Facts(**json.loads(json.dumps(facts.to_json()))).hostname == facts.hostname
+
+
+@pytest.mark.skipif(shutil.which("ip") is None, reason="no ip(8) to compare with")
+def test_addresses_are_those_that_ip_shows() -> None:
+    shown = json.loads(subprocess.check_output(["ip", "-j", "address"]))
+    wanted = {
+        (link["ifname"], address["local"], address["prefixlen"])
+        for link in shown
+        for address in link["addr_info"]
+    }
+    assert set(probe.interface_addresses()) == wanted
+
+
+def test_an_address_of_a_point_to_point_link_is_its_own_end() -> None:
+    """IFA_ADDRESS is the other end there; only IFA_LOCAL is ours."""
+
+    def attribute(kind: int, address: str) -> bytes:
+        return struct.pack("=HH", 8, kind) + socket.inet_aton(address)
+
+    message = struct.pack("=BBBBL", socket.AF_INET, 32, 0, 0, 1)
+    both = attribute(1, "10.0.0.2") + attribute(2, "10.0.0.1")
+    assert list(probe.one_address(message + both)) == [("lo", "10.0.0.1", 32)]
+    assert list(probe.one_address(message + attribute(1, "10.0.0.2"))) == [("lo", "10.0.0.2", 32)]
+    assert list(probe.one_address(message)) == []
+    assert list(probe.one_address(message + b"\0\0\0\0")) == []
+
+
+@pytest.mark.parametrize(
+    ("peer", "found"),
+    [
+        ("127.0.0.1", ("lo", "127.0.0.1")),
+        ("127.0.0.77", ("lo", "127.0.0.1")),
+        ("localhost", ("lo", "127.0.0.1")),
+        ("no.such.host.invalid", ("", "")),
+        ("", ("lo", "127.0.0.1")),
+        ("255.255.255.255", ("", "")),
+    ],
+)
+def test_the_way_to_a_peer(peer: str, found: tuple[str, str]) -> None:
+    assert route(peer, probe.interface_addresses()) == found
+
+
+# -- GPUs and torch ---------------------------------------------------------------------------
+
+
+def test_nvidia_devices_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-modeset", "null"]
+    monkeypatch.setattr(probe.os, "listdir", lambda _: names)
+    assert probe.gpu_count() == 3
+
+
+def test_amd_devices_are_counted_without_their_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {
+        "0": "cpu_cores_count 64\nsimd_count 0\n",
+        "1": "simd_count 304\n",
+        "2": "simd_count 304",
+    }
+
+    def listdir(path: str) -> list[str]:
+        return list(nodes) if "kfd" in path else []
+
+    def opened(path: str, **_: str) -> io.StringIO:
+        return io.StringIO(nodes[path.split("/")[-2]])
+
+    monkeypatch.setattr(probe.os, "listdir", listdir)
+    monkeypatch.setattr(probe, "open", opened, raising=False)
+    assert probe.gpu_count() == 2
+
+
+def test_torch_is_read_not_imported() -> None:
+    code = "import sys; from orchestrator.node import probe; v = probe.torch_version();"
+    code += "assert 'torch' not in sys.modules; print(v); import torch; print(torch.__version__)"
+    read, real = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert read == real
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("__version__ = '2.4.0'\n", "2.4.0"),
+        ('from typing import Final\n__version__: Final[str] = "2.9.1+cu128"\n', "2.9.1+cu128"),
+        ("debug = False\n", ""),
+        (None, ""),
+    ],
+)
+def test_the_version_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, version: str
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")
+    if text is not None:
+        (tmp_path / "torch" / "version.py").write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert probe.torch_version() == version
+
+
+def test_no_torch_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert probe.torch_version() == ""
+
+
+# -- the port ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ports() -> Iterator[Any]:
+    made: list[Port] = []
+
+    def hold(wanted: int, *, exact: bool = False) -> int:
+        made.append(Port(wanted, exact))
+        return made[-1].number
+
+    yield hold
+    for port in made:
+        port.holder.close()
+
+
+BASE = 42000 + os.getpid() % 5000  # where nobody else listens, most likely
+
+
+def test_ports_are_held_until_their_holder_is_gone(ports: Any) -> None:
+    first = ports(BASE)
+    assert BASE <= first < BASE + 50
+    assert ports(first, exact=True) == 0
+    assert ports(first) > first
+    # A supervisor inherits it: the port stays held when the link that took it is gone.
+    port = Port(first + 60, False)
+    child = subprocess.Popen(["sleep", "1000"], pass_fds=[port.holder.fileno()])
+    port.holder.close()
+    assert ports(port.number, exact=True) == 0
+    child.kill()
+    child.wait()
+    assert ports(port.number, exact=True) == port.number
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1", "127.0.0.9", "::", "::1"])
+def test_a_port_somebody_listens_on_is_passed_over(ports: Any, address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as taken:
+        try:
+            taken.bind((address, 0))
+        except OSError:
+            pytest.skip(f"{address} cannot be used here")
+        taken.listen()
+        number = taken.getsockname()[1]
+        assert ports(number, exact=True) == 0
+        assert ports(number) != number
+
+
+def test_a_port_that_was_just_used_is_free(ports: Any) -> None:
+    """The last connections of the job before are in TIME_WAIT: torchrun could listen there."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        number = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", number)), server.accept()[0] as accepted:
+            accepted.shutdown(socket.SHUT_WR)
+    assert ports(number, exact=True) == number
+
+
+def test_there_are_no_ports_beyond_the_last(ports: Any) -> None:
+    assert ports(65536) == 0
+    assert ports(65535) in (0, 65535)
+
+
+# -- the program ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name, text, mode in [
+        ("train.py", "print(1)", 0o644),
+        ("run.sh", "#!/bin/sh\n", 0o755),
+        ("readable.sh", "#!/bin/sh\n", 0o644),
+        ("shebang", "#!/usr/bin/env python3\n", 0o755),
+        ("script", "import torch\n", 0o644),
+        ("elf", "\x7fELF\x02", 0o755),
+        ("odd.py", "\x7fELF", 0o755),
+        ("empty", "", 0o644),
+        ("package/__main__.py", "", 0o644),
+        ("directory/other.py", "", 0o644),
+        ("home/mine.py", "", 0o644),
+        ("sleep", "print('the one here comes first')", 0o644),
+    ]:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "resolved"),
+    [
+        ("train.py", "script", "train.py"),
+        ("./train.py", "script", "./train.py"),
+        ("{here}/train.py", "script", "{here}/train.py"),
+        ("shebang", "script", "shebang"),
+        ("script", "script", "script"),
+        ("empty", "script", "empty"),
+        ("odd.py", "script", "odd.py"),
+        ("package", "script", "package"),
+        ("~/mine.py", "missing", "{here}/~/mine.py"),  # as python says to a quoted ~
+        ("run.sh", "program", "./run.sh"),
+        ("./run.sh", "program", "./run.sh"),
+        ("elf", "program", "./elf"),
+        ("readable.sh", "not executable", "{here}/readable.sh"),
+        ("cat", "program", "cat"),
+        ("sleep", "script", "sleep"),
+        ("directory", "missing", "{here}/directory"),
+        ("none.py", "missing", "{here}/none.py"),
+        ("/none.py", "missing", "/none.py"),
+        ("no/cat", "missing", "{here}/no/cat"),
+    ],
+)
+def test_what_kind_of_program_it_is(workdir: Path, name: str, kind: str, resolved: str) -> None:
+    target = {"kind": "auto", "name": name.format(here=workdir)}
+    found = resolve_target(target, str(workdir))
+    assert found == {"kind": kind, "name": resolved.format(here=workdir)}
+
+
+@pytest.mark.parametrize("kind", ["engine", "module"])
+def test_what_is_no_file_is_taken_as_it_is(kind: str) -> None:
+    assert resolve_target({"kind": kind, "name": "a.b"}, "/") == {"kind": kind, "name": "a.b"}
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_a_program_that_may_not_be_read(workdir: Path) -> None:
+    (workdir / "train.py").chmod(0)
+    found = resolve_target({"kind": "auto", "name": "train.py"}, str(workdir))
+    assert found["kind"] == "unreadable"
+
+
+def test_the_workdir(workdir: Path) -> None:
+    assert probe.find_workdir(None, str(workdir)) == (str(workdir), True)
+    assert probe.find_workdir("~", "/") == (str(workdir / "home"), True)
+    assert probe.find_workdir("~/none", "/") == (str(workdir / "home/none"), False)
+    assert probe.find_workdir(str(workdir / "train.py"), "/")[1] is False
