@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from orchestrator.sshd import free_port
 from tests.clusters.require import require_sshd
 from tests.launching import BIN, Command
 
+Start = Callable[..., Command]
 REPOSITORY = Path(__file__).parents[1]
 
 
@@ -30,10 +32,20 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "here"
 
 
-def start(place: Path, *words: str) -> Command:
-    return Command(
-        [str(BIN / "orchestrator"), "demo", *words], place, {"TMPDIR": str(place.parent / "tmp")}
-    )
+@pytest.fixture
+def start(place: Path) -> Iterator[Start]:
+    """Type the demo; what a failed test has left of it is killed, and its cluster follows."""
+    commands = []
+
+    def start(*words: str) -> Command:
+        env = {"TMPDIR": str(place.parent / "tmp")}
+        commands.append(Command([str(BIN / "orchestrator"), "demo", *words], place, env))
+        return commands[-1]
+
+    yield start
+    for command in commands:
+        if command.process.poll() is None:
+            os.killpg(command.process.pid, signal.SIGKILL)
 
 
 def nothing_left(place: Path) -> bool:
@@ -50,9 +62,9 @@ def nothing_left(place: Path) -> bool:
     return not living and not list((place.parent / "tmp").iterdir())
 
 
-def test_a_run_and_its_result_away_from_the_repository(place: Path) -> None:
+def test_a_run_and_its_result_away_from_the_repository(place: Path, start: Start) -> None:
     root = ["--experiments", "my runs", "--set", "training.max_steps=12"]
-    command = start(place, "--", *root)
+    command = start("--", *root)
     assert command.finish() == 0, command.text
     assert re.search(r"node0 rank0 \| mesh replicate 2 x shard 2 on CPU", command.text)
     assert re.search(r"node0 rank0 \| step 12/12 ", command.text)
@@ -66,18 +78,18 @@ def test_a_run_and_its_result_away_from_the_repository(place: Path) -> None:
     assert nothing_left(place)
 
 
-def test_the_jobs_failure_is_the_demos(place: Path) -> None:
+def test_the_jobs_failure_is_the_demos(place: Path, start: Start) -> None:
     (place / "fails.py").write_text("raise SystemExit(3)\n")
-    command = start(place, "--size", "1", "fails.py")
+    command = start("--size", "1", "fails.py")
     assert command.finish() == 1, command.text
     assert "->" not in command.text  # no curve
     assert "job.json" in command.text
     assert nothing_left(place)
 
 
-def test_ctrl_c_stops_the_run_and_takes_everything_away(place: Path) -> None:
+def test_ctrl_c_stops_the_run_and_takes_everything_away(place: Path, start: Start) -> None:
     (place / "waits.py").write_text("import time\nprint('ready')\ntime.sleep(1000)\n")
-    command = start(place, "--size", "1", "waits.py")
+    command = start("--size", "1", "waits.py")
     command.wait_for("ready")
     os.killpg(command.process.pid, signal.SIGINT)  # as a terminal does
     assert command.finish() == 130
@@ -87,12 +99,12 @@ def test_ctrl_c_stops_the_run_and_takes_everything_away(place: Path) -> None:
     assert nothing_left(place)
 
 
-def test_keep_holds_the_nodes_up_at_the_port_of_the_node_list(place: Path) -> None:
+def test_keep_holds_the_nodes_up_at_the_port_of_the_node_list(place: Path, start: Start) -> None:
     """The very commands that it prints work, and --nodes is not among their options."""
     port = free_port(["127.0.0.2", "127.0.0.3"])
     (place / "node_ip_list.txt").write_text(f"127.0.0.2:{port} slots=1\n127.0.0.3:{port}\n")
     (place / "hello.py").write_text("print('hello')\n")
-    command = start(place, "--keep", "hello.py")
+    command = start("--keep", "hello.py")
     launch = command.wait_for(r"^ +(\S+master_launch --ssh-config .*) your_script.py").group(1)
     command.wait_for("Ctrl-C here ends them")
     assert "--nodes" not in launch

@@ -10,6 +10,7 @@ import base64
 import fnmatch
 import functools
 import hashlib
+import hmac
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,18 +36,28 @@ class KnownKey:
         found = False
         for pattern in self.patterns.split(","):
             if pattern.startswith("|"):
-                found = found or HostKeys.hash_host(host, pattern) == pattern
+                found = found or _hashed(host, pattern)
             elif pattern.startswith("!"):
-                if fnmatch.fnmatchcase(host, pattern[1:]):
+                if _matches(host, pattern[1:]):
                     return False
             else:
-                found = found or fnmatch.fnmatchcase(host, _literal_brackets(pattern.lower()))
+                found = found or _matches(host, pattern)
         return found
 
 
-def _literal_brackets(pattern: str) -> str:
+def _matches(host: str, pattern: str) -> bool:
     """ssh's patterns know * and ? only; fnmatch would read "[host]:2222" as a set of characters."""
-    return pattern.replace("[", "[[]")
+    return fnmatch.fnmatchcase(host, pattern.lower().replace("[", "[[]"))
+
+
+def _hashed(host: str, pattern: str) -> bool:
+    """|1|salt|digest, as HashKnownHosts writes it."""
+    try:
+        _, kind, salt, digest = pattern.split("|")
+        wanted = base64.b64decode(digest)
+        return kind == "1" and hmac.digest(base64.b64decode(salt), host.encode(), "sha1") == wanted
+    except ValueError:
+        return False
 
 
 def fingerprint(blob: bytes) -> str:
@@ -101,7 +112,7 @@ def check(destination: Destination, key: paramiko.PKey, *, strict: bool) -> None
         return
     valid = [entry for entry in known if not entry.revoked]
     if valid:
-        old = valid[0]
+        old = next((entry for entry in valid if entry.kind == key.get_name()), valid[0])
         raise NodeError(
             f"its host key has changed: it shows {shown}, {old.where} says "
             f"{old.kind} {fingerprint(old.blob)}",

@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 SECRET = re.compile(
-    r"(TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|COOKIE|(^|_)(API|ACCESS|AUTH|.*KEY)(_|$)|KEY$)",
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|COOKIE|KEY$|_PWD$"
+    r"|(^|_)(API|ACCESS|AUTH|PASS|.*KEY)(_|$)",
     re.IGNORECASE,
 )
 # user:password@ in a URL, whatever the variable is called
-URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
+URL_LOGIN = re.compile(r"(?<=://)[^/\s]*:[^/\s]+(?=@)")
 
 
 def redacted(env: Mapping[str, str]) -> dict[str, str]:

@@ -48,22 +48,14 @@ class SshConfig:
     def destination(
         self, host: str, user: str | None = None, port: int | None = None
     ) -> Destination:
-        answers = self._ask("any-host" if self._same_for_all() else host)
+        if not _same_for_all(self.file):
+            return _destination(host, user, port, ask(self.file, host, user, port))
+        answers = _ask_once(self.file)
         found = _destination(host, user, port, answers)
-        if self._same_for_all():
-            found = replace(found, host=host, known_as=answers.get("hostkeyalias", [host])[0])
-        return found
+        return replace(found, host=host, known_as=answers.get("hostkeyalias", [host])[0])
 
     def of_node(self, node: Node) -> Destination:
         return self.destination(node.host, node.user, node.port)
-
-    def _same_for_all(self) -> bool:
-        return _same_for_all(self.file)
-
-    def _ask(self, host: str) -> dict[str, list[str]]:
-        if _same_for_all(self.file):
-            return _ask_once(self.file)
-        return ask(self.file, host)
 
 
 @functools.cache
@@ -71,7 +63,9 @@ def _ask_once(file: Path | None) -> dict[str, list[str]]:
     return ask(file, "any-host")
 
 
-def ask(file: Path | None, host: str) -> dict[str, list[str]]:
+def ask(
+    file: Path | None, host: str, user: str | None = None, port: int | None = None
+) -> dict[str, list[str]]:
     """`ssh -G`: keyword -> values, for one host."""
     program = shutil.which("ssh")
     if program is None:
@@ -81,7 +75,9 @@ def ask(file: Path | None, host: str) -> dict[str, list[str]]:
                 "install it (Debian, Ubuntu: apt-get install openssh-client)",
             )
         return {}
-    command = [program, "-G", *(["-F", str(file)] if file else []), "--", host]
+    options = [("-F", file), ("-l", user), ("-p", port)]  # what a Match block may ask for
+    given = [word for name, value in options if value for word in (name, str(value))]
+    command = [program, "-G", *given, "--", host]
     done = subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
@@ -112,9 +108,9 @@ def _depends_on_host(path: Path, depth: int) -> bool:
     for line in lines:
         words = re.split(r"[\s=]+", line.strip(), maxsplit=1)
         keyword, rest = words[0].lower(), words[1] if len(words) > 1 else ""
-        if keyword == "match" or (keyword == "host" and rest.strip() != "*"):
+        if keyword in ("match", "hostname", "canonicalizehostname"):
             return True
-        if keyword in ("hostname", "proxycommand", "identityfile") and "%" in rest:
+        if (keyword == "host" and rest.strip() != "*") or ("%" in rest and keyword[:1] != "#"):
             return True
         if keyword == "include" and (depth > 8 or _includes_depend(rest, path, depth)):
             return True
@@ -122,8 +118,10 @@ def _depends_on_host(path: Path, depth: int) -> bool:
 
 
 def _includes_depend(rest: str, path: Path, depth: int) -> bool:
+    if re.search(r"""["'$\\]|~(?!/)""", rest):
+        return True  # more than is understood here
     base = SYSTEM_CONFIG.parent if path.is_relative_to("/etc/ssh") else Path.home() / ".ssh"
-    patterns = [base / Path(word.strip('"')).expanduser() for word in rest.split()]
+    patterns = [base / Path(word).expanduser() for word in rest.split()]
     return any(
         _depends_on_host(Path(found), depth + 1)
         for pattern in patterns

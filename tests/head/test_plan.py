@@ -169,7 +169,7 @@ def test_one_old_torch_decides_for_all_and_different_ones_are_warned_of() -> Non
         ({"target_kind": "missing", "target_name": "/w/x.py"}, "b: there is no /w/x.py"),
         ({"target_kind": "unreadable", "target_name": "/x.py"}, "b: /x.py is unreadable"),
         ({"target_kind": "not executable", "target_name": "/x"}, "b: /x is not executable"),
-        ({"target_kind": "program"}, "not the same on all nodes (a: script; b: program)"),
+        ({"target_kind": "program"}, "not the same on all nodes (a: script; b: program;"),
         ({"torch": ""}, "there is no torch on: b (/usr/bin/python3)"),
     ],
 )
@@ -235,7 +235,7 @@ NASTY = (
 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A python that says what it is given: arguments, environment, place, each with a NUL behind."""
+    """A python that says what it is given: arguments, place, environment; each ends with a NUL."""
     program = tmp_path_factory.mktemp("it's a $bin") / "python"
     program.write_text('#!/bin/sh\nprintf \'%s\\0\' "$#" "$@" "$PWD"\nexec env -0\n')
     program.chmod(0o755)
