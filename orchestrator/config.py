@@ -6,7 +6,9 @@ something honours it. Used by the head (launch) and by every rank (engine).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,8 @@ from typing import Any, TypeVar
 from orchestrator.errors import UsageError, nearest
 
 T = TypeVar("T")
+
+VARIABLES = ("nccl", "env")  # the sections that hold the environment of the ranks
 
 
 @dataclass(frozen=True)
@@ -110,9 +114,7 @@ class Config:
     model: Model = field(default_factory=Model)
     optimizer: Optimizer = field(default_factory=Optimizer)
     fsdp: Fsdp = field(default_factory=Fsdp)
-    nccl: dict[str, str] = field(
-        default_factory=dict
-    )  # NCCL_* variables that win over computed ones
+    nccl: dict[str, str] = field(default_factory=dict)  # NCCL_* that win over computed ones
     env: dict[str, str] = field(default_factory=dict)  # more environment for every rank
 
 
@@ -124,29 +126,44 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    if value < least:
+    if not value >= least:
         raise UsageError(f"{name} is {value:g}; it must be at least {least:g}")
 
 
 def load(file: Path | None, overrides: Sequence[str] = ()) -> Config:
     """A config file (or the defaults) with `section.key=value` overrides on top."""
-    import yaml
-
     data: dict[str, Any] = {}
     if file is not None:
         try:
-            loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
+            text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(f"config {file} cannot be read: {reason}") from error
-        except yaml.YAMLError as error:
-            raise UsageError(f"config {file} is not valid YAML: {error}") from error
+        loaded = _parse(text, f"config {file}")
         if not isinstance(loaded, (dict, type(None))):
             raise UsageError(f"config {file} must hold sections such as `training:`")
         data = loaded or {}
+        words = _parse(text, f"config {file}", as_written=True) if loaded else {}
+        data.update({section: words[section] for section in VARIABLES if section in data})
     for override in overrides:
-        _override(data, override, yaml.safe_load)
+        _override(data, override)
     return build(Config, data, "")
+
+
+def _parse(text: str, what: str, *, as_written: bool = False) -> Any:
+    """YAML. As written: 3.10 is no number, which would be 3.1 in the environment."""
+    import yaml
+
+    class AsWritten(yaml.SafeLoader):
+        yaml_implicit_resolvers = {  # noqa: RUF012
+            first: [(tag, regexp) for tag, regexp in known if tag.endswith((":bool", ":null"))]
+            for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    try:
+        return yaml.load(text, Loader=AsWritten if as_written else yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{what} is not valid YAML: {error}") from error
 
 
 def dump(config: Config) -> str:
@@ -155,17 +172,18 @@ def dump(config: Config) -> str:
     return str(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
 
 
-def _override(data: dict[str, Any], text: str, parse: Any) -> None:
+def _override(data: dict[str, Any], text: str) -> None:
     path, equals, value = text.partition("=")
     if not equals or not path:
         raise UsageError(f"--set {text}: write section.key=value, such as training.max_steps=100")
     *sections, key = path.strip().split(".")
     for section in sections:
-        inner = data.setdefault(section, {})
-        if not isinstance(inner, dict):
+        if data.get(section) is None:
+            data[section] = {}
+        if not isinstance(data[section], dict):
             raise UsageError(f"--set {text}: {section!r} is a value, not a section")
-        data = inner
-    data[key] = parse(value)
+        data = data[section]
+    data[key] = _parse(value, f"--set {text}", as_written=path.split(".")[0] in VARIABLES)
 
 
 def build(cls: type[T], data: Any, where: str) -> T:
@@ -193,20 +211,31 @@ def _value(kind: Any, value: Any, name: str) -> Any:
         return None
     wanted = next(option for option in options if option is not types.NoneType)
     if typing.get_origin(wanted) is dict:
-        if not isinstance(value, Mapping):
-            raise UsageError(f"{name} must hold NAME: value pairs, not {value!r}")
-        return {str(key): _text(inner) for key, inner in value.items()}
+        return _variables(value, name)
     if wanted is float and isinstance(value, (int, str)) and not isinstance(value, bool):
-        try:
+        with contextlib.suppress(ValueError, OverflowError):
             return float(value)  # YAML reads 3e-4 as text
-        except ValueError:
-            pass
     if not isinstance(value, wanted) or (wanted is not bool and isinstance(value, bool)):
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
         raise UsageError(f"{name} must be {words[wanted]}, not {value!r}")
     return value
 
 
+def _variables(value: Any, name: str) -> dict[str, str]:
+    """Environment variables; true and false become the 1 and 0 that they mean there."""
+    if not isinstance(value, (Mapping, types.NoneType)):
+        raise UsageError(f"{name} must hold NAME: value pairs, not {value!r}")
+    found = {}
+    for key, inner in (value or {}).items():
+        if not (isinstance(key, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key)):
+            raise UsageError(f"{name}: {key!r} cannot name a variable")  # a bare NO is False
+        if isinstance(inner, (Mapping, list)):
+            raise UsageError(f"{name}.{key} must be one value, not {inner!r}")
+        found[key] = _text(inner)
+    return found
+
+
 def _text(value: Any) -> str:
-    """YAML's true and numbers as the environment wants them."""
+    if value is None:
+        return ""
     return str(int(value)) if isinstance(value, bool) else str(value)

@@ -147,24 +147,28 @@ def create(root: Path, name: str) -> Experiment:
             f"{name!r} cannot name an experiment",
             "letters, digits, _ . + - are allowed, the first a letter or digit, 100 at most",
         )
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        path = _new_directory(root.absolute(), name)
+        for inner in (path / "outputs", path / "logs"):
+            inner.mkdir()
+    except OSError as error:
+        raise UsageError(
+            f"no experiment can be created in {root}: {error.strerror}",
+            "free some space or name another directory with --experiments DIR",
+        ) from error
+    return Experiment(path)
+
+
+def _new_directory(root: Path, name: str) -> Path:
     now = time.time()
     for later in range(3600):
-        stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now + later))
-        path = root.absolute() / f"{name}_{stamp}"
+        path = root / f"{name}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(now + later))}"
         try:
-            root.mkdir(parents=True, exist_ok=True)
             path.mkdir()
         except FileExistsError:
             continue  # two launches in one second: the second one takes the next second's name
-        except OSError as error:
-            raise UsageError(
-                f"no experiment can be created in {root}: {error.strerror}",
-                "free some space or name another directory with --experiments DIR",
-            ) from error
-        experiment = Experiment(path)
-        (path / "outputs").mkdir()
-        experiment.logs.mkdir()
-        return experiment
+        return path
     raise UsageError(f"an hour's worth of names {name}_... is taken in {root}")
 
 

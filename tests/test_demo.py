@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -131,7 +133,7 @@ def test_a_taken_port_is_no_obstacle(
     (place / "node_ip_list.txt").write_text("127.0.0.[2-3]:22022\n")
     assert demo.listed_port(2) == 22022
     assert demo.listed_port(3) == 0
-    with demo.socket.socket() as other:
+    with socket.socket() as other:
         other.bind(("127.0.0.3", 22022))
         other.listen()
         assert demo.listed_port(2) == 0
@@ -143,7 +145,7 @@ def test_a_taken_port_is_no_obstacle(
 
 
 def test_without_torch_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CheckFailed) as told:
         demo.demo(2, False, ())
     assert told.value.fix == f"type: {sys.executable} -m pip install torch==2.13.0"

@@ -170,7 +170,7 @@ class Follower(threading.Thread):
             size -= len(data)
         self.post(Message(self.node.index, "grew"))
 
-    def _keep(self, link: Link, file: AppendOnly, data: bytes) -> None:
+    def _keep(self, link: Link, file: AppendOnly, data: memoryview) -> None:
         """Append; while the disk is full here, wait: the node has it all, and the job goes on."""
         rest = file.append(data)
         while rest and not self.closing.wait(1.0):
@@ -202,19 +202,18 @@ class AppendOnly:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from error
         self.size = os.fstat(self.fd).st_size
 
-    def append(self, data: bytes) -> bytes:
+    def append(self, data: memoryview) -> memoryview:
         """What did not fit on the disk."""
-        view = memoryview(data)
-        while view:
+        while data:
             try:
-                done = os.write(self.fd, view)
+                done = os.write(self.fd, data)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise NodeError(f"{self.path}: {error.strerror}") from error
-                return bytes(view)
+                break
             self.size += done
-            view = view[done:]
-        return b""
+            data = data[done:]
+        return data
 
     def close(self) -> None:
         os.close(self.fd)

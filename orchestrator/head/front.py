@@ -114,7 +114,7 @@ def follow(
     )
     links = [one.link for one in launched.reached] if launched else [None] * len(record.nodes)
     followers = [
-        Follower(ssh, record.job, node, place, running.inbox.put, link)
+        Follower(ssh, record.job, node, place, running.post, link)
         for node, link in zip(record.nodes, links, strict=True)
     ]
     running.go(followers)

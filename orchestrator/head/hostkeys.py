@@ -15,10 +15,10 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-import paramiko
 from paramiko.hostkeys import HostKeys
 
 from orchestrator.errors import NodeError
+from orchestrator.head.lean import paramiko
 from orchestrator.head.sshconfig import Destination
 
 _recording = threading.Lock()

@@ -157,13 +157,15 @@ def launch(request: Request, say: Say) -> Launched:
     place.write_record(record)
     shown = replace(request.config, env=secret.redacted(request.config.env))
     place.write("config.yaml", config.dump(shown))
-    place.write("manifest.json", json.dumps(manifest(request, reached, made), indent=1) + "\n")
     try:
         start(request, reached, made)
     except OrchestratorError as error:
         ended = replace(record, state="failed", exit_code=error.exit_code, ended=time.time())
         place.write_record(replace(ended, verdict={"kind": "start", "message": error.what}))
         raise
+    finally:  # not before the start: git alone takes 10 ms, and seconds in a large tree
+        text = json.dumps(manifest(request, reached, made), indent=1)
+        place.write("manifest.json", text + "\n")
     return Launched(place, record, ssh, tuple(reached))
 
 

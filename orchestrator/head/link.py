@@ -16,13 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import paramiko
-
 from orchestrator.errors import NodeError
+from orchestrator.head.lean import paramiko
 from orchestrator.head.ssh import Connection
 
 HEADER = struct.Struct(">cI")
-READ = 1 << 18
+READ = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
 NOISE_LIMIT = 1 << 20
 NO_COMMAND = "its login shell does not come to our command"
 
@@ -34,6 +33,8 @@ CHOOSE_PYTHON = (
 READ_PROGRAM = (
     'f=open(0,"rb",0,closefd=False);exec(b"".join(iter(lambda:f.read(1)or exit(9),bytes(1))))'
 )
+
+
 @functools.cache
 def library() -> tuple[str, bytes]:
     """(digest, blob): our sources that run on nodes, where only Python and torch are installed."""
@@ -64,7 +65,7 @@ class Link:
     def __init__(self, connection: Connection, pythons: Sequence[str], timeout: float) -> None:
         self.connection = connection
         self.nonce = f"orchestrator-{secrets.token_hex(8)}"
-        self.rest = b""
+        self.rest = memoryview(b"")
         self.sending = threading.Lock()
         self.count = 0
         choose = [CHOOSE_PYTHON, "sh", READ_PROGRAM, *pythons]
@@ -86,9 +87,10 @@ class Link:
             if not data or len(noise) > NOISE_LIMIT:
                 raise NodeError(*why_no_link(noise, self._errors()))
             noise += data
-        self.rest = noise.partition(mark)[2]
-        if self.rest.startswith(b"!"):
-            raise NodeError(self.rest[1:].decode(errors="replace").strip())
+        rest = noise.partition(mark)[2]
+        if rest.startswith(b"!"):
+            raise NodeError(rest[1:].decode(errors="replace").strip())
+        self.rest = memoryview(rest)
 
     def ask(self, do: str, timeout: float, **request: Any) -> dict[str, Any]:
         """One request, one answer; for as long as nobody streams."""
@@ -124,20 +126,19 @@ class Link:
             size -= len(parts[-1])
         return b"".join(parts)
 
-    def some(self, limit: int, deadline: float, silence: str) -> bytes:
+    def some(self, limit: int, deadline: float, silence: str) -> memoryview:
         """What is there, up to a limit; NodeError when the channel ends or stays silent."""
-        if self.rest:
-            data, self.rest = self.rest[:limit], self.rest[limit:]
-            return data
-        data = self._receive(deadline - time.monotonic(), silence, limit)
-        if not data:
-            raise NodeError(f"the connection broke ({self._errors() or 'it hung up'})")
+        if not self.rest:
+            self.rest = memoryview(self._receive(deadline - time.monotonic(), silence))
+            if not self.rest:
+                raise NodeError(f"the connection broke ({self._errors() or 'it hung up'})")
+        data, self.rest = self.rest[:limit], self.rest[limit:]
         return data
 
-    def _receive(self, timeout: float, silence: str, limit: int = READ) -> bytes:
+    def _receive(self, timeout: float, silence: str) -> bytes:
         self.channel.settimeout(max(0.01, timeout))
         try:
-            return self.channel.recv(min(limit, READ))
+            return self.channel.recv(READ)
         except TimeoutError:
             raise NodeError(silence) from None
         except OSError as error:

@@ -108,11 +108,16 @@ class Run:
             self.changed = False
             self.save()
 
-    def handle(self, message: Message) -> None:
-        node = self.nodes[message.node]
+    def post(self, message: Message) -> None:
+        """For the followers' threads. Growth needs no decision: it goes straight to the screen."""
         if message.kind == "grew":
             self.display.grew()
-        elif message.kind == "event":
+        else:
+            self.inbox.put(message)
+
+    def handle(self, message: Message) -> None:
+        node = self.nodes[message.node]
+        if message.kind == "event":
             self.event(node, message.data)
         elif message.kind == "lost":
             self.lost(node, message.data["why"])

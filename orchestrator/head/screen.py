@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from orchestrator.head.logs import NO_RANK, LineSplitter, LogFile, LogReader, clean
+from orchestrator.head.logs import NO_RANK, LineSplitter, LogFile, LogReader, clean, plain
 
 FRAME = 0.05  # seconds between two paintings of a terminal
 BARS = 8  # progress bars shown at a time
@@ -90,7 +90,7 @@ class Screen:
             if behind > FAR_BEHIND:
                 self.catch_up()
         share = max(1 << 14, _BYTES_PER_PUMP // len(self._nodes))
-        self._paint("".join(self._news(node, share) for node in self._nodes))
+        self._paint("".join(text for node in self._nodes for text in self._news(node, share)))
         return True
 
     def say(self, text: str) -> None:
@@ -123,17 +123,27 @@ class Screen:
     def _streams(self) -> Iterator[_Stream]:
         return (stream for node in self._nodes for stream in node.streams.values())
 
-    def _news(self, node: _Node, limit: int) -> str:
+    def _news(self, node: _Node, limit: int) -> Iterator[str]:
         """The finished lines of one node, as printed; its progress bars take note of their move."""
-        text = []
         now = time.monotonic()
         for name, data in node.reader.read(limit):
             if self._only not in (None, name):
                 continue
             stream = node.streams.get(name) or self._new_stream(node, name)
             stream.moved = now
-            text.append(self._lines(stream, stream.splitter.feed(data)))
-        return "".join(text)
+            yield from self._shown(stream, data)
+
+    def _shown(self, stream: _Stream, data: bytes) -> Iterator[str]:
+        """The lines of a stream with its prefix; many plain ones at once, the usual case."""
+        first, last = data.find(b"\n") + 1, data.rfind(b"\n") + 1
+        block = plain(data[first:last])
+        if not block:
+            yield self._lines(stream, stream.splitter.feed(data))
+            return
+        yield self._lines(stream, stream.splitter.feed(data[:first]))
+        prefix = self._tint(stream, stream.prefix)
+        yield from (prefix, block[:-1].replace("\n", f"\n{prefix}"), "\n")
+        yield self._lines(stream, stream.splitter.feed(data[last:]))
 
     def _new_stream(self, node: _Node, name: str) -> _Stream:
         rank = None if name == NO_RANK else int(name)

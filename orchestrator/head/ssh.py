@@ -14,14 +14,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import paramiko
-
 from orchestrator.errors import NodeError
 from orchestrator.head import hostkeys
+from orchestrator.head.lean import paramiko
 from orchestrator.head.sshconfig import Destination, SshConfig
 
 KEEPALIVE_SECONDS = 15
-WINDOW = 1 << 22
+WINDOW = 1 << 21
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 # paramiko logs a traceback for every connection that fails; we say what happened in our own words.

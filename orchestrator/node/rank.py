@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+HELD = (*FORWARDED, signal.SIGQUIT)
 # A device that only a live CUDA (uvm) or ROCm (kfd) context holds open; NVML alone does not.
 CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
@@ -68,10 +69,14 @@ class Rank:
         if touched:
             self.report(event="afresh", why=touched)
         self.take_output()
+        # Until both have their own answers to signals: torchrun's would raise in the wrong place,
+        # and a rank that was just forked would go on as if nobody had asked it to stop.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         child = os.fork()
         if child:
             self.keep(child)
         elif touched:
+            answer_by_default()
             os.environ["ORCHESTRATOR_AFRESH"] = "1"
             os.execv(sys.executable, [sys.executable, "-u", os.path.abspath(__file__)])
         else:
@@ -98,6 +103,7 @@ class Rank:
 
         for signum in FORWARDED:
             signal.signal(signum, forward)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
@@ -119,10 +125,7 @@ class Rank:
     def run_program(self) -> NoReturn:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         prctl(PR_SET_NAME, f"rank{self.rank}".encode())
-        # A forked rank inherits torchrun's handlers, which would turn a SIGTERM into an exception.
-        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(signum, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        answer_by_default()
         code = 0
         try:
             if self.forked:
@@ -206,6 +209,14 @@ class Rank:
             stamp = str(int(time.time()))
             extra = {"py_callstack": text[-60000:], "timestamp": stamp}
             write_json(elastic, {"message": {"message": message[:20000], "extraInfo": extra}})
+
+
+def answer_by_default() -> None:
+    """A forked rank inherits torchrun's handlers, which would turn a SIGTERM into an exception."""
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
 
 
 def touched_device() -> str:

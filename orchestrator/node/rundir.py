@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,3 +87,15 @@ def all_runs() -> Iterator[RunDir]:
             continue
         for node in nodes:
             yield RunDir(job, node)
+
+
+def connect(run: RunDir) -> socket.socket:
+    """To the run's supervisor, by a name short enough for a socket address."""
+    directory = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        client = socket.socket(socket.AF_UNIX)
+        client.settimeout(5)
+        client.connect(f"/proc/self/fd/{directory}/socket")
+        return client
+    finally:
+        os.close(directory)

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from orchestrator import config
 from orchestrator.engine import data, model, train
 from tests.launching import Head
 
-SMALL = {
+SMALL: dict[str, dict[str, float]] = {
     "training": {"max_steps": 10, "batch_size": 8, "seq_len": 32, "log_every": 5},
     "model": {"num_layers": 2, "model_dim": 32, "num_heads": 4},
     "optimizer": {"lr": 0.01, "grad_clip": 0.5},
@@ -68,8 +69,8 @@ def test_it_computes_what_plain_pytorch_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(tmp_path, "2", max_steps=6) == {"2": [0, 0]}
-    monkeypatch.setattr(data.dist, "get_world_size", lambda: 1)
-    monkeypatch.setattr(data.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
     whole = config.build(config.Config, SMALL, "")
     text = torch.frombuffer(bytearray(data.library_text()), dtype=torch.uint8)
     plain = model.Decoder(whole.model)

@@ -38,7 +38,7 @@ def job(directory: Path, config: dict[str, Any], nodes: list[int], stop: bool) -
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    pids = []
+    pids: list[int] = []
     for local_world in nodes:
         for local in range(local_world):
             own = {

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from orchestrator.node import processes
-from orchestrator.node.link import connect
-from orchestrator.node.rundir import RunDir
+from orchestrator.node.rundir import RunDir, connect
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("torchrun.py")

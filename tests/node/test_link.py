@@ -19,7 +19,7 @@ import pytest
 from orchestrator.errors import NodeError
 from orchestrator.head.link import Link
 from orchestrator.node import link as node_link
-from orchestrator.node.rundir import RunDir
+from orchestrator.node.rundir import RunDir, connect
 from tests.node.running import PATIENCE, PYTHON, Job, alive, script, streams, wait_until
 
 OFFSET = struct.Struct(">Q")
@@ -588,6 +588,6 @@ def test_a_job_whose_home_has_a_long_path(
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(deep))
     job = new_job("j" * 200)
     job.start(job.spec(script(tmp_path, WAITS)))
-    with node_link.connect(RunDir(job.run.job, 0)):
+    with connect(RunDir(job.run.job, 0)):
         pass
     assert new_link().ask("jobs", PATIENCE)["jobs"][0]["state"] == "running"

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import getpass
+import itertools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.errors import UsageError
+from orchestrator.head import sshconfig
+from orchestrator.head.nodes import parse_nodes
+from orchestrator.head.sshconfig import Destination, SshConfig
+
+pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh to ask")
+
+HOME = Path.home()
+ME = getpass.getuser()
+counter = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    sshconfig._same_for_all.cache_clear()
+    sshconfig._ask_once.cache_clear()
+
+
+def config(directory: Path, text: str) -> SshConfig:
+    path = directory / f"config{next(counter)}"
+    path.write_text(text)
+    return SshConfig(path)
+
+
+def reach(directory: Path, text: str, node: str) -> Destination:
+    """How the first node of a list is reached."""
+    return config(directory, text).of_node(parse_nodes(node, "list")[0])
+
+
+# -- what is read -----------------------------------------------------------------------------
+
+
+def test_an_empty_config(tmp_path: Path) -> None:
+    there = reach(tmp_path, "", "gpu01")
+    assert (there.host, there.known_as, there.user, there.port) == ("gpu01", "gpu01", ME, 22)
+    assert HOME / ".ssh/id_ed25519" in there.keys
+    assert HOME / ".ssh/id_rsa" in there.keys
+    assert there.user_known_hosts[0] == HOME / ".ssh/known_hosts"
+    assert Path("/etc/ssh/ssh_known_hosts") in there.global_known_hosts
+    assert (there.jump, there.proxy_command, there.bind_address, there.agent) == ("", "", "", "")
+    assert not (there.strict or there.only_these_keys or there.hash_known_hosts)
+
+
+def test_the_list_wins_over_the_config(tmp_path: Path) -> None:
+    text = "User config\nPort 1000\n"
+    there = reach(tmp_path, text, "gpu01")
+    assert (there.user, there.port) == ("config", 1000)
+    there = reach(tmp_path, text, "list@gpu01:2222")
+    assert (there.user, there.port) == ("list", 2222)
+
+
+def test_an_alias(tmp_path: Path) -> None:
+    text = "Host big\n  HostName 10.0.0.7\n  User bob\n  Port 2200\nHost *\n  User other\n"
+    there = reach(tmp_path, text, "big")
+    assert (there.host, there.known_as, there.user, there.port) == (
+        *("10.0.0.7", "10.0.0.7", "bob", 2200),
+    )
+    assert reach(tmp_path, text, "small").user == "other"
+
+
+def test_a_host_name_for_all(tmp_path: Path) -> None:
+    """Odd, and ssh does it: every name is one machine."""
+    assert reach(tmp_path, "HostName 10.0.0.7\n", "gpu01").host == "10.0.0.7"
+    assert reach(tmp_path, "HostName %h.lan\n", "gpu01").host == "gpu01.lan"
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "port"),
+    [
+        ("Match user bob\n  Port 77\n", "bob@gpu01", 77),
+        ("Match user bob\n  Port 77\n", "gpu01", 22),
+        ("User bob\nMatch user bob\n  Port 77\n", "gpu01", 77),
+        ("Match host gpu0?\n  Port 77\n", "gpu01", 77),
+        ("Match originalhost a exec true\n  Port 77\n", "a", 77),
+        ("Match exec false\n  Port 77\n", "a", 22),
+        ("Host gpu* !gpu02\n  Port 77\n", "gpu01", 77),
+        ("Host gpu* !gpu02\n  Port 77\n", "gpu02", 22),
+        ("hOsT=gpu01\n  pOrT=77\n", "gpu01", 77),
+    ],
+)
+def test_blocks(tmp_path: Path, text: str, node: str, port: int) -> None:
+    assert reach(tmp_path, text, node).port == port
+
+
+def test_includes(tmp_path: Path) -> None:
+    (tmp_path / "inner").write_text("Host gpu01\n  Port 77\n")
+    (tmp_path / "all").write_text("User everyone\n")
+    for pattern in ("inner all", "*"):
+        names = " ".join(f"{tmp_path}/{name}" for name in pattern.split())
+        there = reach(tmp_path / "..", f"Include {names}\n", "gpu01")
+        assert (there.port, there.user) == (77, "everyone")
+        assert reach(tmp_path / "..", f"Include {names}\n", "gpu02").port == 22
+
+
+def test_tokens(tmp_path: Path) -> None:
+    text = """
+HostName %h.lan
+IdentityFile ~/.ssh/id_%n_%r_%p
+IdentityFile %d/key%%
+CertificateFile /certs/%h
+UserKnownHostsFile /known/%h /known/%n "/my known/hosts"
+ProxyCommand nc -x %r@%h:%p %n %%
+"""
+    there = reach(tmp_path, text, "bob@gpu01:22")
+    assert there.keys == (HOME / ".ssh/id_gpu01_bob_22", HOME / "key%")
+    assert there.certificates == (Path("/certs/gpu01.lan"),)
+    known = (Path("/known/gpu01.lan"), Path("/known/gpu01"), Path("/my known/hosts"))
+    assert there.user_known_hosts == known
+    assert there.proxy_command == "nc -x bob@gpu01.lan:22 gpu01 %"
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("ProxyJump bob@jump:2222,other", "jump", "bob@jump:2222,other"),
+        ("ProxyJump none", "jump", ""),
+        ("ProxyCommand none", "proxy_command", ""),
+        ("IdentitiesOnly yes", "only_these_keys", True),
+        ("IdentityAgent none", "agent", "none"),
+        ("IdentityAgent /run/agent", "agent", "/run/agent"),
+        ("BindAddress 10.0.0.9", "bind_address", "10.0.0.9"),
+        ("StrictHostKeyChecking yes", "strict", True),
+        ("StrictHostKeyChecking accept-new", "strict", False),
+        ("StrictHostKeyChecking no", "strict", False),
+        ("StrictHostKeyChecking ask", "strict", False),
+        ("HashKnownHosts yes", "hash_known_hosts", True),
+        ("HostKeyAlias one", "known_as", "one"),
+        ("UserKnownHostsFile /dev/null", "user_known_hosts", (Path("/dev/null"),)),
+        ("UserKnownHostsFile none", "user_known_hosts", ()),
+        ('IdentityFile "/my keys/id"', "keys", (Path("/my keys/id"),)),
+    ],
+)
+@pytest.mark.parametrize("block", ["", "Host gpu01\n  "])
+def test_what_is_honoured(tmp_path: Path, block: str, line: str, field: str, value: object) -> None:
+    assert getattr(reach(tmp_path, f"{block}{line}\n", "gpu01"), field) == value
+
+
+@pytest.mark.parametrize("host", ["2001:db8::1", "fe80::1%eth0", "10.0.0.1", "a_b-c.d"])
+def test_any_host_can_be_asked_for(tmp_path: Path, host: str) -> None:
+    for text in ("", "Host x\n  Port 1\n"):
+        assert reach(tmp_path, text, host).host == host
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("Nonsense 1\n", "bad configuration option"), ("Port x\n", "port")]
+)
+def test_a_config_that_ssh_refuses(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UsageError, match="ssh cannot read its configuration") as refused:
+        reach(tmp_path, text, "gpu01")
+    assert words in refused.value.what.lower()
+
+
+def test_a_config_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        SshConfig(tmp_path / "none").destination("gpu01")
+
+
+def test_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a config needs it; paramiko connects by itself."""
+    monkeypatch.setattr(sshconfig.shutil, "which", lambda _: None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sshconfig, "SYSTEM_CONFIG", tmp_path / "none")
+    there = SshConfig().destination("gpu01")
+    assert (there.host, there.port, there.user) == ("gpu01", 22, ME)
+    assert there.keys[0] == tmp_path / ".ssh/id_ed25519"
+    assert there.user_known_hosts == (tmp_path / ".ssh/known_hosts",)
+    sshconfig._ask_once.cache_clear()
+    with pytest.raises(UsageError, match="not installed"):
+        reach(tmp_path, "", "gpu01")
+
+
+# -- one question for all nodes ---------------------------------------------------------------
+
+
+def without_shortcut(
+    there: SshConfig, host: str, user: str | None, port: int | None
+) -> Destination:
+    answers = sshconfig.ask(there.file, host, user, port)
+    return sshconfig._destination(host, user, port, answers)
+
+
+LINES = [
+    *("User bob", "Port 2222", "IdentitiesOnly yes", "BindAddress 10.0.0.9", "HostKeyAlias one"),
+    *("IdentityFile /keys/id", "IdentityFile ~/.ssh/%h", "IdentityFile=/keys/%r", "# Host 50%"),
+    *("CertificateFile /certs/%n", "UserKnownHostsFile /known/%h /b", "HashKnownHosts yes"),
+    *("ProxyJump jump", "ProxyCommand nc %h %p", "ProxyCommand nc relay", "IdentityAgent /a/%h"),
+    *("HostName 10.0.0.7", "HostName %h.lan", "StrictHostKeyChecking yes", "ServerAliveInterval 5"),
+    *("Host *", "Host gpu01", "Host gpu*", "Host * !gpu01", "Match all", "Match host gpu01"),
+    *("Match user bob", "Match exec true", "HOST  *", "host=*", "  User alice", "Include {inner}"),
+    *("Include {plain}", 'Include "{quoted}"', "Include {none}", "CanonicalizeHostname yes"),
+    *("CanonicalDomains localdomain", "LocalForward 1 %h:2", "SendEnv *"),
+]
+
+
+@given(
+    st.lists(st.sampled_from(LINES), max_size=6),
+    st.sampled_from(["gpu01", "other", "2001:db8::1"]),
+    st.sampled_from([(None, None), ("bob", 2200)]),
+)
+@example(["HostName 10.0.0.7"], "gpu01", (None, None))
+@example(["CertificateFile /certs/%n"], "gpu01", (None, None))
+@example(["UserKnownHostsFile /known/%h /b"], "gpu01", (None, None))
+@example(["Match user bob", "Port 2222"], "gpu01", ("bob", 2200))
+@example(['Include "{quoted}"'], "gpu01", (None, None))
+@example(["Include {inner}"], "gpu01", (None, None))
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_the_shortcut_gives_what_ssh_gives(
+    tmp_path: Path, lines: list[str], host: str, who: tuple[str | None, int | None]
+) -> None:
+    """Where no line depends on the host, one question is asked; the answers are the same."""
+    included = {"inner": "Host gpu01\n  User inner\n", "plain": "User plain\n"}
+    included["with space"] = included["inner"]
+    for name, text in included.items():
+        (tmp_path / name).write_text(text)
+    names = {name: tmp_path / name for name in included}
+    names.update(quoted=tmp_path / "with space", none=tmp_path / "none")
+    text = "".join(f"{line}\n" for line in lines).format(**names)
+    there = config(tmp_path, text)
+    try:
+        slowly = without_shortcut(there, host, *who)
+    except UsageError:
+        return  # ssh does not take it
+    assert there.destination(host, *who) == slowly
+
+
+def test_many_nodes_need_one_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    ask = sshconfig.ask
+
+    def count(file: Path | None, host: str, *who: object) -> dict[str, list[str]]:
+        asked.append(host)
+        return ask(file, host)
+
+    monkeypatch.setattr(sshconfig, "ask", count)
+    plain = config(tmp_path, "# 100%\nHost *\n  User bob\n  IdentityFile ~/.ssh/id_cluster\n")
+    assert {plain.destination(f"gpu{n}").user for n in range(64)} == {"bob"}
+    assert len(asked) == 1
+    blocks = config(tmp_path, "Host gpu1\n  User bob\n")
+    assert [blocks.destination(f"gpu{n}").user for n in range(3)] == [ME, "bob", ME]
+    assert len(asked) == 4

@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator import experiment
+from orchestrator.errors import UsageError
+from orchestrator.experiment import Experiment, JobRecord, NodeRecord, create, every, find
+
+NODE = NodeRecord(0, "bob@gpu01", "gpu01", "bob", None, "10.0.0.1", "/usr/bin/python3", 0, 2)
+
+
+def record(**fields: object) -> JobRecord:
+    made = JobRecord(
+        job="multinode_20260101_000000-abc",
+        experiment="/experiments/multinode_20260101_000000",
+        state="running",
+        command=["master_launch", "train.py", "a b"],
+        nodes=[NODE, dataclasses.replace(NODE, index=1, ranks={"2": {"state": "ended"}})],
+        started=1000.0,
+        head={"host": "head", "pid": 1, "since": 1000.0},
+    )
+    return dataclasses.replace(made, **fields)  # type: ignore[arg-type]
+
+
+def made(root: Path, name: str, with_record: bool = True) -> Path:
+    path = root / name
+    path.mkdir(parents=True)
+    if with_record:
+        (path / "job.json").write_text("{}")
+    return path
+
+
+# -- creating ---------------------------------------------------------------------------------
+
+
+def test_a_new_experiment(tmp_path: Path) -> None:
+    place = create(tmp_path / "deep" / "experiments", "run")
+    assert place.path.is_absolute()
+    assert re.fullmatch(r"run_\d{8}_\d{6}", place.name)
+    stamp = time.mktime(time.strptime(place.name[4:], "%Y%m%d_%H%M%S"))
+    assert abs(stamp - time.time()) < 5
+    assert sorted(path.name for path in place.path.iterdir()) == ["logs", "outputs"]
+
+
+def test_many_at_once_have_names_of_their_own(tmp_path: Path) -> None:
+    places: list[Experiment] = []
+    threads = [
+        threading.Thread(target=lambda: places.append(create(tmp_path, "run"))) for _ in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({place.path for place in places}) == 20
+
+
+@pytest.mark.parametrize("name", ["a", "A1", "run-1.2_x+y", "multi_20260101_000000", "x" * 100])
+def test_names_that_are_allowed(tmp_path: Path, name: str) -> None:
+    assert create(tmp_path, name).name.startswith(f"{name}_")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", ".x", "a b", "é", "a\n", "x" * 101])
+def test_names_that_are_not(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot name an experiment"):
+        create(tmp_path, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_none_can_be_created(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path / "file", tmp_path / "file" / "inner"):
+        with pytest.raises(UsageError, match="no experiment can be created") as failed:
+            create(root, "run")
+        assert "--experiments" in failed.value.fix
+
+
+def test_one_that_came_to_nothing_leaves_nothing(tmp_path: Path) -> None:
+    create(tmp_path, "run").discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- the record -------------------------------------------------------------------------------
+
+
+def test_the_record_there_and_back(tmp_path: Path) -> None:
+    place = Experiment(tmp_path)
+    place.write_record(record())
+    assert place.read_record() == record()
+    place.write_record(record(state="done", exit_code=0, verdict={"kind": "x"}))
+    assert place.read_record().state == "done"
+    assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
+
+
+def test_a_record_of_a_later_version(tmp_path: Path) -> None:
+    data = dataclasses.asdict(record())
+    data["later"] = data["nodes"][0]["later"] = 1
+    (tmp_path / "job.json").write_text(json.dumps(data))
+    assert Experiment(tmp_path).read_record() == record()
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "{}", "[]", "5", '{"job": 1}', '{"nodes": [{}]}', "\xff"]
+)
+def test_what_is_no_record(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "job.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError, match="is not the record of a job"):
+        Experiment(tmp_path).read_record()
+
+
+@pytest.mark.parametrize(
+    ("state", "over"),
+    [("starting", False), ("running", False), ("done", True), ("failed", True),
+     ("stopped", True), ("lost", True)],
+)  # fmt: skip
+def test_when_it_is_over(state: str, over: bool) -> None:
+    assert record(state=state).over is over
+
+
+def test_a_reader_never_sees_half_a_record(tmp_path: Path) -> None:
+    """Written while it is read, as status --watch does."""
+    place = Experiment(tmp_path)
+    place.write_record(record())
+    writing = True
+
+    def write() -> None:
+        while writing:
+            place.write_record(record(command=["x" * 50_000]))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(200):
+            place.read_record()
+    finally:
+        writing = False
+        thread.join()
+
+
+def test_where_logs_are() -> None:
+    place = Experiment(Path("/e"))
+    assert place.log(NODE) == Path("/e/logs/node_0_10.0.0.1.txt")
+    assert place.ranks(NODE) == Path("/e/logs/node_0_10.0.0.1.ranks")
+    v6 = dataclasses.replace(NODE, index=3, address="fe80::1")
+    assert place.log(v6).name == "node_3_fe80--1.txt"
+    assert place.ranks(v6).name == "node_3_fe80--1.ranks"
+
+
+# -- one head at a time -----------------------------------------------------------------------
+
+HOLD = """
+import sys
+from pathlib import Path
+from orchestrator.experiment import Experiment
+place = Experiment(Path(sys.argv[1]))
+print(place.lock(), flush=True)
+sys.stdin.read()
+"""
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_only_one_head(tmp_path: Path) -> None:
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout and other.stdin
+    assert other.stdout.readline() == b"None\n"
+    place = Experiment(tmp_path)
+    before = open_files()
+    holder = place.lock()
+    assert holder is not None
+    assert (holder["pid"], holder["host"]) == (other.pid, os.uname().nodename)
+    assert abs(holder["since"] - time.time()) < 60
+    assert open_files() == before
+    # It ends with the process, however that ends.
+    other.kill()
+    other.wait()
+    for file in (other.stdin, other.stdout):
+        file.close()
+    assert place.lock() is None
+    assert Experiment(tmp_path).lock() == {
+        **holder,
+        **Experiment(tmp_path).lock(),
+        "pid": os.getpid(),
+    }  # type: ignore[dict-item]
+    place.unlock()
+    again = Experiment(tmp_path)
+    assert again.lock() is None
+    again.unlock()
+    again.unlock()
+
+
+def test_a_lock_is_not_left_to_children(tmp_path: Path) -> None:
+    """Else a ProxyCommand that lives on would keep the next head out."""
+    place = Experiment(tmp_path)
+    assert place.lock() is None
+    child = subprocess.Popen(["sleep", "1000"], close_fds=False)
+    place.unlock()
+    try:
+        assert Experiment(tmp_path).lock() is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+# -- finding ----------------------------------------------------------------------------------
+
+
+def test_all_of_them_the_newest_last(tmp_path: Path) -> None:
+    """By the time in the name: a copy or a touch does not make one newer."""
+    made(tmp_path, "z_20250101_000000")
+    made(tmp_path, "multi_node_20260301_120001")
+    made(tmp_path, "a_20260301_120000")
+    made(tmp_path, "b_20240101_000000")
+    made(tmp_path, "no_record_20270101_000000", with_record=False)
+    made(tmp_path, "20270101_000000")
+    made(tmp_path, "other")
+    (tmp_path / "file_20270101_000000").write_text("")
+    (tmp_path / "link_20270101_000000").symlink_to(tmp_path / "z_20250101_000000")
+    (tmp_path / ".gitkeep").write_text("")
+    assert [found.name for found in every(tmp_path)] == [
+        "b_20240101_000000",
+        "z_20250101_000000",
+        "a_20260301_120000",
+        "multi_node_20260301_120001",
+    ]
+    assert every(tmp_path / "none") == []
+    assert every(tmp_path / "file_20270101_000000") == []
+
+
+def test_the_newest(tmp_path: Path) -> None:
+    assert find(tmp_path, None) is None
+    made(tmp_path, "a_20260101_000000")
+    newest = made(tmp_path, "a_20260101_000001")
+    found = find(tmp_path, None)
+    assert found is not None
+    assert found.path == newest
+
+
+def test_by_name_or_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "experiments"
+    path = made(root, "a_20260101_000000")
+    elsewhere = made(tmp_path, "copied")
+    monkeypatch.chdir(tmp_path)
+    for wanted in ("a_20260101_000000", "a_20260101_000000/", str(path),
+                   "experiments/a_20260101_000000"):  # fmt: skip
+        found = find(Path("experiments"), wanted)
+        assert found is not None
+        assert found.path == path
+    found = find(root, "copied")
+    assert found is not None
+    assert found.path == elsewhere
+    for wanted in ("b", "a_20260101", "", ".", "experiments"):
+        assert find(root, wanted) is None
+
+
+def test_one_that_was_started_elsewhere(tmp_path: Path) -> None:
+    place = experiment.adopt(tmp_path / "experiments", record(experiment="a_20260101_000000"))
+    assert place.path == tmp_path / "experiments" / "a_20260101_000000"
+    assert place.logs.is_dir()
+    assert place.read_record().experiment == str(place.path)
+    with pytest.raises(UsageError, match="cannot be created"):
+        experiment.adopt(tmp_path / "experiments", record(experiment="a_20260101_000000"))
