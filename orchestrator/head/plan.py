@@ -19,6 +19,7 @@ from orchestrator.head.nodes import Node
 
 DEFAULT_PORT = 29500
 OLDEST_FORK = (2, 1)  # before it, torchrun's agent initialised CUDA when it counted devices
+AGENT = "orchestrator/node/agent.py"  # torchrun, sooner ready
 ENGINE = "orchestrator.engine.train"  # travels with what is shipped to every node
 
 
@@ -256,13 +257,16 @@ class _Draft:
     ) -> NodePlan:
         facts = found.facts
         workdir = facts.workdir if facts.workdir_exists else "/"
-        torchrun = (
-            *(facts.python, "-u", "-m", "torch.distributed.run"),
+        options: tuple[str, ...] = (
             *(f"--nnodes={self.nnodes}", f"--node-rank={index}", f"--nproc-per-node={count}"),
             *(f"--master-addr={self.master_address}", f"--master-port={self.port}"),
             f"--local-addr={place.address}",
         )
-        run_path = ("--run-path", "--start-method=fork") if self.start == "fork" else ()
+        torchrun: tuple[str, ...] = (facts.python, "-u", "-m", "torch.distributed.run")
+        agent = torchrun
+        if self.start == "fork":
+            options += ("--run-path", "--start-method=fork")
+            agent = (facts.python, "-u", posixpath.join(facts.library, AGENT))
         return NodePlan(
             index=index,
             node=found.node,
@@ -274,8 +278,8 @@ class _Draft:
             workdir=workdir,
             target=target,
             settings=self.settings(index, found, place, count, target),
-            agent=(*torchrun, *run_path),
-            paste=(*torchrun, *run_path, *program_words(target, workdir, facts.library)),
+            agent=(*agent, *options),
+            paste=(*torchrun, *options, *program_words(target, workdir, facts.library)),
             library=facts.library,
         )
 

@@ -20,9 +20,10 @@ from typing import Any
 
 from ground import (
     ROOT,
+    Cluster,
     Contender,
     Failed,
-    NetnsCluster,
+    Word,
     compete,
     first_line,
     machine,
@@ -72,29 +73,29 @@ def contenders(hosts: int) -> list[Contender]:
     ]
 
 
-def listed(cluster: NetnsCluster) -> str:
+def listed(cluster: Cluster) -> str:
     return ",".join(cluster.addresses)
 
 
-def in_parallel(cluster: NetnsCluster) -> list[str | Path]:
+def in_parallel(cluster: Cluster) -> list[Word]:
     """What a shell script does."""
     lines = "".join(f'ssh {address} true & all="$all $!"\n' for address in cluster.addresses)
     return ["bash", "-c", lines + "for one in $all; do wait $one || exit 1; done"]
 
 
-def timed(words: Any, cluster: NetnsCluster) -> Mapping[str, float]:
+def timed(words: Any, cluster: Cluster) -> Mapping[str, float]:
     command = words(cluster)
     started = time.perf_counter()
     run(cluster, command)
     return {"seconds": time.perf_counter() - started}
 
 
-def ours(cluster: NetnsCluster, rounds: int = 1) -> list[str | Path]:
+def ours(cluster: Cluster, rounds: int = 1) -> list[Word]:
     python = ["env", f"PYTHONPATH={ROOT}", sys.executable]
     return [*python, __file__, "--as-head", str(cluster.node_list), str(rounds)]
 
 
-def warm(cluster: NetnsCluster) -> Mapping[str, float]:
+def warm(cluster: Cluster) -> Mapping[str, float]:
     said = run(cluster, ours(cluster, 1 + WARM_ROUNDS)).said
     try:
         taken = json.loads(said)

@@ -25,6 +25,8 @@ sys.path.insert(0, str(ROOT))
 
 from tests.clusters.netns import NetnsCluster  # noqa: E402
 
+Cluster = NetnsCluster
+Word = str | Path  # of a command line
 PEERS = Path("/var/tmp/orchestrator-peers")  # not below $HOME, which each host has for itself
 LIMIT = 180.0  # seconds for one run of one contender
 # The head's own view: the hosts' names, and the way to them in the one place every ssh looks.
@@ -43,7 +45,7 @@ class Contender:
     """One way to do the work: `run` does it once on the cluster and returns what it measured."""
 
     name: str
-    run: Callable[[NetnsCluster], Mapping[str, float]]
+    run: Callable[[Cluster], Mapping[str, float]]
     missing: str = ""  # why it cannot take part here
     samples: list[Mapping[str, float]] = field(default_factory=list)
 
@@ -83,23 +85,23 @@ def progress(text: str) -> None:
 
 
 @contextlib.contextmanager
-def fresh(hosts: int, **options: Any) -> Iterator[NetnsCluster]:
+def fresh(hosts: int) -> Iterator[Cluster]:
     """Hosts, their network and their files; all gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="orchestrator-bench-") as directory:
-        cluster = NetnsCluster(hosts, Path(directory) / "cluster", **options)
+        cluster = NetnsCluster(hosts, Path(directory) / "cluster")
         cluster.environment["DS_ACCELERATOR"] = "cpu"
         with cluster:
             yield cluster
 
 
-def work_directory(cluster: NetnsCluster) -> Path:
+def work_directory(cluster: Cluster) -> Path:
     """Where a run keeps its files; hosts and head see the same."""
     path = cluster.directory.parent / "work"
     path.mkdir(exist_ok=True)
     return path
 
 
-def as_head(cluster: NetnsCluster, words: Sequence[str | Path]) -> list[str]:
+def as_head(cluster: Cluster, words: Sequence[Word]) -> list[str]:
     """The command line that runs `words` on the head of the cluster."""
     files = (cluster.directory / "hosts", cluster.ssh_config)
     return ["unshare", "--mount", "--uts", "bash", "-c", HEAD, "head", *map(str, (*files, *words))]
@@ -112,38 +114,52 @@ class Ran(NamedTuple):
     peak_kb: int  # of resident memory, of the command itself
 
 
-def run(cluster: NetnsCluster, words: Sequence[str | Path], *, silent: bool = False) -> Ran:
+def run(cluster: Cluster, words: Sequence[Word], *, silent: bool = False) -> Ran:
     """Run a command on the head until it ends. Failed if it did not succeed.
 
     silent: what it prints goes to /dev/null, as writing that down would cost time.
     """
     with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(
-            as_head(cluster, words),
-            cwd=work_directory(cluster),
-            env=head_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL if silent else said,
-            stderr=said,
-            start_new_session=True,
-        )
-        limit = threading.Timer(LIMIT, os.killpg, (process.pid, signal.SIGKILL))
-        limit.start()
-        try:
+        with on_head(cluster, words, subprocess.DEVNULL if silent else said, said) as process:
             _, status, usage = os.wait4(process.pid, 0)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-        finally:
-            limit.cancel()
-        process.returncode = os.waitstatus_to_exitcode(status)
+            process.returncode = os.waitstatus_to_exitcode(status)
         said.seek(0)
         text = said.read()
     if process.returncode:
         print(f"\n{text}", file=sys.stderr)
+    done_well(process)
+    return Ran(text, usage.ru_maxrss)
+
+
+@contextlib.contextmanager
+def on_head(
+    cluster: Cluster, words: Sequence[Word], out: Any, errors: Any = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command on the head that has LIMIT seconds; all of it is gone when this is left early."""
+    process = subprocess.Popen(
+        as_head(cluster, words),
+        cwd=work_directory(cluster),
+        env=head_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=errors,
+        start_new_session=True,
+    )
+    limit = threading.Timer(LIMIT, os.killpg, (process.pid, signal.SIGKILL))
+    limit.start()
+    try:
+        yield process
+    finally:
+        limit.cancel()
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def done_well(process: subprocess.Popen[bytes]) -> None:
+    if process.returncode:
         late = process.returncode == -signal.SIGKILL
         raise Failed(f"ended after {LIMIT:.0f} s" if late else f"exit code {process.returncode}")
-    return Ran(text, usage.ru_maxrss)
 
 
 def head_environment() -> dict[str, str]:
@@ -153,7 +169,7 @@ def head_environment() -> dict[str, str]:
     return {**env, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 
 
-def our(command: str) -> list[str | Path]:
+def our(command: str) -> list[Word]:
     """One of our commands as it is installed, with the code that lies beside this script."""
     return ["env", f"PYTHONPATH={ROOT}", Path(sys.executable).with_name(command)]
 

@@ -23,9 +23,10 @@ from typing import Any
 import timeline
 from ground import (
     PEERS,
+    Cluster,
     Contender,
     Failed,
-    NetnsCluster,
+    Word,
     compete,
     fresh,
     machine,
@@ -106,7 +107,7 @@ def lacks(python: Path, module: str) -> str:
     return f"missing: {module}" if done.returncode else ""
 
 
-def timed(ranks: int, words: Any, cluster: NetnsCluster) -> Mapping[str, float]:
+def timed(ranks: int, words: Any, cluster: Cluster) -> Mapping[str, float]:
     """Start, wait, read what each rank wrote. The clock is one for all hosts."""
     work = work_directory(cluster)
     shutil.copy(Path(__file__).with_name(PROGRAM), work)
@@ -125,17 +126,17 @@ def timed(ranks: int, words: Any, cluster: NetnsCluster) -> Mapping[str, float]:
     return {**steps, "exit": ended - started}
 
 
-def ours(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> list[str | Path]:
-    options = ["--nodes", cluster.node_list, "--experiments", out.parent / "experiments"]
-    options += ["--python", python, "--nproc", str(ranks)]
-    return [*our(OURS), *options, PROGRAM, out]
+def ours(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
+    words = [*our(OURS), "--nodes", cluster.node_list, "--python", python]
+    words += ["--experiments", out.parent / "experiments", "--nproc", str(ranks)]
+    return [*words, PROGRAM, out]
 
 
-def by_hand(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> list[str | Path]:
+def by_hand(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
     """What one types into as many terminals as there are nodes, at the same moment."""
     lines = []
     for number, address in enumerate(cluster.addresses):
-        torchrun = [python, "-m", "torch.distributed.run", f"--nnodes={cluster.size}"]
+        torchrun: list[Word] = [python, "-m", "torch.distributed.run", f"--nnodes={cluster.size}"]
         torchrun += [f"--node-rank={number}", f"--nproc-per-node={ranks}"]
         torchrun += [f"--master-addr={cluster.addresses[0]}", "--master-port=29500", PROGRAM, out]
         there = f"cd {out.parent} && {shlex.join(map(str, torchrun))}"
@@ -143,15 +144,16 @@ def by_hand(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> list[
     return ["bash", "-c", "".join(lines) + "for one in $all; do wait $one || exit 1; done"]
 
 
-def torchrunx(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> list[str | Path]:
+def torchrunx(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
     return [python, "-c", TORCHRUNX, ",".join(cluster.addresses), str(ranks), out]
 
 
-def deepspeed(python: Path, cluster: NetnsCluster, ranks: int, out: Path) -> list[str | Path]:
+def deepspeed(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
     hostfile = out.parent / "hostfile"
     hostfile.write_text("".join(f"{address} slots={ranks}\n" for address in cluster.addresses))
-    options = ["--hostfile", hostfile, "--master_addr", cluster.addresses[0], "--no_local_rank"]
-    return [python.with_name("deepspeed"), *options, "--launcher", "pdsh", PROGRAM, out]
+    words: list[Word] = [python.with_name("deepspeed"), "--hostfile", hostfile]
+    words += ["--launcher", "pdsh", "--master_addr", cluster.addresses[0]]
+    return [*words, "--no_local_rank", PROGRAM, out]
 
 
 def help_seconds() -> float:

@@ -9,7 +9,7 @@ BLOCK = 640  # lines that are written at once, as a program does whose output is
 
 
 def main(what: str, count: int, pause: float, note: str) -> None:
-    """what: `lines` without a pause, or `times`. note: begins the name of a file that gets the time of the first."""
+    """what: `lines` without a pause, or `times`; note: a file for when it began, and its host."""
     with open(f"{note}_{os.uname().nodename}", "w", encoding="ascii") as file:  # noqa: PTH123
         file.write(str(time.time()))
     if what == "lines":

@@ -11,12 +11,11 @@ Every byte that came is compared with what was printed.
 from __future__ import annotations
 
 import argparse
-import hashlib
+import filecmp
 import os
 import re
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -28,15 +27,16 @@ from typing import Any
 
 import lines
 from ground import (
+    Cluster,
     Contender,
     Failed,
-    NetnsCluster,
-    as_head,
+    Word,
     compete,
+    done_well,
     first_line,
     fresh,
-    head_environment,
     machine,
+    on_head,
     our,
     progress,
     require_root,
@@ -52,7 +52,6 @@ DELAY_LINES, DELAY_PAUSE = 1000, 0.005
 TIME = re.compile(rb"\d{10}\.\d+")
 SMALL_MEGABYTES = 16
 LINES_PER_MEGABYTE = 1_000_000 // len(lines.LINE)
-Words = list[str | Path]
 
 
 def main() -> None:
@@ -74,14 +73,14 @@ def main() -> None:
             rates("A job that prints it now, to the local file", live, options.megabytes),
             delay_table(delays),
             "The head's peak memory while it attaches to a log of "
-            + ", ".join(f"{size} MB: {kb / 1024:.0f} MiB" for size, kb in memory.items()),
+            + ", ".join(f"{size} MB: {peak}" for size, peak in memory.items()),
         ]
     )
     data = {
         "lying": as_data(lying),
         "live": as_data(live),
         "delay": {one.name: one.missing or one.samples for one in delays},
-        "peak_kb": memory,
+        "peak": memory,
     }
     show(options.json, f"Logs (median of {options.repeat})", about, text, data)
 
@@ -106,7 +105,7 @@ def lying_contenders(share: int) -> list[Contender]:
     ]
 
 
-def cat(share: int, cluster: NetnsCluster) -> Mapping[str, float]:
+def cat(share: int, cluster: Cluster) -> Mapping[str, float]:
     logs = lying_logs(cluster, share)
     copies = [work_directory(cluster) / f"copy_{i}" for i in range(cluster.size)]
     home = Path(cluster.home_path)
@@ -117,7 +116,7 @@ def cat(share: int, cluster: NetnsCluster) -> Mapping[str, float]:
     return arrived(copies, share, started)
 
 
-def attach(options: Sequence[str], share: int, cluster: NetnsCluster) -> Mapping[str, float]:
+def attach(options: Sequence[str], share: int, cluster: Cluster) -> Mapping[str, float]:
     """Take up the detached job from the state in which its launch left it."""
     logs = lying_logs(cluster, share)
     experiments, saved = experiments_of(cluster), work_directory(cluster) / "saved"
@@ -130,7 +129,7 @@ def attach(options: Sequence[str], share: int, cluster: NetnsCluster) -> Mapping
     return arrived(local_logs(cluster), share, started) | {"peak_kb": ran.peak_kb}
 
 
-def lying_logs(cluster: NetnsCluster, share: int) -> list[Path]:
+def lying_logs(cluster: Cluster, share: int) -> list[Path]:
     """The logs of a job that was left running and has ended since; made once for each cluster."""
     saved = work_directory(cluster) / "saved"
     if not saved.exists():
@@ -141,12 +140,12 @@ def lying_logs(cluster: NetnsCluster, share: int) -> list[Path]:
     return node_logs(cluster)
 
 
-def node_logs(cluster: NetnsCluster) -> list[Path]:
+def node_logs(cluster: Cluster) -> list[Path]:
     everyone = range(cluster.size)
     return [one_file(cluster.home(i), f".orchestrator/runs/*/{i}/log") for i in everyone]
 
 
-def has_ended(cluster: NetnsCluster, i: int) -> bool:
+def has_ended(cluster: Cluster, i: int) -> bool:
     events = list(cluster.home(i).glob(f".orchestrator/runs/*/{i}/events.jsonl"))
     return bool(events) and '"event": "ended"' in events[0].read_text()
 
@@ -170,7 +169,7 @@ def live_contenders(share: int) -> list[Contender]:
     ]
 
 
-def live_ssh(share: int, cluster: NetnsCluster) -> Mapping[str, float]:
+def live_ssh(share: int, cluster: Cluster) -> Mapping[str, float]:
     put_program(cluster)
     copies = [work_directory(cluster) / f"copy_{i}" for i in range(cluster.size)]
     command = shlex.join([sys.executable, *program_words(cluster, "lines", share, 0.0)])
@@ -178,7 +177,7 @@ def live_ssh(share: int, cluster: NetnsCluster) -> Mapping[str, float]:
     return arrived(copies, share, first_print(cluster))
 
 
-def live_ours(options: Sequence[str], share: int, cluster: NetnsCluster) -> Mapping[str, float]:
+def live_ours(options: Sequence[str], share: int, cluster: Cluster) -> Mapping[str, float]:
     shutil.rmtree(experiments_of(cluster), ignore_errors=True)
     for i in range(cluster.size):
         shutil.rmtree(cluster.home(i) / ".orchestrator/runs", ignore_errors=True)
@@ -188,7 +187,7 @@ def live_ours(options: Sequence[str], share: int, cluster: NetnsCluster) -> Mapp
     return found | {"peak_kb": ran.peak_kb}
 
 
-def first_print(cluster: NetnsCluster) -> float:
+def first_print(cluster: Cluster) -> float:
     notes = work_directory(cluster).glob("first_*")
     return min(float(note.read_text()) for note in notes)
 
@@ -196,26 +195,26 @@ def first_print(cluster: NetnsCluster) -> float:
 # -- what both have in common -------------------------------------------------------------------
 
 
-def put_program(cluster: NetnsCluster) -> None:
+def put_program(cluster: Cluster) -> None:
     shutil.copy(Path(__file__).with_name(PROGRAM), work_directory(cluster))
 
 
-def program_words(cluster: NetnsCluster, what: str, count: int, pause: float) -> list[str]:
+def program_words(cluster: Cluster, what: str, count: int, pause: float) -> list[str]:
     work = work_directory(cluster)
     return [str(work / PROGRAM), what, str(count), str(pause), str(work / "first")]
 
 
 def launch_words(
-    cluster: NetnsCluster, options: Sequence[str], what: str, count: int, pause: float
-) -> Words:
-    """One rank on each node; the first one notes when it began."""
+    cluster: Cluster, options: Sequence[str], what: str, count: int, pause: float
+) -> list[Word]:
+    """One rank on each node."""
     put_program(cluster)
-    common = ["--nodes", cluster.node_list, "--experiments", experiments_of(cluster)]
+    common: list[Word] = ["--nodes", cluster.node_list, "--experiments", experiments_of(cluster)]
     program = program_words(cluster, what, count, pause)
     return [*our("master_launch"), *common, "--nproc", "1", *options, *program]
 
 
-def through_ssh(cluster: NetnsCluster, commands: Sequence[str], copies: Sequence[Path]) -> None:
+def through_ssh(cluster: Cluster, commands: Sequence[str], copies: Sequence[Path]) -> None:
     """Each node's command by an ssh of its own, all at once, each into its file."""
     script = "".join(
         f'ssh {address} {shlex.quote(command)} > {copy} & all="$all $!"\n'
@@ -224,11 +223,11 @@ def through_ssh(cluster: NetnsCluster, commands: Sequence[str], copies: Sequence
     run(cluster, ["bash", "-c", script + "for one in $all; do wait $one || exit 1; done"])
 
 
-def experiments_of(cluster: NetnsCluster) -> Path:
+def experiments_of(cluster: Cluster) -> Path:
     return work_directory(cluster) / "experiments"
 
 
-def local_logs(cluster: NetnsCluster) -> list[Path]:
+def local_logs(cluster: Cluster) -> list[Path]:
     found = experiments_of(cluster)
     return [one_file(found, f"*/logs/node_{i}_*.txt") for i in range(cluster.size)]
 
@@ -259,13 +258,8 @@ def check(path: Path, share: int) -> None:
 
 def same(files: Sequence[Path], others: Sequence[Path]) -> None:
     for path, other in zip(files, others, strict=True):
-        if sha256(path) != sha256(other):
+        if not filecmp.cmp(path, other, shallow=False):
             raise Failed(f"{path} and {other} are not the same")
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # -- the delay of a line ------------------------------------------------------------------------
@@ -278,42 +272,30 @@ def delay_contenders() -> list[Contender]:
     ]
 
 
-def delay_ssh(cluster: NetnsCluster) -> Mapping[str, float]:
+def delay_ssh(cluster: Cluster) -> Mapping[str, float]:
     put_program(cluster)
     program = program_words(cluster, "times", DELAY_LINES, DELAY_PAUSE)
     return delays(cluster, ["ssh", cluster.addresses[0], shlex.join([sys.executable, *program])])
 
 
-def delay_ours(cluster: NetnsCluster) -> Mapping[str, float]:
+def delay_ours(cluster: Cluster) -> Mapping[str, float]:
     shutil.rmtree(experiments_of(cluster), ignore_errors=True)
     return delays(cluster, launch_words(cluster, [], "times", DELAY_LINES, DELAY_PAUSE))
 
 
-def delays(cluster: NetnsCluster, words: Words) -> Mapping[str, float]:
+def delays(cluster: Cluster, words: Sequence[Word]) -> Mapping[str, float]:
     """Read what the command prints; each line with a time of day tells how old it is."""
-    process = subprocess.Popen(
-        as_head(cluster, words),
-        cwd=work_directory(cluster),
-        env=head_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
     found, rest = [], b""
-    try:
-        while data := os.read(process.stdout.fileno(), 1 << 16):
-            now = time.time()
-            *whole, rest = (rest + data).split(b"\n")
-            words_at_end = (line.rpartition(b" ")[2] for line in whole)
-            found += [now - float(word) for word in words_at_end if TIME.fullmatch(word)]
-        if process.wait() != 0:
-            raise Failed(f"exit code {process.returncode}")
-    finally:
-        process.stdout.close()
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with on_head(cluster, words, subprocess.PIPE) as process:
+        assert process.stdout is not None
+        with process.stdout:
+            while data := os.read(process.stdout.fileno(), 1 << 16):
+                now = time.time()
+                *whole, rest = (rest + data).split(b"\n")
+                last_words = (line.rpartition(b" ")[2] for line in whole)
+                found += [now - float(word) for word in last_words if TIME.fullmatch(word)]
+        process.wait()
+    done_well(process)
     if len(found) != DELAY_LINES:
         raise Failed(f"{len(found)} of {DELAY_LINES} lines arrived")
     cuts = statistics.quantiles(found, n=100)
@@ -323,12 +305,15 @@ def delays(cluster: NetnsCluster, words: Words) -> Mapping[str, float]:
 # -- memory -------------------------------------------------------------------------------------
 
 
-def peak_memory(megabytes: int) -> int:
+def peak_memory(megabytes: int) -> str:
+    """Of the head, while it attaches to one log of this size."""
     progress(f"memory, {megabytes} MB")
-    with fresh(1) as cluster:
-        found = int(attach(["--quiet"], megabytes * LINES_PER_MEGABYTE, cluster)["peak_kb"])
-    progress("")
-    return found
+    try:
+        with fresh(1) as cluster:
+            found = attach(["--quiet"], megabytes * LINES_PER_MEGABYTE, cluster)
+        return f"{found['peak_kb'] / 1024:.0f} MiB"
+    except Failed as failure:
+        return f"failed: {failure}"
 
 
 # -- the results --------------------------------------------------------------------------------

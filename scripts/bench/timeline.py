@@ -10,12 +10,13 @@ import functools
 import importlib
 import itertools
 import json
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 WRAPPED = (
     ("orchestrator.head.front", "request_of", "read the config"),
@@ -55,7 +56,7 @@ def record(file: Path) -> None:
     """Run master_launch with the rest of the command line; its spans as JSON in the file."""
     spans: list[tuple[float, float, str]] = [(0.0, time.time(), "Python starts")]
     begin = time.time()
-    from orchestrator import cli, entry
+    from orchestrator import entry
 
     for module, name, what in WRAPPED:
         owner: Any = importlib.import_module(module)
@@ -64,13 +65,13 @@ def record(file: Path) -> None:
             owner = getattr(owner, part)
         setattr(owner, last, noted(getattr(owner, last), what, spans))
     spans.append((begin, time.time(), "imports"))
-    leave = cli.os._exit
+    leave = os._exit
 
-    def write_and_leave(code: int) -> None:
+    def write_and_leave(status: int) -> NoReturn:
         file.write_text(json.dumps(spans))
-        leave(code)
+        leave(status)
 
-    cli.os._exit = write_and_leave  # type: ignore[assignment]
+    os._exit = write_and_leave  # the way that our commands end
     entry.master_launch()
 
 

@@ -60,7 +60,11 @@ def test_two_nodes() -> None:
     assert (made.start, made.notes, made.spares) == ("fork", (), ())
     assert [node.agent for node in made.nodes] == [
         (
-            *("/usr/bin/python3", "-u", "-m", "torch.distributed.run"),
+            *(
+                "/usr/bin/python3",
+                "-u",
+                "/home/bob/.orchestrator/lib/0123/orchestrator/node/agent.py",
+            ),
             *("--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=2"),
             *("--master-addr=10.0.0.1", "--master-port=29500", f"--local-addr=10.0.0.{rank + 1}"),
             *("--run-path", "--start-method=fork"),

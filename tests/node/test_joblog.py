@@ -143,6 +143,12 @@ def test_a_long_line_waits_for_nothing(files: Files) -> None:
     assert files.log.stat().st_size == PARTIAL_BYTES + 1
 
 
+def test_who_goes_on_is_not_said_again(files: Files) -> None:
+    for stream in "001110":
+        files.job_log.feed(stream, b"12345\n")
+    assert files.ranks.read_bytes() == b"0 0\n12 1\n30 0\n"
+
+
 def test_files_are_their_owners_alone(files: Files) -> None:
     assert {oct(path.stat().st_mode & 0o777) for path in (files.log, files.ranks)} == {"0o600"}
 

@@ -403,6 +403,17 @@ def test_forked_ranks_draw_different_numbers(begin: Begin, tmp_path: Path) -> No
     assert len(set(drawn)) == 4
 
 
+@both
+def test_the_temporary_files_of_torchrun_are_left_alone(
+    begin: Begin, tmp_path: Path, start: str
+) -> None:
+    """A forked rank inherits what removes them at the end."""
+    (tmp_path / "ends.py").write_text("")
+    ranks = begin(start, "ends.py")
+    assert ranks.end() == 0
+    assert ranks.agent.returncode == 0
+
+
 # -- the keeper -------------------------------------------------------------------------------
 
 WAITS = """

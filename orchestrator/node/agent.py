@@ -1,0 +1,42 @@
+"""torchrun for the fast start: what `python -m torch.distributed.run` runs, sooner ready.
+
+Stands alone: the ranks are forked from this process, so it imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+import time
+
+PATIENCE = 60.0  # for the master to listen; after that torchrun goes on waiting in its own way
+
+
+def main() -> None:
+    sys.path[0] = os.getcwd()  # as -m has it
+    gc.disable()  # importing torch makes a million objects, none of them garbage: 0.1 s of 0.9
+    from torch.distributed.run import main as torchrun
+
+    gc.freeze()  # forked ranks share these pages for as long as nobody touches them
+    gc.enable()
+    options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+    if options["--node-rank"] != "0":
+        wait_for(options["--master-addr"], int(options["--master-port"]))
+    torchrun()
+
+
+def wait_for(address: str, port: int) -> None:
+    """Until the master's agent listens: refused once, torchrun tries again half a second later."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((address, port), timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    main()
