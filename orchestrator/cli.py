@@ -219,9 +219,7 @@ def emergency_stop_command(**options: Any) -> int:
     return front.emergency_stop(options)
 
 
-@cli.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)
+@cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--size", type=click.IntRange(1, 16), default=2, show_default=True, help="Nodes.")
 @click.option("--keep", is_flag=True, help="Keep the cluster for your own commands until Ctrl-C.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[LAUNCH-OPTIONS...]")
