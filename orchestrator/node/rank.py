@@ -244,6 +244,8 @@ def forget_torchrun() -> None:
     set_start_method(None, force=True)
     process.current_process().name = "MainProcess"
     process._parent_process = None  # type: ignore[attr-defined]
+    atexit.unregister(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False  # the agent's temporary files are not ours to remove
     numpy_random = sys.modules.get("numpy.random")

@@ -141,7 +141,10 @@ class Job:
         return {name: data.decode() for name, data in streams(log, ranks).items()}
 
     def said(self, words: str, stream: str = "0") -> bool:
-        return words in self.output.get(stream, "")
+        there = words in self.output.get(stream, "")
+        over = self.supervisor is not None and self.supervisor.poll() is not None
+        assert there or not over, f"it ended without {words!r}: {self.output}"
+        return there
 
     def living(self) -> list[int]:
         return [process.pid for process in processes.of_job(self.run.job, self.run.node)]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.node import agent
 from orchestrator.node.supervisor import FAILED_GRACE
 from tests.node.running import PYTHON, Job, alive, script, wait_until
 
@@ -25,9 +26,11 @@ both = pytest.mark.parametrize("start", ["fork", "plain"])
 
 
 def torchrun(start: str, port: int, nproc: int) -> list[str]:
+    """As the plan has it."""
+    plain = ["-m", "torch.distributed.run"]
     fork = ["--run-path", "--start-method=fork"] if start == "fork" else []
     return [
-        *(sys.executable, "-u", "-m", "torch.distributed.run"),
+        *(sys.executable, "-u", *([agent.__file__] if fork else plain)),
         *("--nnodes=1", "--node-rank=0", f"--nproc-per-node={nproc}"),
         *("--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", *fork),
     ]
@@ -292,8 +295,8 @@ def test_a_rank_that_starts_after_the_end_is_told_so(new_job: NewJob, tmp_path: 
     job = new_job()
     spec = job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)"))
     deaf = "trap '' TERM; echo deaf; while [ ! -e go ]; do sleep 0.02; done; \"$@\"; exit 0"
-    agent = ["sh", "-c", f"cd {tmp_path}; {deaf}", "sh", *spec["agent"]]
-    job.start({**spec, "agent": agent})
+    words = ["sh", "-c", f"cd {tmp_path}; {deaf}", "sh", *spec["agent"]]
+    job.start({**spec, "agent": words})
     wait_until(lambda: job.said("deaf", "-"))
     job.end("over", 20.0)
     (tmp_path / "go").touch()
@@ -372,8 +375,8 @@ def test_another_job_of_the_same_user_is_left_alone(new_job: NewJob, tmp_path: P
 
 def test_torchrun_that_fails_by_itself(new_job: NewJob, tmp_path: Path) -> None:
     job = new_job()
-    agent = ["sh", "-c", "echo these are its words >&2; exit 7"]
-    ended = job.start(job.spec(script(tmp_path, ""), agent=agent)).wait()
+    words = ["sh", "-c", "echo these are its words >&2; exit 7"]
+    ended = job.start(job.spec(script(tmp_path, ""), agent=words)).wait()
     assert (ended["agent"], ended["why"], ended["ranks"]) == (7, "", {})
     assert job.output == {"-": "these are its words\n"}
 

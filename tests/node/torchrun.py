@@ -85,7 +85,7 @@ def told(*_: object) -> None:
 
 def main() -> int:
     given = options()
-    own = tempfile.TemporaryDirectory(dir=given.log_dir)
+    own = tempfile.TemporaryDirectory()
     signal.signal(signal.SIGTERM, told)
     if given.broken_fork:
         torch: Any = types.ModuleType("torch")
