@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from orchestrator.node import agent
+
+
+def test_a_worker_begins_as_soon_as_the_master_listens() -> None:
+    with socket.socket() as master:
+        master.bind(("127.0.0.1", 0))  # bound, and refusing
+        later = threading.Timer(0.3, master.listen)
+        later.start()
+        began = time.monotonic()
+        agent.wait_for("127.0.0.1", master.getsockname()[1])
+        assert 0.25 < time.monotonic() - began < 5
+        later.join()
+
+
+def test_a_master_that_never_comes_is_left_to_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "PATIENCE", 0.2)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        agent.wait_for("127.0.0.1", nobody.getsockname()[1])
