@@ -6,6 +6,7 @@ Stands alone: the ranks are forked from this process, so it imports nothing of o
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import socket
 import sys
@@ -17,14 +18,13 @@ PATIENCE = 60.0  # for the master to listen; after that torchrun goes on waiting
 def main() -> None:
     sys.path[0] = os.getcwd()  # as -m has it
     gc.disable()  # importing torch makes a million objects, none of them garbage: 0.1 s of 0.9
-    from torch.distributed.run import main as torchrun
-
+    torchrun = importlib.import_module("torch.distributed.run")
     gc.freeze()  # forked ranks share these pages for as long as nobody touches them
     gc.enable()
     options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
     if options["--node-rank"] != "0":
         wait_for(options["--master-addr"], int(options["--master-port"]))
-    torchrun()
+    torchrun.main()
 
 
 def wait_for(address: str, port: int) -> None:

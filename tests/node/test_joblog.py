@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.head.logs import LogFile, LogReader
@@ -78,6 +78,7 @@ pieces = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(pieces)
 def test_every_byte_arrives_in_order(fed: list[tuple[str, bytes, bool]]) -> None:
     """For any splitting, and however often a slow line is given up."""
@@ -95,6 +96,7 @@ def test_every_byte_arrives_in_order(fed: list[tuple[str, bytes, bool]]) -> None
         assert whole([(piece.stream, piece.data) for piece in reader.read(1 << 30)]) == expected
 
 
+@settings(deadline=None)
 @given(pieces)
 def test_lines_of_two_streams_never_mix(fed: list[tuple[str, bytes, bool]]) -> None:
     """Without a pause, what one stream wrote in one go ends where a line ends."""
@@ -209,6 +211,7 @@ class SmallDisk:
         return written
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(["0", "1"]), st.integers(0, 60)), min_size=1, max_size=12),
     st.integers(0, 300),
