@@ -26,7 +26,7 @@ def facts(*addresses: str, **fields: Any) -> Facts:
         gpus=0,
         addresses=tuple(found),
         routes={},
-        workdir="/work",
+        workdir="/job",
         workdir_exists=True,
         target_kind="script",
         target_name="train.py",

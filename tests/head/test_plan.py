@@ -344,9 +344,9 @@ def test_the_text_of_a_dry_run() -> None:
         "# note: nodes have different numbers of ranks (a: 2, b: 1)",
         "# spare: c",
     ]
-    assert first.startswith("# node 0: a (ranks 0-1: slots= in the list)\ncd /work\n")
+    assert first.startswith("# node 0: a (ranks 0-1: slots= in the list)\ncd /job\n")
     assert second.startswith("# node 1: b (rank 2: slots= in the list)\n")
-    assert second.endswith("--run-path --start-method=fork /work/train.py")
+    assert second.endswith("--run-path --start-method=fork /job/train.py")
 
 
 def test_the_json_of_a_dry_run() -> None:
@@ -356,5 +356,5 @@ def test_the_json_of_a_dry_run() -> None:
     assert (first["ranks"], second["ranks"]) == ([0, 1], [2])
     assert first["command"] == list(made.nodes[0].paste)
     assert first["env"] == made.nodes[0].env
-    assert first["shell"].endswith("/work/train.py 'a b'")
+    assert first["shell"].endswith("/job/train.py 'a b'")
     assert (data["world_size"], data["master_port"], data["start"]) == (3, 29500, "fork")
