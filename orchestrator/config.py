@@ -1,4 +1,4 @@
-"""YAML + overrides -> frozen dataclasses. An unknown key is an error that names the nearest.
+"""All that can be configured, as frozen dataclasses. Read from YAML by configfile.py.
 
 The classes are the reference: a key exists because a field does, and a field exists because
 something honours it. Used by the head (launch) and by every rank (engine).
@@ -6,21 +6,20 @@ something honours it. Used by the head (launch) and by every rank (engine).
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import re
-import types
-import typing
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from orchestrator.errors import UsageError, nearest
+from orchestrator import contradictions
+from orchestrator.errors import UsageError
+from orchestrator.strict import above, at_least, multiple, one_of, part
 
-T = TypeVar("T")
+SHARDED = ("hybrid_shard", "full_shard", "shard_grad_op")
+COPIED = ("ddp", "no_shard")  # two names of one thing: a whole copy on every rank
 
-VARIABLES = ("nccl", "env")  # the sections that hold the environment of the ranks
+
+def only(name: str, *values: Any) -> Any:
+    """For a field that means something only while another one has one of these values."""
+    return {"only": (name, values)}
 
 
 @dataclass(frozen=True)
@@ -36,73 +35,330 @@ class Launch:
     hook: str | None = None  # a shell file whose exports are applied on each node
     connect_timeout: float = 10.0  # seconds to reach a node
     node_loss_timeout: float = 60.0  # seconds without a node before the job is ended
+    on_node_loss: str = "stop"  # what happens then: stop, or wait for it until the user stops
+    on_head_loss: str = "continue"  # or stop: the nodes end a job whose head is gone for as long
+    hang_timeout: float = 600.0  # seconds without any progress before asking why; 0: never
+    on_hang: str = "stop"  # what happens then: stop, or leave
     grace: float = 30.0  # seconds between asking the ranks to stop and killing them
     strict_host_keys: bool = False  # refuse hosts that known_hosts does not list
 
     def __post_init__(self) -> None:
         one_of("launch.start", self.start, ("fork", "plain"))
-        if self.nproc is not None:
-            at_least("launch.nproc", self.nproc, 1)
+        one_of("launch.on_node_loss", self.on_node_loss, ("stop", "wait"))
+        one_of("launch.on_head_loss", self.on_head_loss, ("continue", "stop"))
+        one_of("launch.on_hang", self.on_hang, ("stop", "leave"))
+        at_least("launch.nproc", self.nproc, 1)
         if self.master_port is not None and not 1 <= self.master_port <= 65535:
             raise UsageError(f"launch.master_port is {self.master_port}: a port is 1 to 65535")
-        for name in ("connect_timeout", "node_loss_timeout", "grace"):
+        for name in ("connect_timeout", "node_loss_timeout", "hang_timeout", "grace"):
             at_least(f"launch.{name}", getattr(self, name), 0)
 
 
 @dataclass(frozen=True)
 class Training:
-    """The training run of the built-in engine."""
+    """The course of the run."""
 
-    max_steps: int = 100
-    batch_size: int = 8  # sequences per rank and step
-    seq_len: int = 64
-    seed: int = 0
-    log_every: int = 10
+    max_steps: int = 100  # optimizer steps
+    max_minutes: float | None = None  # save and end after so long, whatever comes first
+    batch_size: int = 8  # samples per rank and micro-batch
+    gradient_accumulation: int = 1  # micro-batches per step
+    mixed_precision: str = "fp32"  # of the computation: fp32, bf16, fp16; weights stay fp32
+    activation_checkpointing: str = "none"  # none; selective: keep the costly ones; full
+    grad_clip_norm: float = 1.0  # largest norm of the whole gradient; 0 leaves it as it is
+    seed: int = 0  # of the weights, the order of the samples, and dropout
+    deterministic: bool = False  # only operations that give the same bits every time
+    max_bad_steps: int = 10  # end after so many steps in a row with NaN or inf
+    eval_steps: int | None = None  # evaluate on the held-out samples every so many steps
+    eval_seconds: float | None = None  # or every so many seconds
+    eval_batches: int | None = None  # at most so many batches per rank; else all samples
+    loss: str | None = None  # package.module:function of (model, batch); else the model's own
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "batch_size", "seq_len", "log_every"):
+        for name in ("max_steps", "batch_size", "gradient_accumulation", "max_bad_steps"):
             at_least(f"training.{name}", getattr(self, name), 1)
+        for name in ("eval_steps", "eval_batches"):
+            at_least(f"training.{name}", getattr(self, name), 1)
+        for name in ("max_minutes", "eval_seconds"):
+            above(f"training.{name}", getattr(self, name), 0)
+        at_least("training.grad_clip_norm", self.grad_clip_norm, 0)
+        one_of("training.mixed_precision", self.mixed_precision, ("fp32", "bf16", "fp16"))
+        kept = ("none", "selective", "full")
+        one_of("training.activation_checkpointing", self.activation_checkpointing, kept)
+        if self.eval_batches and not (self.eval_steps or self.eval_seconds):
+            raise UsageError(
+                "training.eval_batches is set, but neither training.eval_steps nor"
+                " training.eval_seconds says when to evaluate"
+            )
+
+
+DECODER = only("model.kind", "decoder")
+RANKING = only("model.kind", "ranking")
+OWN_MODEL = only("model.kind", "target")
+BUILT_IN = only("model.kind", "decoder", "ranking")
 
 
 @dataclass(frozen=True)
 class Model:
-    """A small decoder language model over bytes."""
+    """What is trained: a decoder language model, a ranking transformer, or your own."""
 
-    num_layers: int = 2
-    model_dim: int = 64
-    num_heads: int = 4
+    kind: str = "decoder"  # decoder, ranking, or target (implied by model.target)
+    target: str | None = field(default=None, metadata=OWN_MODEL)  # package.module:function
+    args: dict[str, Any] = field(default_factory=dict, metadata=OWN_MODEL)  # what it is called with
+    vocab_size: int = field(default=256, metadata=BUILT_IN)  # tokens; ids of a sparse feature
+    model_dim: int = field(default=64, metadata=BUILT_IN)
+    num_layers: int = field(default=2, metadata=BUILT_IN)
+    num_heads: int = field(default=4, metadata=BUILT_IN)
+    mlp_hidden_dim: int | None = field(default=None, metadata=BUILT_IN)  # 8/3 or 4 x model_dim
+    dropout: float = field(default=0.0, metadata=BUILT_IN)
+    num_kv_heads: int | None = field(default=None, metadata=DECODER)  # fewer: grouped queries
+    rope_theta: float = field(default=10000.0, metadata=DECODER)
+    norm_eps: float = field(default=1e-5, metadata=DECODER)
+    tie_embeddings: bool = field(default=False, metadata=DECODER)  # head and embedding are one
+    loss_chunk: int = field(default=4096, metadata=DECODER)  # tokens whose logits exist at a time
+    embedding_dim: int = field(default=32, metadata=RANKING)  # of each sparse feature
+    sparse_features: int = field(default=8, metadata=RANKING)
+    num_dense_features: int = field(default=4, metadata=RANKING)
+    dense_dim: int = field(default=16, metadata=RANKING)  # numbers per dense feature
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "model_dim", "num_heads"):
+        if self.target is not None and self.kind != "target":
+            if self.kind != Model.kind:
+                raise UsageError(f"model.kind is {self.kind!r}, but model.target is set too")
+            object.__setattr__(self, "kind", "target")
+        one_of("model.kind", self.kind, ("decoder", "ranking", "target"))
+        if self.kind == "target" and self.target is None:
+            raise UsageError("model.kind is 'target', but model.target names no function")
+        for name in ("vocab_size", "model_dim", "num_layers", "num_heads", "mlp_hidden_dim"):
             at_least(f"model.{name}", getattr(self, name), 1)
-        if self.model_dim % self.num_heads:
+        for name in ("num_kv_heads", "loss_chunk", "embedding_dim", "sparse_features"):
+            at_least(f"model.{name}", getattr(self, name), 1)
+        for name in ("num_dense_features", "dense_dim"):
+            at_least(f"model.{name}", getattr(self, name), 1)
+        above("model.rope_theta", self.rope_theta, 0)
+        above("model.norm_eps", self.norm_eps, 0)
+        part("model.dropout", self.dropout)
+        multiple("model.model_dim", self.model_dim, "model.num_heads", self.num_heads)
+        if self.kind == "decoder" and self.model_dim // self.num_heads % 2:
             raise UsageError(
-                f"model.model_dim ({self.model_dim}) is not a multiple of"
-                f" model.num_heads ({self.num_heads})"
+                f"model.model_dim ({self.model_dim}) / model.num_heads ({self.num_heads})"
+                " must be even: positions turn pairs of channels"
             )
+        if self.num_kv_heads is not None:
+            multiple("model.num_heads", self.num_heads, "model.num_kv_heads", self.num_kv_heads)
+
+
+TOKENS = only("dataset.kind", "tokens")
+SYNTHETIC = only("dataset.kind", "synthetic")
+TEXT = only("dataset.kind", "library", "tokens", "synthetic")
+OWN_DATA = only("dataset.kind", "target")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What it is trained on. Every sample is seen once per epoch, for any number of ranks."""
+
+    kind: str = "library"  # library: Python's own sources, as bytes; synthetic; tokens; target
+    path: str | None = field(default=None, metadata=TOKENS)  # a file of scripts/make_tokens.py
+    eval_path: str | None = field(default=None, metadata=TOKENS)  # else the end of path
+    target: str | None = field(default=None, metadata=OWN_DATA)  # package.module:function
+    args: dict[str, Any] = field(default_factory=dict, metadata=OWN_DATA)
+    sequence_length: int = field(default=64, metadata=TEXT)  # tokens per sample
+    num_samples: int = field(default=10000, metadata=SYNTHETIC)
+    eval_fraction: float = field(default=0.05, metadata=TEXT)  # held out, without eval_path
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        implied = "target" if self.target is not None else "tokens" if self.path else self.kind
+        if implied != self.kind:
+            if self.kind != Dataset.kind:
+                key = "target" if self.target is not None else "path"
+                raise UsageError(f"dataset.kind is {self.kind!r}, but dataset.{key} is set too")
+            object.__setattr__(self, "kind", implied)
+        one_of("dataset.kind", self.kind, ("library", "synthetic", "tokens", "target"))
+        if self.kind == "target" and self.target is None:
+            raise UsageError("dataset.kind is 'target', but dataset.target names no function")
+        if self.kind == "tokens" and self.path is None:
+            raise UsageError("dataset.kind is 'tokens', but dataset.path names no file")
+        at_least("dataset.sequence_length", self.sequence_length, 1)
+        at_least("dataset.num_samples", self.num_samples, 2)
+        part("dataset.eval_fraction", self.eval_fraction)
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """AdamW; the learning rate warms up over a twentieth of the steps and falls by a cosine."""
+    """How a gradient becomes a step. Matrices decay, vectors (norms, biases) do not."""
 
+    name: str = "adamw"  # or sgd
     lr: float = 3e-3  # at its highest
     weight_decay: float = 0.01
-    grad_clip: float = 1.0  # largest global norm of the gradients; 0 leaves them as they are
+    betas: tuple[float, float] = field(
+        default=(0.9, 0.95), metadata=only("optimizer.name", "adamw")
+    )
+    eps: float = field(default=1e-8, metadata=only("optimizer.name", "adamw"))
+    momentum: float = field(default=0.9, metadata=only("optimizer.name", "sgd"))
 
     def __post_init__(self) -> None:
-        for name in ("lr", "weight_decay", "grad_clip"):
+        one_of("optimizer.name", self.name, ("adamw", "sgd"))
+        for name in ("lr", "weight_decay", "eps"):
             at_least(f"optimizer.{name}", getattr(self, name), 0)
+        part("optimizer.betas[0]", self.betas[0])
+        part("optimizer.betas[1]", self.betas[1])
+        part("optimizer.momentum", self.momentum)
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """The learning rate: up from zero over the warm-up, then as its name says."""
+
+    name: str = "cosine"  # constant, linear, cosine, or wsd: warm up, stay, decay
+    warmup_steps: int | None = None  # a twentieth of all
+    total_steps: int | None = None  # training.max_steps
+    decay_steps: int | None = field(default=None, metadata=only("scheduler.name", "wsd"))  # a fifth
+    min_lr_ratio: float = field(
+        default=0.1, metadata=only("scheduler.name", "linear", "cosine", "wsd")
+    )  # at the end, of optimizer.lr
+
+    def __post_init__(self) -> None:
+        one_of("scheduler.name", self.name, ("constant", "linear", "cosine", "wsd"))
+        at_least("scheduler.warmup_steps", self.warmup_steps, 0)
+        at_least("scheduler.total_steps", self.total_steps, 1)
+        at_least("scheduler.decay_steps", self.decay_steps, 1)
+        part("scheduler.min_lr_ratio", self.min_lr_ratio, upto=True)
+
+
+FSDP = only("fsdp.sharding_strategy", *SHARDED)
+DDP = only("fsdp.sharding_strategy", *COPIED)
 
 
 @dataclass(frozen=True)
 class Fsdp:
-    """How parameters are spread over the ranks."""
+    """How parameters are spread over the ranks.
 
-    sharding_strategy: str = "hybrid_shard"  # shard within a node, replicate across; or full_shard
+    hybrid_shard: sharded over the ranks of a node, where links are fast, a copy on every node.
+    full_shard: over all ranks. shard_grad_op: so too, but whole from forward to backward.
+    ddp or no_shard: a copy on every rank.
+    """
+
+    sharding_strategy: str = "hybrid_shard"
+    shard_size: int | None = field(
+        default=None, metadata=only("fsdp.sharding_strategy", "hybrid_shard")
+    )  # ranks that share one copy; the ranks of a node
+    reshard_after_forward: bool = field(
+        default=True, metadata=only("fsdp.sharding_strategy", "hybrid_shard", "full_shard")
+    )  # free a block's whole parameters between forward and backward: memory for communication
+    forward_prefetch: int = field(default=0, metadata=FSDP)  # blocks gathered ahead of their turn
+    backward_prefetch: int = field(default=1, metadata=FSDP)
+    reduce_dtype: str = field(default="fp32", metadata=FSDP)  # in which gradients are summed; bf16
+    accumulate: str = field(default="sharded", metadata=FSDP)  # or whole: faster, more memory
+    cpu_offload: bool = field(default=False, metadata=FSDP)  # shards wait in host memory
+    wrap: tuple[str, ...] = ()  # classes of your model to shard by; the blocks of ModuleLists
 
     def __post_init__(self) -> None:
-        one_of("fsdp.sharding_strategy", self.sharding_strategy, ("hybrid_shard", "full_shard"))
+        one_of("fsdp.sharding_strategy", self.sharding_strategy, SHARDED + COPIED)
+        one_of("fsdp.reduce_dtype", self.reduce_dtype, ("fp32", "bf16"))
+        one_of("fsdp.accumulate", self.accumulate, ("sharded", "whole"))
+        at_least("fsdp.shard_size", self.shard_size, 1)
+        at_least("fsdp.forward_prefetch", self.forward_prefetch, 0)
+        at_least("fsdp.backward_prefetch", self.backward_prefetch, 0)
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """The process group, and what ddp does with it."""
+
+    backend: str | None = None  # nccl where there are GPUs, else gloo
+    timeout: float = 600.0  # seconds after which a collective that others do not join has failed
+    bucket_cap_mb: float = field(default=25.0, metadata=DDP)  # gradients that travel together
+    gradient_as_bucket_view: bool = field(default=True, metadata=DDP)  # one copy less
+    static_graph: bool = field(default=False, metadata=DDP)
+    find_unused_parameters: bool = field(default=False, metadata=DDP)
+    broadcast_buffers: bool = field(default=False, metadata=DDP)
+
+    def __post_init__(self) -> None:
+        if self.backend is not None:
+            one_of("distributed.backend", self.backend, ("nccl", "gloo"))
+        above("distributed.timeout", self.timeout, 0)
+        above("distributed.bucket_cap_mb", self.bucket_cap_mb, 0)
+        if self.static_graph and self.find_unused_parameters:
+            raise UsageError(
+                "distributed.static_graph and distributed.find_unused_parameters exclude each other"
+            )
+
+
+COMPILED = only("compile.enabled", True)
+
+
+@dataclass(frozen=True)
+class Compile:
+    """torch.compile, block by block."""
+
+    enabled: bool = False
+    backend: str = field(default="inductor", metadata=COMPILED)
+    mode: str | None = field(default=None, metadata=COMPILED)  # such as max-autotune-no-cudagraphs
+    fullgraph: bool = field(default=False, metadata=COMPILED)  # an error where a graph breaks
+    dynamic: bool | None = field(default=None, metadata=COMPILED)  # shapes that change
+
+
+@dataclass(frozen=True)
+class Dataloader:
+    """How samples get from the disk to the device."""
+
+    num_workers: int = 0  # processes per rank that load; 0: the rank itself
+    pin_memory: bool = True  # on GPUs: copies that overlap with computation
+    prefetch_factor: int = 2  # batches in advance per worker
+
+    def __post_init__(self) -> None:
+        at_least("dataloader.num_workers", self.num_workers, 0)
+        at_least("dataloader.prefetch_factor", self.prefetch_factor, 1)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Saved state: sharded, checksummed, whole or not at all."""
+
+    steps: int | None = None  # save every so many steps
+    seconds: float | None = None  # or every so many seconds
+    at_end: bool = True  # and when the run ends or is stopped
+    directory: str | None = None  # outputs/checkpoints of the experiment
+    keep: int = 3  # the newest so many
+    asynchronous: bool = True  # training goes on while files are written
+    resume: str = "never"  # auto: from the newest that verifies; or a checkpoint or experiment
+
+    def __post_init__(self) -> None:
+        at_least("checkpoint.steps", self.steps, 1)
+        above("checkpoint.seconds", self.seconds, 0)
+        at_least("checkpoint.keep", self.keep, 1)
+
+
+PROFILED = only("profiling.enabled", True)
+
+
+@dataclass(frozen=True)
+class Profiling:
+    """A Chrome trace per rank and a summary of what overlapped, over some steps of the run."""
+
+    enabled: bool = False
+    wait: int = field(default=5, metadata=PROFILED)  # steps before it
+    warmup: int = field(default=2, metadata=PROFILED)  # steps that are traced and thrown away
+    active: int = field(default=3, metadata=PROFILED)  # steps that are kept
+    record_shapes: bool = field(default=False, metadata=PROFILED)
+    profile_memory: bool = field(default=False, metadata=PROFILED)
+    with_stack: bool = field(default=False, metadata=PROFILED)
+
+    def __post_init__(self) -> None:
+        at_least("profiling.wait", self.wait, 0)
+        at_least("profiling.warmup", self.warmup, 0)
+        at_least("profiling.active", self.active, 1)
+
+
+@dataclass(frozen=True)
+class Logging:
+    """What is said on the way."""
+
+    interval: int = 10  # steps between two lines of progress and of the metrics
+
+    def __post_init__(self) -> None:
+        at_least("logging.interval", self.interval, 1)
 
 
 @dataclass(frozen=True)
@@ -112,130 +368,18 @@ class Config:
     launch: Launch = field(default_factory=Launch)
     training: Training = field(default_factory=Training)
     model: Model = field(default_factory=Model)
+    dataset: Dataset = field(default_factory=Dataset)
     optimizer: Optimizer = field(default_factory=Optimizer)
+    scheduler: Scheduler = field(default_factory=Scheduler)
     fsdp: Fsdp = field(default_factory=Fsdp)
+    distributed: Distributed = field(default_factory=Distributed)
+    compile: Compile = field(default_factory=Compile)
+    dataloader: Dataloader = field(default_factory=Dataloader)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    profiling: Profiling = field(default_factory=Profiling)
+    logging: Logging = field(default_factory=Logging)
     nccl: dict[str, str] = field(default_factory=dict)  # NCCL_* that win over computed ones
     env: dict[str, str] = field(default_factory=dict)  # more environment for every rank
 
-
-def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise UsageError(
-            f"{name} is {value!r}; it can be {', '.join(allowed)}{nearest(value, allowed)}"
-        )
-
-
-def at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise UsageError(f"{name} is {value:g}; it must be at least {least:g}")
-
-
-def load(file: Path | None, overrides: Sequence[str] = ()) -> Config:
-    """A config file (or the defaults) with `section.key=value` overrides on top."""
-    data: dict[str, Any] = {}
-    if file is not None:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"config {file} cannot be read: {reason}") from error
-        loaded = _parse(text, f"config {file}")
-        if not isinstance(loaded, (dict, type(None))):
-            raise UsageError(f"config {file} must hold sections such as `training:`")
-        data = loaded or {}
-        words = _parse(text, f"config {file}", as_written=True) if loaded else {}
-        data.update({section: words[section] for section in VARIABLES if section in data})
-    for override in overrides:
-        _override(data, override)
-    return build(Config, data, "")
-
-
-def _parse(text: str, what: str, *, as_written: bool = False) -> Any:
-    """YAML. As written: 3.10 is no number, which would be 3.1 in the environment."""
-    import yaml
-
-    class AsWritten(yaml.SafeLoader):
-        yaml_implicit_resolvers = {  # noqa: RUF012
-            first: [(tag, regexp) for tag, regexp in known if tag.endswith((":bool", ":null"))]
-            for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
-    try:
-        return yaml.load(text, Loader=AsWritten if as_written else yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{what} is not valid YAML: {error}") from error
-
-
-def dump(config: Config) -> str:
-    import yaml
-
-    return str(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
-
-
-def _override(data: dict[str, Any], text: str) -> None:
-    path, equals, value = text.partition("=")
-    if not equals or not path:
-        raise UsageError(f"--set {text}: write section.key=value, such as training.max_steps=100")
-    *sections, key = path.strip().split(".")
-    for section in sections:
-        if data.get(section) is None:
-            data[section] = {}
-        if not isinstance(data[section], dict):
-            raise UsageError(f"--set {text}: {section!r} is a value, not a section")
-        data = data[section]
-    data[key] = _parse(value, f"--set {text}", as_written=path.split(".")[0] in VARIABLES)
-
-
-def build(cls: type[T], data: Any, where: str) -> T:
-    """A dataclass from nested mappings; every key must be a field and every value of its type."""
-    if data is None:
-        data = {}
-    if not isinstance(data, Mapping):
-        raise UsageError(f"{where or 'the config'} must hold keys, not {data!r}")
-    hints = typing.get_type_hints(cls)
-    names = [item.name for item in dataclasses.fields(typing.cast(Any, cls))]
-    values = {}
-    for key, value in data.items():
-        name = f"{where}.{key}" if where else str(key)
-        if key not in names:
-            raise UsageError(f"unknown key {name!r} in the config{nearest(str(key), names)}")
-        values[key] = _value(hints[key], value, name)
-    return cls(**values)
-
-
-def _value(kind: Any, value: Any, name: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return build(typing.cast(type[Any], kind), value, name)
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if value is None and types.NoneType in options:
-        return None
-    wanted = next(option for option in options if option is not types.NoneType)
-    if typing.get_origin(wanted) is dict:
-        return _variables(value, name)
-    if wanted is float and isinstance(value, (int, str)) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError, OverflowError):
-            return float(value)  # YAML reads 3e-4 as text
-    if not isinstance(value, wanted) or (wanted is not bool and isinstance(value, bool)):
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise UsageError(f"{name} must be {words[wanted]}, not {value!r}")
-    return value
-
-
-def _variables(value: Any, name: str) -> dict[str, str]:
-    """Environment variables; true and false become the 1 and 0 that they mean there."""
-    if not isinstance(value, (Mapping, types.NoneType)):
-        raise UsageError(f"{name} must hold NAME: value pairs, not {value!r}")
-    found = {}
-    for key, inner in (value or {}).items():
-        if not (isinstance(key, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key)):
-            raise UsageError(f"{name}: {key!r} cannot name a variable")  # a bare NO is False
-        if isinstance(inner, (Mapping, list)):
-            raise UsageError(f"{name}.{key} must be one value, not {inner!r}")
-        found[key] = _text(inner)
-    return found
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return str(int(value)) if isinstance(value, bool) else str(value)
+    def __post_init__(self) -> None:
+        contradictions.refuse(self)

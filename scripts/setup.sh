@@ -24,6 +24,8 @@ need_venv() {
         say "installing $TORCH, the largest part of it all"
         install "$TORCH" || return
     fi
+    # torch's collectives of objects, and so its checkpoints, need it.
+    has_module "$python" numpy || install numpy || return
     # Editable: only other dependencies or another place of the clone need it done again.
     local stamp=$ROOT/.venv/installed${extras:+-$extras} state
     state="$ROOT $(cksum <"$ROOT/pyproject.toml")"

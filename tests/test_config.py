@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.config import Config, Launch, build, dump, load
+from orchestrator.config import Config, Launch
+from orchestrator.configfile import dump, load
 from orchestrator.errors import EXIT_USAGE, UsageError
+from orchestrator.strict import build
 
 ROOT = Path(__file__).parents[1]
 
@@ -235,3 +240,94 @@ def test_every_field_says_what_it_is() -> None:
         if dataclasses.is_dataclass(value):
             rebuilt = build(type(value), dataclasses.asdict(value), section.name)  # type: ignore[arg-type]
             assert rebuilt == value
+
+
+# -- the environment ----------------------------------------------------------------------------
+
+
+def test_the_environment_wins_over_the_file_and_loses_to_set(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("training: {max_steps: 1, batch_size: 1, seed: 1}\n")
+    given = {
+        "ORCHESTRATOR_TRAINING_MAX_STEPS": "2",
+        "ORCHESTRATOR_TRAINING_SEED": "2",
+        "ORCHESTRATOR_OPTIMIZER_BETAS": "[0.5, 0.6]",
+        "ORCHESTRATOR_HOME": "/elsewhere",
+        "ORCHESTRATOR_EXPERIMENT": "x",
+    }
+    found = load(file, ["training.seed=3"], given)
+    training = found.training
+    assert (training.max_steps, training.batch_size, training.seed) == (2, 1, 3)
+    assert found.optimizer.betas == (0.5, 0.6)
+    with pytest.raises(UsageError, match="did you mean 'ORCHESTRATOR_TRAINING_MAX_STEPS'"):
+        load(None, (), {"ORCHESTRATOR_TRAINING_MAXSTEPS": "2"})
+
+
+# -- values that cannot both be meant --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (["distributed.bucket_cap_mb=5"], ["distributed.bucket_cap_mb", "hybrid_shard", "ddp"]),
+        (["fsdp.sharding_strategy=ddp", "fsdp.cpu_offload=true"], ["fsdp.cpu_offload", "ddp"]),
+        (["fsdp.sharding_strategy=full_shard", "fsdp.shard_size=2"], ["fsdp.shard_size", "full"]),
+        (["model.kind=ranking", "dataset.kind=synthetic", "model.num_kv_heads=2"],
+         ["model.num_kv_heads", "model.kind is ranking", "decoder"]),
+        (["model.kind=ranking"], ["model.kind", "dataset.kind 'library'"]),
+        (["model.kind=ranking", "model.target=a:b"], ["model.kind is 'ranking'", "model.target"]),
+        (["dataset.kind=synthetic", "dataset.path=x"], ["dataset.kind", "dataset.path"]),
+        (["dataset.kind=tokens"], ["dataset.kind is 'tokens'", "dataset.path"]),
+        (["model.kind=target"], ["model.kind is 'target'", "model.target"]),
+        (["model.vocab_size=100"], ["model.vocab_size is 100", "dataset.kind 'library'"]),
+        (["model.num_kv_heads=3"], ["model.num_heads (4)", "model.num_kv_heads (3)"]),
+        (["model.model_dim=12"], ["model.model_dim (12)", "model.num_heads (4)", "even"]),
+        (["compile.mode=default"], ["compile.mode", "compile.enabled is false"]),
+        (["optimizer.momentum=0.5"], ["optimizer.momentum", "optimizer.name is adamw"]),
+        (["optimizer.name=sgd", "optimizer.eps=1"], ["optimizer.eps", "sgd"]),
+        (["profiling.active=1"], ["profiling.active", "profiling.enabled is false"]),
+        (["profiling.enabled=true", "training.max_steps=3"],
+         ["profiling.wait + warmup + active", "training.max_steps is 3"]),
+        (["scheduler.warmup_steps=101"], ["scheduler.warmup_steps (101)", "training.max_steps"]),
+        (["scheduler.decay_steps=5"], ["scheduler.decay_steps", "scheduler.name is cosine", "wsd"]),
+        (["dataloader.prefetch_factor=4"], ["prefetch_factor", "dataloader.num_workers is 0"]),
+        (["training.eval_batches=4"], ["training.eval_batches", "training.eval_steps"]),
+        (["training.eval_steps=4", "dataset.eval_fraction=0"], ["eval", "dataset.eval_fraction"]),
+        (["distributed.static_graph=true", "distributed.find_unused_parameters=true",
+          "fsdp.sharding_strategy=ddp"], ["static_graph", "find_unused_parameters"]),
+    ],
+)  # fmt: skip
+def test_contradictions_name_both(overrides: list[str], names: list[str]) -> None:
+    words = refused(*overrides)
+    for name in names:
+        assert name in words
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("optimizer.betas=[0.9]", "optimizer.betas must be a list of 2, not [0.9]"),
+        ("optimizer.betas=[0.9, x]", "optimizer.betas[1] must be a number, not 'x'"),
+        ("optimizer.betas=0.9", "optimizer.betas must be a list, not 0.9"),
+        ("optimizer.betas=[0.9, 1]", "optimizer.betas[1] is 1; it must be from 0 to below 1"),
+        ("fsdp.wrap=Block", "fsdp.wrap must be a list, not 'Block'"),
+        ("model.args=[1]", "model.args must be keys and values, not [1]"),
+        ("scheduler.min_lr_ratio=2", "scheduler.min_lr_ratio is 2; it must be from 0 to 1"),
+        ("training.max_minutes=0", "training.max_minutes is 0; it must be above 0"),
+        ("dataset.vocab_size=5", "'dataset.vocab_size' in the config; did you mean 'model.vocab"),
+        ("training.lr=5", "'training.lr' in the config; did you mean 'optimizer.lr'"),
+        ("fsdp.sharding_strategy=HYBRID_SHARD", "did you mean 'hybrid_shard'"),
+    ],
+)
+def test_values_of_the_wrong_kind(override: str, words: str) -> None:
+    assert words in refused(override)
+
+
+def test_lists_and_arguments_are_read_again_too() -> None:
+    found = load(None, ["optimizer.betas=[0.5, 0.75]", "fsdp.wrap=[A, B]", "model.target=a:b",
+                        "model.args={x: {y: [1]}}"])  # fmt: skip
+    assert build(Config, yaml.safe_load(dump(found))) == found
+
+
+def test_the_reference_in_the_docs_is_up_to_date() -> None:
+    subprocess.run([sys.executable, ROOT / "scripts/config_reference.py", "--check"], check=True)

@@ -1,7 +1,6 @@
 """The built-in training run, one process per rank. Read it from top to bottom.
 
-A small language model learns Python's own sources, with its parameters spread over the ranks by
-FSDP2. Started by torchrun on every node: through `master_launch` without a script, or by hand as
+Started by torchrun on every node: through `master_launch` without a script, or by hand as
 `torchrun ... -m orchestrator.engine.train --config FILE`.
 """
 
@@ -9,240 +8,218 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import importlib.util
 import json
-import math
 import os
-import signal
+import random
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from orchestrator import config as settings
+from orchestrator import configfile, strict
 from orchestrator.config import Config
-from orchestrator.engine.data import batch, shared_text
-from orchestrator.engine.model import Decoder, initialise
-from orchestrator.errors import CheckFailed
-
-try:
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
-except ImportError:
-    raise CheckFailed(f"the engine needs torch 2.6, here is {torch.__version__}") from None
+from orchestrator.engine import agreement, dataset, mesh, models, sources
+from orchestrator.engine.checkpoint import Checkpoints
+from orchestrator.engine.mesh import Ranks
+from orchestrator.engine.optim import Stepper
+from orchestrator.engine.order import Order
+from orchestrator.engine.profile import Profile
+from orchestrator.engine.run import Run, announce, due, say
+from orchestrator.errors import CheckFailed, OrchestratorError
 
 
 def main() -> None:
-    config = read_config()
-    training, optimizer = config.training, config.optimizer
+    try:
+        config = read_config()
+        settle(config)
+        with mesh.joined(config) as ranks:
+            train(config, ranks)
+    except OrchestratorError as error:
+        raise SystemExit(str(error)) from None  # in words; what a user's own code raises is a trace
 
-    # -- who and where ------------------------------------------------------------------------
 
-    device = own_device()
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")  # env:// of torchrun
-    rank, world = dist.get_rank(), dist.get_world_size()
-    mesh = make_mesh(device, config.fsdp.sharding_strategy)
+def train(config: Config, ranks: Ranks) -> None:
+    training = config.training
 
-    # -- the model ----------------------------------------------------------------------------
+    # -- the model, spread over the ranks -----------------------------------------------------
 
-    # Whole on the CPU first, equal on every rank; sharding then keeps a slice of it. If each rank
-    # drew its own slice, the numbers would depend on the mesh, or be the same in every slice.
-    model = Decoder(config.model)
-    initialise(model, config.model, training.seed)
-    parameters = sum(weight.numel() for weight in model.parameters())
-    model.to(device)
-    shard(model, mesh)
-    adamw = torch.optim.AdamW(model.parameters(), weight_decay=optimizer.weight_decay)
+    shape = mesh.make(config, ranks)
+    model = models.build(config)
+    place = torch.device("cpu") if config.fsdp.cpu_offload else ranks.device
+    fill = functools.partial(models.initialise, model, training.seed, place)
+    spread = mesh.spread(model, shape, ranks, config, fill)
+    loss_of = models.loss_of(config)
 
-    # -- the text -----------------------------------------------------------------------------
+    # -- the samples, in one order for all ranks ----------------------------------------------
 
-    text = shared_text(device, training.seq_len + 1)
-    tokens_per_step = world * training.batch_size * training.seq_len
+    source, held_out = sources.sources(config, ranks.device)
+    order = Order(len(source), training.seed, shuffle=config.dataset.shuffle)
+    per_micro = ranks.world * training.batch_size
+    per_step = per_micro * training.gradient_accumulation
+    stepper = Stepper(config, model, shape, models.nominal_count(config, ranks.world))
 
-    say(f"{describe(mesh, device)}; {parameters:,} parameters")
-    say(
-        f"{training.max_steps} steps of {world} x {training.batch_size} sequences of"
-        f" {training.seq_len} bytes, from {text.numel() / 1e6:.1f} MB of Python's own sources"
-    )
+    # -- where it begins: at the beginning, or where a checkpoint left off --------------------
+
+    announce(config, ranks, shape, model, len(source))
+    outputs = outputs_directory()
+    checkpoints = Checkpoints.of_run(config, outputs, shape, ranks, functools.partial(say, ranks))
+    saved = checkpoints.resume(model, stepper) if checkpoints else None
+    step = saved["step"] if saved else 0
+    position = saved["position"] if saved else 0  # samples seen by all ranks together
+    run = Run(config, ranks, spread, step, saved["tokens"] if saved else 0, per_step)
+
+    def save() -> None:
+        assert checkpoints is not None
+        run.flush()
+        state = {"step": step, "position": position, "tokens": run.tokens}
+        with run.estimate.pause():
+            checkpoints.save(step, model, stepper, {**state, "stepper": stepper.progress()})
+
+    def evaluate() -> None:
+        assert held_out is not None
+        with run.estimate.pause():
+            found = evaluation(config, ranks, spread, loss_of, held_out, run)
+            run.say_evaluation(step, found)
 
     # -- the loop -----------------------------------------------------------------------------
 
-    # SIGTERM is how a stop arrives, on every node at its own moment. From here on it is only noted:
-    # a rank that left at once would leave the others in the middle of a step.
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    feed = dataset.batches(source, order, config, ranks.rank, ranks.world, position)
+    run.asked.listen()
+    with Profile(config.profiling, outputs, ranks, run.say) as profile:
+        while step < training.max_steps and not run.ending:
+            step += 1
+            run.asked.send()  # who wants to stop, save, evaluate: told while the step computes
+            loss = count = torch.zeros((), dtype=torch.float64, device=ranks.device)
+            for micro in range(training.gradient_accumulation):
+                with run.phases("data"):
+                    batch = next(feed)
+                    data = to_device(batch.data, ranks.device)
+                last = micro == training.gradient_accumulation - 1
+                seed_all(training.seed, step, micro, ranks.rank)
+                with (
+                    run.phases("forward_backward"),
+                    mesh.backward(spread, shape, config, last=last),
+                ):
+                    with mesh.computing(shape, ranks, config):
+                        sums = loss_of(spread, data)
+                    run.phases.backward(stepper.scaled(sums.loss))
+                run.ledger.add(batch.ids, sums.loss.detach())
+                loss, count = loss + sums.loss.detach(), count + sums.count
+            with run.phases("exposed_comm"):
+                sums_of_all = stepper.add_up(loss, count)
+            with run.phases("optimizer"):
+                run.ledger.close(step, stepper.step(step, sums_of_all), stepper.lr(step))
+            position += per_step
+            with run.estimate.pause():  # writing a trace takes its time
+                profile.step()
 
-    with metrics_file(rank) as metrics:
-        began = last = time.perf_counter()
-        for step in range(1, training.max_steps + 1):
-            lr = learning_rate(step, training.max_steps, optimizer.lr)
-            for group in adamw.param_groups:
-                group["lr"] = lr
+            stop, out_of_time, save_now, evaluate_now = run.asked.agreed()
+            run.after(step, stop=stop, out_of_time=out_of_time)
+            if checkpoints:
+                checkpoints.poll()
+            if held_out is not None and (evaluate_now or due(training.eval_steps, step)):
+                evaluate()
+            if checkpoints and (save_now or due(config.checkpoint.steps, step)):
+                save()
 
-            inputs, targets = batch(text, step, training)
-            loss = model(inputs, targets)
-            loss.backward()  # FSDP leaves the mean over all ranks in .grad
-            grad_norm = clip(model, optimizer.grad_clip)
-            adamw.step()
-            adamw.zero_grad()
-
-            # The loss of the whole step, and whether anybody was asked to stop: one message, and
-            # the only point at which a step waits for the device.
-            shared = torch.stack((loss.detach(), loss.new_tensor(float(bool(asked)))))
-            dist.all_reduce(shared)
-            loss_sum, stops = shared.tolist()
-            mean_loss = loss_sum / world
-
-            now = time.perf_counter()
-            seconds, last = now - last, now
-            record = {
-                "step": step,
-                "loss": mean_loss,
-                "lr": lr,
-                "grad_norm": grad_norm.item(),
-                "tokens": step * tokens_per_step,  # so far, of all ranks together
-                "tokens_per_s": tokens_per_step / seconds,
-                "step_ms": seconds * 1e3,
-            }
-            if metrics is not None:
-                metrics.write(json.dumps(record) + "\n")
-            if step == 1:
-                began = now  # the first step pays for set-up; the estimate leaves it out
-            if step % training.log_every == 0 or step in (1, training.max_steps) or stops:
-                say(progress(record, training.max_steps, now - began))
-            if stops:
-                say(f"asked to stop: all ranks end together after step {step}")
-                break
-            if not math.isfinite(mean_loss):
-                raise CheckFailed(f"the loss is {mean_loss} at step {step}", "try a smaller lr")
-
-    dist.destroy_process_group()
+    if checkpoints:
+        if config.checkpoint.at_end and checkpoints.last_saved != step:
+            save()
+        checkpoints.wait()
+    run.end(step)
 
 
 # -- the parts of it, in the order in which they are used -----------------------------------------
 
 
+def evaluation(
+    config: Config,
+    ranks: Ranks,
+    model: nn.Module,
+    loss_of: models.Loss,
+    source: sources.Source,
+    run: Run,
+) -> dict[str, float] | None:
+    """Means over the held-out samples, each counted once; None if somebody asks to stop."""
+    sums: dict[str, Tensor] = {}
+    model.eval()
+    with torch.no_grad(), contextlib.ExitStack() as after:
+        after.callback(mesh.shards_again, model)
+        after.callback(model.train)
+        for batch, real in dataset.evaluation(source, config, ranks.rank, ranks.world):
+            run.goes_on()
+            if run.asked.now()[agreement.STOP]:
+                return None
+            found = loss_of(model, to_device(batch.data, ranks.device))
+            for name, value in {"loss": found.loss, "count": found.count, **found.extra}.items():
+                kept = value.double() if real else torch.zeros_like(value, dtype=torch.float64)
+                sums[name] = sums.get(name, 0) + kept
+    totals = torch.stack(list(sums.values()))
+    dist.all_reduce(totals)
+    values = dict(zip(sums, totals.tolist(), strict=True))
+    count = values.pop("count")
+    return {name: value / count for name, value in values.items()}
+
+
+# -- small things, in the order of their use ------------------------------------------------------
+
+
 def read_config() -> Config:
     """What the launch resolved, from the run directory on this node; by hand, from a YAML file."""
-    parser = argparse.ArgumentParser(description="Train the built-in model.")
+    parser = argparse.ArgumentParser(description="Train with the built-in engine.")
     parser.add_argument("--config", type=Path, help="a YAML file (needs PyYAML)")
-    file = parser.parse_args().config
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args()
     run = os.environ.get("ORCHESTRATOR_RUN")
-    if file is None and run:
+    if options.config is None and run:
         spec = json.loads(Path(run, "spec.json").read_text(encoding="ascii"))
-        return settings.build(Config, spec["config"], "")
-    return settings.load(file) if file else Config()
+        return strict.build(Config, spec["config"])
+    return configfile.load(options.config, options.set)
 
 
-def own_device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-    if local >= count:
+def settle(config: Config) -> None:
+    """What has to be so before anything is computed."""
+    if importlib.util.find_spec("numpy") is None:
         raise CheckFailed(
-            f"local rank {local} has no GPU of its own: there are {count}",
-            f"start {count} ranks on this node: slots={count} in the list, or --nproc {count}",
+            f"the engine needs numpy beside torch, and {sys.executable} has none",
+            "torch's collectives of objects, and so its checkpoints, use it: pip install numpy",
         )
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
+    sys.path.insert(0, str(Path.cwd()))  # a model.target of the user lies where the job was started
+    if config.training.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
 
 
-def make_mesh(device: torch.device, strategy: str) -> DeviceMesh:
-    """full_shard: one dimension. hybrid_shard: parameters are sharded within a node, where links
-    are fast, and replicated across nodes: dim 0 replicates, dim 1 shards, as in PyTorch."""
-    world, local = dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
-    if strategy == "full_shard":
-        return init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
-    # All ranks must come to the same answer, or those that go on would wait for the others.
-    largest = torch.tensor([local], device=device)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    nodes = int(os.environ["GROUP_WORLD_SIZE"])
-    if int(largest) * nodes != world:
-        raise CheckFailed(
-            f"hybrid_shard needs the same number of ranks on every node; here {nodes} nodes have"
-            f" {world} together and up to {int(largest)} each",
-            "make them equal with slots= in the list, or use fsdp.sharding_strategy=full_shard",
-        )
-    return init_device_mesh(device.type, (nodes, local), mesh_dim_names=("replicate", "shard"))
-
-
-def shard(model: Decoder, mesh: DeviceMesh) -> None:
-    """Block by block, so that only one block's parameters are whole at a time; then the rest."""
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-
-
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Up over the first twentieth, then down a cosine to a tenth of the peak."""
-    warmup = max(1, steps // 20)
-    if step <= warmup:
-        return peak * step / warmup
-    done = (step - warmup) / max(1, steps - warmup)
-    return peak * (0.55 + 0.45 * math.cos(math.pi * done))
-
-
-def clip(model: nn.Module, most: float) -> Tensor:
-    """Scale the gradients down to a norm of at most `most` (0: leave them); their norm before.
-
-    Each rank holds slices: its own norm is not the norm. full_tensor() adds them up over the mesh.
-    """
-    weights = list(model.parameters())
-    norm = nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
-    if most:
-        nn.utils.clip_grads_with_norm_(weights, most, norm)
-    return norm
-
-
-@contextlib.contextmanager
-def metrics_file(rank: int) -> Iterator[TextIO | None]:
-    """One line of JSON per step. Without an experiment (torchrun by hand) there is none."""
+def outputs_directory() -> Path | None:
+    """Without an experiment (torchrun by hand) there is none."""
     experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
-    if not experiment:
-        yield None
-        return
-    path = Path(experiment, "outputs", f"rank_{rank:02d}_metrics.jsonl")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)  # a node may not share the head's disk
-        file = path.open("w", buffering=1, encoding="ascii")
-    except OSError as error:
-        sys.stderr.write(f"no metrics of rank {rank}: {path}: {error.strerror}\n")
-        yield None
-        return
-    with file:
-        yield file
+    return Path(experiment, "outputs") if experiment else None
 
 
-def describe(mesh: DeviceMesh, device: torch.device) -> str:
-    names = mesh.mesh_dim_names or ()
-    shape = " x ".join(f"{name} {size}" for name, size in zip(names, mesh.shape, strict=True))
-    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return f"mesh {shape} on {kind} over {dist.get_backend()}"
+def to_device(data: Any, device: torch.device) -> Any:
+    """Tensors in whatever a user's dataset makes of them."""
+    if isinstance(data, Tensor):
+        return data.to(device, non_blocking=True)
+    if isinstance(data, dict):
+        return {name: to_device(value, device) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [to_device(value, device) for value in data]
+    return data
 
 
-def progress(record: dict[str, Any], steps: int, elapsed: float) -> str:
-    step = record["step"]
-    left = elapsed / (step - 1) * (steps - step) if step > 1 else float("nan")
-    estimate = f"{left // 60:.0f} min {left % 60:.0f} s" if left >= 60 else f"{left:.0f} s"
-    return (
-        f"step {step:>{len(str(steps))}}/{steps}  loss {record['loss']:.4f}"
-        f"  lr {record['lr']:.2e}  grad norm {record['grad_norm']:.3f}"
-        f"  {record['tokens_per_s']:,.0f} tokens/s  {record['step_ms']:.0f} ms/step"
-        + (f"  {estimate} left" if 1 < step < steps else "")
-    )
-
-
-def say(text: str) -> None:
-    if dist.get_rank() == 0:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+def seed_all(seed: int, step: int, micro: int, rank: int) -> None:
+    """Randomness is a function of where we are, so that a resume needs no saved state of it."""
+    number = hash((seed, step, micro, rank)) & 0xFFFF_FFFF  # of ints: the same in every process
+    torch.manual_seed(number)
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
 
 
 if __name__ == "__main__":

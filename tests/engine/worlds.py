@@ -1,86 +1,184 @@
 """Runs the engine's ranks as torchrun would, but from one Python that has imported torch once.
 
-`python -m tests.engine.worlds DIRECTORY CONFIG RANKS_PER_NODE...` with ranks such as 2,2: for each,
-one job whose metrics and output are under DIRECTORY/RANKS. Prints the exit codes of all its ranks.
+`python -m tests.engine.worlds`: every line of standard input is a job, run in its directory
+(metrics and output of its ranks) and answered by their exit codes on a line. One such process
+serves a whole session of tests: importing torch takes longer than most jobs.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
+import traceback
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch._dynamo  # the optimizer would import it in every rank, 0.4 s each
-import torch.distributed.fsdp  # noqa: F401
-
-from orchestrator.engine import train
+ROOT = Path(__file__).parents[2]
+NAME = "run_20260101_000000"
 
 
-def job(directory: Path, config: dict[str, Any], nodes: list[int], stop: bool) -> list[int]:
-    world = sum(nodes)
-    training = {**config["training"], "batch_size": config["training"]["batch_size"] // world}
-    directory.mkdir()
-    spec = {"config": {**config, "training": training}}
-    (directory / "spec.json").write_text(json.dumps(spec))
+@dataclass
+class Job:
+    """One run of the engine on nodes with so many ranks each."""
+
+    directory: str
+    nodes: list[int]
+    config: dict[str, Any]
+    env: dict[str, str] = field(default_factory=dict)
+    own_disks: bool = False  # every node has outputs of its own
+    signal: int | None = None  # sent to the last rank, or to all if it is SIGKILL
+    after_line: int = 3  # of the metrics of rank 0
+    after_seconds: float = 0.0  # and so long after that
+    timeout: float = 60.0
+
+    @property
+    def path(self) -> Path:
+        return Path(self.directory)
+
+    def experiment(self, node: int = 0) -> Path:
+        return self.path / (f"node{node}" if self.own_disks else "") / NAME
+
+    def metrics(self, rank: int = 0, node: int = 0) -> list[dict[str, Any]]:
+        path = self.experiment(node) / "outputs" / f"rank_{rank:02d}_metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def told(self, rank: int = 0) -> str:
+        return (self.path / f"out_{rank}").read_text()
+
+
+def run(*jobs: Job) -> list[list[int]]:
+    """The exit codes of all ranks of each job."""
+    forker = forking()
+    assert forker.stdin is not None
+    assert forker.stdout is not None
+    codes = []
+    for job in jobs:
+        forker.stdin.write(json.dumps(asdict(job)) + "\n")
+        forker.stdin.flush()
+        codes.append(json.loads(forker.stdout.readline()))
+    return codes
+
+
+@functools.cache
+def forking() -> subprocess.Popen[str]:
+    """Ends with its standard input, which is closed when the tests are over."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.engine.worlds"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+# -- in the process that forks --------------------------------------------------------------------
+
+
+def start(job: Job) -> list[int]:
+    job.path.mkdir(parents=True, exist_ok=True)
+    (job.path / "spec.json").write_text(json.dumps({"config": job.config}))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = {
-        "ORCHESTRATOR_RUN": str(directory),
-        "ORCHESTRATOR_EXPERIMENT": str(directory),
-        "WORLD_SIZE": str(world),
-        "GROUP_WORLD_SIZE": str(len(nodes)),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
     pids: list[int] = []
-    for local_world in nodes:
+    for node, local_world in enumerate(job.nodes):
         for local in range(local_world):
-            own = {
+            env = {
+                "ORCHESTRATOR_RUN": job.directory,
+                "ORCHESTRATOR_EXPERIMENT": str(job.experiment(node)),
+                "WORLD_SIZE": str(sum(job.nodes)),
+                "GROUP_WORLD_SIZE": str(len(job.nodes)),
+                "GROUP_RANK": str(node),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
                 "RANK": str(len(pids)),
                 "LOCAL_RANK": str(local),
                 "LOCAL_WORLD_SIZE": str(local_world),
+                **job.env,
             }
             pid = os.fork()
             if pid == 0:
-                rank(directory / f"out_{len(pids)}", {**shared, **own})
+                rank(job.path / f"out_{len(pids)}", env)
             pids.append(pid)
-    if stop:
-        metrics = directory / "outputs" / "rank_00_metrics.jsonl"
-        while not metrics.exists() or metrics.read_text().count("\n") < 3:
-            time.sleep(0.02)
-        os.kill(pids[-1], signal.SIGTERM)
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return pids
+
+
+def disturb(job: Job, pids: list[int]) -> None:
+    metrics = job.experiment() / "outputs" / "rank_00_metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < job.after_line:
+        time.sleep(0.005)
+        if any(ended(pid) for pid in pids):
+            return
+    time.sleep(job.after_seconds)  # the moment itself is what is tested
+    for pid in pids if job.signal == signal.SIGKILL else pids[-1:]:
+        os.kill(pid, job.signal or 0)
+
+
+def ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def finish(job: Job, pids: list[int]) -> list[int]:
+    """Exit codes; the first failure gives the others two seconds, a hang the timeout."""
+    deadline = time.monotonic() + job.timeout
+    codes: dict[int, int] = {}
+    while len(codes) < len(pids):
+        for pid in pids:
+            if pid not in codes and ended(pid):
+                codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                if codes[pid]:
+                    deadline = min(deadline, time.monotonic() + 2)
+        if time.monotonic() > deadline:
+            for pid in pids:
+                if pid not in codes:
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    return [codes[pid] for pid in pids]
 
 
 def rank(output: Path, env: dict[str, str]) -> NoReturn:
+    from orchestrator.engine import train
+
     os.environ.update(env)
-    fd = os.open(output, os.O_WRONLY | os.O_CREAT)
+    fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     code = 1
     try:
+        if "SPY" in env:
+            importlib.import_module("tests.engine.spy").install(Path(env["SPY"]))
         train.main()
         code = 0
-    except Exception as error:  # noqa: BLE001 (told to the test)
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    except SystemExit as leaving:  # a sentence
+        print(leaving.code, file=sys.stderr, flush=True)
+    except Exception:  # noqa: BLE001 (told to the test)
+        traceback.print_exc()
     finally:
+        sys.stdout.flush()
         os._exit(code)
 
 
+def main() -> None:
+    # All that a rank would import, some of it late: the optimizer takes dynamo, 0.4 s per rank.
+    for name in ("_dynamo", "distributed.checkpoint", "distributed.fsdp", "utils.data"):
+        importlib.import_module(f"torch.{name}")
+    importlib.import_module("orchestrator.engine.train")
+    for line in sys.stdin:
+        job = Job(**json.loads(line))
+        pids = start(job)
+        if job.signal is not None:
+            disturb(job, pids)
+        print(json.dumps(finish(job, pids)), flush=True)
+
+
 if __name__ == "__main__":
-    root, text, *worlds = sys.argv[1:]
-    sys.argv[1:] = []
-    for words in worlds:
-        ranks, _, name = words.partition(":")
-        config = json.loads(text)
-        if name == "full":
-            config["fsdp"] = {"sharding_strategy": "full_shard"}
-        counts = [int(count) for count in ranks.split(",")]
-        codes = job(Path(root, words), config, counts, name == "stop")
-        print(words, *codes, flush=True)
+    main()

@@ -1,0 +1,289 @@
+"""The directory of checkpoints: what makes one whole, published, verified, pruned, found again.
+
+No torch here: the ranks (engine/checkpoint.py) and the head (head/checkpoint.py) call this. A
+checkpoint is whole or not there, whenever the power fails: files are written under a hidden name,
+the manifest with their checksums last, and one rename publishes them. Deleting goes the other way.
+
+    step_00000120/                   published: manifest.json and the files that it lists
+    .step_00000120.<token>.partial/  being written, or left by a crash: never taken
+    .step_00000120.<token>.aside/    the old one of a step that is being published again
+    .step_00000120.<token>.gone/     being deleted
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator import experiment, manifest
+from orchestrator.errors import JobFailed, UsageError, nearest
+from orchestrator.manifest import FileRecord, Manifest, digest, shown
+
+__all__ = ["Checkpoint", "FileRecord", "clean", "digest", "every", "final", "load", "partial"]
+__all__ += ["prune", "publish", "resolve", "shown", "verify"]
+
+STEP = re.compile(r"step_([0-9]{8,18})")
+HIDDEN = re.compile(r"\.step_([0-9]{8,18})\.(.+)\.(partial|aside|gone)", re.DOTALL)
+TOKEN = re.compile(r"[A-Za-z0-9_.+-]+")
+CHECKPOINTS = Path("outputs/checkpoints")  # of an experiment
+ELSEWHERE = "where checkpoint.directory was set, name that directory"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One directory step_NNNNNNNN, as its manifest tells it."""
+
+    path: Path
+    step: int
+    created: float = 0.0  # Unix time
+    world: int = 0  # ranks that wrote it
+    progress: Any = None  # what the engine wants back
+    files: Mapping[str, FileRecord] = dataclasses.field(default_factory=dict)  # none: no manifest
+    problem: str = ""  # why it cannot be used; nothing, if all files are there with their sizes
+
+    @property
+    def complete(self) -> bool:
+        return not self.problem
+
+    @property
+    def size(self) -> int:
+        return sum(record.size for record in self.files.values())
+
+
+# -- names ------------------------------------------------------------------------------------
+
+
+def final(directory: Path, step: int) -> Path:
+    return directory / f"step_{step:08d}"
+
+
+def partial(directory: Path, step: int, token: str) -> Path:
+    """Where a checkpoint is written; the token is the run's own."""
+    if not TOKEN.fullmatch(token):
+        raise UsageError(f"{token!r} cannot be part of the name of a directory")
+    return directory / f".step_{step:08d}.{token}.partial"
+
+
+def _hidden(directory: Path, step: int, kind: str) -> Path:
+    return directory / f".step_{step:08d}.{secrets.token_hex(4)}.{kind}"
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+def publish(
+    partial: Path,
+    directory: Path,
+    step: int,
+    progress: Any,
+    world: int,
+    files: Mapping[str, FileRecord],
+) -> Path:
+    """Make a finished partial directory the checkpoint of its step.
+
+    One that is there already is replaced: until the new one is in place, the old one can be found.
+    """
+    place = final(directory, step)
+    text = manifest.to_json(Manifest(step, time.time(), progress, world, files))
+    with _in_words(f"the checkpoint of step {step} could not be saved in {shown(directory)}"):
+        problem = manifest.unfit_names(files) or manifest.shortfall(partial, files)
+        if problem:
+            raise JobFailed(f"the checkpoint of step {step} is not published: {problem}")
+        manifest.write(partial, text)
+        _sync_directory(partial)
+        _put_in_place(partial, place, step)
+    return place
+
+
+def _put_in_place(partial: Path, place: Path, step: int) -> None:
+    directory = place.parent
+    if not os.path.lexists(place):
+        partial.rename(place)
+        _sync_directory(directory)
+        return
+    if place.is_symlink() or not place.is_dir():
+        raise JobFailed(f"{shown(place)} is in the way, and is not a checkpoint of ours")
+    old, aside = load(place), _hidden(directory, step, "aside")
+    place.rename(aside)  # every() finds it there, and clean() brings it back, if this ends here
+    partial.rename(place)
+    _sync_directory(directory)
+    if old.files:  # without a manifest it may be somebody else's: it stays aside
+        _remove(directory, [(step, aside)])
+
+
+def _sync_directory(path: Path) -> None:
+    """Renames are on the disk only when their directory is."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems have no such call
+            raise
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _in_words(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise JobFailed(f"{what}: {error.strerror or error}") from error
+
+
+# -- finding ----------------------------------------------------------------------------------
+
+
+def every(directory: Path) -> list[Checkpoint]:
+    """All checkpoints of a directory, newest first; also those with a problem, which they name."""
+    found: dict[int, Checkpoint] = {}
+    for step, kind, path in sorted(_entries(directory), key=lambda entry: entry[1] == "aside"):
+        if kind not in ("final", "aside") or (step in found and found[step].complete):
+            continue
+        one = load(path)
+        if step not in found or one.complete:
+            found[step] = one
+    return [found[step] for step in sorted(found, reverse=True)]
+
+
+def _entries(directory: Path) -> list[tuple[int, str, Path]]:
+    """(step, kind, path) of every directory that has a name of ours; links are not ours."""
+    try:
+        with os.scandir(directory) as listing:
+            entries = [entry.name for entry in listing if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{shown(directory)} cannot be read: {why}") from error
+    found = []
+    for name in entries:
+        if (plain := STEP.fullmatch(name)) and name == f"step_{int(plain[1]):08d}":
+            found.append((int(plain[1]), "final", directory / name))
+        elif hidden := HIDDEN.fullmatch(name):
+            found.append((int(hidden[1]), hidden[3], directory / name))
+    return found
+
+
+def load(path: Path) -> Checkpoint:
+    """One checkpoint; what is wrong with it stands in its problem."""
+    named = STEP.fullmatch(path.name) or HIDDEN.fullmatch(path.name)
+    step = int(named[1]) if named else 0
+    try:
+        found = manifest.read(path)
+        if named and found.step != step:
+            raise ValueError(f"is that of step {found.step}")
+    except FileNotFoundError:
+        return Checkpoint(path, step, problem=f"there is no {manifest.NAME}")
+    except OSError as error:
+        return Checkpoint(path, step, problem=f"{manifest.NAME} cannot be read: {error.strerror}")
+    except (ValueError, RecursionError) as error:
+        return Checkpoint(path, step, problem=f"{manifest.NAME} {error}")
+    return Checkpoint(path, **vars(found), problem=manifest.shortfall(path, found.files))
+
+
+def verify(
+    checkpoint: Checkpoint,
+    only: Sequence[str] | None = None,
+    seen: Callable[[int], None] | None = None,
+) -> list[str]:
+    """Read it all: what is wrong, in words. With only, of these files: ranks share the work."""
+    if not checkpoint.files:
+        return [checkpoint.problem]
+    problems = []
+    for name in checkpoint.files if only is None else only:
+        record = checkpoint.files[name]
+        problem = manifest.mis_sized(checkpoint.path, name, record)
+        if not problem:
+            try:
+                if digest(checkpoint.path / name, seen=seen) != record:
+                    problem = f"{shown(name)} is damaged: its sha256 is not the manifest's"
+            except OSError as error:
+                problem = f"{shown(name)} cannot be read: {error.strerror}"
+        problems += [problem] if problem else []
+    return problems
+
+
+def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[Checkpoint]:
+    """What a user means by a checkpoint: newest first, never empty.
+
+    A step's directory, a directory of checkpoints, or an experiment by directory or by name; left
+    out, the newest experiment that has any.
+    """
+    places = experiment.every(experiments)
+    if text is None:
+        for place in reversed(places):
+            if found := every((place.path / CHECKPOINTS).absolute()):
+                return found
+        raise UsageError(f"no experiment in {shown(experiments)} has a checkpoint", ELSEWHERE)
+    looked = []
+    for path in dict.fromkeys(((experiments / text).absolute(), Path(text).absolute())):
+        one = load(path)
+        if one.files or (STEP.fullmatch(path.name) and one.path.is_dir()):
+            return [one]
+        for inner in (path / CHECKPOINTS, path):
+            if found := every(inner):
+                return found
+            looked.append(inner)
+    there = any(path.exists() for path in looked)
+    hint = "" if there else nearest(text, [place.name for place in places])
+    raise UsageError(
+        f"there is no checkpoint in {text!r}{hint}",
+        f"looked in {', '.join(map(shown, looked))}; {ELSEWHERE}",
+    )
+
+
+# -- removing ---------------------------------------------------------------------------------
+
+
+def prune(directory: Path, keep: int) -> list[Path]:
+    """Remove what is older than the newest `keep` complete ones, at least one; what was removed.
+
+    One with a problem does not count; without a manifest it may be somebody else's, and stays.
+    """
+    found = every(directory)
+    kept = [one for one in found if one.complete][: max(keep, 1)]
+    old = [one for one in reversed(found) if kept and one.step < kept[-1].step and one.files]
+    with _in_words(f"old checkpoints in {shown(directory)} could not be removed"):
+        _remove(directory, [(one.step, one.path) for one in old])
+    return [one.path for one in old]
+
+
+def clean(directory: Path, token: str) -> None:
+    """Take away what earlier runs left in the middle of something; this run's token is spared."""
+    taken = {one.path for one in every(directory)}
+    old = []
+    with _in_words(f"what a crash left in {shown(directory)} could not be removed"):
+        for step, kind, path in _entries(directory):
+            if kind == "aside" and path in taken:  # a crash before the new one was in its place
+                if not os.path.lexists(final(directory, step)):
+                    path.rename(final(directory, step))
+            elif (
+                kind == "gone"
+                or (kind == "partial" and path.name != f".step_{step:08d}.{token}.partial")
+                or (kind == "aside" and load(path).files)
+            ):
+                old.append((step, path))
+        _remove(directory, old)
+
+
+def _remove(directory: Path, old: Sequence[tuple[int, Path]]) -> None:
+    """Out of sight first, then file by file: an interruption leaves no half of a checkpoint."""
+    hidden = []
+    for step, path in old:
+        hidden.append(_hidden(directory, step, "gone"))
+        path.rename(hidden[-1])
+    if hidden:
+        _sync_directory(directory)
+    for path in hidden:
+        shutil.rmtree(path, ignore_errors=True)  # a busy file stays until the next clean()

@@ -1,0 +1,118 @@
+"""A YAML file, the environment, --set -> a Config; later ones win. Called by the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import Config
+from orchestrator.errors import UsageError, nearest
+from orchestrator.strict import build
+
+VARIABLES = ("nccl", "env")  # the sections that hold the environment of the ranks
+SECTIONS = {
+    name: [item.name for item in dataclasses.fields(kind)]
+    for name, kind in typing.get_type_hints(Config).items()
+    if name not in VARIABLES
+}
+
+
+def load(
+    file: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+) -> Config:
+    """A config file (or the defaults), ORCHESTRATOR_<SECTION>_<KEY>, then section.key=value."""
+    data: dict[str, Any] = {}
+    if file is not None:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"config {file} cannot be read: {reason}") from error
+        loaded = _parse(text, f"config {file}")
+        if not isinstance(loaded, (dict, type(None))):
+            raise UsageError(f"config {file} must hold sections such as `training:`")
+        data = loaded or {}
+        words = _parse(text, f"config {file}", as_written=True) if loaded else {}
+        data.update({section: words[section] for section in VARIABLES if section in data})
+    for override in [*_from(environment), *overrides]:
+        _override(data, override)
+    _refuse_misplaced(data)
+    return build(Config, data)
+
+
+def dump(config: Config) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(as_data(config), sort_keys=False))
+
+
+def as_data(config: Config) -> dict[str, Any]:
+    """Nested dicts and lists, as YAML and JSON have them."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(inner) for key, inner in value.items()}
+        return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+    return {name: plain(value) for name, value in dataclasses.asdict(config).items()}
+
+
+def _parse(text: str, what: str, *, as_written: bool = False) -> Any:
+    """YAML. As written: 3.10 is no number, which would be 3.1 in the environment."""
+    import yaml
+
+    class AsWritten(yaml.SafeLoader):
+        yaml_implicit_resolvers = {  # noqa: RUF012
+            first: [(tag, regexp) for tag, regexp in known if tag.endswith((":bool", ":null"))]
+            for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    try:
+        return yaml.load(text, Loader=AsWritten if as_written else yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{what} is not valid YAML: {error}") from error
+
+
+def _from(environment: Mapping[str, str]) -> list[str]:
+    """ORCHESTRATOR_TRAINING_MAX_STEPS=5 is training.max_steps=5."""
+    found = []
+    for section, keys in SECTIONS.items():
+        prefix = f"ORCHESTRATOR_{section.upper()}_"
+        names = {prefix + key.upper(): key for key in keys}
+        for variable in sorted(name for name in environment if name.startswith(prefix)):
+            if variable not in names:
+                raise UsageError(
+                    f"the environment has {variable}, which sets no key of {section}"
+                    f"{nearest(variable, list(names))}"
+                )
+            found.append(f"{section}.{names[variable]}={environment[variable]}")
+    return found
+
+
+def _override(data: dict[str, Any], text: str) -> None:
+    path, equals, value = text.partition("=")
+    if not equals or not path:
+        raise UsageError(f"--set {text}: write section.key=value, such as training.max_steps=100")
+    *sections, key = path.strip().split(".")
+    for section in sections:
+        if data.get(section) is None:
+            data[section] = {}
+        if not isinstance(data[section], dict):
+            raise UsageError(f"--set {text}: {section!r} is a value, not a section")
+        data = data[section]
+    data[key] = _parse(value, f"--set {text}", as_written=path.split(".")[0] in VARIABLES)
+
+
+def _refuse_misplaced(data: Mapping[str, Any]) -> None:
+    """A key under the wrong section: tell the right one."""
+    for section, inner in data.items():
+        for key in inner if isinstance(inner, dict) and section in SECTIONS else ():
+            homes = [f"{other}.{key}" for other, keys in SECTIONS.items() if key in keys]
+            if key not in SECTIONS[section] and homes:
+                raise UsageError(
+                    f"unknown key '{section}.{key}' in the config; did you mean {homes[0]!r}?"
+                )

@@ -1,0 +1,114 @@
+"""What the hardware could do: the vendor's figure for a device, and a matmul on this very machine.
+
+Called by train.py for the two MFUs of the metrics. A device that is not in the table has no MFU:
+borrowed figures are how 563% gets printed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+import torch
+
+# Dense TFLOP/s with 32-bit accumulation: bf16, fp16, tf32, fp32. Each from the vendor's data sheet
+# (nvidia.com/en-us/data-center/NAME, its architecture white papers for GeForce, and
+# amd.com/en/products/accelerators/instinct); NVIDIA prints twice as much "with sparsity". The key
+# is the whole name that torch.cuda.get_device_name returns, less the vendor: a variant, a MIG slice
+# or a laptop GPU has figures of its own, so what is not spelled out here is unknown.
+Figures = tuple[float | None, float | None, float | None, float | None]
+DEVICES: dict[str, Figures] = {
+    r"GB200": (2500, 2500, None, None),
+    r"B200": (2250, 2250, None, None),
+    r"B100": (1750, 1750, None, None),
+    r"GH200 (480GB|120GB|96GB HBM3|144G HBM3e)": (989, 989, 494, 67),
+    r"H200": (989, 989, 494, 67),
+    r"H200 NVL": (835, 835, 418, 60),
+    r"H100 80GB HBM3": (989, 989, 494, 67),
+    r"H100 PCIe": (756, 756, 378, 51),
+    r"H100 NVL": (835, 835, 418, 60),
+    r"H800": (989, 989, 494, 67),
+    r"H800 PCIe": (756, 756, 378, 51),
+    r"H20(-3e)?": (148, 148, 74, 44),
+    r"A[18]00-SXM4-[48]0GB|A[18]00-PCIE-40GB|A[18]00 80GB PCIe": (312, 312, 156, 19.5),
+    r"A40": (149.7, 149.7, 74.8, 37.4),
+    r"A30": (165, 165, 82, 10.3),
+    r"A10": (125, 125, 62.5, 31.2),
+    r"A10G": (70, 70, 35, 35),
+    r"RTX A6000": (154.8, 154.8, 77.4, 38.7),
+    r"RTX 6000 Ada Generation": (364.2, 364.2, 182.1, 91.1),
+    r"L40S": (362, 362, 183, 91.6),
+    r"L40": (181, 181, 90.5, 90.5),
+    r"L20": (119.5, 119.5, 59.8, 59.8),
+    r"L4": (121, 121, 60, 30.3),
+    r"V100-SXM2-(16|32)GB": (None, 125, None, 15.7),  # no bf16 before Ampere
+    r"V100-PCIE-(16|32)GB": (None, 112, None, 14),
+    r"V100S-PCIE-32GB": (None, 130, None, 16.4),
+    r"T4": (None, 65, None, 8.1),
+    r"GeForce RTX 5090": (209.5, 209.5, 104.8, 104.8),
+    r"GeForce RTX 4090": (165.2, 165.2, 82.6, 82.6),
+    r"GeForce RTX 3090": (71, 71, 35.6, 35.6),
+    r"Instinct MI325X( OAM)?": (1307, 1307, 653.7, 163.4),
+    r"Instinct MI300X( OAM)?": (1307, 1307, 653.7, 163.4),
+    r"Instinct MI300A": (980.6, 980.6, 490.3, 122.6),
+    # One of its two dies: torch sees each as a device.
+    r"Instinct MI250X": (191.5, 191.5, None, 47.9),
+    r"Instinct MI210": (181, 181, None, 45.3),
+}
+COLUMNS = ("bf16", "fp16", "tf32", "fp32")
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "tf32": torch.float32,
+    "fp32": torch.float32,
+}
+
+
+def peak_flops(device_name: str, dtype: str) -> float | None:
+    """FLOP/s that the vendor states; None where the name is not known exactly."""
+    name = re.sub(r"^(NVIDIA|Tesla|AMD)\s+", "", device_name.strip())
+    for pattern, figures in DEVICES.items():
+        if re.fullmatch(pattern, name, re.IGNORECASE):
+            figure = dict(zip(COLUMNS, figures, strict=True)).get(dtype)
+            return figure * 1e12 if figure is not None else None
+    return None
+
+
+def matmul_dtype(precision: str) -> str:
+    """The column that counts for training.mixed_precision: fp32 is tf32 where that is allowed."""
+    allowed = torch.cuda.is_available() and torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if precision == "fp32" and allowed else precision
+
+
+def measured_matmul_flops(device: torch.device, dtype: str) -> float:
+    """FLOP/s of the best of several square matmuls here and now, in under 0.3 s.
+
+    Vendor figures assume clocks that a power limit may not leave: 790 of 989 TFLOP/s were measured
+    on an H200. Random numbers, because multiplying zeros draws less power and runs faster.
+    """
+    kind = DTYPES[dtype]
+    best, until = 0.0, time.perf_counter() + 0.15
+    for side in (256, 512, 1024, 2048, 4096, 8192):
+        left, right = (torch.randn(side, side, device=device, dtype=kind) for _ in range(2))
+        product = left @ right  # the first of a size pays for the choice of a kernel
+        seconds = min(_seconds(left, right, product) for _ in range(3))
+        best = max(best, 2 * side**3 / seconds)
+        # The next size takes eight times as long, four times over.
+        if time.perf_counter() + 32 * seconds > until:
+            break
+    return best
+
+
+def _seconds(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor) -> float:
+    if left.device.type == "cuda":
+        torch.cuda.synchronize(left.device)
+    began = time.perf_counter()
+    torch.mm(left, right, out=product)
+    if left.device.type == "cuda":
+        torch.cuda.synchronize(left.device)
+    return time.perf_counter() - began
+
+
+def mfu(flops_per_second: float, peak: float | None) -> float | None:
+    """Model FLOPs utilisation: the part of the peak that went into the model's own arithmetic."""
+    return flops_per_second / peak if peak else None

@@ -1,0 +1,84 @@
+"""Finding a user's own function by its name, package.module:function. Called by models, sources.
+
+A name that leads nowhere is told in words. What the user's own code raises passes through as it is:
+its stack trace is what the user needs then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from orchestrator.errors import UsageError, nearest
+
+
+def function(key: str, target: str) -> Callable[..., Any]:
+    """What the config's `key` names; it is looked for in the working directory first."""
+    name, _, attribute = target.partition(":")
+    if not name or not attribute:
+        raise UsageError(
+            f"{key} is {target!r}; it must be package.module:function",
+            "such as my_models.big:build for the function build of my_models/big.py",
+        )
+    module = imported(key, target, name)
+    if not hasattr(module, attribute):
+        known = [word for word, found in vars(module).items() if callable(found)]
+        raise UsageError(
+            f"{key} is {target!r}, but {module.__file__ or name} defines no {attribute!r}"
+            + nearest(attribute, known)
+        )
+    found = getattr(module, attribute)
+    if not callable(found):
+        raise UsageError(
+            f"{key} is {target!r}, but {attribute!r} is {kind(found)}: it cannot be called"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def imported(key: str, target: str, name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if sys.path[:1] != [here]:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name != missing and not name.startswith(f"{missing}."):
+            raise  # it was found, and what it imports itself was not
+        raise UsageError(
+            f"{key} is {target!r}, but there is no module {missing!r}",
+            f"it is looked for in {here} and where {sys.executable} finds its packages",
+        ) from None
+
+
+def call(key: str, target: str, args: Mapping[str, Any], **more: Any) -> Any:
+    """The named function's result; `args` come from the config, `more` from the engine."""
+    found = function(f"{key}.target", target)
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # some builtins do not tell
+        return found(**args, **more)
+    try:
+        signature.bind(**args, **more)
+    except TypeError as error:
+        wanted = inspect.Signature(
+            [item.replace(annotation=item.empty) for item in signature.parameters.values()]
+        )
+        given = ", ".join([*args, *(f"{name}={value!r}" for name, value in more.items())])
+        raise UsageError(
+            f"{key}.target is {target!r}, which takes {wanted}; it is called with"
+            f" ({given}): {error}",
+            f"change {key}.args, or the function",
+        ) from None
+    return found(**args, **more)
+
+
+def kind(thing: object) -> str:
+    """'a list', 'an int': for sentences about what a user's function gave back."""
+    name = type(thing).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

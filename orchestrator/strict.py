@@ -1,0 +1,139 @@
+"""Nested mappings -> frozen dataclasses: every key a field, every value of its type."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from orchestrator.errors import UsageError, nearest
+
+T = TypeVar("T")
+
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    dict: "keys and values",
+    tuple: "a list",
+}
+
+
+def build(cls: type[T], data: Any, where: str = "") -> T:
+    """A dataclass from nested mappings; an unknown key is an error that names the nearest."""
+    if data is None:
+        data = {}
+    if not isinstance(data, Mapping):
+        raise UsageError(f"{where or 'the config'} must hold keys, not {data!r}")
+    hints = typing.get_type_hints(cls)
+    names = [item.name for item in dataclasses.fields(typing.cast(Any, cls))]
+    values = {}
+    for key, value in data.items():
+        name = f"{where}.{key}" if where else str(key)
+        if key not in names:
+            raise UsageError(f"unknown key {name!r} in the config{nearest(str(key), names)}")
+        values[key] = _value(hints[key], value, name)
+    return cls(**values)
+
+
+def _value(kind: Any, value: Any, name: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return build(typing.cast(type[Any], kind), value, name)
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if value is None and types.NoneType in options:
+        return None
+    options = tuple(option for option in options if option is not types.NoneType)
+    for option in options:
+        fits, found = _fit(option, value, name)
+        if fits:
+            return found
+    wanted = " or ".join(WORDS[typing.get_origin(option) or option] for option in options)
+    raise UsageError(f"{name} must be {wanted}, not {value!r}")
+
+
+def _fit(kind: Any, value: Any, name: str) -> tuple[bool, Any]:
+    """Whether the value is of this kind, and what it then is."""
+    origin = typing.get_origin(kind)
+    if origin is dict and typing.get_args(kind)[1] is str:
+        return True, _variables(value, name)
+    if origin is dict:
+        fits = value is None or isinstance(value, Mapping)
+        return fits, dict(value or {}) if fits else None
+    if origin is tuple:
+        return _fit_list(typing.get_args(kind), value, name)
+    if isinstance(value, bool) is not (kind is bool):
+        return False, None
+    if kind is float and isinstance(value, (int, str)):
+        with contextlib.suppress(ValueError, OverflowError):
+            return True, float(value)  # YAML reads 3e-4 as text
+    return isinstance(value, kind), value
+
+
+def _fit_list(kinds: tuple[Any, ...], value: Any, name: str) -> tuple[bool, Any]:
+    """tuple[float, float] has as many; tuple[str, ...] as many as one likes."""
+    if not isinstance(value, (list, tuple)):
+        return False, None
+    many = kinds[-1] is Ellipsis
+    if not many and len(value) != len(kinds):
+        raise UsageError(f"{name} must be a list of {len(kinds)}, not {value!r}")
+    wanted = [kinds[0]] * len(value) if many else kinds
+    return True, tuple(
+        _value(kind, item, f"{name}[{i}]")
+        for i, (kind, item) in enumerate(zip(wanted, value, strict=True))
+    )
+
+
+def _variables(value: Any, name: str) -> dict[str, str]:
+    """Environment variables; true and false become the 1 and 0 that they mean there."""
+    if not isinstance(value, (Mapping, types.NoneType)):
+        raise UsageError(f"{name} must hold NAME: value pairs, not {value!r}")
+    found = {}
+    for key, inner in (value or {}).items():
+        if not (isinstance(key, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key)):
+            raise UsageError(f"{name}: {key!r} cannot name a variable")  # a bare NO is False
+        if isinstance(inner, (Mapping, list)):
+            raise UsageError(f"{name}.{key} must be one value, not {inner!r}")
+        found[key] = _text(inner)
+    return found
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+# -- what a class checks of itself ------------------------------------------------------------
+
+
+def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise UsageError(
+            f"{name} is {value!r}; it can be {', '.join(allowed)}{nearest(value, allowed)}"
+        )
+
+
+def at_least(name: str, value: float | None, least: float) -> None:
+    if value is not None and not value >= least:
+        raise UsageError(f"{name} is {value:g}; it must be at least {least:g}")
+
+
+def above(name: str, value: float | None, bound: float) -> None:
+    if value is not None and not value > bound:
+        raise UsageError(f"{name} is {value:g}; it must be above {bound:g}")
+
+
+def part(name: str, value: float, *, upto: bool = False) -> None:
+    """From 0 to below 1, or up to it."""
+    if not (0 <= value < 1 or (upto and value == 1)):
+        raise UsageError(f"{name} is {value:g}; it must be from 0 to {'' if upto else 'below '}1")
+
+
+def multiple(name: str, value: int, of_name: str, of: int) -> None:
+    if value % of:
+        raise UsageError(f"{name} ({value}) is not a multiple of {of_name} ({of})")

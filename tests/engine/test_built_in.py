@@ -1,0 +1,113 @@
+"""The built-in models on the whole engine: the same on any layout, with and without its options."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.test_train import fsdp
+from tests.engine.worlds import Job, run
+
+STEPS = 6
+DECODER: dict[str, dict[str, Any]] = {
+    "training": {"max_steps": STEPS, "batch_size": 12},
+    "model": {"model_dim": 32, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2},
+    "dataset": {"kind": "synthetic", "num_samples": 500, "sequence_length": 24},
+    "optimizer": {"lr": 0.01},
+    "logging": {"interval": 1},
+    "checkpoint": {"at_end": False},
+}
+RANKING: dict[str, dict[str, Any]] = {
+    **DECODER,
+    "model": {"kind": "ranking", "model_dim": 16, "vocab_size": 50},
+    "dataset": {"kind": "synthetic", "num_samples": 500},
+}
+
+
+def job(place: Path, name: str, nodes: list[int], base: Any, *changes: dict[str, Any]) -> Job:
+    made = {section: dict(values) for section, values in base.items()}
+    for change in changes:
+        for section, values in change.items():
+            made[section] = {**made.get(section, {}), **values}
+    made["training"]["batch_size"] //= sum(nodes)
+    return Job(str(place / name), nodes, made)
+
+
+def losses(job: Job) -> list[float]:
+    return [line["loss"] for line in job.metrics()]
+
+
+def norms(job: Job) -> list[float]:
+    return [line["grad_norm"] for line in job.metrics()]
+
+
+@pytest.mark.parametrize("base", [DECODER, RANKING], ids=["decoder", "ranking"])
+def test_the_first_weights_depend_on_no_mesh(tmp_path: Path, base: Any) -> None:
+    """They are made shard by shard; the losses from the first on are those of one process."""
+    tied = {"model": {"tie_embeddings": True}} if base is DECODER else {}
+    jobs = [
+        job(tmp_path, "alone", [1], base, tied),
+        job(tmp_path, "hybrid", [2, 2], base, tied),
+        job(tmp_path, "uneven", [3], base, tied, fsdp("full_shard")),
+        job(tmp_path, "ddp", [2], base, tied, fsdp("ddp")),
+    ]
+    assert run(*jobs) == [[0] * sum(one.nodes) for one in jobs]
+    for other in jobs[1:]:
+        assert losses(other) == pytest.approx(losses(jobs[0]), abs=1e-5), other.directory
+        assert norms(other) == pytest.approx(norms(jobs[0]), abs=1e-5), other.directory
+
+
+def options(section: str, **values: Any) -> dict[str, Any]:
+    return {section: values}
+
+
+def test_what_only_saves_memory_or_time_changes_no_number(tmp_path: Path) -> None:
+    how = {
+        "plain": {},
+        "recomputed": options("training", activation_checkpointing="full"),
+        "partly": options("training", activation_checkpointing="selective"),
+        "compiled": options("compile", enabled=True, backend="aot_eager", fullgraph=True),
+        "both": {
+            **options("training", activation_checkpointing="selective"),
+            **options("compile", enabled=True, backend="aot_eager"),
+        },
+        "by workers": options("dataloader", num_workers=2, prefetch_factor=3),
+        "in chunks": options("model", loss_chunk=7),
+    }
+    jobs = {name: job(tmp_path, name, [2], DECODER, change) for name, change in how.items()}
+    assert set(map(tuple, run(*jobs.values()))) == {(0, 0)}
+    for name, one in jobs.items():
+        assert losses(one) == pytest.approx(losses(jobs["plain"]), abs=1e-5), name
+        assert norms(one) == pytest.approx(norms(jobs["plain"]), abs=1e-5), name
+
+
+@pytest.mark.parametrize("strategy", ["hybrid_shard", "ddp"])
+def test_a_profile_of_a_run(tmp_path: Path, strategy: str) -> None:
+    traced = options("profiling", enabled=True, wait=1, warmup=1, active=2)
+    one = job(tmp_path, "a", [1, 1], DECODER, fsdp(strategy), traced)
+    assert run(one) == [[0, 0]]
+    place = one.experiment() / "outputs/profile"
+    for rank in range(2):
+        with gzip.open(place / f"rank_{rank:02d}.json.gz") as file:
+            assert len(json.load(file)["traceEvents"]) > 100
+    summary = json.loads((place / "summary.json").read_text())
+    assert len(summary["ranks"]) == 2
+    assert "communication" in one.told()
+    assert len(one.metrics()) == STEPS
+
+
+def test_the_metrics_say_where_the_time_went(tmp_path: Path) -> None:
+    one = job(tmp_path, "a", [1, 1], DECODER)
+    assert run(one) == [[0, 0]]
+    for rank in range(2):
+        for line in one.metrics(rank)[1:]:
+            parts = ("data_ms", "forward_backward_ms", "exposed_comm_ms", "optimizer_ms")
+            assert all(line[part] > 0 for part in parts)
+            assert sum(line[part] for part in parts) == pytest.approx(line["step_ms"], rel=0.35)
+            assert line["tokens"] == line["step"] * 12 * 24
+            assert line["mfu"] is None  # nobody knows what this CPU could do
+            assert 0 < line["mfu_measured"] < 1

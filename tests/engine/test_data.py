@@ -1,0 +1,508 @@
+"""The order of the samples, the sources they come from, and how ranks and workers share them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from orchestrator import strict
+from orchestrator.config import Config
+from orchestrator.engine import dataset, library, sources, tokens
+from orchestrator.engine.order import Order
+from orchestrator.errors import CheckFailed, UsageError
+
+CPU = torch.device("cpu")
+
+
+def config(**sections: Any) -> Config:
+    return strict.build(Config, sections)
+
+
+# -- order --------------------------------------------------------------------------------------
+
+SIZES = st.one_of(
+    st.integers(1, 70),
+    st.integers(1, 12).flatmap(lambda p: st.sampled_from([2**p - 1, 2**p, 2**p + 1])),
+)
+
+
+@given(SIZES, st.integers(0, 2**64), st.integers(0, 5))
+def test_an_epoch_has_every_sample_once(size: int, seed: int, epoch: int) -> None:
+    found = Order(size, seed, shuffle=True).indices(epoch * size, size)
+    assert sorted(found) == list(range(size))
+
+
+@given(SIZES, st.integers(0, 300), st.integers(0, 300), st.booleans())
+def test_any_part_of_the_order_is_that_part(
+    size: int, start: int, count: int, shuffle: bool
+) -> None:
+    order = Order(size, 0, shuffle=shuffle)
+    assert order.indices(start, count) == order.indices(0, start + count)[start:]
+
+
+@given(st.integers(2**40, 2**61), st.integers(0, 2**61))
+def test_large_orders_stay_inside_and_repeat_nothing(size: int, start: int) -> None:
+    start %= size - 1000
+    found = Order(size, 1, shuffle=True).indices(start, 1000)
+    assert len(set(found)) == 1000
+    assert 0 <= min(found) <= max(found) < size
+
+
+def test_seeds_and_epochs_have_orders_of_their_own() -> None:
+    orders = {
+        tuple(Order(50, seed, shuffle=True).indices(50 * e, 50))
+        for seed in range(9)
+        for e in range(9)
+    }
+    assert len(orders) == 81
+    assert Order(50, 3, shuffle=False).indices(45, 10) == [*range(45, 50), *range(5)]
+
+
+def test_every_sample_comes_everywhere() -> None:
+    """Over many epochs, each of 10 samples is at each place about as often as at the others."""
+    order = Order(10, 0, shuffle=True)
+    counts = torch.zeros(10, 10)
+    for epoch in range(4000):
+        counts[torch.arange(10), torch.tensor(order.indices(10 * epoch, 10))] += 1
+    # Chi-squared with 81 degrees of freedom: above 126 once in a thousand times.
+    assert ((counts - 400).square() / 400).sum() < 126
+
+
+# -- sources ------------------------------------------------------------------------------------
+
+
+def test_the_library_is_cut_into_pieces_of_which_the_end_is_held_out() -> None:
+    text = library.library_text()
+    train, held_out = dataset.sources(config(dataset={"sequence_length": 50}), CPU)
+    pieces = (len(text) - 1) // 50
+    assert held_out is not None
+    assert len(held_out) == round(pieces * 0.05)
+    assert len(train) + len(held_out) == pieces
+    batch = train.batch([3, 0], 0)
+    assert bytes(batch["inputs"][0].tolist()) == text[150:200]
+    assert bytes(batch["targets"][0].tolist()) == text[151:201]
+    assert bytes(batch["inputs"][1].tolist()) == text[:50]
+    assert (
+        bytes(held_out.batch([len(held_out) - 1], 0)["inputs"][0].tolist())
+        == (text[(pieces - 1) * 50 : pieces * 50])
+    )
+    assert batch["inputs"].is_contiguous() and batch["targets"].is_contiguous()
+
+
+def test_nothing_is_held_out_of_a_fraction_of_nothing() -> None:
+    train, held_out = dataset.sources(config(dataset={"eval_fraction": 0}), CPU)
+    assert held_out is None
+    assert len(train) == (len(library.library_text()) - 1) // 64
+
+
+def test_too_little_text_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "library_text", lambda: b"")
+    with pytest.raises(CheckFailed, match=r"sequence_length 64 \+ 1: that is 0 samples"):
+        dataset.sources(config(), CPU)
+    monkeypatch.setattr(library, "library_text", lambda: b"x" * 70)
+    with pytest.raises(CheckFailed, match=r"that is 1 sample, .* besides the one that is held out"):
+        dataset.sources(config(), CPU)
+
+
+def test_invented_tokens_count_on() -> None:
+    model = {"vocab_size": 11}
+    train, held_out = dataset.sources(config(dataset={"kind": "synthetic"}, model=model), CPU)
+    assert held_out is not None
+    assert (len(train), len(held_out)) == (9500, 500)
+    batch = train.batch(range(300), 0)
+    assert batch["inputs"].shape == (300, 64)
+    assert torch.equal(batch["inputs"][:, 1:], batch["targets"][:, :-1])
+    strides = (batch["targets"] - batch["inputs"]) % 11
+    assert (strides == strides[:, :1]).all()
+    assert set(strides[:, 0].tolist()) == {1, 2, 3, 4}
+    assert set(batch["inputs"][:, 0].tolist()) == set(range(11))
+    again = train.batch([7], 99)
+    assert torch.equal(again["inputs"][0], batch["inputs"][7])
+
+
+def test_invented_clicks_fit_the_model() -> None:
+    wanted = config(model={"kind": "ranking", "vocab_size": 20}, dataset={"kind": "synthetic"})
+    batch = dataset.sources(wanted, CPU)[0].batch(range(400), 0)
+    assert {name: tuple(value.shape) for name, value in batch.items()} == {
+        "sparse": (400, 8),
+        "dense": (400, 4, 16),
+        "label": (400,),
+    }
+    assert (batch["sparse"].min(), batch["sparse"].max()) == (0, 19)
+    assert abs(batch["dense"].mean()) < 0.05
+    assert batch["dense"].std().item() == pytest.approx(1, abs=0.05)
+
+
+# -- files of tokens ----------------------------------------------------------------------------
+
+
+def token_file(path: Path, values: Sequence[int], vocab_size: int) -> Path:
+    kind = tokens.dtype_for(vocab_size)
+    with path.open("wb") as file:
+        tokens.write_header(file, tokens.Header(kind, vocab_size, len(values)))
+        width = tokens.WIDTHS[kind]
+        file.write(b"".join(value.to_bytes(width, "little") for value in values))
+    return path
+
+
+@pytest.mark.parametrize("vocab_size", [300, 65536, 65537, 200_000])
+def test_a_file_of_tokens_gives_what_was_written(tmp_path: Path, vocab_size: int) -> None:
+    values = [(i * 7919) % vocab_size for i in range(1000)]
+    values[16] = vocab_size - 1
+    path = token_file(tmp_path / "t.bin", values, vocab_size)
+    words = {"path": str(path), "sequence_length": 9, "eval_fraction": 0.1}
+    wanted = config(dataset=words, model={"vocab_size": vocab_size})
+    train, held_out = dataset.sources(wanted, CPU)
+    assert held_out is not None
+    assert (len(train), len(held_out)) == (100, 11)
+    for source in (train, pickle.loads(pickle.dumps(train))):
+        batch = source.batch([1, 99], 0)
+        assert batch["inputs"].tolist() == [values[9:18], values[891:900]]
+        assert batch["targets"].tolist() == [values[10:19], values[892:901]]
+    assert len(pickle.dumps(train)) < 2000  # a worker maps the file, it is not sent to it
+    assert (
+        path.read_bytes().splitlines()[0].strip()
+        == json.dumps(
+            {
+                "format": "orchestrator tokens 1",
+                "dtype": "uint16" if vocab_size <= 65536 else "uint32",
+                "vocab_size": vocab_size,
+                "count": 1000,
+            }
+        ).encode()
+    )
+
+
+def test_a_file_of_its_own_is_held_out(tmp_path: Path) -> None:
+    train = token_file(tmp_path / "train.bin", range(100), 256)
+    held_out = token_file(tmp_path / "eval.bin", range(50), 256)
+    words = {"path": str(train), "eval_path": str(held_out), "sequence_length": 9}
+    found = dataset.sources(config(dataset=words), CPU)
+    assert [len(source or ()) for source in found] == [11, 5]
+
+
+def broken_files(place: Path) -> dict[str, Path]:
+    good = token_file(place / "good.bin", range(100), 256).read_bytes()
+    files = {
+        "text": b"once upon a time\n",
+        "empty": b"",
+        "short": good[:-1],
+        "long": good + b"\0\0",
+        "header": good[:100],
+        "other": good.replace(b"tokens 1", b"tokens 2"),
+        "list": b"[]".ljust(600),
+    }
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+    return {name: place / name for name in [*files, "missing"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("text", "is not a file of tokens"),
+        ("empty", "is not a file of tokens"),
+        ("header", "is not a file of tokens"),
+        ("other", "is not a file of tokens"),
+        ("list", "is not a file of tokens"),
+        ("short", "has 711 bytes, but its header promises 712: it was cut short"),
+        ("long", "has 714 bytes, but its header promises 712"),
+        ("missing", "cannot be read: No such file or directory"),
+    ],
+)
+def test_another_file_is_told_in_words(tmp_path: Path, name: str, words: str) -> None:
+    path = broken_files(tmp_path)[name]
+    with pytest.raises(CheckFailed) as error:
+        dataset.sources(config(dataset={"path": str(path)}), CPU)
+    assert str(path) in error.value.what and words in error.value.what
+    assert "python scripts/make_tokens.py" in error.value.fix
+
+
+def test_tokens_that_do_not_fit_the_model_are_told_with_both_sizes(tmp_path: Path) -> None:
+    path = token_file(tmp_path / "t.bin", range(200), 257)
+    words = "vocabulary of 257, but model.vocab_size is 256"
+    with pytest.raises(UsageError, match=words) as error:
+        dataset.sources(config(dataset={"path": str(path)}), CPU)
+    assert "set model.vocab_size to 257" in error.value.fix
+    wanted = config(dataset={"path": str(path), "sequence_length": 200}, model={"vocab_size": 257})
+    with pytest.raises(CheckFailed, match="has 200 tokens, but one sample needs 201"):
+        dataset.sources(wanted, CPU)
+
+
+# -- the user's own -----------------------------------------------------------------------------
+
+
+class Noisy(Dataset[dict[str, Tensor]]):
+    """Draws from all three random states."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        import numpy as np
+
+        drawn = [torch.rand(()).item(), random.random(), np.random.rand()]
+        return {"index": torch.tensor(index), "drawn": torch.tensor(drawn, dtype=torch.float64)}
+
+
+class Ragged(Noisy):
+    def collate(self, samples: list[dict[str, Tensor]]) -> list[int]:
+        return [int(sample["index"]) for sample in samples]
+
+
+def noisy(split: str, size: int = 10) -> Noisy | None:
+    return Noisy(size) if split == "train" else None
+
+
+def ragged(split: str) -> Ragged:
+    return Ragged(10)
+
+
+def endless(split: str) -> Any:
+    return iter([])
+
+
+def nothing(split: str) -> list[int] | None:
+    return [] if split == "train" else None
+
+
+def own(name: str, **sections: Any) -> Config:
+    model = {"target": "tests.engine.test_data:noisy"}
+    return config(model=model, dataset={"target": f"tests.engine.test_data:{name}"}, **sections)
+
+
+def test_augmentation_depends_on_the_position_and_disturbs_nobody() -> None:
+    import numpy as np
+
+    source = dataset.sources(own("noisy"), CPU)[0]
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    whole = source.batch([4, 5, 6], 20)
+    part = source.batch([5, 6], 21)
+    assert torch.equal(whole["drawn"][1:], part["drawn"])
+    assert whole["index"].tolist() == [4, 5, 6]
+    assert not torch.equal(source.batch([4], 30)["drawn"], whole["drawn"][:1])  # another epoch
+    seeded = dataset.sources(own("noisy", training={"seed": 1}), CPU)[0]
+    assert not torch.equal(seeded.batch([4], 20)["drawn"], whole["drawn"][:1])
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.random.get_state()[1].tolist() == before[2]
+
+
+def test_a_dataset_may_put_its_batches_together_itself() -> None:
+    assert dataset.sources(own("ragged"), CPU)[0].batch([2, 7], 0) == [2, 7]
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "words"),
+    [
+        ("endless", None, "gave a list_iterator, not a dataset that has __len__ and __getitem__"),
+        ("nothing", None, "gave a dataset without samples for 'train'"),
+        ("noisy", 5, "gave None for split='eval'"),
+        ("Noisy", None, "which takes (size); it is called with (split='train')"),
+    ],
+)
+def test_a_dataset_that_cannot_be_used_is_told_in_words(
+    name: str, steps: int | None, words: str
+) -> None:
+    with pytest.raises((UsageError, CheckFailed)) as error:
+        dataset.sources(own(name, training={"eval_steps": steps}), CPU)
+    assert words in error.value.what
+
+
+def tokens_of(split: str, values: list[int], name: str = "targets") -> list[dict[str, Tensor]]:
+    return [{"inputs": torch.tensor([1, 2]), name: torch.tensor(values)}]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"values": [5, -100]}, None),
+        ({"values": [5, 256]}, "gave 256 among 'targets', but model.vocab_size is 256"),
+        ({"values": [5, -1]}, "gave -1 among 'targets'"),
+        (
+            {"values": [-100], "name": "inputs"},
+            "a batch of inputs; model.kind 'decoder' needs",
+        ),
+    ],
+)
+def test_what_a_built_in_model_cannot_take_is_told_in_words(
+    args: dict[str, Any], words: str | None
+) -> None:
+    target = {"target": "tests.engine.test_data:tokens_of", "args": args}
+    source = dataset.sources(config(dataset=target), CPU)[0]
+    if words is None:
+        assert source.batch([0], 0)["targets"].tolist() == [args["values"]]
+        return
+    with pytest.raises(CheckFailed) as error:
+        source.batch([0], 0)
+    assert words in error.value.what
+
+
+# -- batches ------------------------------------------------------------------------------------
+
+
+class Numbers:
+    """A sample is its own number."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def batch(self, indices: Sequence[int], position: int) -> dict[str, Tensor]:
+        places = torch.arange(position, position + len(indices))
+        return {"index": torch.tensor(indices), "position": places}
+
+
+def first(count: int, found: Any) -> list[Any]:
+    return list(itertools.islice(found, count))
+
+
+@pytest.mark.parametrize("size", [5, 24, 100])
+def test_ranks_share_every_batch_and_the_world_does_not_matter(size: int) -> None:
+    source, order = Numbers(size), Order(size, 0, shuffle=True)
+    expected = order.indices(0, 120)
+    for world in (1, 2, 3, 4):
+        wanted = config(training={"batch_size": 12 // world})
+        feeds = [dataset.batches(source, order, wanted, rank, world, 0) for rank in range(world)]
+        found: list[int] = []
+        for _ in range(10):
+            for batch in map(next, feeds):
+                assert batch.data["index"].tolist() == batch.ids
+                assert batch.data["position"][0] == len(found)
+                found += batch.ids
+        assert found == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_any_position_goes_on_as_it_would_have(workers: int) -> None:
+    loader = {"num_workers": workers}
+    wanted = config(training={"batch_size": 3}, dataloader=loader)
+    source, order = Numbers(23), Order(23, 0, shuffle=True)
+    whole = first(12, dataset.batches(source, order, wanted, 1, 2, 0))
+    later = first(7, dataset.batches(source, order, wanted, 1, 2, 5 * 6))
+    assert [batch.ids for batch in later] == [batch.ids for batch in whole[5:]]
+    # And with another number of ranks.
+    alone = config(training={"batch_size": 6}, dataloader=loader)
+    found = first(7, dataset.batches(source, order, alone, 0, 1, 5 * 6))
+    assert [batch.ids[3:] for batch in found] == [batch.ids for batch in later]
+
+
+def test_workers_give_what_the_rank_itself_would() -> None:
+    source = dataset.sources(own("noisy"), CPU)[0]
+    order = Order(len(source), 0, shuffle=True)
+    state = torch.get_rng_state()
+    found = []
+    for workers in (0, 1, 2):
+        more = {"prefetch_factor": 3} if workers else {}
+        wanted = own("noisy", dataloader={"num_workers": workers, **more})
+        found.append(first(8, dataset.batches(source, order, wanted, 0, 1, 0)))
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            assert one.ids == two.ids
+            assert torch.equal(one.data["drawn"], two.data["drawn"])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+ORPHANS = """
+import itertools, os, sys, time
+import torch.utils.data._utils.worker as worker
+worker.MP_STATUS_CHECK_INTERVAL = 0.1  # of 5 seconds, to have the test end sooner
+from tests.engine.test_data import Numbers, config
+from orchestrator.engine import dataset
+order = dataset.Order(100, 0, shuffle=True)
+feed = dataset.batches(Numbers(100), order, config(dataloader={"num_workers": 2}), 0, 1, 0)
+next(feed)
+print(*[child.pid for child in __import__("multiprocessing").active_children()], flush=True)
+time.sleep(60)
+"""
+
+
+def test_workers_end_with_a_rank_that_is_killed() -> None:
+    command = [sys.executable, "-c", ORPHANS]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout is not None
+        workers = [int(word) for word in rank.stdout.readline().split()]
+        assert len(workers) == 2
+        os.kill(workers[0], signal.SIGINT)  # a Ctrl-C in the terminal, which the rank may ignore
+        time.sleep(0.2)
+        assert all(map(alive, workers))
+        rank.kill()
+    deadline = time.monotonic() + 10
+    while any(map(alive, workers)):
+        assert time.monotonic() < deadline, "workers are left"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+# -- evaluation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("size", [1, 5, 12, 25])
+def test_every_held_out_sample_is_counted_once(size: int, workers: int) -> None:
+    for world in (1, 2, 3) if not workers else (2,):
+        training = {"batch_size": 4}
+        wanted = config(training=training, dataloader={"num_workers": workers})
+        found = [
+            list(dataset.evaluation(Numbers(size), wanted, rank, world)) for rank in range(world)
+        ]
+        assert {len(batches) for batches in found} == {-(-size // (4 * world))}
+        counted = []
+        for turn in zip(*found, strict=True):
+            for batch, real in turn:
+                assert len(batch.ids) == max(1, real) <= 4
+                assert batch.data["index"].tolist() == batch.ids
+                counted += batch.ids[:real]
+        assert counted == list(range(size))
+
+
+def test_an_evaluation_may_be_shorter() -> None:
+    wanted = config(training={"batch_size": 4, "eval_steps": 1, "eval_batches": 2})
+    found = list(dataset.evaluation(Numbers(100), wanted, 1, 3))
+    assert [batch.ids for batch, _ in found] == [[4, 5, 6, 7], [16, 17, 18, 19]]
+    assert len(list(dataset.evaluation(Numbers(5), wanted, 1, 3))) == 1
+
+
+def test_a_shared_text_is_rank_0s() -> None:
+    """Without other ranks, it is one's own."""
+    assert bytes(library.shared_text(CPU).tolist()[:500]) == library.library_text()[:500]
+
+
+def test_pinning_keeps_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self + 1)
+    data = {"a": torch.zeros(1), "b": [torch.zeros(1), "text"], "c": (torch.zeros(1), 3)}
+    assert dataset.pin(data) == {"a": 1, "b": [1, "text"], "c": (1, 3)}
+
+
+def test_sources_are_what_the_protocol_says() -> None:
+    found: list[sources.Source] = [Numbers(3), sources.Part(Numbers(9), 2, 5)]
+    assert [source.batch([2], 0)["index"].item() for source in found] == [2, 4]

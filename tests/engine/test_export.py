@@ -1,0 +1,308 @@
+"""A checkpoint that several ranks wrote becomes one safetensors file, which others can read."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from orchestrator import checkpoints
+from orchestrator.engine import export
+from orchestrator.errors import CheckFailed, JobFailed, UsageError
+from orchestrator.head import checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # no_dist
+
+RANKS = """
+import os, sys
+import torch
+import torch._dynamo  # which DTensor else imports in every rank
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from tests.engine.test_export import WHOLE
+
+for rank in range(3):
+    if os.fork() == 0:
+        break
+else:
+    sys.exit(max(os.wait()[1] for _ in range(3)) and 1)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.store", rank=rank, world_size=3)
+mesh = init_device_mesh("cpu", (3,))
+state = {"model." + name: value for name, value in WHOLE.items()}
+for name, dim in (("rows", 0), ("columns", 1), ("few", 0)):
+    state["model." + name] = distribute_tensor(WHOLE[name], mesh, [Shard(dim)])
+state["optim.rows.exp_avg"] = torch.ones(100, 4)
+state["model.extra_state"] = {"no": "tensor"}
+dcp.save(state, storage_writer=dcp.FileSystemWriter(sys.argv[1], single_file_per_rank=True))
+sys.stdout.flush()
+os._exit(0)
+"""
+WHOLE = {
+    "rows": torch.arange(40.0).reshape(10, 4) / 3,  # 4, 4 and 2 rows
+    "columns": torch.arange(28.0, dtype=torch.float64).reshape(4, 7) / 7,
+    "few": torch.tensor([1.5, -2.5]),  # the third rank has none of it
+    "copied.weight": torch.randn(3, 5, generator=torch.Generator().manual_seed(0)),
+    "half": torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16),
+    "scale": torch.tensor(0.1),
+    "none": torch.empty(0, 4),
+    "odd ü\n": torch.tensor([7], dtype=torch.uint8),
+    "ids": torch.arange(3),
+    "mask": torch.tensor([True, False, True]),
+    "complex": torch.tensor([1 + 2j]),
+}
+
+
+def publish(directory: Path, step: int) -> Path:
+    place = checkpoints.partial(directory, step, "run")
+    files = {path.name: checkpoints.digest(path) for path in place.iterdir()}
+    return checkpoints.publish(place, directory, step, None, 3, files)
+
+
+def save(directory: Path, step: int, state: dict[str, Any]) -> Path:
+    """By one rank."""
+    place = checkpoints.partial(directory, step, "run")
+    directory.mkdir(exist_ok=True)
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(place), no_dist=True)
+    return publish(directory, step)
+
+
+@pytest.fixture(scope="module")
+def of_three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("checkpoints")
+    place = checkpoints.partial(directory, 120, "run")
+    words = [sys.executable, "-c", RANKS, str(place)]
+    subprocess.run(words, cwd=Path(__file__).parents[2], timeout=60, check=True)
+    place.with_name(place.name + ".store").unlink(missing_ok=True)
+    return publish(directory, 120)
+
+
+def parse(file: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The format, as its specification has it."""
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    assert length % 8 == 0
+    entries = json.loads(content[8 : 8 + length])
+    data = content[8 + length :]
+    assert content[8:9] == b"{"
+    about = entries.pop("__metadata__")
+    places = sorted(entry["data_offsets"] for entry in entries.values())
+    assert places[0][0] == 0 and places[-1][1] == len(data)
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(places))
+    pieces = {name: data[slice(*entry["data_offsets"])] for name, entry in entries.items()}
+    return {"about": about, "entries": entries}, pieces
+
+
+def same(found: Tensor, expected: Tensor) -> bool:
+    return found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+def test_the_bytes_are_as_specified(of_three_ranks: Path, tmp_path: Path) -> None:
+    told = export.export(of_three_ranks, tmp_path / "out")
+    assert told == f"step 120: 11 tensors, {(tmp_path / 'out').stat().st_size:,} bytes: " + str(
+        tmp_path / "out"
+    )
+    header, pieces = parse(tmp_path / "out")
+    assert header["about"] == {"format": "pt", "step": "120"}
+    names = {name: (entry["dtype"], entry["shape"]) for name, entry in header["entries"].items()}
+    assert names == {
+        "rows": ("F32", [10, 4]),
+        "columns": ("F64", [4, 7]),
+        "few": ("F32", [2]),
+        "copied.weight": ("F32", [3, 5]),
+        "half": ("BF16", [3]),
+        "scale": ("F32", []),
+        "none": ("F32", [0, 4]),
+        "odd ü\n": ("U8", [1]),
+        "ids": ("I64", [3]),
+        "mask": ("BOOL", [3]),
+        "complex": ("C64", [1]),
+    }
+    for name, value in WHOLE.items():
+        assert pieces[name] == bytes(value.reshape(-1).view(torch.uint8).tolist()), name
+    for name, entry in header["entries"].items():  # where a reader maps it, it is aligned
+        assert entry["data_offsets"][0] % WHOLE[name].itemsize == 0
+
+
+def test_others_read_it(of_three_ranks: Path, tmp_path: Path) -> None:
+    export.export(of_three_ranks, tmp_path / "out")
+    found = load_file(tmp_path / "out")
+    assert set(found) == set(WHOLE)
+    for name, value in WHOLE.items():
+        assert same(found[name], value), name
+    with safe_open(tmp_path / "out", "pt") as file:
+        assert file.metadata() == {"format": "pt", "step": "120"}
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_only_floating_point_changes_its_dtype(
+    of_three_ranks: Path, tmp_path: Path, name: str
+) -> None:
+    export.export(of_three_ranks, tmp_path / "out", name)
+    found = load_file(tmp_path / "out")
+    for key, value in WHOLE.items():
+        floating = value.dtype.is_floating_point
+        assert same(found[key], value.to(export.CHOICES[name]) if floating else value), key
+
+
+def test_a_model_comes_back(tmp_path: Path) -> None:
+    def made() -> nn.Module:
+        return nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3), nn.BatchNorm1d(3))
+
+    model, other = made(), made()
+    state = {f"model.{name}": value for name, value in model.state_dict().items()}
+    place = save(tmp_path / "checkpoints", 1, {**state, "optim.0.weight.exp_avg": torch.ones(3)})
+    export.export(place, tmp_path / "out")
+    other.load_state_dict(load_file(tmp_path / "out"), strict=True)
+    for name, value in model.state_dict().items():
+        assert same(other.state_dict()[name], value)
+
+
+def test_what_fp16_cannot_hold(tmp_path: Path) -> None:
+    place = save(tmp_path / "checkpoints", 1, {"model.big": torch.tensor([1.0, 70_000.0])})
+    with pytest.raises(UsageError, match=r"model\.big has values above 65504"):
+        export.export(place, tmp_path / "out", "fp16")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+    export.export(place, tmp_path / "out", "bf16")
+
+
+def flip(place: Path) -> None:
+    file = next(iter(sorted(place.glob("__*"))))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_what_is_damaged_is_not_exported(tmp_path: Path) -> None:
+    place = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(100)})
+    flip(place)
+    with pytest.raises(CheckFailed, match=r"is damaged: its sha256"):
+        export.export(place, tmp_path / "out")
+    (place / ".metadata").unlink()
+    with pytest.raises(CheckFailed, match=r"\.metadata is missing"):
+        export.export(place, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+
+def test_without_weights(tmp_path: Path) -> None:
+    place = save(tmp_path / "checkpoints", 1, {"optim.a": torch.ones(1)})
+    with pytest.raises(JobFailed, match="nothing in it is called model"):
+        export.export(place, tmp_path / "out")
+
+
+def test_what_is_there_is_replaced_only_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)})
+    out = tmp_path / "out"
+    out.write_text("precious")
+    with pytest.raises(UsageError, match="is there already"):
+        export.export(place, out)
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(JobFailed, match="No space left on device"):
+            export.export(place, out, force=True)
+    assert out.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "out"]
+    export.export(place, out, force=True)
+    assert same(load_file(out)["a"], torch.ones(1))
+
+
+@pytest.mark.parametrize("out", ["", "none/out"])
+def test_where_nothing_can_be_written(tmp_path: Path, out: str) -> None:
+    with pytest.raises(UsageError, match=r"is a directory|does not exist"):
+        export.export(tmp_path, tmp_path / out)
+
+
+def test_memory_is_that_of_the_largest_tensor_twice(tmp_path: Path) -> None:
+    size = 4 << 20  # bytes of each of 24
+    state = {f"model.{i}": torch.full((size // 4,), float(i)) for i in range(24)}
+    place = save(tmp_path / "checkpoints", 1, state)
+    del state
+    export.export(place, tmp_path / "out")  # what is imported and kept counts no more
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = memory("VmRSS")
+    export.export(place, tmp_path / "out", force=True)
+    assert memory("VmHWM") - before < 4 * size  # a piece of a freed one may lie between
+    assert load_file(tmp_path / "out")["23"][-1] == 23
+
+
+def memory(what: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(what + ":"))
+
+
+# -- typed ------------------------------------------------------------------------------------
+
+
+def typed(directory: Path, *words: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "orchestrator"), "checkpoint", "export", *words],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_newest_that_verifies(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path / "checkpoints", step, {"model.a": torch.tensor(float(step))})
+    flip(tmp_path / "checkpoints" / "step_00000003")
+    (tmp_path / "torch.py").write_text("the user's own directory counts for nothing")
+    code, out, err = typed(tmp_path, "checkpoints", "o ut.safetensors", "--dtype", "bf16")
+    assert code == 0
+    assert "step_00000003 is not exported" in err
+    assert "trying the one before it, of step 2" in err
+    assert out.startswith("step 2: 1 tensors, ")
+    found = load_file(tmp_path / "o ut.safetensors")
+    assert same(found["a"], torch.tensor(2.0, dtype=torch.bfloat16))
+
+
+def options(directory: Path, **more: Any) -> dict[str, Any]:
+    """As the command hands them over."""
+    given = {"experiment": (str(directory),), "experiments": directory, "out": Path("out")}
+    return {**given, "dtype": None, "force": False, "step": None, **more}
+
+
+def test_a_step_that_was_asked_for_has_no_stand_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        save(tmp_path, step, {"model.a": torch.ones(1)})
+    started: list[str] = []
+
+    def refuse(words: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        started.append(words[3])
+        return subprocess.CompletedProcess(words, 3)
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    assert checkpoint.export(options(tmp_path, step=2)) == 3
+    assert started == [str(tmp_path / "step_00000002")]
+
+
+def test_an_export_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1, {"model.a": torch.ones(1)})
+    died = subprocess.CompletedProcess[bytes]([], -9)
+    monkeypatch.setattr(subprocess, "run", lambda *words, **options: died)
+    with pytest.raises(JobFailed, match="killed by signal 9"):
+        checkpoint.export(options(tmp_path))

@@ -1,0 +1,539 @@
+"""A key that is accepted is honoured: changing any field of the config changes what can be seen.
+
+A new field fails here until the table below says what it changes, and how that is seen.
+"""
+
+from __future__ import annotations
+
+import array
+import copy
+import dataclasses
+import gzip
+import json
+import re
+import signal
+import socket
+import sys
+import time
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestrator import strict
+from orchestrator.config import Config
+from orchestrator.engine import dataset, tokens
+from orchestrator.engine.order import Order
+from orchestrator.engine.sums import Sums
+from tests.conftest import Cluster
+from tests.engine import own
+from tests.engine.worlds import Job, run
+from tests.launching import BIN, Command, Head
+
+Sections = dict[str, Any]
+
+
+def every_field() -> Iterator[str]:
+    for section, kind in typing.get_type_hints(Config).items():
+        if dataclasses.is_dataclass(kind):
+            yield from (f"{section}.{field.name}" for field in dataclasses.fields(kind))
+        else:
+            yield section  # of variables, whose names are the user's
+
+
+def test_no_field_is_forgotten() -> None:
+    assert sorted([*ENGINE, *DRY_RUN, *BY_ITSELF]) == sorted(every_field())
+
+
+BY_ITSELF: list[str] = []
+
+
+def shows(name: str) -> Callable[[Any], Any]:
+    """A test that shows one field by itself."""
+    BY_ITSELF.append(name)
+    return lambda test: test
+
+
+# -- the engine -----------------------------------------------------------------------------------
+
+TINY: Sections = {
+    "training": {"max_steps": 4, "batch_size": 2},
+    "model": {"model_dim": 16, "num_layers": 1, "num_heads": 2},
+    "dataset": {"kind": "synthetic", "sequence_length": 8},
+    "checkpoint": {"at_end": False},
+    "logging": {"interval": 1},
+}
+FEW = {"dataset": {"num_samples": 64}}
+OWN = {
+    "training": {"loss": "tests.engine.own:loss"},
+    "model": {"target": "tests.engine.own:model"},
+    "dataset": {"target": "tests.engine.own:uneven"},
+}
+TRACED = {"enabled": True, "wait": 0, "warmup": 0, "active": 1}
+
+
+def merged(*changes: Sections) -> Sections:
+    found: Sections = {}
+    for change in changes:
+        for section, values in copy.deepcopy(change).items():
+            found.setdefault(section, {}).update(values)
+    return found
+
+
+def without(section: str, *names: str) -> Sections:
+    """TINY, without what only some other kind of model or data has."""
+    found = copy.deepcopy(TINY)
+    for name in names:
+        del found[section][name]
+    return found
+
+
+BASES: dict[str, tuple[list[int], Sections]] = {
+    "alone": ([1], TINY),
+    "sgd": ([1], merged(TINY, {"optimizer": {"name": "sgd"}})),
+    "wsd": ([1], merged(TINY, {"scheduler": {"name": "wsd"}})),
+    "few samples": ([1], merged(TINY, FEW)),
+    "evaluating": ([1], merged(TINY, FEW, {"training": {"eval_steps": 2}})),
+    "ranking": ([1], merged(without("dataset", "sequence_length"), {"model": {"kind": "ranking"}})),
+    "own": ([1], merged({**TINY, "model": {}, "dataset": {}}, OWN)),
+    "own on two": ([2], merged({**TINY, "model": {}, "dataset": {}}, OWN)),
+    "NaN": ([1], merged({**TINY, "model": {}, "dataset": {}}, OWN, {
+        "dataset": {"args": {"broken": [*range(8)]}, "shuffle": False}})),
+    "unused": ([2], merged({**TINY, "model": {}, "dataset": {}}, OWN, {
+        "model": {"args": {"heads": 2}}, "fsdp": {"sharding_strategy": "ddp"},
+        "distributed": {"find_unused_parameters": True}})),
+    "tokens": ([1], merged(without("dataset", "kind"), {"dataset": {"path": "PLACE/one.bin"}})),
+    "tokens held out": ([1], merged(without("dataset", "kind"), {
+        "dataset": {"path": "PLACE/one.bin", "eval_path": "PLACE/one.bin"},
+        "training": {"eval_steps": 2}})),
+    "two": ([2], TINY),
+    "three blocks": ([2], merged(TINY, {"model": {"num_layers": 3}})),
+    "two by two": ([2, 2], TINY),
+    "in two": ([2], merged(TINY, {"training": {"gradient_accumulation": 2}})),
+    "ddp": ([2], merged(TINY, {"fsdp": {"sharding_strategy": "ddp"}})),
+    "compiled": ([1], merged(TINY, {"compile": {"enabled": True}})),
+    "workers": ([1], merged(TINY, {"dataloader": {"num_workers": 1}})),
+    "saving": ([1], merged(TINY, {"checkpoint": {"steps": 1}})),
+    "resumable": ([1], merged(TINY, {"checkpoint": {"directory": "PLACE/kept"}})),
+    "long": ([1], merged(TINY, {"training": {"max_steps": 10}})),
+    "traced": ([1], merged(TINY, {"profiling": TRACED})),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Change:
+    """With another value in this base, another part of what is seen. Parts: see `look`."""
+
+    base: str
+    value: Any
+    seen: str = "losses"
+
+
+ENGINE: dict[str, Change] = {
+    "training.max_steps": Change("alone", 3, "logged"),
+    "training.max_minutes": Change("alone", 1e-7, "told"),
+    "training.batch_size": Change("alone", 3),
+    "training.gradient_accumulation": Change("alone", 2),
+    "training.mixed_precision": Change("alone", "bf16"),
+    "training.activation_checkpointing": Change("alone", "full", "recomputed"),
+    "training.grad_clip_norm": Change("sgd", 0.01),
+    "training.seed": Change("alone", 1),
+    "training.deterministic": Change("alone", True, "deterministic"),
+    "training.max_bad_steps": Change("NaN", 2, "codes"),
+    "training.eval_steps": Change("few samples", 2, "evaluated"),
+    "training.eval_seconds": Change("few samples", 1e-9, "evaluated"),
+    "training.eval_batches": Change("evaluating", 1, "evaluated"),
+    "training.loss": Change("alone", "tests.engine.test_fields:doubled"),
+    "model.kind": Change("ranking", "decoder"),
+    "model.target": Change("own", "tests.engine.test_fields:other_model"),
+    "model.args": Change("own", {"dim": 4}),
+    "model.vocab_size": Change("alone", 300),
+    "model.model_dim": Change("alone", 32),
+    "model.num_layers": Change("alone", 2),
+    "model.num_heads": Change("alone", 4),
+    "model.mlp_hidden_dim": Change("alone", 8),
+    "model.dropout": Change("alone", 0.5),
+    "model.num_kv_heads": Change("alone", 1),
+    "model.rope_theta": Change("alone", 10.0),
+    "model.norm_eps": Change("alone", 0.1),
+    "model.tie_embeddings": Change("alone", True),
+    "model.loss_chunk": Change("alone", 4, "logits"),
+    "model.embedding_dim": Change("ranking", 8),
+    "model.sparse_features": Change("ranking", 4),
+    "model.num_dense_features": Change("ranking", 2),
+    "model.dense_dim": Change("ranking", 8),
+    "dataset.kind": Change("alone", "library"),
+    "dataset.path": Change("tokens", "PLACE/other.bin"),
+    "dataset.eval_path": Change("tokens held out", "PLACE/other.bin", "evaluated"),
+    "dataset.target": Change("own", "tests.engine.test_fields:other_data"),
+    "dataset.args": Change("own", {"size": 48}, "told"),
+    "dataset.sequence_length": Change("alone", 16),
+    "dataset.num_samples": Change("alone", 64),
+    "dataset.eval_fraction": Change("evaluating", 0.5, "evaluated"),
+    "dataset.shuffle": Change("alone", False),
+    "optimizer.name": Change("alone", "sgd"),
+    "optimizer.lr": Change("alone", 0.1),
+    "optimizer.weight_decay": Change("alone", 0.5),
+    "optimizer.betas": Change("alone", [0.5, 0.6]),
+    "optimizer.eps": Change("alone", 0.1),
+    "optimizer.momentum": Change("sgd", 0.0),
+    "scheduler.name": Change("alone", "linear"),
+    "scheduler.warmup_steps": Change("alone", 3),
+    "scheduler.total_steps": Change("alone", 8),
+    "scheduler.decay_steps": Change("wsd", 3),
+    "scheduler.min_lr_ratio": Change("alone", 0.5),
+    "fsdp.sharding_strategy": Change("two", "full_shard", "told"),
+    "fsdp.shard_size": Change("two", 1, "told"),
+    "fsdp.reshard_after_forward": Change("two", False, "gathered"),
+    "fsdp.forward_prefetch": Change("three blocks", 1, "set_modules_to_forward_prefetch"),
+    "fsdp.backward_prefetch": Change("three blocks", 2, "set_modules_to_backward_prefetch"),
+    "fsdp.reduce_dtype": Change("two", "bf16"),
+    "fsdp.accumulate": Change("in two", "whole", "scattered"),
+    "fsdp.cpu_offload": Change("two", True, "told"),  # refused, in words, where there is no GPU
+    "fsdp.wrap": Change("own on two", ["Linear"], "gathered"),
+    "distributed.backend": Change("alone", "nccl", "told"),  # refused
+    "distributed.timeout": Change("two by two", 77.0, "timeouts"),
+    "distributed.bucket_cap_mb": Change("ddp", 1.0, "ddp"),
+    "distributed.gradient_as_bucket_view": Change("ddp", False, "ddp"),
+    "distributed.static_graph": Change("ddp", True, "ddp"),
+    "distributed.find_unused_parameters": Change("unused", False, "codes"),
+    "distributed.broadcast_buffers": Change("ddp", True, "ddp"),
+    "compile.enabled": Change("alone", True, "compiled"),
+    "compile.backend": Change("compiled", "eager", "compiled"),
+    "compile.mode": Change("compiled", "max-autotune-no-cudagraphs", "compiled"),
+    "compile.fullgraph": Change("compiled", True, "compiled"),
+    "compile.dynamic": Change("compiled", True, "compiled"),
+    "dataloader.num_workers": Change("alone", 1, "loader"),
+    "dataloader.prefetch_factor": Change("workers", 4, "loader"),
+    "checkpoint.steps": Change("alone", 2, "files"),
+    "checkpoint.seconds": Change("alone", 1e-9, "files"),
+    "checkpoint.at_end": Change("alone", True, "files"),
+    "checkpoint.directory": Change("saving", "PLACE/elsewhere", "files"),
+    "checkpoint.keep": Change("saving", 1, "files"),
+    "checkpoint.asynchronous": Change("saving", False, "copied"),
+    "checkpoint.resume": Change("resumable", "auto", "told"),
+    "profiling.enabled": Change("long", True, "files"),
+    "profiling.wait": Change("traced", 1, "trace"),
+    "profiling.warmup": Change("traced", 1, "trace"),
+    "profiling.active": Change("traced", 2, "trace"),
+    "profiling.record_shapes": Change("traced", True, "trace"),
+    "profiling.profile_memory": Change("traced", True, "trace"),
+    "profiling.with_stack": Change("traced", True, "trace"),
+    "logging.interval": Change("alone", 2, "logged"),
+}
+
+
+def doubled(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    sums: Sums = model(batch)
+    return 2 * sums.loss, sums.count
+
+
+def other_model() -> nn.Module:
+    return own.model(dim=4)
+
+
+def other_data(split: str) -> own.Uneven:
+    return own.uneven(split, size=48)
+
+
+Seen = dict[str, Any]
+TIMELY = r"^step +\d+/|\.cpp:\d+\]"  # the lines of progress, and those of torch's own log
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
+    """What is seen of every base, of every base once more, and of every change."""
+    place = tmp_path_factory.mktemp("fields")
+    for name, step in (("one", 1), ("other", 3)):
+        token_file(place / f"{name}.bin", step)
+    jobs = [job(place, "kept", [1], merged(BASES["resumable"][1], {"checkpoint": {"steps": 2}}))]
+    for name, (nodes, sections) in BASES.items():
+        jobs += [job(place, f"{which} {name}", nodes, sections) for which in ("base", "again")]
+    for name, change in ENGINE.items():
+        nodes, sections = BASES[change.base]
+        section, key = name.split(".")
+        jobs.append(job(place, name, nodes, merged(sections, {section: {key: change.value}})))
+    codes = run(*jobs)
+    return {one.path.name: look(one, found) for one, found in zip(jobs, codes, strict=True)}
+
+
+def job(place: Path, name: str, nodes: list[int], sections: Sections) -> Job:
+    where = place / name
+    config = json.loads(json.dumps(sections).replace("PLACE", str(place)))
+    return Job(str(where), nodes, config, env={"SPY": str(where / "spied.json")})
+
+
+def token_file(path: Path, step: int) -> None:
+    text = array.array("H", (number * step % 250 for number in range(500)))
+    with path.open("wb") as file:
+        tokens.write_header(file, tokens.Header("uint16", 256, len(text)))
+        file.write(text.tobytes())
+
+
+def look(job: Job, codes: list[int]) -> Seen:
+    """All that may differ, in parts; what the clock decides is left out."""
+    outputs = job.experiment() / "outputs"
+    spied = job.path / "spied.json"
+    lines = job.metrics() if outputs.exists() else []
+    steps = [line for line in lines if "loss" in line]
+    places = [outputs, *map(Path, filter(None, [job.config["checkpoint"].get("directory")]))]
+    return {
+        "codes": codes,
+        "losses": [(line["loss"], line["grad_norm"]) for line in steps],
+        "logged": [(line["step"], line["tokens"], line["skipped_steps"]) for line in steps],
+        "evaluated": [line for line in lines if "loss" not in line],
+        "told": [words(x, job) for x in job.told().splitlines() if not re.search(TIMELY, x)],
+        "files": [sorted(str(p.relative_to(root)) for p in root.rglob("*")) for root in places],
+        "trace": traced(outputs / "profile" / "rank_00.json.gz"),
+        **(json.loads(spied.read_text()) if spied.exists() else {}),
+    }
+
+
+def words(line: str, job: Job) -> str:
+    """Without what somebody measured."""
+    line = re.sub(r"\d+\.\d+|\d+(?=%| ms\b| s\b)", "#", line.replace(job.directory, "JOB"))
+    return " ".join(line.split())
+
+
+def traced(path: Path) -> Any:
+    if not path.exists():
+        return None
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    names = {event.get("name", "") for event in events}
+    return {
+        "steps": sorted(name for name in names if name.startswith("ProfilerStep")),
+        "shapes": any("Input Dims" in event.get("args", {}) for event in events),
+        "memory": "[memory]" in names,
+        "stacks": any(event.get("cat") == "python_function" for event in events),
+    }
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_what_is_seen_of_a_base_is_always_the_same(name: str, observed: dict[str, Seen]) -> None:
+    """Else a difference would say nothing."""
+    first = observed[f"base {name}"]
+    assert set(first["codes"]) == {0}, first["told"]
+    assert first["losses"]
+    assert first == observed[f"again {name}"]
+
+
+@pytest.mark.parametrize("name", ENGINE)
+def test_the_engine_honours(name: str, observed: dict[str, Seen]) -> None:
+    change = ENGINE[name]
+    before, after = observed[f"base {change.base}"], observed[name]
+    different = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
+    assert change.seen in different, f"{name} changes {sorted(different)}; {after['told']}"
+    if change.seen not in ("codes", "told"):
+        assert set(after["codes"]) == {0}, after["told"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("training.max_minutes", "are over: all ranks end together after step 2"),
+        ("dataset.args", "out of 48"),
+        ("fsdp.sharding_strategy", "full_shard: one copy of the parameters, in 2 shards"),
+        ("fsdp.shard_size", "hybrid_shard: 2 copies of the parameters, each in 1 shard"),
+        ("fsdp.cpu_offload", "there is no GPU to offload from"),
+        ("distributed.backend", "distributed.backend is nccl, but this node has no GPU"),
+        ("checkpoint.resume", "resuming after step 4"),
+    ],
+)
+def test_what_is_said_of_it(name: str, words: str, observed: dict[str, Seen]) -> None:
+    assert ENGINE[name].seen == "told"
+    assert words in "\n".join(observed[name]["told"])
+
+
+def test_every_group_waits_as_long_as_one_wants(observed: dict[str, Seen]) -> None:
+    """Also those of a mesh, to which torch would give 10 or 30 minutes of its own."""
+    found = observed["distributed.timeout"]["timeouts"]
+    assert len(found) > 1
+    assert set(found) == {77.0}
+
+
+@shows("dataloader.pin_memory")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pinning_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: asked.append(True) or tensor)
+    monkeypatch.setattr(
+        dataset, "DataLoader", lambda *_, pin_memory, **__: iter([asked.append(pin_memory)])
+    )
+    for pinning in (True, False):
+        asked.clear()
+        loading = {"num_workers": workers, "pin_memory": pinning}
+        config = strict.build(Config, {"dataloader": loading})
+        next(dataset.batches(Numbers(), Order(8, 0, shuffle=False), config, 0, 1, 0))
+        assert any(asked) == pinning
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 8
+
+    def batch(self, indices: Any, position: int) -> Any:
+        return torch.tensor(indices)
+
+
+# -- the launch -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A key that --dry-run shows: another value for it, and where that is found in the plan."""
+
+    set: str
+    find: Callable[[Any], Any]
+    expected: Any
+
+
+def of_node(*keys: str) -> Callable[[Any], Any]:
+    def find(plan: Any) -> Any:
+        found = plan["nodes"][1]
+        for key in keys:
+            found = found.get(key)
+        return found
+
+    return find
+
+
+PYTHON = str(BIN / f"python3.{sys.version_info.minor}")  # python or python3 is what is found
+DRY_RUN: dict[str, Ask] = {
+    "launch.name": Ask("launch.name=other", lambda plan: plan["job"], "other_dry-run"),
+    "launch.nproc": Ask("launch.nproc=3", lambda plan: plan["world_size"], 6),
+    "launch.master_port": Ask("launch.master_port=29777", lambda plan: plan["master_port"], 29777),
+    "launch.start": Ask("launch.start=plain", lambda plan: plan["start"], "plain"),
+    "launch.python": Ask(f"launch.python={PYTHON}", of_node("python"), PYTHON),
+    "launch.workdir": Ask("launch.workdir=/usr", of_node("workdir"), "/usr"),
+    "launch.hook": Ask("launch.hook=hook.sh", of_node("env", "HOOKED"), "node 1"),
+    "nccl": Ask("nccl.NCCL_DEBUG=INFO", of_node("env", "NCCL_DEBUG"), "INFO"),
+    "env": Ask("env.OF_MINE=1", of_node("env", "OF_MINE"), "1"),
+}
+
+
+@pytest.fixture(scope="module")
+def planned(two_nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The plans of the launch, as it is and with each key changed."""
+    head = Head(two_nodes, tmp_path_factory.mktemp("planned"))
+    head.script("hook.sh", 'export HOOKED="node $NODE_RANK"\n')
+
+    def ask(*words: str) -> Command:
+        return head.launch("--dry-run", "--json", *words)
+
+    asked = {"": ask(), **{name: ask("--set", one.set) for name, one in DRY_RUN.items()}}
+    found = {}
+    for name, command in asked.items():
+        assert command.finish() == 0, command.text
+        found[name] = json.loads(command.text)
+    return found
+
+
+@pytest.mark.parametrize("name", DRY_RUN)
+def test_the_launch_honours(name: str, planned: dict[str, Any]) -> None:
+    one = DRY_RUN[name]
+    assert one.find(planned[name]) == one.expected
+    assert one.find(planned[""]) != one.expected
+
+
+@shows("launch.strict_host_keys")
+def test_a_launch_that_wants_to_know_its_hosts(head: Head) -> None:
+    kept = head.cluster.ssh_config.read_text().splitlines()
+    other = [line for line in kept if "UserKnownHostsFile" not in line]
+    own_config = head.directory / "ssh_config"
+    own_config.write_text("\n".join([*other, f"    UserKnownHostsFile {head.directory}/known\n"]))
+    words = ("--dry-run", "--ssh-config", str(own_config))
+    wary = head.launch(*words, "--set", "launch.strict_host_keys=true")
+    assert wary.finish() == 4
+    assert "host key is not known" in wary.text
+    head.run(*words)
+
+
+@shows("launch.connect_timeout")
+def test_a_launch_that_does_not_wait_for_long(head: Head) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        head.node_list = head.cluster.write_list([f"127.0.0.1:{mute.getsockname()[1]}"])
+        began = time.monotonic()
+        command = head.launch("--dry-run", "--set", "launch.connect_timeout=0.5")
+        assert command.finish() == 4
+        assert "hangs in the SSH handshake" in command.text
+        assert time.monotonic() - began < Config().launch.connect_timeout - 2
+
+
+WAIT = "import time; print('ready', flush=True); time.sleep(1000)"
+
+
+@shows("launch.grace")
+def test_a_launch_that_gives_its_ranks_some_time(head: Head) -> None:
+    command = head.launch("--set", "launch.grace=7", head.script("wait.py", WAIT))
+    for _ in range(2):
+        command.wait_for("ready")
+    command.interrupt(signal.SIGINT)
+    command.wait_for(r"asking all ranks to save and stop \(7 s\)")
+    assert command.finish() == 130
+    assert head.nothing_left()
+
+
+@shows("launch.node_loss_timeout")
+def test_a_launch_that_gives_up_a_node(head: Head) -> None:
+    command = head.launch("--set", "launch.node_loss_timeout=1", head.script("wait.py", WAIT))
+    try:
+        for _ in range(2):
+            command.wait_for("ready")
+        head.cluster.kill_sshd(1)
+        command.wait_for(r"node 1 .*: no connection for [1-4] s .*; ending the job everywhere")
+        assert command.finish() == 4
+    finally:
+        head.cluster.start_sshd(1)
+        stop = head.command("orchestrator", "emergency-stop")
+        assert stop.finish() == 0, stop.text
+    assert head.nothing_left()
+
+
+@shows("launch.on_node_loss")
+def test_a_launch_that_waits_for_a_node(head: Head) -> None:
+    own = ["launch.node_loss_timeout=1", "launch.on_node_loss=wait"]
+    options = [word for value in own for word in ("--set", value)]
+    command = head.launch(*options, head.script("wait.py", WAIT))
+    for _ in range(2):
+        command.wait_for("ready")
+    head.cluster.kill_sshd(1)
+    try:
+        command.wait_for(r"node 1 .*: no connection for [1-4] s .*; still waiting")
+        command.wait_for(r"node 1 .*: no connection for [2-9] s .*; still waiting")
+    finally:
+        head.cluster.start_sshd(1)
+    command.wait_for("node 1 .* is back")
+    command.interrupt(signal.SIGINT)
+    assert command.finish() == 130
+    assert head.nothing_left()
+
+
+@shows("launch.on_head_loss")
+def test_a_launch_that_needs_its_head(head: Head) -> None:
+    own = ["launch.node_loss_timeout=1", "launch.on_head_loss=stop"]
+    options = [word for value in own for word in ("--set", value)]
+    command = head.launch(*options, head.script("wait.py", WAIT))
+    for _ in range(2):
+        command.wait_for("ready")
+    command.interrupt(signal.SIGKILL)
+    command.finish()
+    assert head.left(0) and head.left(1)
+    assert head.nothing_left(10)
+
+
+@shows("launch.hang_timeout")
+@shows("launch.on_hang")
+def test_a_launch_that_stands_still(head: Head) -> None:
+    own = ["launch.hang_timeout=1.5", "launch.on_hang=leave"]
+    options = [word for value in own for word in ("--set", value)]
+    command = head.launch(*options, head.script("wait.py", WAIT))
+    command.wait_for(r"no progress for [2-5] s: .*; left as it is")
+    command.interrupt(signal.SIGINT)
+    assert command.finish() == 130
+    assert head.nothing_left()

@@ -1,0 +1,162 @@
+"""What goes wrong in a run, and what ends it: NaN, signals, budgets, unequal nodes, bad models."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.test_train import BATCH, accumulate, config, fsdp
+from tests.engine.worlds import Job, run
+
+ENDLESS = {"training": {"max_steps": 10**6}, "scheduler": {"total_steps": 100}}
+
+
+def job(place: Path, name: str, nodes: list[int], *changes: dict[str, Any], **more: Any) -> Job:
+    return Job(str(place / name), nodes, config(*changes, world=sum(nodes)), **more)
+
+
+def broken(*samples: int) -> dict[str, Any]:
+    """In the order of the files: samples 24 to 47 are those of step 2."""
+    return {"dataset": {"args": {"broken": list(samples)}, "shuffle": False}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "how"),
+    [([2, 2], fsdp("hybrid_shard")), ([2], fsdp("ddp")), ([2], fsdp("full_shard")), ([1], {})],
+)
+def test_a_step_with_nan_on_one_rank_is_left_out_on_all(
+    tmp_path: Path, nodes: list[int], how: dict[str, Any]
+) -> None:
+    """Nothing of it stays: neither in the weights nor in the optimizer. The next steps are finite
+    and the culprits are named by the rank that had them."""
+    first = job(tmp_path, "a", nodes, how, accumulate(2), broken(BATCH + 1, 3 * BATCH))
+    assert run(first) == [[0] * sum(nodes)]
+    lines = first.metrics()
+    assert [line["loss"] is None for line in lines] == [n in (1, 3) for n in range(10)]
+    assert [line["skipped_steps"] for line in lines][-1] == 2
+    told = "".join(first.told(rank) for rank in range(sum(nodes)))
+    micro = BATCH // 2 // sum(nodes)
+    named = list(range(BATCH, BATCH + micro))
+    assert told.count(f"step 2 is skipped on all ranks: NaN or inf in samples {named}") == 1
+    assert all(line["grad_norm"] < 10 for line in lines if line["grad_norm"] is not None)
+    # As if the optimizer had never seen them.
+    assert lines[2]["loss"] == pytest.approx(skipping_by_hand(tmp_path, nodes, how), abs=1e-6)
+
+
+def skipping_by_hand(place: Path, nodes: list[int], how: dict[str, Any]) -> float:
+    """The loss of step 3 after step 1 alone: step 2's samples are exchanged for step 3's."""
+    once = {"training": {"max_steps": 2}, "scheduler": {"total_steps": 10}}
+    swapped = {"dataset": {"target": "tests.engine.test_guards:without_step_two"}}
+    other = job(place, "b", nodes, how, accumulate(2), once, broken(), swapped)
+    assert run(other) == [[0] * sum(nodes)]
+    loss: float = other.metrics()[1]["loss"]
+    return loss
+
+
+def without_step_two(split: str, broken: list[int]) -> Any:
+    from torch.utils.data import Subset
+
+    from tests.engine.own import uneven
+
+    whole = uneven(split)
+    order = [*range(BATCH), *range(2 * BATCH, len(whole))] if split == "train" else range(37)
+    return Subset(whole, list(order))
+
+
+def test_too_many_in_a_row_end_the_run(tmp_path: Path) -> None:
+    patience = {"training": {"max_bad_steps": 3}, "logging": {"interval": 100}}
+    one = job(tmp_path, "a", [2], ENDLESS, patience, broken(*range(4 * BATCH, 480)))
+    assert run(one) == [[1, 1]]
+    assert "3 steps in a row had NaN or inf, the last was step 7" in one.told()
+
+
+def test_half_precision_finds_its_scale_and_learns(tmp_path: Path) -> None:
+    jobs = [
+        job(tmp_path, f"{low} {strategy}", [2], fsdp(strategy), {
+            "training": {"mixed_precision": low, "max_steps": 40}, "logging": {"interval": 5}})
+        for low in ("fp32", "bf16", "fp16")
+        for strategy in ("hybrid_shard", "ddp")
+    ]  # fmt: skip
+    assert run(*jobs) == [[0, 0]] * 6
+    ends = [one.metrics()[-1]["loss"] for one in jobs]
+    assert max(ends) < 0.97 * jobs[0].metrics()[0]["loss"]
+    assert ends == pytest.approx([ends[0]] * 6, rel=0.03)
+    assert len(set(ends)) >= 3  # they did compute differently
+    norms = [one.metrics()[-1]["grad_norm"] for one in jobs]
+    assert norms == pytest.approx([norms[0]] * 6, rel=0.1)  # unscaled before it is clipped
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_rank_is_asked_and_all_save_and_end_together(tmp_path: Path, number: int) -> None:
+    one = job(tmp_path, "a", [2, 2], ENDLESS, signal=number)
+    assert run(one) == [[0] * 4]
+    steps = {one.metrics(rank)[-1]["step"] for rank in range(4)}
+    assert len(steps) == 1
+    last = steps.pop()
+    assert f"asked to stop: all ranks end together after step {last}\n" in one.told()
+    kept = one.experiment() / f"outputs/checkpoints/step_{last:08d}/manifest.json"
+    assert kept.exists()
+
+
+def test_a_run_keeps_to_its_minutes(tmp_path: Path) -> None:
+    short = {"training": {**ENDLESS["training"], "max_minutes": 0.005}}
+    one = job(tmp_path, "a", [2], ENDLESS, short)
+    assert run(one) == [[0, 0]]
+    assert "training.max_minutes (0.005) are over: all ranks end together" in one.told()
+
+
+def test_clocks_start_evaluations_and_checkpoints(tmp_path: Path) -> None:
+    clocks = {"training": {"max_steps": 150, "eval_seconds": 0.05},
+              "checkpoint": {"seconds": 0.05, "keep": 100}}  # fmt: skip
+    one = job(tmp_path, "a", [2], clocks)
+    assert run(one) == [[0, 0]]
+    evaluations = [line["step"] for line in one.metrics() if "eval_loss" in line]
+    assert evaluations == [line["step"] for line in one.metrics(1) if "eval_loss" in line]
+    assert len(evaluations) >= 3
+    saved = list((one.experiment() / "outputs/checkpoints").glob("step_*"))
+    assert 3 <= len(saved) < 150
+
+
+def test_held_out_samples_count_once_each_on_any_layout(tmp_path: Path) -> None:
+    """37 samples of unequal length over 1, 2, 3 ranks: the same means, exactly."""
+    often = {"training": {"eval_steps": 5, "batch_size": 4}}
+    jobs = [
+        job(tmp_path, "alone", [1], often, {"training": {"batch_size": 12}}),
+        job(tmp_path, "two", [2], often, fsdp("full_shard"), {"training": {"batch_size": 6}}),
+        job(tmp_path, "three", [3], often, fsdp("ddp")),
+    ]
+    assert [code for codes in run(*jobs) for code in codes] == [0] * 6
+    found = [
+        [(line["eval_loss"], line["eval_correct"]) for line in one.metrics() if "eval_loss" in line]
+        for one in jobs
+    ]
+    assert len(found[0]) == 2
+    for other in found[1:]:
+        for (loss, correct), (own_loss, own_correct) in zip(found[0], other, strict=True):
+            assert own_loss == pytest.approx(loss, abs=1e-5)
+            assert own_correct == correct
+    assert "held out after step 5: loss" in jobs[0].told()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "how", "words"),
+    [
+        ([1, 2, 3], {}, "all nodes need the same number of ranks; here they have 1, 2, 3"),
+        ([2, 2], fsdp("hybrid_shard", shard_size=3), "which does not divide the 4 ranks"),
+        ([1, 2, 1], fsdp("hybrid_shard", shard_size=2), "across the edge between nodes 0 and 1"),
+        ([2], {"model": {"target": "tests.engine.own:differs"}}, "not the same on all ranks"),
+        ([2], {"distributed": {"backend": "nccl"}}, "nccl, but this node has no GPU"),
+        ([2], fsdp("hybrid_shard", cpu_offload=True), "there is no GPU to offload from"),
+        ([2], fsdp("hybrid_shard", wrap=["Layer"]), "no module of that class; did you mean"),
+    ],
+)
+def test_all_ranks_refuse_what_cannot_work(
+    tmp_path: Path, nodes: list[int], how: dict[str, Any], words: str
+) -> None:
+    one = job(tmp_path, "a", nodes, how, {"training": {"batch_size": 2}})
+    assert run(one) == [[1] * sum(nodes)]
+    for rank in range(sum(nodes)):
+        assert words in one.told(rank)

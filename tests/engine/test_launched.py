@@ -1,0 +1,77 @@
+"""The engine as people start it: master_launch on two nodes, by hand, by config."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from orchestrator.engine import train
+from tests.launching import BIN, Command, Head
+
+ROOT = Path(__file__).parents[2]
+
+
+def last_step(place: Path, rank: int) -> int:
+    lines = (place / "outputs" / f"rank_{rank:02d}_metrics.jsonl").read_text().splitlines()
+    return int(json.loads(lines[-1])["step"])
+
+
+def typed(head: Head, *words: str) -> Command:
+    return Command([str(BIN / "orchestrator"), "checkpoint", *words], head.directory, {})
+
+
+def test_ctrl_c_saves_and_a_resume_goes_on_from_there(head: Head) -> None:
+    """Asked to stop, all ranks end after one step; the next launch begins with the one after, and
+    the commands for checkpoints find what was saved."""
+    endless = ["--nproc", "2", "--set", "training.max_steps=100000"]
+    command = head.launch(*endless)
+    command.wait_for(r"node0 rank0 \| hybrid_shard: 2 copies of the parameters, each in 2 shards")
+    command.wait_for(r"step +10/100000")
+    command.interrupt()
+    assert command.finish() == 130
+    first = head.experiment
+    step = last_step(first, 0)
+    assert {last_step(first, rank) for rank in range(4)} == {step}
+    assert f"asked to stop: all ranks end together after step {step}" in command.text
+    assert head.record["state"] == "stopped"
+    ends = [rank["code"] for node in head.record["nodes"] for rank in node["ranks"].values()]
+    assert ends == [0, 0, 0, 0]
+    assert head.nothing_left()
+
+    steps = str(step + 5)
+    again = ["--set", "checkpoint.resume=auto", "--set", f"training.max_steps={steps}"]
+    second = head.run("--nproc", "1", *again)
+    assert f"resuming after step {step}, from {first}" in second.text
+    assert last_step(head.experiment, 1) == step + 5
+
+    listed = typed(head, "ls", "--json")
+    assert listed.finish() == 0
+    (found,) = json.loads(listed.text)["checkpoints"]
+    assert (found["step"], found["world"]) == (step + 5, 2)
+    out = str(head.directory / "model of mine.safetensors")
+    exported = typed(head, "export", head.experiment.name, out)
+    assert exported.finish() == 0, exported.text
+    with safe_open(out, "pt") as file:
+        assert "embedding.weight" in file.keys()  # noqa: SIM118  (it is no mapping)
+
+
+@pytest.mark.parametrize("name", ["ranking.yaml", "demo.yaml"])
+def test_the_configs_that_come_with_it_run(head: Head, name: str) -> None:
+    config = ["--config", str(ROOT / "config" / name), "--nproc", "1"]
+    command = head.run(*config, "--set", "training.max_steps=3", "--set", "logging.interval=1")
+    assert "step 3/3" in command.text
+
+
+def test_by_hand_it_reads_a_yaml_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("training: {max_steps: 7}\n")
+    monkeypatch.delenv("ORCHESTRATOR_RUN", raising=False)
+    words = ["train.py", "--config", str(file), "--set", "training.seed=3"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert (train.read_config().training.max_steps, train.read_config().training.seed) == (7, 3)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert train.read_config().training.max_steps == 100

@@ -1,0 +1,367 @@
+"""Metrics: a planted straggler is found in exposed communication, files survive what disks do."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+from torch.nn.parallel import DistributedDataParallel
+
+from orchestrator.engine.metrics import (
+    Estimate,
+    MetricsFile,
+    Phases,
+    memory,
+    progress,
+)
+from tests.engine import pair
+
+CPU = torch.device("cpu")
+NAP = 0.3  # seconds: far more than all else that a step of these models does
+
+# -- phases ---------------------------------------------------------------------------------------
+
+
+class Sleepy(nn.Module):
+    """Two layers; rank 1 sleeps in its forward pass, as if its machine were slow."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.nap = NAP * rank
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        time.sleep(self.nap)
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return inputs.square().mean()
+
+
+def measure(model: nn.Module, steps: int = 2) -> dict[str, float | None]:
+    phases = Phases(CPU, model)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps + 1):
+        if step == 1:
+            phases.flush(1)  # without the set-up of the first step
+        with phases("data"):
+            time.sleep(0.02)
+            inputs = torch.randn(4, 8)
+        with phases("forward_backward"):
+            phases.backward(model(inputs))
+        with phases("optimizer"):
+            sgd.step()
+            sgd.zero_grad()
+    return phases.flush(steps)
+
+
+def ways(rank: int) -> dict[str, nn.Module]:
+    """The ways to spread a model, and one that is not spread although there are two ranks."""
+    found: dict[str, nn.Module] = {}
+    for name, shape in (("full", (2,)), ("hybrid", (2, 1))):
+        dims = ("replicate", "shard")[-len(shape) :]
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=dims)
+        model = Sleepy(rank)
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        found[name] = fully_shard(model, mesh=mesh)
+    found["ddp"] = DistributedDataParallel(Sleepy(rank))
+    found["alone"] = Sleepy(0)
+    with_buffers = Sleepy(0)
+    with_buffers.register_buffer("seen", torch.zeros(1))
+    found["ddp with buffers"] = DistributedDataParallel(with_buffers)
+    return found
+
+
+def slow_rank(rank: int, directory: Path) -> None:
+    for name, model in ways(rank).items():
+        found = measure(model, steps=1)
+        (directory / f"{name} {rank}").write_text(json.dumps(found))
+    assert _fsdp_collectives.dist is dist, "left as it was"
+
+
+def test_who_waits_for_a_slow_rank_sees_it_in_exposed_communication(tmp_path: Path) -> None:
+    pair.run(slow_rank, tmp_path)
+
+    def found(name: str, rank: int) -> dict[str, Any]:
+        return json.loads((tmp_path / f"{name} {rank}").read_text())
+
+    for way in ("full", "hybrid", "ddp"):
+        fast, slow = found(way, 0), found(way, 1)
+        assert fast["exposed_comm_ms"] > 200, way
+        assert fast["forward_backward_ms"] < 200, way
+        assert slow["exposed_comm_ms"] < 200, way
+        assert slow["forward_backward_ms"] > 200, way
+        assert all(rank["data_ms"] > 15 and rank["optimizer_ms"] > 0 for rank in (fast, slow))
+    # Nobody knows where these wait, so nobody says.
+    for way in ("alone", "ddp with buffers"):
+        assert found(way, 0)["exposed_comm_ms"] is None
+        assert found(way, 1)["forward_backward_ms"] > 0
+
+
+def test_one_process_waits_for_nobody() -> None:
+    found = measure(Sleepy(0))
+    assert found["exposed_comm_ms"] == 0
+    assert found["data_ms"] is not None and found["data_ms"] > 15
+
+
+def test_an_inner_phase_is_taken_from_the_outer() -> None:
+    phases = Phases(CPU, nn.Linear(1, 1))
+    with pytest.raises(ValueError), phases("optimizer"):
+        with phases("exposed_comm"):
+            time.sleep(0.05)
+        raise ValueError
+    found = phases.flush(1)
+    assert found["exposed_comm_ms"] is not None and found["exposed_comm_ms"] > 45
+    assert found["optimizer_ms"] is not None and 0 <= found["optimizer_ms"] < 45
+    assert set(phases.flush(1).values()) == {0.0}
+
+
+# -- phases on a GPU: the order of events, with streams and events that only count ----------------
+
+
+class Stream:
+    """One millisecond passes with every event that is recorded; a wait takes ten."""
+
+    now = 0.0
+
+    def wait_event(self, event: object) -> None:
+        self.now += 10
+
+
+class Event:
+    recorded = 0
+    at = math.nan
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: Stream) -> None:
+        stream.now += 1
+        self.at = stream.now
+        Event.recorded += 1
+
+    def elapsed_time(self, later: Event) -> float:
+        return later.at - self.at
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        assert not math.isnan(self.at)
+
+
+def test_on_a_gpu_only_the_waits_of_the_computing_stream_are_exposed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compute, other = Stream(), Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: compute)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr("orchestrator.engine.metrics._how_it_waits", lambda model: "fsdp")
+    own = Stream.wait_event
+    phases = Phases(torch.device("cuda", 0), nn.Linear(1, 1))
+    with phases("forward_backward"):
+        compute.wait_event(object())
+        other.wait_event(object())
+        compute.now += 100
+    assert Stream.wait_event is own
+    with phases("optimizer"):
+        compute.wait_event(object())
+    found = phases.flush(1)
+    assert found == {
+        "data_ms": 0,
+        "forward_backward_ms": 102,  # 100, and the records of two events
+        "exposed_comm_ms": 11,
+        "optimizer_ms": 11,
+    }
+    # Events come back: a long time between two flushes takes no more than a thousand or so.
+    for _ in range(3000):
+        with phases("data"):
+            pass
+    assert len(phases._done) <= 1001 and len(phases._clock._spare) <= 2004  # type: ignore[union-attr]
+    assert phases.flush(3000)["data_ms"] == 1
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def test_memory_of_the_process() -> None:
+    before, _ = memory(CPU)
+    block = torch.ones(16 << 20)  # 64 MiB
+    now, most = memory(CPU)
+    assert now - before > 48 << 20
+    assert most >= now
+    assert block.numel()
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORCHESTRATOR_EXPERIMENT", str(tmp_path / "experiment"))
+    return tmp_path / "experiment" / "outputs"
+
+
+def steps_of(file: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in file.read_text().splitlines()]
+
+
+def test_a_new_run_begins_a_new_file_and_a_resumed_one_goes_on(outputs: Path) -> None:
+    file = outputs / "rank_03_metrics.jsonl"
+
+    def run(steps: range, after: int = 0) -> list[int]:
+        with MetricsFile(3, after) as metrics:
+            for step in steps:
+                metrics.write({"step": step, "loss": 1.5})
+        return steps_of(file)
+
+    assert run(range(1, 8)) == [1, 2, 3, 4, 5, 6, 7]
+    with file.open("a") as end:
+        end.write('{"step": 8, "lo')  # the rank was killed here
+    assert run(range(6, 9), after=5) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert run(range(21, 22), after=20) == [*range(1, 9), 21]
+    assert run(range(1, 3)) == [1, 2]
+    file.unlink()
+    assert run(range(6, 8), after=5) == [6, 7], "from the checkpoint of another experiment"
+    assert [path.name for path in outputs.iterdir()] == [file.name]
+
+
+def test_a_line_is_there_when_it_is_written_and_is_json(outputs: Path) -> None:
+    with MetricsFile(0) as metrics:
+        metrics.write({"step": 1, "loss": math.nan, "grad_norm": math.inf, "mfu": None, "lr": 0.1})
+        (line,) = (outputs / "rank_00_metrics.jsonl").read_text().splitlines()
+    expected = {"step": 1, "loss": None, "grad_norm": None, "mfu": None, "lr": 0.1}
+    assert json.loads(line, parse_constant=pytest.fail) == expected
+
+
+def test_no_experiment_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORCHESTRATOR_EXPERIMENT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with MetricsFile(0) as metrics:
+        metrics.write({"step": 1})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_cannot_be_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ORCHESTRATOR_EXPERIMENT", str(tmp_path / "file"))
+    with MetricsFile(7) as metrics:
+        metrics.write({"step": 1})
+    error = capfd.readouterr().err
+    assert error.count("WARNING: metrics of rank 7 are lost") == 1
+    assert "Not a directory" in error
+
+
+def test_a_full_disk_costs_lines_and_leaves_whole_ones(
+    outputs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A limit on the size of files is refused in the same two ways: a part of a line, then none."""
+    kept = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with MetricsFile(0) as metrics:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (90, kept[1]))
+            for step in range(1, 20):
+                metrics.write({"step": step, "loss": 1.0})  # 25 bytes
+            resource.setrlimit(resource.RLIMIT_FSIZE, kept)
+            metrics.write({"step": 20})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert steps_of(outputs / "rank_00_metrics.jsonl") == [1, 2, 3, 20]
+    assert capfd.readouterr().err.count("WARNING") == 1
+
+
+@pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="no /dev/full here")
+def test_no_space_left(outputs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    outputs.mkdir(parents=True)
+    with MetricsFile(0) as metrics:
+        assert metrics._file is not None
+        metrics._file.close()
+        metrics._file = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115
+        metrics.write({"step": 1})
+        metrics.write({"step": 2})
+    assert capfd.readouterr().err.count("No space left on device") == 1
+
+
+# -- the line on screen ---------------------------------------------------------------------------
+
+
+def test_the_estimate_leaves_out_the_first_step_and_pauses() -> None:
+    now = 0.0
+    estimate = Estimate(steps=110, clock=lambda: now)
+    now = 60.0  # compilation
+    assert estimate.step(1) == 60
+    assert estimate.seconds() is None
+    for step in range(2, 11):
+        now += 2
+        estimate.step(step)
+        with estimate.pause():
+            now += 30
+    assert estimate.seconds() == pytest.approx(200)
+    for step in range(11, 61):  # it became faster: only the last 50 count
+        now += 1
+        assert estimate.step(step) == pytest.approx(1)
+    assert estimate.seconds() == pytest.approx(50)
+
+
+RECORD: dict[str, float | None] = {
+    "step": 7,
+    "loss": 2.34567,
+    "lr": 3e-4,
+    "grad_norm": 0.5,
+    "tokens_per_s": 12345.6,
+    "step_ms": 123.4,
+    "mfu": None,
+    "mfu_measured": None,
+    "skipped_steps": 0,
+}
+
+
+def test_a_line_of_progress() -> None:
+    assert progress(RECORD, 1000, 3725.0) == (
+        "step    7/1000  loss   2.3457  lr 3.00e-04  grad norm    0.500"
+        "       12,346 tokens/s       123 ms/step   1 h 02 min left"
+    )
+    known = {**RECORD, "mfu": 0.4567, "mfu_measured": 0.6, "skipped_steps": 3}
+    assert progress(known, 1000, None).endswith("ms/step  mfu  45.7%  3 skipped")
+
+
+def test_the_columns_stay_where_they_are() -> None:
+    lines = [
+        progress(
+            {**RECORD, "step": step, "loss": loss, "grad_norm": norm, "step_ms": ms}, 1000, left
+        )
+        for step, loss, norm, ms, left in (
+            (1, 11.5, 1234.5678, 90000.0, 259200.0),
+            (10, 2.3, 0.001, 9.1, 3599.6),
+            (999, math.nan, math.inf, 123456789.0, 59.4),
+            (1000, 123456.7, 7.7e20, 0.2, 0.0),
+            (5, None, None, 1.0, 86399.0),
+        )
+    ]
+    for word in ("loss", "lr", "grad norm", "tokens/s", "ms/step", "left"):
+        assert len({line.index(word) for line in lines}) == 1, word
+    assert [line.split("ms/step")[1].strip() for line in lines] == [
+        "3 d 00 h left",
+        "1 h 00 min left",
+        "59 s left",
+        "0 s left",
+        "23 h 59 min left",
+    ]

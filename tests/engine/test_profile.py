@@ -1,0 +1,186 @@
+"""Profile: traces and a summary of the steps that were asked for; a full disk stops nobody."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from orchestrator.config import Profiling
+from orchestrator.engine import overlap
+from orchestrator.engine.mesh import Ranks
+from orchestrator.engine.profile import Profile
+from tests.engine import pair
+
+WANTED = Profiling(enabled=True, wait=1, warmup=1, active=2)
+
+
+def alone(rank: int = 0, world: int = 1) -> Ranks:
+    return Ranks(rank, world, rank, torch.device("cpu"), ((0, "here"),) * world)
+
+
+def work(size: int = 64) -> None:
+    torch.randn(size, size).mm(torch.randn(size, size))
+
+
+def run(
+    profiling: Profiling, outputs: Path | None, steps: int, said: list[str], ranks: Ranks
+) -> list[int]:
+    """The steps after which there was a trace."""
+    found = []
+    with Profile(profiling, outputs, ranks, said.append) as profile:
+        for step in range(1, steps + 1):
+            work()
+            profile.step()
+            if outputs is not None and (outputs / "profile" / "rank_00.json.gz").exists():
+                found.append(step)
+    return found
+
+
+def names(path: Path) -> set[str]:
+    with gzip.open(path, "rt") as file:
+        return {event["name"] for event in json.load(file)["traceEvents"]}
+
+
+def test_one_rank(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert run(WANTED, tmp_path, 6, said, alone()) == [4, 5, 6]
+    directory = tmp_path / "profile"
+    assert sorted(path.name for path in directory.iterdir()) == ["rank_00.json.gz", "summary.json"]
+    traced = names(directory / "rank_00.json.gz")
+    assert "aten::mm" in traced
+    assert {name for name in traced if name.startswith("ProfilerStep")} == {
+        "ProfilerStep#2",
+        "ProfilerStep#3",
+    }
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["ranks"]["0"]["steps"] == 2
+    assert summary["ranks"]["0"]["compute_ms"] > 0
+    assert "no communication was seen" in said[-1]
+    assert str(directory) in said[0]
+
+
+def test_the_switches_reach_the_profiler(tmp_path: Path) -> None:
+    more = Profiling(
+        enabled=True, wait=0, warmup=1, active=1, record_shapes=True, with_stack=True,
+        profile_memory=True,
+    )  # fmt: skip
+    assert run(more, tmp_path, 2, [], alone()) == [2]
+    with gzip.open(tmp_path / "profile" / "rank_00.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    (mm,) = (event for event in events if event["name"] == "aten::mm")
+    assert mm["args"]["Input Dims"] == [[64, 64], [64, 64]]
+    assert any(event.get("cat") == "python_function" for event in events)
+    assert any(event["name"] == "[memory]" for event in events)
+
+
+def test_disabled_it_does_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert run(Profiling(), tmp_path, 12, said, alone()) == []
+    assert not said and not list(tmp_path.iterdir())
+
+
+def test_a_run_that_ends_early_says_so(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert run(WANTED, tmp_path, 3, said, alone()) == []
+    assert said == ["the run ended 1 steps before those of its profile: no trace"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_in_the_training_stays_the_error(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(ZeroDivisionError), Profile(WANTED, tmp_path, alone(), said.append) as now:
+        for _ in range(3):
+            now.step()
+        _ = 1 / 0
+    assert not said and not list(tmp_path.iterdir())
+    # And the next one can begin.
+    assert run(WANTED, tmp_path, 4, said, alone()) == [4]
+
+
+def test_a_directory_that_cannot_be_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "profile").touch()
+    said: list[str] = []
+    with Profile(WANTED, tmp_path, alone(), said.append) as profile:
+        for _ in range(6):
+            profile.step()
+    assert "WARNING: no trace of rank 0" in capfd.readouterr().err
+    assert not said
+
+
+def test_by_hand_it_is_written_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(WANTED, None, 4, [], alone())
+    assert (tmp_path / "profile" / "summary.json").exists()
+
+
+# -- two ranks ------------------------------------------------------------------------------------
+
+NAP = 0.1
+
+
+def two_ranks(rank: int, directory: Path) -> None:
+    """Rank 1 is slow; then its disk is full; then that of rank 0."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    for name, full in (("slow", None), ("full 1", 1), ("full 0", 0)):
+        said: list[str] = []
+        if rank == full:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        with Profile(WANTED, directory / name, alone(rank, 2), said.append) as profile:
+            for _ in range(5):
+                time.sleep(NAP * rank)
+                work()
+                dist.all_reduce(torch.ones(10))
+                profile.step()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        assert bool(said) == (rank == 0)
+        if rank == 0:
+            (directory / f"{name} said").write_text("\n".join(said))
+
+
+def test_two_ranks_share_what_they_saw(tmp_path: Path) -> None:
+    told = pair.run(two_ranks, tmp_path)
+
+    slow = tmp_path / "slow" / "profile"
+    files = ["rank_00.json.gz", "rank_01.json.gz", "summary.json"]
+    assert sorted(path.name for path in slow.iterdir()) == files
+    said = (tmp_path / "slow said").read_text()
+    assert "rank 1 is slowest: others wait" in said
+    summary = json.loads((slow / "summary.json").read_text())
+    assert summary["straggler"] == 1
+    assert summary["lag_ms_per_step"] > NAP * 1e3 / 2
+    again = overlap.summary({rank: slow / f"rank_{rank:02d}.json.gz" for rank in (0, 1)})
+    assert overlap.as_data(again) == summary, "the traces say the same by hand"
+
+    for full in (0, 1):
+        directory = tmp_path / f"full {full}" / "profile"
+        other = 1 - full
+        assert f"WARNING: no trace of rank {full}" in told
+        assert (directory / f"rank_{other:02d}.json.gz").exists()
+        assert not (directory / f"rank_{full:02d}.json.gz").exists()
+        assert not [path for path in directory.iterdir() if path.name.startswith(".")]
+        said = (tmp_path / f"full {full} said").read_text()
+        assert said.endswith(f"without the ranks that could write no trace: {full}")
+
+
+def test_it_is_imported_only_when_it_is_enabled() -> None:
+    code = (
+        "import orchestrator.engine.profile as p, sys; from pathlib import Path;"
+        "from orchestrator.config import Profiling\n"
+        "sys.modules['torch.profiler'] = None\n"  # an import of it fails from here on
+        "with p.Profile(Profiling(), Path('.'), None, print) as profile: profile.step()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

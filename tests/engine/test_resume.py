@@ -1,0 +1,206 @@
+"""Saved, killed, flipped, resumed elsewhere: the run goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.test_train import accumulate, config, fsdp
+from tests.engine.worlds import NAME, Job, run
+
+STEPS = 12
+WHERE = {"training": {"max_steps": STEPS}}
+
+
+def saving(every: int = 4, **more: Any) -> dict[str, Any]:
+    return {"checkpoint": {"steps": every, "at_end": False, "asynchronous": True, **more}}
+
+
+def resumed(resume: str | Path = "auto", **more: Any) -> dict[str, Any]:
+    return saving(resume=str(resume), **more)
+
+
+def job(place: Path, name: str, nodes: list[int], *changes: dict[str, Any], **more: Any) -> Job:
+    return Job(str(place / name), nodes, config(WHERE, *changes, world=sum(nodes)), **more)
+
+
+def losses(job: Job, rank: int = 0) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in job.metrics(rank) if "loss" in line}
+
+
+def checkpoints(job: Job, node: int = 0) -> list[str]:
+    return sorted(p.name for p in (job.experiment(node) / "outputs/checkpoints").iterdir())
+
+
+LAYOUTS: dict[str, tuple[list[int], list[dict[str, Any]]]] = {
+    "the same": ([2, 2], []),
+    "alone": ([1], []),
+    "two": ([2], [fsdp("full_shard"), accumulate(2)]),
+    "three, uneven": ([3], [fsdp("full_shard")]),
+    "ddp": ([2], [fsdp("ddp")]),
+}
+
+
+def test_on_any_layout_it_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    """Bit for bit on the same layout; elsewhere within the rounding of another order of sums."""
+    whole = job(tmp_path, "whole", [2, 2], saving())
+    first = job(tmp_path, "first", [2, 2], saving(), {"training": {"max_steps": 8}},
+                {"scheduler": {"total_steps": STEPS}})  # fmt: skip
+    assert run(whole, first) == [[0] * 4, [0] * 4]
+    place = first.experiment() / "outputs/checkpoints/step_00000004"
+    jobs = {
+        name: job(tmp_path, name, nodes, resumed(place), *how)
+        for name, (nodes, how) in LAYOUTS.items()
+    }
+    codes = run(*jobs.values())
+    expected = losses(whole)
+    for (name, one), ended in zip(jobs.items(), codes, strict=True):
+        assert set(ended) == {0}, one.told()
+        assert f"resuming after step 4, from {place}: " in one.told()
+        found = losses(one)
+        assert list(found) == list(range(5, STEPS + 1)), name
+        for step, value in found.items():
+            exact = value == expected[step]
+            assert exact or (
+                name != "the same" and value == pytest.approx(expected[step], abs=1e-5)
+            )
+        assert one.metrics()[-1]["tokens"] == whole.metrics()[-1]["tokens"]
+
+
+def test_two_runs_with_one_seed_are_equal_bit_for_bit(tmp_path: Path) -> None:
+    exact = {"training": {"deterministic": True}, "model": {"target": None, "args": {}}}
+    one, two = (job(tmp_path, name, [2, 2], exact) for name in ("one", "two"))
+    for each in (one, two):
+        each.config["training"]["loss"] = None
+        each.config["model"] = {"model_dim": 32, "dropout": 0.1}
+        each.config["dataset"] = {"sequence_length": 16}
+    other = Job(str(tmp_path / "other"), [2, 2], {**one.config})
+    other.config["training"] = {**one.config["training"], "seed": 1}
+    assert run(one, two, other) == [[0] * 4] * 3
+    assert losses(one) == losses(two)
+    assert losses(one) != losses(other)
+
+
+def test_killed_at_any_moment_it_resumes_and_ends_the_same(tmp_path: Path) -> None:
+    """Twenty times SIGKILL of all ranks, also while a checkpoint is written or pruned."""
+    steps = {"training": {"max_steps": 10**6}, "scheduler": {"total_steps": 10**6}}
+    shared = {"directory": str(tmp_path / "checkpoints"), "resume": "auto", "keep": 2}
+    chance = random.Random(20)
+    jobs = [
+        job(
+            tmp_path,
+            f"life{n}",
+            [2],
+            steps,
+            saving(2, **shared),
+            signal=signal.SIGKILL,
+            after_line=3,
+            after_seconds=chance.random() * 0.15,
+        )
+        for n in range(20)
+    ]
+    codes = run(*jobs)
+    assert codes == [[-9, -9]] * 20
+    last = max(losses(jobs[-1]))
+    whole = job(tmp_path, "whole", [2], {**steps, "training": {"max_steps": last}},
+                {"checkpoint": {"at_end": False}})  # fmt: skip
+    assert run(whole) == [[0, 0]]
+    expected = losses(whole)
+    for one in jobs:
+        for rank in range(2):
+            found = losses(one, rank)
+            assert found == {step: expected[step] for step in found}
+    begun = [min(losses(one)) for one in jobs]
+    assert begun == sorted(begun)  # never back before what was saved
+    assert begun[-1] > 20
+    left = [p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.startswith("step_")]
+    assert 1 <= len(left) <= 3
+
+
+def test_a_flipped_bit_is_found_and_the_one_before_is_taken(tmp_path: Path) -> None:
+    first = job(tmp_path, "a", [2], saving())
+    assert run(first) == [[0, 0]]
+    places = first.experiment() / "outputs/checkpoints"
+    shard = places / "step_00000012/__1_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    longer = {"training": {"max_steps": 14}, "scheduler": {"total_steps": STEPS}}
+    again = job(tmp_path, "b", [2], resumed(first.experiment()), longer)
+    assert run(again) == [[0, 0]]
+    assert "step 12 cannot be trusted: __1_0.distcp is damaged" in again.told()
+    assert "resuming after step 8" in again.told()
+    assert losses(again)[12] == losses(first)[12]
+    for place in places.glob("step_*"):
+        (place / "__0_0.distcp").write_bytes(b"")
+    refused = job(tmp_path, "c", [2], resumed(first.experiment()))
+    assert run(refused) == [[1, 1]]
+    assert "none of its checkpoints verifies" in refused.told()
+
+
+def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, small_disk: Path) -> None:
+    """Ballast after the first save: the next one fails, the first stays, training goes on."""
+    there = {"directory": str(small_disk / "ckpt"), "asynchronous": True}
+    first = job(tmp_path, "a", [2], saving(4, **there), {"training": {"max_steps": 4}})
+    assert run(first) == [[0, 0]]
+    (small_disk / "ballast").write_bytes(b"x" * (free(small_disk) - 8192))
+    again = job(tmp_path, "b", [2], saving(4, resume="auto", **there),
+                {"scheduler": {"total_steps": 4}})  # fmt: skip
+    assert run(again) == [[0, 0]]
+    assert again.told().count("WARNING: NOT SAVED: the checkpoint of step 8 failed") == 1
+    assert "No space left on device" in again.told()
+    assert max(losses(again)) == STEPS
+    assert sorted(p.name for p in (small_disk / "ckpt").iterdir()) == ["step_00000004"]
+    (small_disk / "ballast").unlink()
+    third = job(tmp_path, "c", [2], resumed(small_disk / "ckpt"))
+    assert run(third) == [[0, 0]]
+    assert "resuming after step 4" in third.told()
+
+
+def free(place: Path) -> int:
+    return shutil.disk_usage(place).free
+
+
+def test_without_a_shared_disk_every_node_keeps_its_own(tmp_path: Path) -> None:
+    one = job(tmp_path, "a", [2, 2], saving(4, keep=2), own_disks=True)
+    assert run(one) == [[0] * 4]
+    for node in range(2):
+        assert checkpoints(one, node) == ["step_00000008", "step_00000012"]
+    two = job(tmp_path, "a", [2, 2], resumed(keep=2), {"training": {"max_steps": 16}},
+              own_disks=True)  # fmt: skip
+    shutil.rmtree(one.experiment(1) / "outputs/checkpoints/step_00000012")
+    assert run(two) == [[0] * 4]
+    assert "resuming after step 8" in two.told()  # the newest that both have
+    refused = job(tmp_path, "c", [1, 1], fsdp("full_shard"), saving(), own_disks=True)
+    assert run(refused) == [[1, 1]]
+    assert "do not share the directory" in refused.told()
+
+
+def test_auto_takes_the_newest_run_of_the_same_name(tmp_path: Path) -> None:
+    first = job(tmp_path, "a", [1], saving())
+    assert run(first) == [[0]]
+    elsewhere = tmp_path / "b"
+    shutil.copytree(tmp_path / "a" / NAME, elsewhere / NAME.replace("2026", "2025"))
+    again = job(tmp_path, "b", [1], resumed(), {"training": {"max_steps": 14}})
+    assert run(again) == [[0]]
+    assert f"resuming after step 12, from {elsewhere}" in again.told()
+    assert checkpoints(again) == []  # it wrote none: step 14 is no multiple of four
+    new = job(tmp_path, "c", [1], resumed())
+    assert run(new) == [[0]]
+    assert "nothing to resume from: starting anew" in new.told()
+
+
+@pytest.mark.parametrize("world", [[1], [2]])
+def test_what_does_not_fit_is_refused_in_words(tmp_path: Path, world: list[int]) -> None:
+    first = job(tmp_path, "a", world, saving())
+    other = job(tmp_path, "b", world, resumed(first.experiment()), {"model": {"args": {"dim": 4}}})
+    sgd = job(tmp_path, "c", world, resumed(first.experiment()), {"optimizer": {"name": "sgd"}})
+    assert run(first, other, sgd) == [[0] * sum(world), [1] * sum(world), [1] * sum(world)]
+    for refused in (other, sgd):
+        assert "does not fit this model and optimizer" in refused.told()
+        assert "Traceback" not in refused.told()

@@ -1,0 +1,195 @@
+"""Names of the user's own functions: found, or told in words what is wrong with them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from orchestrator import strict
+from orchestrator.config import Config
+from orchestrator.engine import dataset, models, target
+from orchestrator.engine.sums import Sums, as_sums
+from orchestrator.errors import CheckFailed, UsageError
+
+OWN = """
+import torch
+from torch import nn
+
+def build(size, bias=True):
+    return nn.Linear(size, 2, bias=bias)
+
+def words():
+    return ["not", "a", "model"]
+
+def broken():
+    raise KeyError("theirs")
+
+def loss(model, batch):
+    return model(batch).sum(), len(batch)
+
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "models.py").write_text(OWN)
+    (tmp_path / "mine" / "needs.py").write_text("import not_installed_here\n")
+    for name in ("mine", "mine.models", "mine.needs"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def config(name: str = "mine.models:build", **args: Any) -> Config:
+    model = {"target": name, "args": args}
+    return strict.build(Config, {"model": model, "training": {"seed": 4}})
+
+
+def test_a_model_is_built_from_the_working_directory_with_the_seed() -> None:
+    torch.manual_seed(4)
+    expected = nn.Linear(3, 2, bias=False)
+    made = models.build(config(size=3, bias=False))
+    assert isinstance(made, nn.Linear) and made.bias is None
+    assert torch.equal(made.weight, expected.weight)
+    models.initialise(made, 5, torch.device("cpu"))
+    assert torch.equal(made.weight, expected.weight)  # its own values stay
+    assert models.flops_per_sample(config(size=3), made) is None
+
+
+@pytest.mark.parametrize("told", [12, lambda: 12.0])
+def test_a_model_of_the_users_may_tell_its_flops(told: Any) -> None:
+    made = models.build(config(size=3))
+    made.flops_per_sample = told  # type: ignore[assignment]
+    assert models.flops_per_sample(config(size=3), made) == 12.0
+
+
+WRONG = {
+    "mine.models": ("must be package.module:function", "such as"),
+    "mine.models:": ("must be package.module:function", "such as"),
+    "mine.modles:build": ("there is no module 'mine.modles'", "it is looked for in"),
+    "nowhere.models:build": ("there is no module 'nowhere'", "it is looked for in"),
+    "mine.models:biuld": ("defines no 'biuld'; did you mean 'build'?", ""),
+    "mine.models:number": ("'number' is an int: it cannot be called", ""),
+    "mine.models:words": ("which gave a list, not a torch.nn.Module", ""),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_name_that_leads_nowhere_is_told_in_words(name: str) -> None:
+    what, fix = WRONG[name]
+    with pytest.raises(UsageError) as error:
+        models.build(config(name))
+    assert f"model.target is '{name}'" in error.value.what
+    assert what in error.value.what
+    assert fix in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({}, "missing a required argument: 'size'"),
+        ({"size": 3, "sise": 4}, "unexpected keyword argument 'sise'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told_with_what_is_wanted(
+    args: dict[str, int], words: str
+) -> None:
+    with pytest.raises(UsageError, match="which takes \\(size, bias=True\\)") as error:
+        models.build(config(**args))
+    assert words in error.value.what
+    assert error.value.fix == "change model.args, or the function"
+
+
+def test_what_the_users_code_raises_passes_through() -> None:
+    with pytest.raises(KeyError, match="theirs"):
+        models.build(config("mine.models:broken"))
+    with pytest.raises(ModuleNotFoundError, match="not_installed_here"):
+        models.build(config("mine.needs:build"))
+
+
+def test_builtins_that_hide_their_signature_are_called_all_the_same() -> None:
+    assert target.call("model", "builtins:dict", {"a": 1}) == {"a": 1}
+
+
+# -- what a model or loss function gives --------------------------------------------------------
+
+ONE = torch.tensor(1.5)
+
+
+def test_a_loss_function_of_the_users_is_called_with_model_and_batch() -> None:
+    sections = {"training": {"loss": "mine.models:loss"}, "model": {"target": "mine.models:build"}}
+    sums = models.loss_of(strict.build(Config, sections))(nn.Linear(3, 2), torch.ones(5, 3))
+    assert isinstance(sums, Sums)
+    assert sums.count == 5
+    assert sums.count.dtype == torch.int64
+
+
+def test_two_and_three_things_are_sums() -> None:
+    assert as_sums((ONE, 4), "it") == (1.5, 4, {})
+    low = torch.tensor(1.5, dtype=torch.bfloat16)
+    found = as_sums((low, torch.tensor(4), {"correct": torch.tensor(3), "far": 0.5}), "it")
+    assert found == (1.5, 4, {"correct": 3, "far": 0.5})
+    assert found.loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (ONE, "it gave one tensor"),
+        ([ONE, 1], "it gave a list"),
+        ((ONE,), "it gave a tuple"),
+        (None, "it gave a NoneType"),
+        ((torch.ones(3), 1), "it gave a tensor of shape (3,) as the sum of its losses"),
+        ((1.5, 1), "it gave a float as the sum of its losses"),
+        ((ONE, "many"), "it: the count is a str, not one number"),
+        ((ONE, torch.ones(2)), "it: the count is a Tensor, not one number"),
+        ((ONE, 1, {"far": None}), "it: 'far' is a NoneType, not one number"),
+    ],
+)
+def test_anything_else_is_told_why_a_sum_and_a_count(given: Any, words: str) -> None:
+    with pytest.raises(CheckFailed) as error:
+        as_sums(given, "it")
+    assert error.value.what.startswith(words)
+    assert "Return (loss_sum, count)" in error.value.fix
+    assert "Means of batches that hold unequally many" in error.value.fix
+
+
+def test_further_metrics_are_named() -> None:
+    with pytest.raises(CheckFailed, match="it gave a list after the sum and the count"):
+        as_sums((ONE, 1, [ONE]), "it")
+
+
+def test_the_example_of_the_docs_trains(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "own_model.md").read_text()
+    blocks = dict(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL))
+    (tmp_path / "my_model.py").write_text(blocks["python"])
+    wanted = strict.build(Config, yaml.safe_load(blocks["yaml"]))
+    model, loss = models.build(wanted), models.loss_of(wanted)
+    source, held_out = dataset.sources(wanted, torch.device("cpu"))
+    assert held_out is not None
+    order = dataset.Order(len(source), 0, shuffle=True)
+    optimizer = torch.optim.AdamW(model.parameters(), wanted.optimizer.lr)
+
+    def evaluated() -> float:
+        found = [loss(model, b.data) for b, _ in dataset.evaluation(held_out, wanted, 0, 1)]
+        assert sum(int(sums.count) for sums in found) == 500
+        return sum(sums.loss.item() for sums in found) / 500
+
+    before = evaluated()
+    feed = dataset.batches(source, order, wanted, 0, 1, 0)
+    for _ in range(wanted.training.max_steps):
+        sums = loss(model, next(feed).data)
+        (sums.loss / sums.count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert evaluated() < 0.7 * before
+    assert set(sums.extra) == {"far"}
