@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from orchestrator import __version__
 from orchestrator.errors import OrchestratorError, nearest
@@ -56,7 +58,18 @@ def experiment_names(ctx: click.Context, parameter: click.Parameter, incomplete:
     return sorted(name for name in found if name.startswith(incomplete))
 
 
-def shared(function: Callable[..., Any]) -> Callable[..., Any]:
+NODE_LIST = click.option(
+    "--nodes",
+    type=click.Path(path_type=Path),
+    default="node_ip_list.txt",
+    show_default=True,
+    help="The node list; its first node is the master.",
+)
+
+
+def shared(
+    function: Callable[..., Any], node_list: Callable[..., Any] = NODE_LIST
+) -> Callable[..., Any]:
     """--nodes, --ssh-config, --experiments: the same for every command."""
     path = click.Path(path_type=Path)
     for option in (
@@ -73,13 +86,7 @@ def shared(function: Callable[..., Any]) -> Callable[..., Any]:
             default=None,
             help="An ssh_config file to use instead of yours.",
         ),
-        click.option(
-            "--nodes",
-            type=path,
-            default="node_ip_list.txt",
-            show_default=True,
-            help="The node list; its first node is the master.",
-        ),
+        node_list,
     ):
         function = option(function)
     return function
@@ -138,6 +145,16 @@ def cli() -> None:
 )
 @click.option("--connect-timeout", type=float, help="Seconds to reach a node [default: 10].")
 @click.option("--node-loss-timeout", type=float, help="Seconds without a node [default: 60].")
+@click.option("--on-node-loss", type=click.Choice(["stop", "wait"]), help="What happens then.")
+@click.option(
+    "--on-head-loss",
+    type=click.Choice(["continue", "stop"]),
+    help="What the nodes do when this head is gone for as long [default: continue].",
+)
+@click.option(
+    "--hang-timeout", type=float, help="Seconds without progress before asking why [default: 600]."
+)
+@click.option("--on-hang", type=click.Choice(["stop", "leave"]), help="What happens then.")
 @click.option("--grace", type=float, help="Seconds between asking ranks to stop and killing them.")
 @click.option("--strict-host-keys", is_flag=True, default=None, help="Refuse unknown hosts too.")
 @click.option("--detach", is_flag=True, help="Start it and leave it running.")
@@ -162,6 +179,7 @@ def launch_command(**options: Any) -> int:
 @shared
 @click.argument("experiment", required=False, shell_complete=experiment_names)
 @click.option("--quiet", is_flag=True, help="Show no log lines; they are in the files.")
+@click.option("--steal", is_flag=True, help="Take it over from the head that follows it now.")
 @click.option("--color/--no-color", default=None)
 def attach(**options: Any) -> int:
     """Take a running job up again: its logs, its end, its exit code."""
@@ -217,6 +235,100 @@ def emergency_stop_command(**options: Any) -> int:
     from orchestrator.head import front
 
     return front.emergency_stop(options)
+
+
+def checkpoint_places(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """For the shell's completion: experiments, and directories where no name fits."""
+    names = experiment_names(ctx, parameter, incomplete)
+    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="dir")]
+
+
+@cli.group(cls=Group)
+def checkpoint() -> None:
+    """Saved states: which there are, whether they are sound, their weights as one file.
+
+    EXP_OR_DIR is an experiment (its name or directory), a directory of checkpoints, or one
+    checkpoint; left out, the newest experiment that has any.
+    """
+
+
+def checkpoint_argument(**options: Any) -> Callable[..., Any]:
+    return click.argument(
+        "experiment", metavar="[EXP_OR_DIR]", shell_complete=checkpoint_places, **options
+    )
+
+
+@checkpoint.command("ls")
+@shared
+@checkpoint_argument(required=False)
+@click.option("--json", "as_json", is_flag=True)
+def checkpoint_ls(**options: Any) -> int:
+    """Which checkpoints there are, the newest first."""
+    from orchestrator.head import checkpoint
+
+    return checkpoint.ls(options)
+
+
+@checkpoint.command("verify")
+@shared
+@checkpoint_argument(required=False)
+@click.option("--json", "as_json", is_flag=True)
+def checkpoint_verify(**options: Any) -> int:
+    """Compare every byte with its checksum; exit code 1 if any is damaged."""
+    from orchestrator.head import checkpoint
+
+    return checkpoint.verify(options)
+
+
+@checkpoint.command("export")
+@shared
+@checkpoint_argument(nargs=-1)
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Default: the newest that verifies.")
+@click.option(
+    "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Default: as it was saved."
+)
+@click.option("--force", is_flag=True, help="Replace OUT.")
+def checkpoint_export(**options: Any) -> int:
+    """Write the weights of a checkpoint to OUT, one safetensors file."""
+    from orchestrator.head import checkpoint
+
+    return checkpoint.export(options)
+
+
+@cli.command()
+@partial(
+    shared,
+    node_list=click.option(
+        "--nodes",
+        is_flag=False,
+        flag_value="",
+        metavar="[FILE]",
+        help="The node list, which is not needed here; without FILE: --on-nodes.",
+    ),
+)
+@click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=experiment_names)
+@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the newest N.")
+@click.option("--older-than", metavar="AGE", help="Of the others, only the older: 14d, 36h, 90m.")
+@click.option("--keep-failed", is_flag=True, help="Keep failed and lost ones, too.")
+@click.option("--on-nodes", is_flag=True, help="Also remove what these jobs left on their nodes.")
+@click.option("--dry-run", is_flag=True, help="Show what would go; remove nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--pin", is_flag=True, help="NAME... are never to be removed.")
+@click.option("--unpin", is_flag=True, help="NAME... may be removed again.")
+@click.option("--list", "list_all", is_flag=True, help="All experiments, their sizes and pins.")
+@click.option("-v", "--verbose", is_flag=True, help="Name what stays, too, and why.")
+@click.option("--json", "as_json", is_flag=True)
+def prune(**options: Any) -> int:
+    """Remove old experiments: never one that runs, is followed, or is pinned.
+
+    N counts the newest experiments by the time in their names, whatever became of them.
+    """
+    from orchestrator.head import prune
+
+    return prune.prune(options)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

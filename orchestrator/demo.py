@@ -40,7 +40,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # config/demo.yaml for those who installed the package and have no clone; a test holds them equal.
 SETTINGS = """\
 launch: {name: demo}
-training: {max_steps: 120, batch_size: 8, seq_len: 64, log_every: 10}
+training: {max_steps: 120, batch_size: 8}
+dataset: {sequence_length: 64}
+logging: {interval: 5}
 model: {num_layers: 2, model_dim: 64, num_heads: 4}
 optimizer: {lr: 6.0e-3}
 fsdp: {sharding_strategy: hybrid_shard}
@@ -52,7 +54,7 @@ NOTES = {
     "manifest.json": "code, versions, environment",
     "job.json": "nodes, ranks, state, exit code",
     "logs": "what the ranks printed",
-    "outputs": "loss and speed of every step",
+    "outputs": "metrics of every rank, checkpoints",
 }
 
 
@@ -62,7 +64,7 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
     if options["python"] is None and importlib.util.find_spec("torch") is None:
         raise CheckFailed(
             f"the demo trains with torch, and {sys.executable} has none",
-            f"type: {shlex.quote(sys.executable)} -m pip install torch==2.13.0",
+            f"type: {shlex.quote(sys.executable)} -m pip install torch==2.13.0 numpy",
         )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -180,12 +182,15 @@ def show(cluster: LoopbackCluster, root: Path) -> None:
     steps = read_metrics(place.path / "outputs" / "rank_00_metrics.jsonl")
     if steps:
         first, last = steps[0], steps[-1]
-        seconds = sum(step["step_ms"] for step in steps) / 1e3
+        before = [0, *(step["step"] for step in steps)]  # step_ms is a mean since the line before
+        parts = zip(steps, before, strict=False)
+        seconds = sum(step["step_ms"] * (step["step"] - earlier) for step, earlier in parts) / 1e3
         click.echo(
             f"\n  loss {first['loss']:.2f} -> {last['loss']:.2f} in {last['step']} steps"
             f" ({seconds:.1f} s, {last['tokens'] / seconds:,.0f} tokens/s)\n"
         )
-        click.echo("\n".join(f"  {line}" for line in plot([step["loss"] for step in steps])))
+        curve = plot([step["loss"] for step in steps], last["step"])
+        click.echo("\n".join(f"  {line}" for line in curve))
     click.echo(f"\n  {place.path}")
     click.echo("\n".join(f"  {line}" for line in tree(place.path)))
     if not place.read_record().over:
@@ -207,11 +212,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():  # a program of the user's own writes what it likes
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    found = [json.loads(line) for line in lines if line.endswith("}")]
+    return [line for line in found if "loss" in line]  # evaluations have lines of their own
 
 
-def plot(values: Sequence[float], width: int = 60, height: int = 10) -> list[str]:
-    """A curve of ASCII characters; each column is the mean of its share of the values."""
+def plot(values: Sequence[float], last: int, width: int = 60, height: int = 10) -> list[str]:
+    """A curve of ASCII characters up to step `last`; a column is the mean of its share."""
     count = min(width, len(values))
     edges = [i * len(values) // count for i in range(count + 1)]
     means = [fmean(values[a:b]) for a, b in pairwise(edges)]
@@ -223,7 +229,7 @@ def plot(values: Sequence[float], width: int = 60, height: int = 10) -> list[str
         level = top - (top - bottom) * row / (height - 1)
         lines.append(f"{level:6.2f} |" + "".join("*" if at == row else " " for at in rows).rstrip())
     lines.append(" " * 7 + "+" + "-" * len(means))
-    lines.append(" " * 7 + "step 1 " + str(len(values)).rjust(len(means) - 6))
+    lines.append(" " * 7 + "step 1 " + str(last).rjust(len(means) - 6))
     return lines
 
 

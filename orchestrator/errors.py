@@ -62,5 +62,6 @@ class Stopped(OrchestratorError):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """'; did you mean X?' or nothing, to be appended to an error about an unknown word."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    lower = {one.lower(): one for one in known}  # HYBRID_SHARD is hybrid_shard to most people
+    close = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=0.5)
+    return f"; did you mean {lower[close[0]]!r}?" if close else ""

@@ -52,6 +52,10 @@ class JobRecord:
     start: str = "fork"
     grace: float = 30.0
     node_loss_timeout: float = 60.0
+    on_node_loss: str = "stop"
+    on_head_loss: str = "continue"
+    hang_timeout: float = 600.0
+    on_hang: str = "stop"
     strict_host_keys: bool = False
     ended: float | None = None
     exit_code: int | None = None
@@ -123,7 +127,27 @@ class Experiment:
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps(this_head()).encode(), 0)
         self._lock = fd
+        (self.path / ".steal").unlink(missing_ok=True)
         return None
+
+    def thief(self) -> dict[str, Any] | None:
+        """Another head that wants to take this one's place, if there is one."""
+        try:
+            found: dict[str, Any] = json.loads((self.path / ".steal").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found
+
+    def steal(self, patience: float) -> dict[str, Any] | None:
+        """Become the one head in another's place; that one, if it does not leave in time."""
+        deadline = time.monotonic() + patience
+        holder = self.lock()
+        while holder is not None and time.monotonic() < deadline:
+            self.write(".steal", json.dumps(this_head()))
+            time.sleep(0.1)
+            holder = self.lock()
+        (self.path / ".steal").unlink(missing_ok=True)
+        return holder
 
     def discard(self) -> None:
         """Undo create() while nothing was written yet."""

@@ -31,8 +31,8 @@ def _answer(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
-def undo_with(undo: Callable[[], None]) -> None:
-    """What has to be taken back if it is interrupted from now on."""
+def undo_with(undo: Callable[[], None] | None) -> None:
+    """What has to be taken back if it is interrupted from now on, if anything."""
     global _undo  # noqa: PLW0603  signals have no other place to look
     _undo = undo
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import config, demo
+from orchestrator import configfile, demo
+from orchestrator.config import Fsdp, Launch, Optimizer
 from orchestrator.errors import CheckFailed
 from orchestrator.sshd import free_port
 from tests.clusters.require import require_sshd
@@ -68,7 +69,10 @@ def test_a_run_and_its_result_away_from_the_repository(place: Path, start: Start
     root = ["--experiments", "my runs", "--set", "training.max_steps=12"]
     command = start("--", *root)
     assert command.finish() == 0, command.text
-    assert re.search(r"node0 rank0 \| mesh replicate 2 x shard 2 on CPU", command.text)
+    assert (
+        "node0 rank0 | hybrid_shard: 2 copies of the parameters, each in 2 shards" in command.text
+    )
+    assert re.search(r"node1 rank2 \| ranks 2 to 3 of 4 are here: .*, CPU", command.text)
     assert re.search(r"node0 rank0 \| step 12/12 ", command.text)
     first, last = map(
         float, re.findall(r"loss (\d\.\d+) -> (\d\.\d+) in 12 steps", command.text)[0]
@@ -107,7 +111,7 @@ def test_keep_holds_the_nodes_up_at_the_port_of_the_node_list(place: Path, start
     (place / "node_ip_list.txt").write_text(f"127.0.0.2:{port} slots=1\n127.0.0.3:{port}\n")
     (place / "hello.py").write_text("print('hello')\n")
     command = start("--keep", "hello.py")
-    launch = command.wait_for(r"^ +(\S+master_launch --ssh-config .*) your_script.py").group(1)
+    launch = command.wait_for(r"^ +(\S*master_launch --ssh-config .*) your_script.py").group(1)
     command.wait_for("Ctrl-C here ends them")
     assert "--nodes" not in launch
     done = subprocess.run(
@@ -148,17 +152,17 @@ def test_without_torch_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CheckFailed) as told:
         demo.demo(2, False, ())
-    assert told.value.fix == f"type: {sys.executable} -m pip install torch==2.13.0"
+    assert told.value.fix == f"type: {sys.executable} -m pip install torch==2.13.0 numpy"
 
 
 def test_the_settings_of_an_installed_package_are_those_of_the_repository(tmp_path: Path) -> None:
     built_in = tmp_path / "demo.yaml"
     built_in.write_text(demo.SETTINGS)
-    assert config.load(built_in) == config.load(REPOSITORY / demo.CONFIG)
+    assert configfile.load(built_in) == configfile.load(REPOSITORY / demo.CONFIG)
 
 
 def test_the_curve() -> None:
-    lines = demo.plot([5.0, 4.0, 4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0], width=5, height=3)
+    lines = demo.plot([5.0, 4.0, 4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0], 10, width=5, height=3)
     assert lines == [
         "  4.50 |*",
         "  2.75 | *",
@@ -166,14 +170,14 @@ def test_the_curve() -> None:
         "       +-----",
         "       step 1 10",
     ]
-    assert len(demo.plot([float(n) for n in range(1000)], width=60)[-2]) == 8 + 60
-    assert demo.plot([2.0])[0] == "  2.00 |*"
-    assert demo.plot([float("nan")])
+    assert len(demo.plot([float(n) for n in range(1000)], 1000, width=60)[-2]) == 8 + 60
+    assert demo.plot([2.0], 1)[0] == "  2.00 |*"
+    assert demo.plot([float("nan")], 1)
 
 
 def test_the_default_config_of_a_launch_is_what_the_engine_has_by_default() -> None:
     """It shows every section; nobody needs to guess what a key that is left out would be."""
-    shown = config.load(REPOSITORY / "config/multi_node/distributed_two_nodes.yaml")
-    assert shown.launch == config.Launch()
-    assert shown.optimizer == config.Optimizer()
-    assert shown.fsdp == config.Fsdp()
+    shown = configfile.load(REPOSITORY / "config/multi_node/distributed_two_nodes.yaml")
+    assert shown.launch == Launch()
+    assert shown.optimizer == Optimizer()
+    assert shown.fsdp == Fsdp()

@@ -38,6 +38,7 @@ class Facts:
     omp_num_threads: str | None
     library: str  # where the node's program lies there
     port: int | None = None  # the master's: the port reserved for this job, 0 if none was free
+    peers_port: int | None = None  # the master's: where the other supervisors will call it
     clock_offset: float = 0.0  # the node's clock minus the head's, seconds
 
     @staticmethod

@@ -19,13 +19,16 @@ from typing import Any
 
 from orchestrator.errors import NodeError, OrchestratorError, UsageError
 from orchestrator.experiment import Experiment, NodeRecord
+from orchestrator.head import outputs
+from orchestrator.head.clock import Clock
 from orchestrator.head.fleet import open_link
-from orchestrator.head.link import Link
+from orchestrator.head.link import Declined, Link
 from orchestrator.head.ssh import Ssh
 
 OFFSET = struct.Struct(">Q")
 SILENCE = 8.0  # the node's link says something every second
 BEAT = 10.0
+CLOCK_READS = 3  # the shortest round trip of these tells best
 RETRY_TIMEOUT = 5.0
 SWEEP_SECONDS = 10.0
 
@@ -35,7 +38,7 @@ class Message:
     """What a follower tells the run."""
 
     node: int
-    kind: str  # event, grew, lost, back, over, refused, disk_full, crashed
+    kind: str  # event, grew, lost, back, clock, over, refused, disk_full, crashed, stuck, stays
     data: dict[str, Any] = field(default_factory=dict)
 
 
@@ -48,6 +51,8 @@ class Follower(threading.Thread):
         experiment: Experiment,
         post: Callable[[Message], None],
         link: Link | None = None,
+        *,
+        head: float | None = None,
     ) -> None:
         super().__init__(daemon=True, name=f"follow-{node.index}")
         self.ssh = ssh
@@ -55,13 +60,20 @@ class Follower(threading.Thread):
         self.node = node
         self.text = AppendOnly(experiment.log(node))
         self.ranks = AppendOnly(experiment.ranks(node))
+        self.outputs = experiment.path / "outputs"
         self.post = post
         self.link = link
+        self.head = head  # when this head came; None for one that only looks on
+        self.left = threading.Event()
+        self.writing = threading.Lock()
         self.ended = False
         self.event_rest = b""
         self.closing = threading.Event()
         self.asked_to_end: dict[str, Any] | None = None
         self.next_beat = 0.0
+        self.activity: dict[str, float] = {}  # seconds since the node last printed, or moved
+        self.clock = Clock()
+        self.beats: dict[int, float] = {}  # request -> when it was sent
 
     def end(self, why: str, grace: float) -> None:
         """Ask the node to end its part: now, or as soon as it is back."""
@@ -74,9 +86,20 @@ class Follower(threading.Thread):
             with contextlib.suppress(NodeError):  # the stream notices too, and repeats it
                 link.tell("end", job=self.job, node=self.node.index, **words)
 
+    def leave(self) -> None:
+        """Tell the node that this head goes on purpose; `left` is set when it has heard it."""
+        link = self.link
+        if link is None:
+            self.left.set()  # it cannot be told, and will hear it from the others
+            return
+        with contextlib.suppress(NodeError):
+            link.tell("leave", at=time.time())
+
     def close(self) -> None:
-        """Stop following; the job goes on."""
+        """Stop following; the job goes on. Once this returns, no byte is written any more."""
         self.closing.set()
+        with self.writing:
+            pass
         link = self.link
         if link is not None:
             link.connection.close()
@@ -102,6 +125,7 @@ class Follower(threading.Thread):
             self._stream(self.link)
             if not self.ended:
                 self._sweep(self.link)
+            self._bring_outputs(self.link)
             self.post(Message(self.node.index, "over"))
             return True
         except OrchestratorError as error:
@@ -117,6 +141,16 @@ class Follower(threading.Thread):
             self.closing.wait(0.5)
             return False
 
+    def _bring_outputs(self, link: Link) -> None:
+        try:
+            stays = outputs.bring(link, self.job, self.node.index, self.outputs)
+        except OSError as error:
+            stays = f"its outputs stay there: {self.outputs}: {error.strerror}"
+        except Declined as error:
+            stays = f"its outputs stay there: {error.what}"
+        if stays:
+            self.post(Message(self.node.index, "stays", {"what": stays}))
+
     def _sweep(self, link: Link) -> None:
         """Its supervisor is gone and left no last word: what it watched over must not live on."""
         words = {"why": "its supervisor was killed", "grace": 0.0, "wait": SWEEP_SECONDS}
@@ -130,12 +164,17 @@ class Follower(threading.Thread):
 
     def _begin(self, link: Link) -> None:
         self.event_rest = b""
-        offsets = {"log": self.text.size, "ranks": self.ranks.size, "events": 0}
+        for _ in range(CLOCK_READS):
+            sent = time.time()
+            self.clock.heard(sent, link.ask("beat", SILENCE)["time"], time.time())
+        self.beats.clear()
+        words = {"log": self.text.size, "ranks": self.ranks.size, "events": 0}
+        attach = {"head": self.head} if self.head is not None else {}
         try:
-            answer = link.ask("follow", SILENCE, job=self.job, node=self.node.index, **offsets)
+            link.ask("follow", SILENCE, job=self.job, node=self.node.index, **words, **attach)
         except NodeError as error:
             raise (Refused(error.what) if "knows nothing" in error.what else error) from error
-        self.post(Message(self.node.index, "back", {"clock": answer["time"] - time.time()}))
+        self.post(Message(self.node.index, "back", {"clock": self.clock.offset}))
 
     def _stream(self, link: Link) -> None:
         silence = f"no word for {SILENCE:.0f} s"
@@ -151,12 +190,26 @@ class Follower(threading.Thread):
                 message = json.loads(link.exactly(size, deadline + SILENCE, silence))
                 if message.get("supervisor_gone"):
                     return
+                if "idle" in message:
+                    self.activity = message
+                elif "left" in (message.get("ok") or {}):
+                    self.left.set()
+                elif "stuck" in (message.get("ok") or {}):
+                    self.post(Message(self.node.index, "stuck", message["ok"]))
+                self._beat_answered(message)
 
     def _beat(self, link: Link) -> None:
         """The node's link leaves when it hears nothing for a minute."""
         if time.monotonic() >= self.next_beat:
             self.next_beat = time.monotonic() + BEAT
-            link.tell("beat")
+            sent = time.time()
+            self.beats[link.tell("beat")] = sent
+
+    def _beat_answered(self, message: dict[str, Any]) -> None:
+        """Clocks drift apart: a good exchange is better than one of an hour ago."""
+        sent = self.beats.pop(message.get("id", 0), 0.0)
+        if sent and self.clock.heard(sent, message["ok"]["time"], time.time()):
+            self.post(Message(self.node.index, "clock", {"clock": self.clock.offset}))
 
     def _append(self, link: Link, file: AppendOnly, size: int) -> None:
         silence = f"no word for {SILENCE:.0f} s"
@@ -172,11 +225,15 @@ class Follower(threading.Thread):
 
     def _keep(self, link: Link, file: AppendOnly, data: memoryview) -> None:
         """Append; while the disk is full here, wait: the node has it all, and the job goes on."""
-        rest = file.append(data)
+        rest = self._write(file, data)
         while rest and not self.closing.wait(1.0):
             self.post(Message(self.node.index, "disk_full"))
             self._beat(link)
-            rest = file.append(rest)
+            rest = self._write(file, rest)
+
+    def _write(self, file: AppendOnly, data: memoryview) -> memoryview:
+        with self.writing:  # whoever closed this follower may have given the file to another
+            return data if self.closing.is_set() else file.append(data)
 
     def _take_events(self, data: bytes) -> None:
         lines = (self.event_rest + data[OFFSET.size :]).split(b"\n")

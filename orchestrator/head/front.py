@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import config, experiment
-from orchestrator.errors import EXIT_DONE, EXIT_NODE, UsageError, nearest
+from orchestrator import configfile, experiment
+from orchestrator.errors import EXIT_DONE, EXIT_NODE, EXIT_STOPPED, UsageError, nearest
 from orchestrator.experiment import Experiment, JobRecord
 from orchestrator.head import launch as launching
-from orchestrator.head import look, plan
+from orchestrator.head import look, plan, verdict
 from orchestrator.head import stop as stopping
 from orchestrator.head.display import Display
 from orchestrator.head.follow import Follower
@@ -29,6 +29,7 @@ from orchestrator.head.ssh import Ssh
 from orchestrator.head.sshconfig import SshConfig
 
 CRASH_LINES = 200  # a crash dump lists every thread and every frame down to torchrun's
+STEAL_SECONDS = 15.0  # for the head that is there to leave
 LAST_LINES = 20  # of a rank that left no traceback
 
 
@@ -49,10 +50,12 @@ def request_of(options: dict[str, Any], default_config: str, default_hook: str) 
     file = options["config_file"]
     if file is None and target.kind == "engine" and Path(default_config).is_file():
         file = Path(default_config)
-    resolved = config.load(file, options["overrides"])
+    resolved = configfile.load(file, options["overrides"])
     names = (
         *("name", "nproc", "master_port", "start", "python", "workdir", "hook"),
-        *("connect_timeout", "node_loss_timeout", "grace", "strict_host_keys"),
+        *("connect_timeout", "node_loss_timeout", "on_node_loss", "on_head_loss"),
+        *("hang_timeout", "on_hang"),
+        *("grace", "strict_host_keys"),
     )
     typed = {name: options[name] for name in names if options[name] is not None}
     chosen = replace(resolved.launch, **typed)
@@ -67,6 +70,7 @@ def request_of(options: dict[str, Any], default_config: str, default_hook: str) 
         env=launching.user_env(options["env"], os.environ),
         command=tuple(sys.argv),
         config_file=file,
+        detached=options["detach"],
     )
 
 
@@ -114,12 +118,15 @@ def follow(
     )
     links = [one.link for one in launched.reached] if launched else [None] * len(record.nodes)
     followers = [
-        Follower(ssh, record.job, node, place, running.post, link)
+        Follower(ssh, record.job, node, place, running.post, link, head=running.since)
         for node, link in zip(record.nodes, links, strict=True)
     ]
     running.go(followers)
     display.finish()
     place.unlock()
+    if running.thief is not None:
+        say(f"{whose(running.thief)} has taken over; this head leaves, the job goes on")
+        return EXIT_STOPPED  # not 0: what waits for this command must not take the job for done
     if running.detached:
         say(f"left running; take it up again: orchestrator attach {place.name}")
         return 0
@@ -152,21 +159,18 @@ def tell_end(place: Experiment, record: JobRecord) -> int:
     assert record.ended is not None and record.exit_code is not None
     took = f"{record.ended - record.started:.1f} s"
     cause = record.verdict
-    if cause is None:
+    if cause is None or record.state == "stopped":
         say(f"{record.state} after {took}: {place.path}")
         return record.exit_code
-    node = record.nodes[cause["node"]]
-    rank = cause["rank"]
-    who = f"node {node.index} ({node.name})"
-    who = who if rank is None else f"rank {rank} on {who}"
-    others = f"; {cause['others']} more failed after it" if cause["others"] else ""
-    say(f"{record.state} after {took}{others}; all logs are in {place.logs}")
-    first = cause["message"].splitlines()[0]
-    say(f"the cause: {who}: {first}" + (f", at {cause['where']}" if cause["where"] else ""))
-    prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
-    log = LogFile(node.index, node.name, place.log(node), place.ranks(node))
-    lines = cause["traceback"].splitlines() or last_words(log, rank)
-    print_out("".join(f"{prefix}{line}\n" for line in lines))
+    say(f"{record.state} after {took}; all logs are in {place.logs}")
+    if cause["node"] is not None:
+        node, rank = record.nodes[cause["node"]], cause["rank"]
+        prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
+        log = LogFile(node.index, node.name, place.log(node), place.ranks(node))
+        lines = cause["traceback"].splitlines() or last_words(log, rank)
+        print_out("".join(f"{prefix}{line}\n" for line in lines))
+    for line in verdict.to_lines(cause):
+        say(line)
     return record.exit_code
 
 
@@ -215,16 +219,27 @@ def attach(options: dict[str, Any]) -> int:
     place, record, ssh = at_home(options)
     if record.over:
         return tell_end(place, record)
-    holder = place.lock()
+    holder = place.steal(STEAL_SECONDS) if options["steal"] else place.lock()
     if holder is not None:
-        since = time.strftime("%H:%M:%S", time.localtime(holder["since"]))
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
+        still = f" and did not leave within {STEAL_SECONDS:.0f} s" if options["steal"] else ""
         raise UsageError(
-            f"{place.name} is followed by process {holder['pid']} on {holder['host']},"
-            f" since {since}",
+            f"{place.name} is followed by {whose(holder)}, since {since}{still}",
+            f"end that process (kill -9 {holder['pid']} there); the job goes on"
+            if options["steal"]
+            else f"take it over: orchestrator attach --steal {place.name}; "
             f"look on: orchestrator logs -f {place.name}",
         )
+    record = place.read_record()  # the one who left may have seen more of it
+    if record.over:
+        place.unlock()
+        return tell_end(place, record)
     say(f"{place.name}: {len(record.nodes)} nodes; d leaves it running, Ctrl-C stops it")
     return follow(place, replace(record, head=experiment.this_head()), ssh, options)
+
+
+def whose(head: dict[str, Any]) -> str:
+    return f"process {head['pid']} on {head['host']}"
 
 
 def logs(options: dict[str, Any]) -> int:

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import __version__, config, experiment, interrupt
+from orchestrator import __version__, configfile, experiment, interrupt
 from orchestrator.config import Config
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.head import fleet, plan, revision, secret
+from orchestrator.head import fleet, plan, revision, secret, verdict
 from orchestrator.head.fleet import Reached
 from orchestrator.head.network import Setting
 from orchestrator.head.nodes import Node, read_nodes
@@ -41,6 +41,7 @@ class Request:
     env: dict[str, str]
     command: tuple[str, ...]
     config_file: Path | None = None
+    detached: bool = False  # nobody will follow it from here
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,11 @@ def prepare(request: Request) -> tuple[Ssh, list[Reached], list[Node]]:
         "peers": [ssh.config.of_node(active[0]).host],
         "target": {"kind": request.target.kind, "name": request.target.name},
     }
-    port = {"wanted": launch.master_port or DEFAULT_PORT, "exact": launch.master_port is not None}
+    port = {
+        "wanted": launch.master_port or DEFAULT_PORT,
+        "exact": launch.master_port is not None,
+        "peers": len(active) > 1,
+    }
 
     def reach(node: Node) -> Reached:
         extra = {"port": port} if node is active[0] else {}
@@ -151,17 +156,20 @@ def launch(request: Request, say: Say) -> Launched:
         place.discard()
         raise
     interrupt.hold()  # from here on there is something to end: the run answers
+    interrupt.undo_with(None)
     place.lock()
     announce(made, place, say)
     record = first_record(request, made, job, place)
     place.write_record(record)
     shown = replace(request.config, env=secret.redacted(request.config.env))
-    place.write("config.yaml", config.dump(shown))
+    place.write("config.yaml", configfile.dump(shown))
     try:
         start(request, reached, made)
     except OrchestratorError as error:
-        ended = replace(record, state="failed", exit_code=error.exit_code, ended=time.time())
-        place.write_record(replace(ended, verdict={"kind": "start", "message": error.what}))
+        now = time.time()
+        told = verdict.not_started(error.what, now)
+        ended = replace(record, state="failed", exit_code=error.exit_code, ended=now, verdict=told)
+        place.write_record(ended)
         raise
     finally:  # not before the start: git alone takes 10 ms, and seconds in a large tree
         text = json.dumps(manifest(request, reached, made), indent=1)
@@ -181,6 +189,7 @@ def announce(made: Plan, place: Experiment, say: Say) -> None:
 
 def start(request: Request, reached: list[Reached], made: Plan) -> None:
     """The supervisors of all nodes; if one cannot start, the others are ended again."""
+    terms = lease(request, made, reached[0].facts.peers_port or 0)
 
     def begin(pair: tuple[Reached, plan.NodePlan]) -> dict[str, Any]:
         one, node = pair
@@ -197,7 +206,8 @@ def start(request: Request, reached: list[Reached], made: Plan) -> None:
             "unset": node.unset,
             "workdir": node.workdir,
             "target": asdict(node.target),
-            "config": asdict(request.config),  # what the engine reads
+            "config": configfile.as_data(request.config),  # what the engine reads
+            "lease": terms,
         }
         return one.link.ask("start", START_TIMEOUT, spec=spec)
 
@@ -215,6 +225,21 @@ def start(request: Request, reached: list[Reached], made: Plan) -> None:
         except NodeError:
             continue  # it is among the failed already
     raise NodeError(fleet.failure_table(failed, len(reached), "; the others were ended again"))
+
+
+def lease(request: Request, made: Plan, port: int) -> dict[str, Any]:
+    """How the supervisors of this job find each other, and when they end it by themselves."""
+    launch = request.config.launch
+    return {
+        "address": made.master_address,
+        "port": port,
+        "token": secrets.token_hex(32),
+        "seconds": launch.node_loss_timeout,
+        "wait": launch.on_node_loss == "wait",
+        "head": launch.on_head_loss,
+        "attached": not request.detached,
+        "grace": launch.grace,
+    }
 
 
 # -- the record -------------------------------------------------------------------------------
@@ -248,6 +273,10 @@ def first_record(request: Request, made: Plan, job: str, place: Experiment) -> J
         start=made.start,
         grace=request.config.launch.grace,
         node_loss_timeout=request.config.launch.node_loss_timeout,
+        on_node_loss=request.config.launch.on_node_loss,
+        on_head_loss=request.config.launch.on_head_loss,
+        hang_timeout=request.config.launch.hang_timeout,
+        on_hang=request.config.launch.on_hang,
         strict_host_keys=request.config.launch.strict_host_keys,
     )
 

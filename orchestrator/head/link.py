@@ -60,6 +60,10 @@ def python_candidates(wanted: str | None) -> list[str]:
     return [wanted] if wanted else [sys.executable, "python3", "python"]
 
 
+class Declined(NodeError):
+    """The node is there, and cannot do what was asked."""
+
+
 class Link:
     """An open channel to one node's link program. Requests are asked one at a time."""
 
@@ -105,7 +109,7 @@ class Link:
             answer: dict[str, Any] = json.loads(data) if kind == b"J" else {}
             if answer.get("id") == number:
                 if "error" in answer:
-                    raise NodeError(answer["error"])
+                    raise Declined(answer["error"])
                 found: dict[str, Any] = answer["ok"]
                 return found
 

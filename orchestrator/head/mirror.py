@@ -36,6 +36,8 @@ class Mirror:
 
     def over(self, wait: float) -> bool:
         """Is there nothing more to come? Returns early when something came."""
+        if self.followers and self.place.thief() is not None:
+            self.end()  # a head comes, and will fill the files in our place
         if not self.followers:
             time.sleep(0 if self.record.over else wait)
             self.record = self.place.read_record()
@@ -69,4 +71,5 @@ class Mirror:
     def end(self) -> None:
         for follower in self.followers:
             follower.close()
+        self.followers = []
         self.place.unlock()

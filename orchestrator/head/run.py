@@ -20,9 +20,14 @@ from orchestrator.head.display import Display
 from orchestrator.head.follow import Follower, Message
 from orchestrator.head.keys import Keys
 from orchestrator.head.verdict import Failure
+from orchestrator.head.watch import Watch
 
+HEARSAY = 0.3  # what fails by itself in this time says so, before it is ended for another
 PEER_GRACE = 0.5  # after a failure elsewhere nothing can go on: time enough to print why
 END_LIMIT = 30.0  # beyond its grace, a node that was told to end has this long to say it did
+THIEF_SECONDS = 0.5  # between two looks whether another head wants to take over
+LEAVE_LIMIT = 3.0
+CLOCK_IS_OFF = 2.0  # seconds: worth a word, because the log's own times will mislead
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -36,6 +41,7 @@ class NodeState:
     lost_since: float = 0.0
     lost_why: str = ""
     given_up: bool = False
+    awaited: float = 0.0  # seconds without it that were said already
     clock: float = 0.0  # the node's clock minus ours
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -59,12 +65,18 @@ class Run:
         self.node_loss_timeout = node_loss_timeout
         self.nodes = [NodeState(node) for node in record.nodes]
         self.followers: Sequence[Follower] = ()
+        self.watch = Watch(record.hang_timeout, experiment, record.job, self.say)
+        self.left_hanging = False
+        self.to_end: tuple[float, str] | None = None  # when, and why
         self.inbox: queue.SimpleQueue[Message | int] = queue.SimpleQueue()
         self.failures: list[Failure] = []
         self.ending = ""  # "", failed, stopped, lost
         self.interrupts = 0
         self.give_up_at = float("inf")
         self.detached = False
+        self.since = time.time()
+        self.thief: dict[str, Any] | None = None
+        self.next_look = 0.0
         self.changed = True
         self.disk_is_full = False
 
@@ -84,6 +96,7 @@ class Run:
                 while not self.detached and not all(n.over or n.given_up for n in self.nodes):
                     self.turn(keys)
         finally:
+            interrupt.hold()  # the job is over: only its record is still to be written
             for number, handler in before.items():
                 signal.signal(number, handler)
         for follower in followers:
@@ -102,8 +115,11 @@ class Run:
             else:
                 self.handle(message)
         if "d" in keys.pressed():
-            self.detach()
+            self.leave()
+        self.check_thief()
+        self.end_when_all_had_their_say()
         self.check_patience()
+        self.check_progress()
         if self.changed:
             self.changed = False
             self.save()
@@ -122,15 +138,21 @@ class Run:
         elif message.kind == "lost":
             self.lost(node, message.data["why"])
         elif message.kind == "back":
-            node.clock = message.data["clock"]
+            self.set_clock(node, message.data["clock"])
             if node.lost_since:
                 away = time.monotonic() - node.lost_since
                 self.say(
                     f"node {node.record.index} ({node.record.name}) is back after {away:.0f} s"
                 )
-            node.lost_since = 0.0
+            node.lost_since = node.awaited = 0.0
+        elif message.kind == "clock":
+            self.set_clock(node, message.data["clock"])
         elif message.kind == "crashed":
             raise message.data["error"]
+        elif message.kind == "stuck":
+            self.watch.answer(message.node, message.data)
+        elif message.kind == "stays":
+            self.say(f"node {node.record.index}: {message.data['what']}")
         elif message.kind == "disk_full":
             self.disk_full()
         elif message.kind == "refused":
@@ -146,20 +168,40 @@ class Run:
             known = node.ranks.setdefault(str(event["rank"]), {})
             known.update({k: event[k] for k in ("pid", "code", "peak_kb") if k in event})
             known["state"] = kind[5:]
+            if kind == "rank_exit":
+                known["words"] = event["code"]
             if kind == "rank_afresh":
                 self.say(f"rank {event['rank']}: started afresh, not forked: {event['why']}")
-            if kind == "rank_ended" and event["code"] != 0 and not event["asked"]:
-                self.failed(verdict.of_rank(index, name, event, when))
+            if kind in ("rank_finished", "rank_ended"):
+                self.rank_ended(node, event, when)
         elif kind == "started":
             node.record = replace(node.record, state="running")
+        elif kind == "lease" and not event["active"]:
+            self.say(
+                f"node {index} ({name}) cannot reach node 0's supervisor ({event['why']}): without"
+                " a head, an end on one will not be an end on the other"
+            )
+        elif kind == "ending" and event.get("headless") and not self.ending:
+            self.say(f"node {index} ({name}) ended its part: {event['why']}")
+        elif kind == "ending" and "lost" in event and not self.ending:
+            self.give_up_on(self.nodes[event["lost"]], event["why"], when - event["silent"])
         elif kind == "ended":
             node.ended = event
             if event.get("swept") and not self.ending:
                 self.failed(Failure(index, name, None, when, "supervisor", event["why"]))
             elif event["agent"] != 0 and not event["why"] and not self.ending:
-                words = f"torchrun ended with exit code {event['agent']}"
-                self.failed(Failure(index, name, None, when, "torchrun", words))
+                self.failed(verdict.of_torchrun(index, name, event, when))
         self.changed = True
+
+    def rank_ended(self, node: NodeState, event: dict[str, Any], when: float) -> None:
+        index, name, rank = node.record.index, node.record.name, int(event["rank"])
+        # It closes its connections between its last line and its end: others may fail before that.
+        if event.get("code", 0) == 0:
+            words = "ended with exit code 0 while others waited for it"
+            self.failures.append(Failure(index, name, rank, when, "ended_early", words))
+        elif not event["asked"]:
+            event = {**event, "words": node.ranks[str(rank)].get("words", "")}
+            self.failed(verdict.of_rank(index, name, event, when))
 
     def over(self, node: NodeState, otherwise: str) -> None:
         node.over, node.lost_since = True, 0.0
@@ -172,6 +214,12 @@ class Run:
             self.failed(Failure(index, name, None, time.time(), "supervisor", otherwise))
         elif ended["left"]:
             self.say(f"node {node.record.index}: processes {ended['left']} do not die (kernel?)")
+
+    def set_clock(self, node: NodeState, offset: float) -> None:
+        if abs(offset) > CLOCK_IS_OFF and abs(offset - node.clock) > CLOCK_IS_OFF:
+            what = f"{abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
+            self.say(f"the clock of node {node.record.index} is {what}; its times are corrected")
+        node.clock = offset
 
     def lost(self, node: NodeState, why: str) -> None:
         if not node.lost_since:
@@ -186,10 +234,18 @@ class Run:
         if not self.ending:
             self.ending = "failed"
             self.display.mute()
-            self.say(f"{failure.who}: {failure.message.splitlines()[0]}; ending the job everywhere")
-            self.end_all(f"{failure.who} failed", PEER_GRACE)
+            what = verdict.first_line(failure.message)
+            what = f"it lost the others ({what[:100]})" if failure.echo else what
+            self.say(f"{failure.who}: {what}; ending the job everywhere")
+            self.to_end = (time.monotonic() + HEARSAY, f"{failure.who} failed")
+
+    def end_when_all_had_their_say(self) -> None:
+        if self.to_end is not None and time.monotonic() >= self.to_end[0]:
+            _, why = self.to_end
+            self.end_all(why, PEER_GRACE)
 
     def end_all(self, why: str, grace: float) -> None:
+        self.to_end = None
         self.give_up_at = time.monotonic() + grace + END_LIMIT
         for follower, node in zip(self.followers, self.nodes, strict=True):
             if not node.over:
@@ -213,18 +269,59 @@ class Run:
         now = time.monotonic()
         for node in self.nodes:
             away = now - node.lost_since if node.lost_since else 0.0
-            if away > self.node_loss_timeout and not self.ending:
-                index, name = node.record.index, node.record.name
-                words = f"no connection for {away:.0f} s ({node.lost_why})"
-                self.ending = "lost"
-                self.failures.append(Failure(index, name, None, time.time(), "lost", words))
-                self.say(f"node {index} ({name}): {words}; ending the job everywhere")
-                self.end_all(f"node {index} was lost", PEER_GRACE)
+            index, name = node.record.index, node.record.name
+            words = f"no connection for {away:.0f} s ({node.lost_why})"
+            # A cause from when it was last heard of: before what its silence did to others.
+            gone = Failure(index, name, None, time.time() - away, "lost", words)
+            if away > max(self.node_loss_timeout, 2 * node.awaited) and not self.ending:
+                if self.record.on_node_loss == "stop":
+                    self.give_up_on(node, words, gone.time)
+                else:
+                    node.awaited = away
+                    self.say(f"node {index} ({name}): {words}; still waiting (--on-node-loss wait)")
             given = now > self.give_up_at or (self.ending and away > self.node_loss_timeout)
+            if given and not node.given_up and away and self.ending != "lost":
+                self.failures.append(gone)
             node.given_up = node.given_up or bool(given)
+
+    def give_up_on(self, node: NodeState, words: str, when: float) -> None:
+        index, name = node.record.index, node.record.name
+        self.ending = "lost"
+        self.failures.append(Failure(index, name, None, when, "lost", words))
+        self.say(f"node {index} ({name}): {words}; ending the job everywhere")
+        self.end_all(f"node {index} was lost", PEER_GRACE)
+
+    def check_progress(self) -> None:
+        if self.ending or self.left_hanging or any(node.lost_since for node in self.nodes):
+            return
+        failure = self.watch.look(
+            [f for f, n in zip(self.followers, self.nodes, strict=True) if not n.over]
+        )
+        if failure is not None and self.record.on_hang == "stop":
+            self.failed(failure)
+        elif failure is not None:
+            self.left_hanging = True
+            self.say(f"{failure.message}; left as it is (--on-hang leave)")
+
+    def check_thief(self) -> None:
+        if time.monotonic() > self.next_look:
+            self.next_look = time.monotonic() + THIEF_SECONDS
+            self.thief = self.experiment.thief()
+            if self.thief is not None:
+                self.detach()
 
     def detach(self) -> None:
         self.detached = True
+
+    def leave(self) -> None:
+        """The user leaves it running: no node is to take that for the loss of its head."""
+        self.detach()
+        if self.record.on_head_loss == "stop":
+            deadline = time.monotonic() + LEAVE_LIMIT
+            for follower in self.followers:
+                follower.leave()
+            for follower in self.followers:
+                follower.left.wait(max(0.0, deadline - time.monotonic()))
 
     # -- the record --------------------------------------------------------------------------
 
@@ -250,10 +347,12 @@ class Run:
         for node in unreached:
             node.record = replace(node.record, state="lost")
         state, code = self.outcome(bool(unreached))
-        cause = verdict.cause(self.failures)
-        told = None
-        if cause is not None and state != "stopped":
-            told = {**vars(cause), "others": len(self.failures) - 1}
+        codes = [rank.get("code") for node in self.nodes for rank in node.ranks.values()]
+        bad = sum(code not in (0, None) for code in codes)
+        told = verdict.conclude(self.failures, bad) if state not in ("stopped", "done") else None
+        if state == "stopped":
+            whys = [node.ended["why"] for node in self.nodes if node.ended and node.ended["why"]]
+            told = verdict.stopped(whys[0] if whys else "stopped by the user", time.time())
         self.record = replace(
             self.record, state=state, exit_code=code, ended=time.time(), verdict=told
         )

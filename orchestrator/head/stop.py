@@ -15,7 +15,7 @@ from orchestrator.errors import (
     OrchestratorError,
 )
 from orchestrator.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.head import fleet
+from orchestrator.head import fleet, verdict
 from orchestrator.head.nodes import Node
 from orchestrator.head.ssh import Ssh
 
@@ -44,7 +44,19 @@ def stop_job(ssh: Ssh, record: JobRecord, grace: float) -> list[Receipt]:
 
     started = time.monotonic()
     results = fleet.everywhere(record.nodes, end)
-    return receipts([node.name for node in record.nodes], results, started, record.job)
+    found = receipts([node.name for node in record.nodes], results, started, record.job)
+    then = f"; {meanwhile(record)}; then `orchestrator stop` again proves it"
+    return [replace(one, error=one.error + then) if one.error else one for one in found]
+
+
+def meanwhile(record: JobRecord) -> str:
+    """What becomes of the job on a node that cannot be told to end it."""
+    if len(record.nodes) == 1:
+        return "the job goes on there until it can be reached"
+    if record.on_node_loss == "wait":
+        return "its supervisor will end the job itself once it is back"
+    after = f"{record.node_loss_timeout:g} s after it was cut off"
+    return f"its supervisor will end the job itself when its lease runs out ({after})"
 
 
 def stop_everything(ssh: Ssh, nodes: Sequence[Node]) -> list[Receipt]:
@@ -109,7 +121,8 @@ def conclude(place: Experiment, found: Sequence[Receipt]) -> None:
     record = place.read_record()
     if not record.over and exit_code(found) == EXIT_DONE:
         nodes = [replace(node, state="ended") for node in record.nodes]
-        place.write_record(
-            replace(record, state="stopped", exit_code=EXIT_STOPPED, ended=time.time(), nodes=nodes)
-        )
+        now = time.time()
+        told = verdict.stopped("orchestrator stop", now)
+        ended = replace(record, state="stopped", exit_code=EXIT_STOPPED, ended=now, verdict=told)
+        place.write_record(replace(ended, nodes=nodes))
     place.unlock()

@@ -1,21 +1,24 @@
-"""Many nodes' endings -> one cause: which node, which rank, what, which line of the user's."""
+"""Many nodes' endings -> one cause: which node, which rank, what, which line of whose. Pure."""
 
 from __future__ import annotations
 
 import re
 import signal
+import time as clock
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-# What a rank says when another one is gone. It failed because of that one, not by itself.
-ECHO = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited"
-    r"|DistBackendError|DistNetworkError|DistStoreError|socket timeout|timed out (waiting|after)"
-    r"|wait timeout|unhandled (system|cuda) error, NCCL|RendezvousConnectionError"
-    r"|failed to connect|recvBytes|TCPStore",
-    re.IGNORECASE,
+from orchestrator.head import kinds
+
+FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
+PACKAGES = re.compile(
+    r"/(site|dist)-packages/|/lib/python3[.]\d+/|^<|/orchestrator/node/(rank|agent)[.]py$"
 )
+IN_A_WORKER = re.compile(r"^Caught \w+ (in DataLoader worker process \d+)")
+WHAT = re.compile(r"^\s*what\(\):\s+(.+)$", re.MULTILINE)
+TRACEBACK = "Traceback (most recent call last):"
+OWN, NODE, EARLY, APART, LEFT = range(5)  # the nearer to the cause, the smaller
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,27 @@ class Failure:
     node_name: str
     rank: int | None
     time: float
-    kind: str  # exception, exit, signal, torchrun, supervisor, lost
+    kind: str  # one of kinds.KINDS
     message: str
     traceback: str = ""
     where: str = ""  # the user's own line: file:line in function
+    fix: str = ""  # where its own words say what to do
+    words: str = ""  # more that it said, to know it by
+
+    @property
+    def distance(self) -> int:
+        """From the cause: what only says that another one is gone, or that torchrun is, is not."""
+        said = f"{self.message}\n{self.words}"
+        if self.kind == "ended_early":
+            return EARLY
+        may_echo = self.kind in ("exception", "communication", "exit", "signal", "torchrun")
+        if may_echo and kinds.ECHO.search(said) and not kinds.OWN_NETWORK.search(said):
+            return APART if kinds.NEVER_MET.search(said) else LEFT
+        return NODE if self.kind in ("torchrun", "supervisor") else OWN
 
     @property
     def echo(self) -> bool:
-        return self.kind == "exception" and bool(ECHO.search(self.message + self.traceback))
+        return self.distance in (APART, LEFT)
 
     @property
     def who(self) -> str:
@@ -41,18 +57,93 @@ class Failure:
         return place if self.rank is None else f"rank {self.rank} on {place}"
 
 
+# -- one failure ------------------------------------------------------------------------------
+
+
 def of_rank(node: int, name: str, event: dict[str, Any], time: float) -> Failure:
     """From the supervisor's event that a rank ended with something other than success."""
     rank, code, error = int(event["rank"]), int(event["code"]), event.get("error")
-    if code < 0:
-        words = f"killed by signal {-code} ({signal_name(-code)})"
-        return Failure(node, name, rank, time, "signal", words)
-    if error:
-        message = f"{error['type']}: {error['message']}" if error["message"] else error["type"]
-        where = f"{error['file']}:{error['line']} in {error['function']}" if error["file"] else ""
-        when = time - float(event["time"]) + float(error["time"])
-        return Failure(node, name, rank, when, "exception", message, error["traceback"], where)
-    return Failure(node, name, rank, time, "exit", f"ended with exit code {code}")
+    begun = Failure(node, name, rank, time, "exit", "")
+    # A child that the rank forked may have left an exception too: no cause of a signal.
+    if error and (code >= 0 or error.get("pid", 0) == event.get("pid")):
+        return _of_exception(begun, event, error)
+    return _of_signal(begun, event, -code) if code < 0 else _of_exit(begun, event, code)
+
+
+def _of_exception(begun: Failure, event: dict[str, Any], error: dict[str, Any]) -> Failure:
+    kind, text, trace = error["type"], error["message"], error["traceback"]
+    message = f"{kind}: {text}" if text else kind
+    where = f"{error['file']}:{error['line']} in {error['function']}" if error["file"] else ""
+    words = "\n".join([message, *last_lines(trace)])
+    if kind in ("SyntaxError", "IndentationError", "TabError"):
+        where = users_line(trace) or where
+    worker = IN_A_WORKER.match(text)
+    if worker:  # the line that failed is in what it tells, not where the rank waited for it
+        where = users_line(text) or where
+        message = f"{(last_lines(text) or [message])[-1]} ({worker[1]})"
+        words = "\n".join([message, *last_lines(text)])
+    found = kinds.of_words(words) or "exception"
+    if event.get("oom_kills") and kinds.HELPER_DIED.search(words):
+        found = "out_of_memory"
+        message += "; the kernel's out-of-memory killer was at work on this node"
+    when = begun.time - float(event["time"]) + float(error["time"])
+    told = replace(begun, time=when, kind=found, message=message, words=words)
+    return replace(told, traceback=trace, where=where)
+
+
+def _of_signal(begun: Failure, event: dict[str, Any], number: int) -> Failure:
+    name, said = signal_name(number), event.get("said", "")
+    message, kind, words = f"killed by signal {number} ({name})", "signal", ""
+    if name == "SIGKILL" and event.get("oom_kills"):
+        kind = "out_of_memory"
+        peak = f" (its peak was {event['peak_kb'] / 2**20:.1f} GiB)" if event.get("peak_kb") else ""
+        message += f": the kernel's out-of-memory killer was at work on this node{peak}"
+    elif name == "SIGBUS" and event.get("shm_full"):
+        kind = "shared_memory"
+        message += ": /dev/shm is full on this node"
+    elif name == "SIGABRT":
+        what = WHAT.findall(said)
+        message += f": {what[-1]}" if what else ""
+        words = before_dump(said)
+        kind = kinds.of_words("\n".join(what)) or kind
+    where = users_line(said.rpartition("(most recent call first)")[2], innermost_first=True)
+    return replace(begun, kind=kind, message=message, words=words, where=where)
+
+
+def _of_exit(begun: Failure, event: dict[str, Any], code: int) -> Failure:
+    words, said = event.get("words", ""), event.get("said", "")
+    if words and not words.lstrip("-").isdigit():
+        first, _, rest = words.partition("\n")
+        fix = rest.strip() if rest.startswith("  ") else ""  # as our own errors have it
+        kind = kinds.of_words(words) or "exit"
+        return replace(begun, kind=kind, message=first, words=words, fix=fix)
+    message = f"ended with exit code {code}"
+    if code > 128 and signal_name(code - 128) != "unknown":
+        message += f", as after {signal_name(code - 128)}"
+    trace = TRACEBACK + said.rpartition(TRACEBACK)[2] if TRACEBACK in said else ""
+    last = last_lines(trace)
+    if not last:
+        return replace(begun, message=message)
+    message += f", after {last[0]}"
+    told = replace(begun, kind=kinds.of_words(last[0]) or "exit", message=message, words=last[0])
+    return replace(told, traceback=trace, where=users_line(trace))
+
+
+def of_torchrun(node: int, name: str, event: dict[str, Any], time: float) -> Failure:
+    """torchrun ended, and no rank of its node had failed."""
+    said, code = event.get("said", ""), event["agent"]
+    trace = TRACEBACK + said.rpartition(TRACEBACK)[2] if TRACEBACK in said else said
+    last = last_lines(trace)
+    begun = Failure(node, name, None, time, "torchrun", f"torchrun ended with exit code {code}")
+    if code == -signal.SIGKILL and event.get("oom_kills"):
+        words = ": the kernel's out-of-memory killer was at work on this node"
+        return replace(begun, kind="out_of_memory", message=begun.message + words)
+    if not last:
+        return begun
+    message = f"{begun.message}: {last[-1]}"
+    return replace(
+        begun, kind=kinds.of_words(last[-1]) or "torchrun", message=message, words=last[-1]
+    )
 
 
 def signal_name(number: int) -> str:
@@ -62,12 +153,95 @@ def signal_name(number: int) -> str:
         return "unknown"
 
 
+def last_lines(trace: str) -> list[str]:
+    """Of a traceback, the line that names each exception of the chain."""
+    lines = [line for line in trace.splitlines() if line[:1].strip()]
+    return [line for line in lines if not line.startswith(("Traceback ", "The above ", "During "))]
+
+
+def users_line(trace: str, *, innermost_first: bool = False) -> str:
+    """file:line in function: the innermost frame that is no package's."""
+    frames = [match for match in FRAME.finditer(trace) if not PACKAGES.search(match[1])]
+    if not frames:
+        return ""
+    file, line, function = frames[0 if innermost_first else -1].groups()
+    return f"{file}:{line}" + (f" in {function}" if function else "")
+
+
+def before_dump(said: str) -> str:
+    return said.partition("Fatal Python error")[0]
+
+
+# -- of all failures --------------------------------------------------------------------------
+
+
 def cause(failures: Sequence[Failure]) -> Failure | None:
-    """The earliest that is not an echo of another; torchrun's own failure counts after a rank's."""
+    """The earliest of those nearest to the cause, in whatever order they were heard of."""
+    early = [f.time for f in failures if f.distance > EARLY]
+    # That a rank ended well explains only those who missed it afterwards.
+    known = [f for f in failures if f.distance != EARLY or (early and f.time < min(early))]
+    return min(known, key=lambda failure: (failure.distance, failure.time), default=None)
 
-    def order(failure: Failure) -> tuple[int, float]:
-        if failure.echo:
-            return 2, failure.time
-        return int(failure.kind in ("torchrun", "supervisor")), failure.time
 
-    return min(failures, key=order, default=None)
+def conclude(failures: Sequence[Failure], ended_badly: int) -> dict[str, Any] | None:
+    """What job.json says: the cause, and how many ranks ended the same way or because of it."""
+    found = cause(failures)
+    if found is None:
+        return None
+    if found.distance == LEFT and kinds.BROKEN.search(found.message.lower()):
+        found = replace(found, kind="link")
+    own = {f.rank: f for f in failures if f.distance == OWN and f.rank not in (None, found.rank)}
+    same = [f for f in own.values() if f.message == found.message and found.distance == OWN]
+    also = [f for f in own.values() if f not in same]
+    known = len(own) + (found.rank is not None and found.kind != "ended_early")
+    told = {name: value for name, value in vars(found).items() if name != "words"}
+    return {
+        **told,
+        "title": kinds.title(found.kind),
+        "fix": found.fix or kinds.fix_of(found.kind, found.message),
+        "same": sorted(f.rank for f in same if f.rank is not None),
+        "also": [{"rank": f.rank, "node": f.node, "message": first_line(f.message)} for f in also],
+        "others": max(0, ended_badly - known),
+    }
+
+
+def stopped(why: str, time: float) -> dict[str, Any]:
+    return _without_a_node("stopped", why, time)
+
+
+def not_started(why: str, time: float) -> dict[str, Any]:
+    return _without_a_node(kinds.of_words(why) or "start", why, time)
+
+
+def _without_a_node(kind: str, message: str, time: float) -> dict[str, Any]:
+    told = {"node": None, "node_name": "", "rank": None, "time": time, "kind": kind}
+    text = {"message": message, "traceback": "", "where": "", "title": kinds.title(kind)}
+    return {**told, **text, "fix": kinds.fix_of(kind), "same": [], "also": [], "others": 0}
+
+
+def to_lines(told: dict[str, Any]) -> list[str]:
+    """The last lines on the screen."""
+    who = f"node {told['node']} ({told['node_name']})" if told["node"] is not None else "the head"
+    who = who if told["rank"] is None else f"rank {told['rank']} on {who}"
+    at = clock.strftime("%H:%M:%S", clock.localtime(told["time"]))
+    lines = [f"the cause: {who}, {at}: {told['title']}: {first_line(told['message'])}"]
+    if told["where"]:
+        lines.append(f"  at {told['where']}")
+    if told["same"]:
+        lines.append(f"  the same on {plural(told['same'])}")
+    for other in told["also"][:3]:
+        place = f"rank {other['rank']} on node {other['node']}"
+        lines.append(f"  {place} failed by itself too: {other['message']}")
+    if told["others"]:
+        more = "1 more rank" if told["others"] == 1 else f"{told['others']} more ranks"
+        lines.append(f"  {more} ended because of it")
+    return [*lines, f"what to do: {told['fix']}"] if told["fix"] else lines
+
+
+def plural(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def first_line(text: str) -> str:
+    return (text.splitlines() or [""])[0]

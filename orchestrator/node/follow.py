@@ -5,11 +5,13 @@ The link pumps; the supervisor's socket is the bell that says there is something
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import struct
 from collections.abc import Callable
+from typing import Any
 
 from orchestrator.node.rundir import RunDir, connect
 
@@ -36,6 +38,12 @@ class Follower:
     @property
     def bell(self) -> int | None:
         return self.supervisor.fileno() if self.supervisor else None
+
+    def tell(self, request: dict[str, Any]) -> None:
+        """To the supervisor. One short line: it fits, or there is no supervisor any more."""
+        if self.supervisor is not None:
+            with contextlib.suppress(OSError):
+                self.supervisor.send(json.dumps(request).encode() + b"\n")
 
     def drain_bell(self) -> None:
         assert self.supervisor is not None

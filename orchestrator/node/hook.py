@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 
 HOOK_SECONDS = 60
-SHELL_OWN = {"_", "SHLVL", "PWD", "OLDPWD"}
+SHELL_OWN = {"_", "SHLVL", "PWD", "OLDPWD", "PS1", "PS2"}  # a shell sets and unsets these itself
 # The environment goes to standard output alone; whatever the file prints goes to standard error.
 # No `. file || ...`: what is left of a list like that is deaf to the file's own `set -e`.
 SCRIPT = "exec 3>&1 1>&2; . /dev/stdin; case $? in 0) exec env -0 >&3;; *) exit $?;; esac"

@@ -24,6 +24,7 @@ def install(digest, size, nonce):
             unpack(json.loads(zlib.decompress(blob)), library)
         if os.stat(library).st_uid != os.getuid():
             refuse(nonce, "its %s belongs to somebody else" % library)
+        os.utime(library)  # those that nobody used for a while are pruned
     except OSError as error:
         refuse(nonce, "its %s cannot be written: %s" % (home, error.strerror))
     sys.path.insert(0, library)

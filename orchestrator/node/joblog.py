@@ -12,6 +12,7 @@ import time
 
 PARTIAL_SECONDS = 0.1  # how long a line without an end (a prompt, a bar) waits for its rest
 PARTIAL_BYTES = 1 << 16
+LAST = 1 << 15  # a crash dump lists the stacks of many threads
 
 
 class Partial:
@@ -30,11 +31,13 @@ class JobLog:
         self.size = os.fstat(self.log).st_size
         self.stream = ""
         self.partials: dict[str, Partial] = {}
+        self.last: dict[str, bytes] = {}  # stream -> what it said last
         self.record = b""  # what a full disk left over of a record
         self.lost = 0  # bytes that a full disk refused
         self.trouble = ""
 
     def feed(self, stream: str, data: bytes) -> None:
+        self.last[stream] = (self.last.get(stream, b"") + data)[-LAST:]
         partial = self.partials.setdefault(stream, Partial())
         begun = bool(partial.data)
         data = partial.data + data

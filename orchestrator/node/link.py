@@ -21,9 +21,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.node import processes
+from orchestrator.node import outputs, processes, remains
 from orchestrator.node.follow import Follower
+from orchestrator.node.hang import Activity, collect
 from orchestrator.node.hook import HookError, run_hook
+from orchestrator.node.peers import listen
 from orchestrator.node.probe import Port, probe
 from orchestrator.node.rundir import RunDir, all_runs, connect
 
@@ -49,15 +51,24 @@ class Link:
         self.heard = time.monotonic()
         self.next_beat = self.heard + BEAT_SECONDS
         self.port: Port | None = None
+        self.peers: socket.socket | None = None  # where the other nodes' supervisors will call
         self.follower: Follower | None = None
+        self.activity: Activity | None = None
+        self.listed: set[tuple[str, str]] = set()  # outputs that the head has been told of
         self.requests: dict[str, Callable[[dict[str, Any]], Any]] = {
             "probe": self.probe,
             "hook": self.hook,
             "start": self.start,
             "follow": self.follow,
+            "leave": self.leave,
             "end": self.end,
             "jobs": self.jobs,
             "end_all": self.end_all,
+            "living": lambda request: {"living": remains.living(request["runs"])},
+            "remove": lambda request: remains.remove(request["runs"], LIBRARY),
+            "stuck": self.stuck,
+            "outputs": self.outputs,
+            "output": self.output,
             "beat": lambda request: {"time": time.time()},
         }
 
@@ -113,7 +124,8 @@ class Link:
         if time.monotonic() >= self.next_beat:
             self.next_beat = time.monotonic() + BEAT_SECONDS
             if not self.waiting:  # what waits to be sent is a sign of life itself
-                self.send_json({"beat": time.time()})
+                activity = self.activity.look() if self.activity else {}
+                self.send_json({"beat": time.time(), **activity})
 
     def receive(self) -> bool:
         try:
@@ -146,6 +158,9 @@ class Link:
         if request.get("port"):
             self.port = Port(request["port"]["wanted"], request["port"]["exact"])
             facts["port"] = self.port.number
+            if request["port"].get("peers"):
+                self.peers = listen(self.port.number)
+                facts["peers_port"] = self.peers.getsockname()[1] if self.peers else 0
         facts["library"] = LIBRARY
         facts["time"] = time.time()
         return facts
@@ -166,7 +181,10 @@ class Link:
             own = os.path.join(run.path, "experiment")
             os.makedirs(os.path.join(own, "outputs"), mode=0o700)
             spec["env"]["ORCHESTRATOR_EXPERIMENT"] = own
-        run.write_spec(spec)
+        held = [one.fileno() for one in (self.port and self.port.holder, self.peers) if one]
+        if self.peers and spec.get("lease"):
+            spec["lease"]["fd"] = self.peers.fileno()
+        run.write_spec({**spec, "library": LIBRARY})  # it stays as long as this run may need it
         with open(os.path.join(run.path, "supervisor.err"), "wb") as errors:
             supervisor = subprocess.Popen(
                 [sys.executable, "-IS", LIBRARY, "supervise", run.job, str(run.node)],
@@ -174,7 +192,7 @@ class Link:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
-                pass_fds=(self.port.holder.fileno(),) if self.port else (),
+                pass_fds=held,
             )
         assert supervisor.stdout is not None
         word = b""
@@ -185,6 +203,9 @@ class Link:
             with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
                 why = word + file.read()[-2000:]
             raise Refusal(why.decode("utf-8", "replace").strip() or "its supervisor did not start")
+        if self.peers:
+            self.peers.close()  # now it is the supervisor's alone, and closed when that ends
+            self.peers = None
         return {"supervisor": supervisor.pid, "shared": shared, "run": run.path}
 
     def follow(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +213,16 @@ class Link:
         if not os.path.isdir(run.path):
             raise Refusal(f"this machine knows nothing of job {run.job}")
         self.follower = Follower(run, request["log"], request["ranks"], request["events"])
+        self.activity = Activity(run)
+        if "head" in request:
+            self.follower.tell({"head": "here", "at": request["head"]})
         return {"time": time.time()}
+
+    def leave(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The head goes on purpose: nobody is to miss it."""
+        if self.follower is not None:
+            self.follower.tell({"head": "left", "at": request["at"]})
+        return {"left": True}
 
     def end(self, request: dict[str, Any]) -> dict[str, Any]:
         """Tell the supervisor; with "wait", the receipt: what was ended, what is left."""
@@ -209,6 +239,25 @@ class Link:
         if ended is not None or not request.get("wait"):
             return receipt(run, ended, {})
         return self.sweep(request)
+
+    def outputs(self, request: dict[str, Any]) -> dict[str, Any]:
+        run = RunDir(request["job"], request["node"])
+        kept = os.path.join(outputs.place(run), "checkpoints")
+        has = os.path.isdir(kept) and bool(os.listdir(kept))
+        files = outputs.listing(run)
+        self.listed = {(run.path, one["path"]) for one in files}
+        return {"files": files, "place": outputs.place(run), "checkpoints": has}
+
+    def output(self, request: dict[str, Any]) -> dict[str, Any]:
+        run = RunDir(request["job"], request["node"])
+        if (run.path, request["path"]) not in self.listed:  # walking for every piece takes too long
+            raise Refusal(f"no such output: {request['path']!r}")
+        return {"data": outputs.piece(run, request["path"], request["offset"])}
+
+    def stuck(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What every rank here is at."""
+        run = RunDir(request["job"], request["node"])
+        return {"stuck": collect(run), "time": time.time()}
 
     def jobs(self, request: dict[str, Any]) -> dict[str, Any]:
         """The state of one job here, or of all."""
@@ -301,8 +350,8 @@ def job_state(run: RunDir) -> dict[str, Any]:
         state["log_time"] = os.stat(run.log).st_mtime
         connect(run).close()
         state["state"] = "running"
-    except OSError:
-        pass
+    except (OSError, ValueError, KeyError):
+        pass  # over, or half written when the disk was full
     if ended:
         state["state"] = "ended"
     else:

@@ -9,6 +9,7 @@ code, so it imports nothing of ours.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import builtins
 import contextlib
@@ -27,6 +28,7 @@ import threading
 import time
 import traceback
 import types
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
@@ -36,6 +38,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 HELD = (*FORWARDED, signal.SIGQUIT)
 # A device that only a live CUDA (uvm) or ROCm (kfd) context holds open; NVML alone does not.
 CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
+STACKS = signal.SIGRTMIN + 9  # as node/hang.py sends it
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
@@ -133,7 +136,8 @@ class Rank:
             self.run_target()
         except SystemExit as leaving:
             code = self.exit_code(leaving)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            self.record(error)
             code = 130
         except BaseException as error:  # noqa: BLE001 (the program may raise what it likes)
             self.record(error)
@@ -165,7 +169,31 @@ class Rank:
         import faulthandler
 
         faulthandler.enable()
+        self.stand_by(faulthandler.register)
         run_python(target["kind"], target["name"], target["args"])
+
+    def stand_by(self, register: Callable[..., Any]) -> None:
+        """For when the job stands still: on a signal, the stacks, even while C code holds the
+        interpreter; on a word, what torch remembers of its collectives, by a thread (which
+        `threading` does not count), because the main one may never come back."""
+        with contextlib.suppress(OSError):
+            place = os.path.join(self.run, f"stacks_{self.local}")
+            self.stacks = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            register(STACKS, self.stacks, all_threads=True)
+            if "torch" in sys.modules:
+                os.mkfifo(os.path.join(self.run, f"ask_{self.local}"), 0o600)
+                _thread.start_new_thread(self.tell_collectives, ())
+
+    def tell_collectives(self) -> None:
+        place = os.path.join(self.run, f"collectives_{self.local}.json")
+        while True:
+            with open(os.path.join(self.run, f"ask_{self.local}"), "rb") as asked:
+                asked.read()
+            with contextlib.suppress(Exception):  # a torch that remembers nothing
+                dump = sys.modules["torch"]._C._distributed_c10d._dump_fr_trace_json
+                with open(place + ".tmp", "wb") as file:
+                    file.write(dump())
+                os.replace(place + ".tmp", place)
 
     def exit_code(self, leaving: SystemExit) -> int:
         """As the interpreter sees it: a number is the code, words are an error message."""
@@ -198,12 +226,18 @@ class Rank:
             "message": said[:20000],
             "traceback": text[-60000:],
             "time": time.time(),
+            "pid": os.getpid(),
             "file": here.filename if here else "",
             "line": here.lineno if here else 0,
             "function": here.name if here else "",
             "code": (here.line or "") if here else "",
         }
-        write_json(os.path.join(self.run, f"error_{self.local}.json"), record)
+        if not write_json(os.path.join(self.run, f"error_{self.local}.json"), record):
+            short = {
+                key: value[:150] if isinstance(value, str) else value
+                for key, value in record.items()
+            }
+            self.report(event="raised", error={**short, "traceback": ""})  # under PIPE_BUF
         elastic = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if elastic and not os.path.exists(elastic):
             stamp = str(int(time.time()))
@@ -333,13 +367,15 @@ def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
     return own[-1] if own else (frames[-1] if frames else None)
 
 
-def write_json(path: str, record: dict[str, Any]) -> None:
+def write_json(path: str, record: dict[str, Any]) -> bool:
     try:
         with open(path + ".tmp", "w", encoding="ascii") as file:
             json.dump(record, file)
         os.replace(path + ".tmp", path)
+        return True
     except OSError as error:
         sys.stderr.write(f"orchestrator: the error could not be recorded in {path}: {error}\n")
+        return False
 
 
 def prctl(option: int, value: Any) -> None:

@@ -6,6 +6,7 @@ because nodes may share a home directory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -61,12 +62,16 @@ class RunDir:
 
     def read_events(self) -> Iterator[dict[str, Any]]:
         try:
-            with open(self.events, encoding="utf-8") as file:
-                for line in file:
-                    if line.endswith("\n"):
-                        yield json.loads(line)
+            with open(self.events, "rb") as file:
+                lines = file.readlines()
         except FileNotFoundError:
             return
+        for line in lines:
+            # The last may be half written yet; after a power failure there may be anything.
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    yield event
 
 
 def all_runs() -> Iterator[RunDir]:

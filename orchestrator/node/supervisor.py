@@ -20,7 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.node import processes
+from orchestrator.node.evidence import Evidence, last_words
 from orchestrator.node.joblog import JobLog
+from orchestrator.node.lease import PEER_GRACE, Lease
 from orchestrator.node.rundir import RunDir
 
 PR_SET_PDEATHSIG = 1
@@ -39,6 +41,7 @@ class Supervisor:
         self.run = run
         self.spec = run.read_spec()
         self.log = JobLog(run.log, run.ranks)
+        self.evidence = Evidence()
         self.events = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         reserve(self.events, EVENTS_ROOM)
         self.unsaid = b""  # what a full disk refused of the events
@@ -51,9 +54,11 @@ class Supervisor:
         self.report_rest = b""
         self.asked = False
         self.why = ""  # why it is being ended; empty while it just runs
+        self.end_since = float("inf")  # Unix time
         self.kill_at = float("inf")
         self.sweep_since = 0.0
         self.killed: dict[int, str] = {}
+        self.lease = Lease(self, self.spec)
 
     # -- start -------------------------------------------------------------------------------
 
@@ -112,6 +117,9 @@ class Supervisor:
     def watch(self, fd: int, then: Callable[[], Any]) -> None:
         self.selector.register(fd, selectors.EVENT_READ, then)
 
+    def unwatch(self, fd: int) -> None:
+        self.selector.unregister(fd)
+
     def watch_output(self, fd: int, stream: str) -> None:
         self.outputs[fd] = stream
         self.watch(fd, lambda: self.read_output(fd))
@@ -119,6 +127,7 @@ class Supervisor:
     def loop(self) -> None:
         while not self.over():
             timeout = min(self.log.flush() or 60.0, max(0.0, self.kill_at - time.monotonic()))
+            timeout = min(timeout, self.lease.turn())
             if self.sweep_since:
                 timeout = min(timeout, 0.02)
             for key, _ in self.selector.select(timeout):
@@ -155,7 +164,8 @@ class Supervisor:
         kind = report.pop("event")
         rank = self.ranks.setdefault(report["rank"], {"local": report["local"]})
         rank.update(
-            state=kind, **{k: v for k, v in report.items() if k in ("pid", "code", "peak_kb")}
+            state=kind,
+            **{k: v for k, v in report.items() if k in ("pid", "code", "peak_kb", "error")},
         )
         if kind == "started":
             rank["process"] = processes.look(report["pid"])
@@ -165,13 +175,29 @@ class Supervisor:
         failed = kind == "ended" and report["code"] != 0
         because = self.why or ("torchrun ended" if self.sweep_since else "")
         if failed:
-            report["error"] = self.error_of(report["local"])
-            report["asked"] = because
+            because = self.look_into(report, because)
         self.event(f"rank_{kind}", **report)
         if failed and not because:
-            self.end(f"rank {report['rank']} failed", FAILED_GRACE)
+            self.failed(f"rank {report['rank']}", "failed")
         if kind == "ended" and self.asked:
             self.dismiss()
+
+    def failed(self, who: str, how: str) -> None:
+        self.lease.pass_on(f"{who} on node {self.run.node} {how}", PEER_GRACE, failed=True)
+        self.end(f"{who} {how}", FAILED_GRACE)
+
+    def look_into(self, report: dict[str, Any], because: str) -> str:
+        """Add what is known of a rank's failure; by whose will it ended, empty if by its own."""
+        stream = str(report["rank"])
+        for fd in [fd for fd, name in self.outputs.items() if name == stream]:
+            self.read_output(fd)  # its last words may stand in the pipe yet
+        rank = self.ranks[report["rank"]]
+        error = self.error_of(report["local"]) or rank.get("error")
+        said = last_words(self.log.last.get(stream, b"")) if not error or report["code"] < 0 else ""
+        if rank.get("gone") or (error and error["time"] < self.end_since):
+            because = ""  # before we asked: tearing down took it longer, or its report did
+        report.update(self.evidence.now(), error=error, said=said, asked=because)
+        return because
 
     def error_of(self, local: int) -> dict[str, Any] | None:
         try:
@@ -197,13 +223,17 @@ class Supervisor:
         except OSError:
             data = b""
         if not data:
+            self.lease.head_hung_up(listener.fileno())
             self.selector.unregister(listener.fileno())
             self.listeners.remove(listener)
             listener.close()
             return
         for line in data.splitlines():  # requests are single short lines, sent whole
             request = json.loads(line)
-            self.ask(request["why"], request["grace"])
+            if "head" in request:
+                self.lease.head_says(listener.fileno(), request["head"], request["at"])
+            else:
+                self.ask(request["why"], request["grace"])
 
     def ring(self) -> None:
         for listener in self.listeners:
@@ -220,25 +250,28 @@ class Supervisor:
 
     # -- the end -----------------------------------------------------------------------------
 
-    def ask(self, why: str, grace: float) -> None:
-        """The end that somebody asked for: each rank may take its time."""
+    def ask(self, why: str, grace: float, **mark: Any) -> None:
+        """The end that somebody asked for: each rank may take its time. A mark is told with it."""
+        self.lease.pass_on(why, grace, **mark)
         if not self.asked:
             self.asked = True
             with contextlib.suppress(OSError):
                 os.close(os.open(self.run.ending, os.O_WRONLY | os.O_CREAT, 0o600))
-        self.end(why, grace)
+        self.end(why, grace, **mark)
 
-    def end(self, why: str, grace: float) -> None:
+    def end(self, why: str, grace: float, **mark: Any) -> None:
         """SIGTERM to the ranks, after the grace SIGKILL to what is left. May be called again."""
         first = not self.why
         self.why = self.why or why
+        self.end_since = min(self.end_since, time.time())
         self.kill_at = min(self.kill_at, time.monotonic() + grace)
         if not first:
             return
-        self.event("ending", why=why, grace=grace)
-        known = [rank["process"] for rank in self.ranks.values() if rank.get("process")]
-        for process in known:
-            processes.send(process, signal.SIGTERM)
+        self.event("ending", why=why, grace=grace, **mark)
+        known = [rank for rank in self.ranks.values() if rank.get("process")]
+        for rank in known:
+            rank["gone"] = not processes.alive(rank["process"])  # though we have not heard of it
+            processes.send(rank["process"], signal.SIGTERM)
         if not known and self.agent is not None and self.agent_code is None:
             os.kill(self.agent.pid, signal.SIGTERM)  # not reaped yet, so the PID is still its own
 
@@ -274,6 +307,9 @@ class Supervisor:
                 self.agent_code = self.agent.returncode = os.waitstatus_to_exitcode(status)
                 self.sweep_since = time.monotonic()
                 self.kill_at = min(self.kill_at, self.sweep_since + SWEEP_GRACE)
+                if self.agent_code and not self.why:
+                    words = f"torchrun on node {self.run.node} ended with {self.agent_code}"
+                    self.lease.pass_on(words, PEER_GRACE, failed=True)
                 for process in self.living():
                     processes.send(process, signal.SIGTERM)
             else:
@@ -310,9 +346,12 @@ class Supervisor:
             str(n): {k: r.get(k) for k in ("state", "code", "pid")} for n, r in self.ranks.items()
         }
         said = {"agent": self.agent_code, "why": self.why, "ranks": ranks}
+        if self.agent_code:
+            said.update(self.evidence.now(), said=last_words(self.log.last.get("-", b"")))
         self.event("ended", **said, killed=self.killed, left=left, lost=self.log.lost)
         with contextlib.suppress(OSError):
             os.ftruncate(self.events, os.fstat(self.events).st_size)  # the rest of its room
+        self.lease.goodbye()
 
 
 def reserve(fd: int, size: int) -> None:

@@ -83,11 +83,13 @@ def test_a_failing_rank_ends_the_job_everywhere(
     verdict = head.record["verdict"]
     assert (verdict["node"], verdict["rank"]) == (1, 3)
     assert words in verdict["message"]
-    assert [line for line in command.lines if "the cause:" in line and "rank 3 on node 1" in line]
+    (end,) = (n for n, line in enumerate(command.lines) if "the cause: rank 3 on node 1" in line)
     assert head.record["nodes"][1]["ranks"]["3"]["code"] == {"raise": 1, "kill": -9, "exit": 7}[how]
     if how == "raise":
-        tail = command.lines[-3:]
-        assert tail[-2:] == ["node1 rank3 | ValueError: two lines", "node1 rank3 | of words"]
+        assert command.lines[end - 2 : end] == [
+            "node1 rank3 | ValueError: two lines",
+            "node1 rank3 | of words",
+        ]
         assert "fail.py:" in verdict["where"] and "in deeper" in verdict["where"]
         assert "rank.py" not in verdict["traceback"] and "runpy" not in verdict["traceback"]
     assert head.nothing_left()
@@ -137,6 +139,23 @@ def test_ctrl_c_ten_times_at_any_moment(head: Head, after: float) -> None:
     assert head.nothing_left(10), command.text
 
 
+def test_ctrl_c_until_the_command_is_gone(head: Head) -> None:
+    """Also while the result is written down: the record is whole and nothing is taken back."""
+    command = head.launch("--nproc", "2", head.script("save.py", SAVE), "polite")
+    for _ in range(4):
+        command.wait_for("ready")
+    for _ in range(2):
+        command.interrupt()
+        command.wait_for("Ctrl-C again|stopped after|killing")
+    while command.process.poll() is None:
+        command.interrupt()
+        time.sleep(0.002)
+    assert command.finish() == 130, command.text
+    assert "Traceback" not in command.text
+    assert (head.record["state"], head.record["exit_code"]) == ("stopped", 130)
+    assert head.nothing_left()
+
+
 def test_torchrun_itself_fails(head: Head) -> None:
     """No rank ever runs: a module that torchrun needs is broken on one node."""
     (head.directory / "broken").mkdir()
@@ -146,7 +165,10 @@ def test_torchrun_itself_fails(head: Head) -> None:
     command = head.launch("--hook", str(hook), head.script("x.py", ""))
     assert command.finish() == 1
     assert head.record["verdict"]["node"] == 1
-    assert command.lines[-1].endswith("ImportError: broken torch")
+    assert head.record["verdict"]["kind"] == "environment"
+    assert [line for line in command.lines if line.startswith("node1 | ")][-1].endswith(
+        "ImportError: broken torch"
+    )
     assert head.nothing_left()
 
 

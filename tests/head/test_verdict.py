@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.verdict import Failure, cause, of_rank
+from orchestrator.head import kinds
+from orchestrator.head.verdict import (
+    Failure,
+    cause,
+    conclude,
+    not_started,
+    of_rank,
+    of_torchrun,
+    stopped,
+    to_lines,
+)
 
 
 def ended(code: int, error: dict[str, Any] | None = None, rank: int = 3) -> dict[str, Any]:
@@ -60,8 +70,146 @@ def test_an_exception_that_says_little() -> None:
 
 
 def test_a_kill_is_a_kill_even_after_an_exception() -> None:
-    """The error file is of an earlier exception that the program lived through."""
+    """The error is of a child that the rank had forked, and lived through."""
     assert of_rank(0, "a", ended(-9, error("x")), 0.0).kind == "signal"
+    assert of_rank(0, "a", {**ended(-9, error("x", pid=8)), "pid": 7}, 0.0).kind == "signal"
+
+
+def test_an_exception_is_the_cause_of_the_crash_in_which_the_rank_is_torn_down() -> None:
+    event = {**ended(-6, error("x", pid=7)), "pid": 7, "said": "terminate called"}
+    assert of_rank(0, "a", event, 0.0).message == "ValueError: x"
+
+
+# -- kinds ------------------------------------------------------------------------------------
+
+DUMP = """\
+terminate called after throwing an instance of '{}'
+  what():  {}
+Fatal Python error: Aborted
+
+Current thread 0x00007f0 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/nn/functional.py", line 7 in linear
+  File "/w/model.py", line 30 in forward
+  File "/w/train.py", line 8 in <module>
+  File "/home/u/.orchestrator/lib/1/orchestrator/node/rank.py", line 170 in run_python
+"""
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "words", "where"),
+    [
+        ({"code": -9, "oom_kills": 1, "peak_kb": 3 << 20}, "out_of_memory", "peak was 3.0 GiB", ""),
+        ({"code": -9, "oom_kills": 0}, "signal", "(SIGKILL)", ""),
+        ({"code": -15, "oom_kills": 1}, "signal", "(SIGTERM)", ""),
+        ({"code": -7, "shm_full": True}, "shared_memory", "/dev/shm is full", ""),
+        ({"code": -7, "shm_full": False}, "signal", "(SIGBUS)", ""),
+        (
+            {"code": -6, "said": DUMP.format("std::bad_alloc", "std::bad_alloc")},
+            "out_of_memory", ": std::bad_alloc", "/w/model.py:30 in forward",
+        ),
+        ({"code": -11, "said": DUMP}, "signal", "(SIGSEGV)", "/w/model.py:30 in forward"),
+        ({"code": 137}, "exit", "exit code 137, as after SIGKILL", ""),
+        ({"code": 1, "words": "loss is nan\n  try a smaller lr"}, "exit", "loss is nan", ""),
+        ({"code": 3, "words": "3"}, "exit", "ended with exit code 3", ""),
+        (
+            {"code": 1, "said": 'Traceback (most recent call last):\n  File "/w/a.py", line 3, in'
+             ' f\n    g()\ntorch.OutOfMemoryError: CUDA out of memory. Tried\nbye\n'},
+            "gpu_out_of_memory", "after torch.OutOfMemoryError", "/w/a.py:3 in f",
+        ),
+    ],
+)  # fmt: skip
+def test_an_end_and_what_the_node_knows_of_it(
+    event: dict[str, Any], kind: str, words: str, where: str
+) -> None:
+    failure = of_rank(1, "b", {**ended(0), **event}, 0.0)
+    assert (failure.kind, failure.where) == (kind, where)
+    assert words in failure.message
+    assert not failure.echo
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("gpu_out_of_memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
+        ("gpu_out_of_memory", "RuntimeError: CUDA error: out of memory"),
+        ("gpu_out_of_memory", "OutOfMemoryError: HIP out of memory. Tried to allocate 1 GiB"),
+        ("out_of_memory", "MemoryError"),
+        ("out_of_memory", "OSError: [Errno 12] Cannot allocate memory"),
+        ("out_of_memory", "_ArrayMemoryError: Unable to allocate 7 GiB for an array"),
+        ("shared_memory", "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error."
+         " It is possible that dataloader's workers are out of shared memory."),
+        ("shared_memory", "RuntimeError: unable to allocate shared memory(shm) for file </torch_1>:"
+         " No space left on device (28)"),
+        ("disk_full", "OSError: [Errno 122] Disk quota exceeded: '/home/u/x'"),
+        ("disk_full", "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704"
+         " vs 598"),
+        ("environment", "ModuleNotFoundError: No module named 'apex'"),
+        ("environment", "RuntimeError: The NVIDIA driver on your system is too old (found 11040)"),
+        ("environment", "RuntimeError: CUDA error: no kernel image is available for execution"),
+        ("environment", "AssertionError: Torch not compiled with CUDA enabled"),
+        ("environment", "ImportError: libcudnn.so.9: cannot open shared object file: No such file"),
+        ("communication", "RuntimeError: Gloo connectFullMesh failed with [..] Connection refused"),
+        ("communication", "DistNetworkError: The server socket has failed to listen on any local"
+         " network address. port: 29500, EADDRINUSE"),
+        ("communication", "DistBackendError: NCCL error: Bootstrap : no socket interface found"),
+        ("exception", "OSError: [Errno 98] Address already in use"),
+        ("exception", "ConnectionError: HTTPSConnectionPool: Name or service not known"),
+        ("exception", "KeyError: 'memory'"),
+    ],
+)  # fmt: skip
+def test_what_words_tell(kind: str, words: str) -> None:
+    name, _, text = words.partition(": ")
+    assert of_rank(0, "a", ended(1, error(text, type=name)), 0.0).kind == kind
+    assert kinds.fix_of(kind)
+
+
+def test_every_kind_says_what_to_do() -> None:
+    assert all(fix for name, (_, fix) in kinds.KINDS.items() if name != "stopped")
+
+
+def test_an_exception_that_hides_another_is_known_by_both() -> None:
+    """A program that wraps what it catches; and one that only fails while it cleans up."""
+    trace = (
+        "Traceback (most recent call last):\n  File ...\nRuntimeError: [gloo/transport/tcp/pair.cc]"
+        " Connection closed by peer\n\nThe above exception was the direct cause of the following"
+        " exception:\n\nTraceback (most recent call last):\n  File ...\nStepFailed: step 7\n"
+    )
+    assert of_rank(0, "a", ended(1, error("step 7", type="StepFailed", traceback=trace)), 0.0).echo
+    # Code that merely has the word in it says nothing.
+    trace = "Traceback ...\n  File ...\n    store = TCPStore(host)\nKeyError: 'port'\n"
+    own = of_rank(0, "a", ended(1, error("'port'", type="KeyError", traceback=trace)), 0.0)
+    assert (own.kind, own.echo) == ("exception", False)
+
+
+def test_a_worker_of_a_dataloader_that_the_kernel_killed() -> None:
+    words = "DataLoader worker (pid 71) is killed by signal: Killed. "
+    event = {**ended(1, error(words, type="RuntimeError")), "oom_kills": 1}
+    assert of_rank(0, "a", event, 0.0).kind == "out_of_memory"
+    assert of_rank(0, "a", {**event, "oom_kills": 0}, 0.0).kind == "exception"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)\n"
+        + DUMP.format("c10d::DistBackendError", "[PG ID 0 Rank 0] NCCL watchdog thread terminated"),
+        DUMP.format("gloo::IoException", "[pair.cc:553] Connection closed by peer [10.0.0.2]:41"),
+    ],
+)
+def test_an_abort_because_a_peer_is_gone_is_an_echo(said: str) -> None:
+    assert of_rank(0, "a", {**ended(-6), "said": said}, 0.0).echo
+
+
+def test_torchrun_is_known_by_its_last_line() -> None:
+    said = "W0101 note\nTraceback (most recent call last):\n  File ...\nImportError: broken torch\n"
+    failure = of_torchrun(1, "b", {"agent": 1, "said": said}, 5.0)
+    assert (failure.kind, failure.rank) == ("environment", None)
+    assert failure.message == "torchrun ended with exit code 1: ImportError: broken torch"
+    lost = said.replace("ImportError: broken torch", "DistStoreError: TCPStore is gone")
+    assert of_torchrun(1, "b", {"agent": 1, "said": lost}, 5.0).echo
+    assert of_torchrun(1, "b", {"agent": 2}, 5.0).kind == "torchrun"
+    killed = of_torchrun(1, "b", {"agent": -9, "oom_kills": 1}, 5.0)
+    assert killed.kind == "out_of_memory"
 
 
 # -- echoes -----------------------------------------------------------------------------------
@@ -106,6 +254,7 @@ def failure(time: float, kind: str, message: str = "its own", rank: int | None =
 
 
 ECHO = ECHOES[0]
+NEVER = "Gloo connectFullMesh failed with [...] Connection refused, remote=[127.0.0.1]:41"
 
 
 @pytest.mark.parametrize(
@@ -125,6 +274,15 @@ ECHO = ECHOES[0]
         ([failure(1, "torchrun", rank=None), failure(2, "exception")], 1),
         ([failure(1, "supervisor", rank=None), failure(2, "exit")], 1),
         ([failure(1, "torchrun", rank=None), failure(2, "exception", ECHO)], 0),
+        # A rank that ended well explains those who missed it afterwards, and nothing else.
+        ([failure(1, "ended_early"), failure(2, "exception", ECHO)], 0),
+        ([failure(3, "ended_early"), failure(2, "exception", ECHO)], 1),
+        ([failure(1, "ended_early"), failure(2, "exception")], 1),
+        ([failure(1, "ended_early")], None),
+        # Who never reached another is nearer to the cause than who was left by one.
+        ([failure(1, "exception", ECHO), failure(2, "exception", NEVER)], 1),
+        ([failure(1, "exception", NEVER), failure(2, "exception")], 1),
+        ([failure(1, "communication", NEVER), failure(2, "torchrun", rank=None)], 1),
         # A lost node is a cause like any other.
         ([failure(1, "lost", rank=None), failure(2, "exit")], 0),
     ],
@@ -140,3 +298,37 @@ def test_the_cause(failures: list[Failure], wanted: int | None) -> None:
 
 def test_who_it_was() -> None:
     assert failure(0, "lost", rank=None).who == "node 0 (a)"
+
+
+def test_a_broken_connection_between_ranks_of_which_none_failed() -> None:
+    told = conclude([failure(1, "exception", ECHO), failure(2, "exception", ECHO, rank=1)], 4)
+    assert told is not None
+    assert (told["kind"], told["time"], told["others"], told["same"]) == ("link", 1, 3, [])
+
+
+def test_the_verdict_counts_who_failed_the_same_way_by_itself_or_because_of_it() -> None:
+    failures = [
+        failure(1, "exception", rank=0),
+        failure(2, "exception", rank=2),
+        failure(3, "exception", "another\nof two lines", rank=3),
+        failure(4, "exception", ECHO, rank=4),
+    ]
+    told = conclude(failures, ended_badly=10)
+    assert told is not None
+    assert (told["rank"], told["same"], told["others"]) == (0, [2], 7)
+    assert told["also"] == [{"rank": 3, "node": 0, "message": "another"}]
+    assert to_lines(told)[1:] == [
+        "  the same on rank 2",
+        "  rank 3 on node 0 failed by itself too: another",
+        "  7 more ranks ended because of it",
+        "what to do: mend the line that is named; the traceback stands above",
+    ]
+    assert conclude([], 0) is None
+
+
+def test_an_end_that_is_of_no_node() -> None:
+    told = not_started("b: [Errno 28] No space left on device", 1.0)
+    assert (told["kind"], told["node"], told["rank"]) == ("disk_full", None, None)
+    assert to_lines(told)[-1].startswith("what to do: free some space")
+    assert not_started("b: what?", 1.0)["kind"] == "start"
+    assert (stopped("Ctrl-C", 1.0)["kind"], stopped("Ctrl-C", 1.0)["fix"]) == ("stopped", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import selectors
@@ -23,6 +24,7 @@ from orchestrator.node.rundir import RunDir, connect
 from tests.node.running import PATIENCE, PYTHON, Job, alive, script, streams, wait_until
 
 OFFSET = struct.Struct(">Q")
+F_SETPIPE_SZ = 1031
 NewJob = Callable[..., Job]
 
 
@@ -44,6 +46,10 @@ class Pipes:
         )
         assert self.process.stdin and self.process.stdout and self.process.stderr
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        # A login that reads nothing yet still takes our program: sshd's window is 2 MB.
+        fcntl.fcntl(self.stdin, F_SETPIPE_SZ, 1 << 20)
+        # A login that reads nothing: a channel's window is 2 MB, a pipe takes 64 KiB by itself.
+        fcntl.fcntl(self.stdin.fileno(), 1031, 1 << 20)  # F_SETPIPE_SZ
         self.waiting = selectors.DefaultSelector()
         self.waiting.register(self.stdout, selectors.EVENT_READ)
         return self
@@ -591,3 +597,21 @@ def test_a_job_whose_home_has_a_long_path(
     with connect(RunDir(job.run.job, 0)):
         pass
     assert new_link().ask("jobs", PATIENCE)["jobs"][0]["state"] == "running"
+
+
+@pytest.mark.parametrize("name", ["spec.json", "events.jsonl"])
+@pytest.mark.parametrize("content", [b"", b"\0" * 99, b'{"half', b"\xff\n[1]\n"])
+def test_a_spoilt_directory_hides_no_other_job(
+    new_link: NewLink, new_job: NewJob, tmp_path: Path, name: str, content: bytes
+) -> None:
+    """A full disk, a power failure: nobody can say what became of that one."""
+    spoilt, job = new_job(), new_job()
+    for one in (spoilt, job):
+        one.start(one.spec(script(tmp_path, "print(1)"))).wait()
+    Path(spoilt.run.path, name).write_bytes(content)
+    link = new_link()
+    found = {state["job"]: state for state in link.ask("jobs", PATIENCE)["jobs"]}
+    assert found[job.run.job]["state"] == "ended"
+    assert spoilt.run.job in found
+    who = {"job": spoilt.run.job, "node": 0}
+    assert link.ask("end", PATIENCE, **who, why="", grace=0.0, wait=1.0)["left"] == []

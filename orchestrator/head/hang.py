@@ -1,0 +1,145 @@
+"""From what all ranks of a job that stands still are at: who keeps the others waiting. Pure.
+
+torch's flight recorder numbers the collectives of each process group; the ranks that have entered
+number 412 wait for those that have not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+")
+PACKAGES = re.compile(r"/(site|dist)-packages/|/lib/python3[.]\d+/|^<|/orchestrator/node/")
+DEFAULT_GROUP = "0"
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """One rank, as it was found."""
+
+    rank: int
+    node: int
+    state: str  # of the process, as in /proc: R, S, D, T
+    where: str  # file:line function(), the innermost of its own code
+    waits: Mapping[str, tuple[int, str, float]]  # group -> number, name, since (Unix time)
+    entered: Mapping[str, int]  # group -> the last collective that it entered
+
+
+def of_rank(rank: int, node: int, found: Mapping[str, Any]) -> Stuck:
+    waits, entered = collectives(found.get("collectives", ""))
+    return Stuck(
+        rank, node, found.get("state", "?"), where(found.get("stacks", "")), waits, entered
+    )
+
+
+def collectives(text: str) -> tuple[dict[str, tuple[int, str, float]], dict[str, int]]:
+    """Of a flight recorder's dump: what the rank waits in, and how far it has come, per group."""
+    try:
+        entries = list(json.loads(text)["entries"])
+    except (ValueError, KeyError, TypeError):
+        return {}, {}
+    waits: dict[str, tuple[int, str, float]] = {}
+    entered: dict[str, int] = {}
+    for entry in entries:
+        if entry.get("is_p2p"):
+            continue
+        group, number = entry["process_group"][0], entry["collective_seq_id"]
+        entered[group] = max(number, entered.get(group, 0))
+        if not entry.get("retired") and entry.get("state") != "completed" and group not in waits:
+            name = entry["profiling_name"].rpartition(":")[2]
+            waits[group] = (number, name, entry["time_created_ns"] / 1e9)
+    return waits, entered
+
+
+def where(stacks: str) -> str:
+    """The innermost line of the main thread that is no package's; faulthandler lists it last."""
+    threads: list[list[tuple[str, str, str]]] = []
+    for line in stacks.splitlines():
+        if THREAD.match(line):
+            threads.append([])
+        elif threads and (found := FRAME.match(line)):
+            threads[-1].append((found[1], found[2], found[3]))
+    frames = threads[-1] if threads else []
+    own = [frame for frame in frames if not PACKAGES.search(frame[0])]
+    for file, line, function in own or frames:
+        return f"{file}:{line} {function}()"
+    return ""
+
+
+def absent(ranks: Sequence[Stuck]) -> tuple[list[Stuck], str]:
+    """Those that never came to a collective in which others wait, and which one that is."""
+    for one in ranks:
+        for group, (number, name, _) in one.waits.items():
+            missing = [
+                other
+                for other in ranks
+                if other.entered.get(group, 0) < number
+                and (group in other.entered or group == DEFAULT_GROUP)
+            ]
+            free = [other for other in missing if not other.waits] or missing
+            if free:
+                return free, f"{name} #{number}"
+    return [], ""
+
+
+def culprit(ranks: Sequence[Stuck]) -> Stuck | None:
+    """The one rank to look at first, if there is one."""
+    stopped = [one for one in ranks if one.state in "Tt"]
+    missing, _ = absent(ranks)
+    return next(iter([*stopped, *missing]), None)
+
+
+def reading(ranks: Sequence[Stuck]) -> str:
+    """One sentence, of the culprit if there is one: where the others wait, what it does instead."""
+    waiting = [one for one in ranks if one.waits]
+    for one in ranks:
+        if one.state in "Tt":
+            return "it is stopped (SIGSTOP, or a debugger), and the others wait for it"
+    missing, what = absent(ranks)
+    if missing:
+        return f"{names(missing)} never entered {what}; {doing(missing[0])}"
+    for group in {group for one in waiting for group in one.waits}:
+        if len({one.waits[group][1] for one in waiting if group in one.waits}) > 1:
+            return f"the ranks are in different collectives: {places(waiting, group)}"
+    if not waiting and len({one.where for one in ranks}) == 1 and ranks:
+        return f"all ranks stand at the same place: {ranks[0].where or 'unknown'}"
+    if waiting and len(waiting) == len(ranks):
+        number, name, _ = next(iter(waiting[0].waits.values()))
+        return (
+            f"all ranks are in {name} #{number}: the network between them, or a GPU, stands still"
+        )
+    idle = [one for one in ranks if not one.waits]
+    return f"no rank goes on; {names(idle[:1])}: {doing(idle[0])}" if idle else "no rank answers"
+
+
+def names(ranks: Sequence[Stuck]) -> str:
+    if len(ranks) == 1:
+        return "it"  # the sentence begins with its name
+    return f"ranks {', '.join(str(one.rank) for one in ranks)}"
+
+
+def doing(one: Stuck) -> str:
+    if one.waits:
+        number, name, _ = next(iter(one.waits.values()))
+        return (
+            f"it waits in {name} #{number} of another group, at {one.where or 'an unknown place'}"
+        )
+    if one.state == "D":
+        return f"it waits in the kernel (a disk or a network file system), at {one.where}"
+    return f"it is in {one.where}" if one.where else "where it is cannot be told"
+
+
+def places(ranks: Sequence[Stuck], group: str) -> str:
+    parts = [f"rank {one.rank} in {one.waits[group][1]}" for one in ranks if group in one.waits]
+    return ", ".join(parts[:6])
+
+
+def oldest_wait(ranks: Sequence[Stuck], now: float) -> float:
+    """For how many seconds the longest wait has lasted: spinning in NCCL looks like work."""
+    since = [when for one in ranks for _, _, when in one.waits.values()]
+    return now - min(since) if since else 0.0

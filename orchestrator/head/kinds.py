@@ -1,0 +1,177 @@
+"""The kinds of failures: the words by which each is known, and what to do about it. Pure."""
+
+from __future__ import annotations
+
+import re
+
+# kind -> (what it is called on the screen, what to do), as job.json names them
+KINDS = {
+    "exception": ("an exception", "mend the line that is named; the traceback stands above"),
+    "exit": ("it ended itself", "its last lines above say why; the number is the program's own"),
+    "signal": ("a signal", "look at its last lines above, and at `dmesg` on that node"),
+    "out_of_memory": (
+        "out of memory on the host",
+        "use smaller batches, fewer DataLoader workers or fewer ranks on that node; `free -g` and"
+        " the limits of its container or `ulimit -v` show what there is",
+    ),
+    "gpu_out_of_memory": (
+        "out of memory on the GPU",
+        "use smaller batches with more gradient accumulation, activation checkpointing or more"
+        " sharding; `nvidia-smi` there shows whether somebody else holds memory",
+    ),
+    "shared_memory": (
+        "/dev/shm is full",
+        "see `df -h /dev/shm` on that node: remove old files, use fewer DataLoader workers, or"
+        " give the container more (docker --shm-size, an emptyDir in Kubernetes)",
+    ),
+    "disk_full": (
+        "no space left on a disk",
+        "free some space on that node (`df -h`, `df -i`, `quota`), or write elsewhere",
+    ),
+    "environment": (
+        "the node's environment",
+        "make that node like the others: the same packages, driver and CUDA; `--python` or"
+        " python= in the list chooses which Python runs",
+    ),
+    "communication": (
+        "the ranks could not talk to each other",
+        "see `master_launch --dry-run` for the interface and address of every node, set ifname= in"
+        " the list where one is wrong, and let firewalls pass everything between the nodes",
+    ),
+    "link": (
+        "a connection between ranks broke, though no rank had failed",
+        "look at the network between the nodes (`ip -s link`, `dmesg`, the switch); start again"
+        " from the last checkpoint",
+    ),
+    "ended_early": (
+        "a rank had ended while others waited for it",
+        "let all ranks make the same number of steps and collectives, and leave together",
+    ),
+    "lost": (
+        "the node is lost",
+        "see whether it runs (`ssh`, its console): it went down, or the network to it did; when it"
+        " answers again, `orchestrator emergency-stop` ends what it may still run",
+    ),
+    "hang": (
+        "no progress",
+        "look at where each rank stands; a rank in another place than the rest is the one",
+    ),
+    "torchrun": ("torchrun failed", "its own words stand above"),
+    "supervisor": (
+        "the job's supervisor was killed",
+        "somebody or the out-of-memory killer ended our process on that node: see `dmesg` there",
+    ),
+    "start": ("it could not be started", "mend what the message says and launch again"),
+    "stopped": ("it was stopped", ""),
+}
+
+SIGNAL_FIXES = {
+    "SIGKILL": "somebody killed it: a person, a scheduler's limit, or the kernel for lack of"
+    " memory, which `dmesg` on that node would tell",
+    "SIGSEGV": "native code crashed: the frames above are where; mostly an extension built for"
+    " another version of torch, CUDA or libc",
+    "SIGBUS": "memory that a file should back is not there: mostly /dev/shm is full (`df -h"
+    " /dev/shm`; fewer DataLoader workers, docker --shm-size), or a mapped file was cut short",
+    "SIGABRT": "a native library gave up: what it said stands above the stacks in the rank's log",
+    "SIGFPE": "native code divided by zero: the frames above are where",
+    "SIGILL": "this CPU lacks an instruction: the binary was built for another one",
+    "SIGTERM": "somebody asked it to end: a scheduler, an admin, a shutdown of that node",
+    "SIGXCPU": "it used up the processor time that `ulimit -t` on that node allows",
+}
+
+# What the words of an exception, a dump or torchrun tell. The first that fits is it.
+TEXTS = tuple(
+    (kind, re.compile(pattern, re.IGNORECASE | re.MULTILINE))
+    for kind, pattern in (
+        (
+            "gpu_out_of_memory",
+            r"(CUDA|HIP|XPU|GPU) out of memory|CUDA error: out of memory|^(torch\.)?(cuda\.)?"
+            r"OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (2 )?'out of memory'",
+        ),
+        (
+            "shared_memory",
+            r"out of shared memory|/dev/shm|shared memory\s?\(shm\)|unable to (mmap|resize)"
+            r" .*shared|killed by signal: Bus error",
+        ),
+        (
+            "disk_full",
+            r"No space left on device|Disk quota exceeded|Errno (28|122)\b"
+            r"|PytorchStreamWriter failed writing|inline_container.*unexpected pos"
+            r"|database or disk is full",
+        ),
+        (
+            "out_of_memory",
+            r"^(numpy\..*)?_?(Array)?MemoryError|Cannot allocate memory|Errno 12\b|std::bad_alloc"
+            r"|DefaultCPUAllocator: (can't|not enough)",
+        ),
+        (
+            "environment",
+            r"^(ImportError|ModuleNotFoundError)|No module named|cannot open shared object file"
+            r"|NVIDIA driver|CUDA driver version|no kernel image is available"
+            r"|not compiled with (CUDA|NCCL)|no CUDA GPUs are available|invalid device ordinal"
+            r"|no CUDA-capable device|undefined symbol|GLIBC(XX)?_[\d.]+. not found",
+        ),
+    )
+)
+# Of torch.distributed or what is beneath it, not of a program's own downloads and servers.
+DISTRIBUTED = re.compile(
+    r"gloo|nccl|Dist\w*Error|TCPStore|c10d|rendezvous|socket\.cpp|ProcessGroup|transport/"
+    r"|client socket|server socket",
+    re.IGNORECASE,
+)
+# Where a rank cannot begin to talk, for a reason of its own node.
+OWN_NETWORK = re.compile(
+    r"Unable to find (address|interface)|no socket interface found|ifa != nullptr"
+    r"|address already in use|EADDRINUSE|name or service not known|name resolution"
+    r"|gai error|Duplicate GPU|invalid usage|No IB device|Cannot assign requested address",
+    re.IGNORECASE,
+)
+# A rank that never reached another: nearer to the cause than one that was left.
+NEVER_MET = re.compile(
+    r"connectFullMesh|no route to host|network is unreachable|connection refused"
+    r"|failed to connect|clients joined|waiting for clients",
+    re.IGNORECASE,
+)
+# What a rank says when another one is gone. It failed because of that one, not by itself.
+ECHO = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited"
+    r"|DistBackendError|DistNetworkError|DistStoreError|socket timeout|timed out (waiting|after)"
+    r"|wait timeout|unhandled (system|cuda) error, NCCL|Rendezvous\w*Error|SignalException"
+    r"|failed to connect|recvBytes|TCPStore|connectFullMesh|no route to host"
+    r"|network is unreachable|watchdog|communicator was aborted|ncclCommAbort|ChildFailedError",
+    re.IGNORECASE,
+)
+BROKEN = re.compile(r"connection (was )?(closed|reset)|broken pipe|recvBytes|remote process")
+# An out-of-memory killer takes a helper as well as the rank itself.
+HELPER_DIED = re.compile(
+    r"killed by signal: Killed|exited unexpectedly|terminated abruptly|died with <Signals.SIGKILL",
+)
+
+
+def of_words(words: str) -> str:
+    """The kind that the words of a failure tell, or nothing."""
+    for kind, pattern in TEXTS:
+        if pattern.search(words):
+            return kind
+    if DISTRIBUTED.search(words) and (OWN_NETWORK.search(words) or ECHO.search(words)):
+        return "communication"
+    return ""
+
+
+def fix_of(kind: str, message: str = "") -> str:
+    """One sentence: what to do."""
+    for name, fix in SIGNAL_FIXES.items():
+        if kind == "signal" and f"({name})" in message:
+            return fix
+    if kind == "communication" and re.search("address already in use|EADDRINUSE", message, re.I):
+        return (
+            "another process there holds the port: `ss -ltnp` names it; `orchestrator"
+            " emergency-stop` ends jobs of ours, --master-port chooses another"
+        )
+    if kind == "exception" and message.startswith("FileNotFoundError"):
+        return "the file has to be on that node too: share or copy it, or set workdir="
+    return KINDS.get(kind, KINDS["exception"])[1]
+
+
+def title(kind: str) -> str:
+    return KINDS.get(kind, (kind, ""))[0]

@@ -1,0 +1,114 @@
+"""What jobs left on their nodes, asked and removed from the head: one connection per machine.
+
+prune.py calls it; the nodes' side is node/remains.py. Jobs of one list share their machines, so
+what is wanted is gathered by machine first: 64 nodes are 64 connections, for however many jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.experiment import JobRecord
+from orchestrator.head import fleet
+from orchestrator.head.ssh import Ssh
+from orchestrator.head.sshconfig import SshConfig
+
+LIVING_SECONDS = 60.0
+REMOVE_SECONDS = 600.0  # a node's slow disk, a million files
+
+Run = tuple[str, int]  # a job and the index of a node in it
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A login, as a record tells it."""
+
+    host: str
+    user: str | None
+    port: int | None
+    python: str
+    ssh_config: Path | None
+    strict: bool
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What is known of the runs that were asked for; nothing: nothing of them lives."""
+
+    living: frozenset[Run]
+    unreached: Mapping[Run, str]  # and why
+
+
+@dataclass(frozen=True)
+class Removed:
+    problems: Mapping[Run, str]  # what could not be removed, and why
+    unreached: Mapping[Run, str]
+    freed: int
+    libraries: int
+
+
+def survey(records: Sequence[JobRecord], ssh_config: Path | None) -> Survey:
+    """Which runs of these jobs live, on which nodes that cannot be known."""
+    wanted = by_machine(records, ssh_config)
+    answers = ask(wanted, "living", LIVING_SECONDS)
+    living: set[Run] = set()
+    unreached: dict[Run, str] = {}
+    for machine, answer in answers.items():
+        if isinstance(answer, OrchestratorError):
+            unreached.update(dict.fromkeys(wanted[machine], answer.what))
+        else:
+            living.update((job, index) for job, index in answer["living"])
+    return Survey(frozenset(living), unreached)
+
+
+def remove(records: Sequence[JobRecord], ssh_config: Path | None) -> Removed:
+    """The run directories of these jobs, on all their nodes."""
+    wanted = by_machine(records, ssh_config)
+    answers = ask(wanted, "remove", REMOVE_SECONDS)
+    problems: dict[Run, str] = {}
+    unreached: dict[Run, str] = {}
+    freed = libraries = 0
+    for machine, answer in answers.items():
+        if isinstance(answer, OrchestratorError):
+            unreached.update(dict.fromkeys(wanted[machine], answer.what))
+            continue
+        found = {(one["job"], one["node"]): one["problem"] for one in answer["runs"]}
+        problems.update({run: problem for run, problem in found.items() if problem})
+        freed += answer["freed"]
+        libraries += answer["libraries"]
+    return Removed(problems, unreached, freed, libraries)
+
+
+def by_machine(
+    records: Sequence[JobRecord], ssh_config: Path | None
+) -> dict[Machine, tuple[Run, ...]]:
+    found: dict[Machine, dict[Run, None]] = {}
+    for record in records:
+        file = ssh_config or (Path(record.ssh_config) if record.ssh_config else None)
+        for node in record.nodes:
+            machine = Machine(
+                node.host, node.user, node.port, node.python, file, record.strict_host_keys
+            )
+            found.setdefault(machine, {})[record.job, node.index] = None
+    return {machine: tuple(runs) for machine, runs in found.items()}
+
+
+def ask(
+    wanted: Mapping[Machine, Sequence[Run]], do: str, timeout: float
+) -> dict[Machine, dict[str, Any] | OrchestratorError]:
+    def one(machine: Machine) -> dict[str, Any]:
+        ssh = Ssh(SshConfig(machine.ssh_config), strict=machine.strict)
+        destination = ssh.config.destination(machine.host, machine.user, machine.port)
+        connection = ssh.connect(destination)
+        try:
+            link = fleet.open_link(connection, machine.python, ssh.timeout)
+            return link.ask(do, timeout, runs=wanted[machine])
+        finally:
+            connection.close()
+
+    machines = list(wanted)
+    return dict(zip(machines, fleet.everywhere(machines, one), strict=True))

@@ -1,0 +1,147 @@
+"""Whether a job still does something on this node, and what its ranks are at if not.
+
+Called by the link: Activity with every heartbeat, collect() when the head asks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from orchestrator.node import processes
+from orchestrator.node.rundir import RunDir
+
+STACKS = signal.SIGRTMIN + 9  # rank.py answers it; no program that we know of uses it
+PATIENCE = 3.0  # for all ranks of a node to write down where they are
+LARGEST = 1 << 20  # characters of stacks and of collectives, per rank
+TICKS = os.sysconf("SC_CLK_TCK")
+BUSY = 0.05  # of a core: less is a loop that only waits
+
+
+class Activity:
+    """How long ago this run last showed that it goes on.
+
+    silent: no line was printed. idle: and no step was made, by a program that tells its steps, or
+    no processor time used, by any other.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.looked = self.printed = self.moved = time.monotonic()
+        self.size = 0
+        self.steps: dict[str, float] = {}
+        self.ticks: dict[int, int] = {}
+
+    def look(self) -> dict[str, float]:
+        now = time.monotonic()
+        if self._printed():
+            self.printed = self.moved = now
+        steps = step_times(self.run)
+        # A program that tells its steps is not judged by what it computes.
+        ticks = {pid: ticks_of(pid) for pid in rank_pids(self.run)} if not steps else {}
+        used = sum(max(0, ticks[pid] - self.ticks.get(pid, 0)) for pid in ticks) / TICKS
+        busy = used > BUSY * max(0.1, now - self.looked) if not steps else steps != self.steps
+        if busy:
+            self.moved = now
+        self.steps, self.ticks, self.looked = steps, ticks, now
+        return {"silent": now - self.printed, "idle": now - self.moved}
+
+    def _printed(self) -> bool:
+        try:
+            size = os.stat(self.run.log).st_size
+        except OSError:
+            return False
+        grew, self.size = size > self.size, size
+        return grew
+
+
+def step_times(run: RunDir) -> dict[str, float]:
+    """When each rank that tells its steps made the last one."""
+    found = {}
+    for entry in os.scandir(run.path):
+        if entry.name.startswith("step_"):
+            found[entry.name] = entry.stat().st_mtime
+    return found
+
+
+def rank_pids(run: RunDir) -> dict[int, int]:
+    """PID -> rank, of those that have started."""
+    return {e["pid"]: e["rank"] for e in run.read_events() if e["event"] == "rank_started"}
+
+
+def ticks_of(pid: int) -> int:
+    """Processor time of a process, and of its children that it has waited for."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return sum(int(field) for field in fields[11:15])
+
+
+def collect(run: RunDir) -> dict[str, Any]:
+    """rank -> its stacks and the collectives it remembers. Asks every rank, and waits for none
+    longer than a moment: one that is stopped, or stuck in the kernel, says nothing."""
+    ours = {process.pid: process for process in processes.of_job(run.job, run.node)}
+    first = run.read_spec()["first_rank"]
+    pids = rank_pids(run)
+    asked = {}
+    for pid, rank in pids.items():
+        if pid in ours:
+            local = rank - first
+            asked[rank] = (pid, local, size_of(stacks(run, local)))
+            processes.send(ours[pid], STACKS)
+            knock(os.path.join(run.path, f"ask_{local}"))
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and not all(answered(run, *one) for one in asked.values()):
+        time.sleep(0.05)  # a file that another process writes rings no bell
+    return {
+        str(rank): {
+            "state": ours[pid].state,
+            "stacks": read(stacks(run, local), before),
+            "collectives": read(collectives(run, local), 0),
+        }
+        for rank, (pid, local, before) in asked.items()
+    }
+
+
+def answered(run: RunDir, pid: int, local: int, before: int) -> bool:
+    wrote = size_of(stacks(run, local)) > before
+    remembers = os.path.exists(os.path.join(run.path, f"ask_{local}"))
+    return wrote and (not remembers or os.path.exists(collectives(run, local)))
+
+
+def stacks(run: RunDir, local: int) -> str:
+    return os.path.join(run.path, f"stacks_{local}")
+
+
+def collectives(run: RunDir, local: int) -> str:
+    return os.path.join(run.path, f"collectives_{local}.json")
+
+
+def knock(fifo: str) -> None:
+    """Wake the rank's thread that tells its collectives, where there is one."""
+    try:
+        fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(fd, b"?")
+        os.close(fd)
+    except OSError:
+        pass
+
+
+def size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def read(path: str, start: int) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            file.seek(start)
+            return file.read(LARGEST)
+    except OSError:
+        return ""

@@ -1,0 +1,251 @@
+"""How the supervisors of one job reach each other: a hub on node 0, a spoke on every other node.
+
+No thread of their own: the supervisor's loop calls `tick` at every beat, and what is registered
+with its selector when something comes. What is said means nothing here; lease.py decides.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from orchestrator.node.wire import Broken, Wire
+
+STRANGERS = 64  # connections that have not proved yet that they are of this job
+STRANGER_SECONDS = 5.0
+QUIET_BEATS = 3  # without a word for so long, another connection is tried
+DIAL_BEATS = 2
+LATE_SECONDS = 10.0  # not connected by then: there is a firewall
+RARELY = 10  # beats between two tries, then
+GOODBYE_SECONDS = 0.3
+
+Message = dict[str, Any]
+Hear = Callable[[int, Message], None]  # (node, message)
+
+
+class Loop(Protocol):
+    """What of the supervisor is needed here."""
+
+    def watch(self, fd: int, then: Callable[[], Any]) -> None: ...
+
+    def unwatch(self, fd: int) -> None: ...
+
+
+class Peers:
+    """The nodes at the other end. `heard` has those that ever spoke, and when they last did."""
+
+    def __init__(self, loop: Loop, token: str, hear: Hear) -> None:
+        self.loop, self.token, self.hear = loop, token, hear
+        self.wires: dict[int, Wire] = {}
+        self.heard: dict[int, float] = {}
+        self.refused_since = 0.0
+
+    def tick(self, now: float, beat: float, message: Message) -> None:
+        raise NotImplementedError
+
+    def send(self, message: Message, but: int = -1) -> None:
+        for node, wire in list(self.wires.items()):
+            if node != but:
+                try:
+                    wire.send(message)
+                except Broken as why:
+                    self.drop(node, str(why))
+
+    def drop(self, node: int, why: str) -> None:
+        self.forget(self.wires.pop(node))
+
+    def forget(self, wire: Wire) -> None:
+        self.loop.unwatch(wire.fileno())
+        wire.close()
+
+    def leave(self, node: int) -> None:
+        """Its part is over: nothing more is expected of it."""
+        self.heard.pop(node, None)
+        if node in self.wires:
+            self.drop(node, "over")
+
+    def shift(self, seconds: float) -> None:
+        """Time in which this process itself stood still is nobody else's silence."""
+        now = time.monotonic()
+        self.heard = {node: min(now, at + seconds) for node, at in self.heard.items()}
+        self.refused_since = min(now, self.refused_since + seconds) if self.refused_since else 0.0
+
+    def goodbye(self, message: Message) -> None:
+        """The last word, and time for it to arrive: a close with bytes unread would discard it."""
+        self.send(message)
+        wires = [wire for wire in self.wires.values() if wire.key]
+        deadline = time.monotonic() + GOODBYE_SECONDS
+        for wire in wires:
+            try:
+                wire.connection.shutdown(socket.SHUT_WR)
+            except OSError:
+                continue
+        while wires and time.monotonic() < deadline:
+            readable, _, _ = select.select(wires, [], [], deadline - time.monotonic())
+            wires = [wire for wire in wires if wire not in readable or listens(wire)]
+
+
+def listens(wire: Wire) -> bool:
+    try:
+        return bool(wire.connection.recv(1 << 16))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def listen(avoid: int) -> socket.socket | None:
+    """On a free port, early enough that nobody who calls is refused; None where that is denied."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    try:
+        while True:
+            server = socket.socket(family)
+            if family == socket.AF_INET6:
+                server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            server.bind(("", 0))
+            if server.getsockname()[1] != avoid:
+                server.listen(4096)
+                return server
+            server.close()
+    except OSError:
+        return None
+
+
+class Hub(Peers):
+    """Node 0's: listens, and lets nobody in who does not have the token."""
+
+    def __init__(
+        self, loop: Loop, token: str, hear: Hear, server: socket.socket, nnodes: int
+    ) -> None:
+        super().__init__(loop, token, hear)
+        self.server, self.nnodes = server, nnodes
+        self.strangers: dict[Wire, float] = {}
+        self.begun = time.monotonic()
+        server.setblocking(False)
+        loop.watch(server.fileno(), self.accept)
+
+    def accept(self) -> None:
+        try:
+            connection, _ = self.server.accept()
+            wire = Wire(connection, self.token, "hub")
+            wire.flush()
+        except (OSError, Broken):
+            return  # it left again
+        self.strangers[wire] = time.monotonic()
+        self.loop.watch(wire.fileno(), lambda: self.read_stranger(wire))
+        if len(self.strangers) > STRANGERS:
+            self.turn_away(next(iter(self.strangers)))
+
+    def turn_away(self, wire: Wire) -> None:
+        del self.strangers[wire]
+        self.forget(wire)
+
+    def read_stranger(self, wire: Wire) -> None:
+        if wire not in self.strangers:
+            return  # turned away since the selector saw it
+        try:
+            messages = wire.receive()
+            node = int(messages[0]["node"]) if messages else 0
+        except (Broken, ValueError, KeyError):
+            self.turn_away(wire)
+            return
+        if not messages:
+            return
+        del self.strangers[wire]
+        if node in self.wires:
+            self.drop(node, "it called again")
+        self.wires[node] = wire
+        self.loop.unwatch(wire.fileno())
+        self.loop.watch(wire.fileno(), lambda: self.read(node, wire))
+        self.take(node, messages)
+
+    def read(self, node: int, wire: Wire) -> None:
+        try:
+            self.take(node, wire.receive())
+        except (Broken, ValueError) as why:
+            if self.wires.get(node) is wire:
+                self.drop(node, str(why))
+
+    def take(self, node: int, messages: list[Message]) -> None:
+        for message in messages:
+            self.heard[node] = time.monotonic()
+            self.hear(node, message)
+
+    def tick(self, now: float, beat: float, message: Message) -> None:
+        for wire, since in list(self.strangers.items()):
+            if now - since > STRANGER_SECONDS:
+                self.turn_away(wire)
+        self.send(message)
+
+
+class Spoke(Peers):
+    """Any other node's: keeps one connection to node 0, and dials again when it is silent."""
+
+    def __init__(self, loop: Loop, token: str, hear: Hear, address: tuple[str, int]) -> None:
+        super().__init__(loop, token, hear)
+        self.address = address
+        self.word_at = 0.0  # when this connection last said something, or was dialled
+        self.proved = False
+        self.over = False
+        self.trouble = ""
+        self.begun = time.monotonic()
+        self.beats = 0
+
+    def tick(self, now: float, beat: float, message: Message) -> None:
+        patience = beat * (QUIET_BEATS if self.proved else DIAL_BEATS)
+        if self.wires and now - self.word_at > patience:
+            self.refused_since = 0.0
+            self.drop(0, "no answer")
+        self.beats += 1
+        rarely = not self.heard and self.late(now) and self.beats % RARELY
+        if not self.wires and not self.over and not rarely:
+            self.dial()
+        self.send(message)
+
+    def late(self, now: float) -> bool:
+        return now - self.begun > LATE_SECONDS
+
+    def dial(self) -> None:
+        try:
+            family, kind, protocol, _, place = socket.getaddrinfo(
+                *self.address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+            )[0]
+            connection = socket.socket(family, kind, protocol)
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
+            return
+        wire = Wire(connection, self.token, "spoke")
+        self.proved, self.word_at = False, time.monotonic()
+        self.wires[0] = wire
+        self.loop.watch(wire.fileno(), lambda: self.read(wire))
+        failed = connection.connect_ex(place)
+        if failed not in (0, errno.EINPROGRESS):  # else what comes of it is heard by reading
+            self.drop(0, os.strerror(failed))
+
+    def read(self, wire: Wire) -> None:
+        try:
+            messages = wire.receive()
+        except (Broken, ValueError) as why:
+            if self.wires.get(0) is wire:
+                self.drop(0, str(why))
+            return
+        self.word_at = time.monotonic()
+        for message in messages:
+            self.proved, self.refused_since = True, 0.0
+            self.heard[0] = self.word_at
+            self.hear(0, message)
+
+    def drop(self, node: int, why: str) -> None:
+        super().drop(node, why)
+        self.trouble, self.proved = why, False
+        if why == os.strerror(errno.ECONNREFUSED) and not self.refused_since:
+            self.refused_since = time.monotonic()
+
+    def leave(self, node: int) -> None:
+        self.over = True
+        super().leave(node)

@@ -1,0 +1,103 @@
+"""One TCP connection between two supervisors of a job: lines of JSON that only they can write.
+
+Each side sends a random number first. The two numbers and the job's token, which nobody else has,
+make the key that signs every line: nothing can be forged, replayed or put into another order, and
+the token itself never travels. Used by peers.py.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import socket
+from typing import Any
+
+LONGEST_LINE = 4096
+LARGEST_BACKLOG = 1 << 16  # nobody reads at the other end
+
+
+class Broken(Exception):
+    """The connection is of no use any more: its words say why."""
+
+
+class Wire:
+    def __init__(self, connection: socket.socket, token: str, side: str) -> None:
+        """`side` is "hub" at the end that listened, "spoke" at the one that called."""
+        self.connection = connection
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.token = bytes.fromhex(token)
+        self.side = side
+        self.nonce = os.urandom(16).hex().encode()
+        self.key = b""  # until the other side's number is here
+        self.waiting = self.nonce + b"\n"  # what the kernel has not taken yet
+        self.early: list[dict[str, Any]] = []
+        self.incoming = b""
+        self.sent = self.taken = 0
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    def send(self, message: dict[str, Any]) -> None:
+        if not self.key:
+            self.early.append(message)
+            return
+        text = json.dumps(message).encode("ascii")
+        self.waiting += self._signature(self.side, self.sent, text) + b" " + text + b"\n"
+        self.sent += 1
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            self.waiting = self.waiting[self.connection.send(self.waiting) :]
+        except BlockingIOError:
+            pass  # not connected yet, or it does not read
+        except OSError as error:
+            raise Broken(error.strerror or str(error)) from error
+        if len(self.waiting) > LARGEST_BACKLOG:
+            raise Broken("it does not read")
+
+    def receive(self) -> list[dict[str, Any]]:
+        """What came, each line proved; Broken at its end, and at the first byte that is not so."""
+        try:
+            data = self.connection.recv(1 << 16)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise Broken(error.strerror or str(error)) from error
+        if not data:
+            raise Broken("it hung up")
+        *lines, self.incoming = (self.incoming + data).split(b"\n")
+        if len(self.incoming) > LONGEST_LINE:
+            raise Broken("not one of us")
+        return [message for line in lines for message in self._take(line)]
+
+    def _take(self, line: bytes) -> list[dict[str, Any]]:
+        if not self.key:
+            self._agree(line)
+            return []
+        signature, _, text = line.partition(b" ")
+        other = "spoke" if self.side == "hub" else "hub"
+        if not hmac.compare_digest(signature, self._signature(other, self.taken, text)):
+            raise Broken("not one of us")
+        self.taken += 1
+        message: dict[str, Any] = json.loads(text)
+        return [message]
+
+    def _agree(self, nonce: bytes) -> None:
+        if len(nonce) != len(self.nonce):
+            raise Broken("not one of us")
+        both = (self.nonce, nonce) if self.side == "hub" else (nonce, self.nonce)
+        self.key = hmac.digest(self.token, b"".join(both), "sha256")
+        self.flush()
+        early, self.early = self.early, []
+        for message in early:
+            self.send(message)
+
+    def _signature(self, side: str, number: int, text: bytes) -> bytes:
+        signed = f"{side} {number} ".encode() + text
+        return hmac.digest(self.key, signed, "sha256").hex().encode()
+
+    def close(self) -> None:
+        self.connection.close()

@@ -1,0 +1,106 @@
+"""Jobs that stand still, for real: who keeps the others waiting is said in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.launching import Head
+
+GROUP = (
+    "import os, signal, time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+)
+NEVER_COMES = """
+def read():
+    time.sleep(1000)
+for step in range(100):
+    if step == 5 and dist.get_rank() == 3:
+        read()
+    dist.all_reduce(torch.ones(4))
+"""
+ELSEWHERE = """
+for step in range(100):
+    if step == 7 and dist.get_rank() == 1:
+        dist.barrier()
+    dist.all_reduce(torch.ones(4))
+"""
+STOPPED = """
+for step in range(100):
+    if step == 7 and dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(4))
+"""
+TOGETHER = "def wait():\n    time.sleep(1000)\nwait()\n"
+# It spins, as NCCL does: the processors are busy, nothing is printed, and the wait is old.
+SPINNING = """
+if dist.get_rank() == 1:
+    time.sleep(1000)
+work = dist.all_reduce(torch.ones(4), async_op=True)
+while not work.is_completed():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "words"),
+    [
+        (NEVER_COMES, 3, r"it never entered all_reduce #6; it is in \S+/hangs.py:5 read\(\)"),
+        (ELSEWHERE, None, "in different collectives: rank 0 in all_reduce, rank 1 in barrier"),
+        (STOPPED, 2, r"it is stopped \(SIGSTOP, or a debugger\), and the others wait for it"),
+        (TOGETHER, None, r"all ranks stand at the same place: \S+/hangs.py:4 wait\(\)"),
+        (SPINNING, 1, r"it never entered all_reduce #1; it is in \S+/hangs.py:5 <module>\(\)"),
+    ],
+    ids=["never comes", "elsewhere", "stopped", "together", "spinning"],
+)
+def test_who_keeps_the_others_waiting(head: Head, text: str, rank: int | None, words: str) -> None:
+    script = head.script("hangs.py", GROUP + text)
+    command = head.launch("--nproc", "2", "--hang-timeout", "2", script)
+    command.wait_for(r"no progress for \d+ s: .*" + words)
+    assert command.finish() == 1
+    verdict = head.record["verdict"]
+    assert (verdict["kind"], verdict["rank"]) == ("hang", rank)
+    kept = {path.name for path in (head.experiment / "hang").iterdir()}
+    assert {f"node_{n // 2}_rank_{n}_stacks.txt" for n in range(4)} <= kept
+    assert head.nothing_left(10)
+
+
+def test_the_engine_tells_its_steps_and_its_hangs(head: Head) -> None:
+    """Silence is no hang where steps go on; a dataset that blocks on one rank is."""
+    (head.directory / "slow.py").write_text(
+        "import os, time\nfrom torch.utils.data import Dataset\n"
+        "class Slow(Dataset):\n"
+        "    def __len__(self):\n        return 100000\n"
+        "    def __getitem__(self, index):\n"
+        "        time.sleep(0.02)\n"
+        "        if os.environ['RANK'] == '1' and self.seen > 300:\n"
+        "            time.sleep(1000)\n"
+        "        self.seen += 1\n"
+        "        return {'x': float(index)}\n"
+        "    seen = 0\n"
+        "def data(split):\n    return Slow()\n"
+        "from torch import nn\n"
+        "def model():\n    return nn.Linear(1, 1)\n"
+        "def loss(model, batch):\n"
+        "    x = batch['x'].float()[:, None]\n    return model(x).square().sum(), len(x)\n"
+    )
+    own = ["model.target=slow:model", "dataset.target=slow:data", "training.loss=slow:loss"]
+    own += ["training.max_steps=100000", "logging.interval=100000", "training.batch_size=4"]
+    options = [word for value in own for word in ("--set", value)]
+    command = head.launch("--nproc", "1", "--hang-timeout", "2", *options)
+    command.wait_for(r"no progress for \d+ s: it never entered \w+ #\d+; it is in \S+slow.py:9 ")
+    assert command.finish() == 1
+    assert head.record["verdict"]["rank"] == 1
+    assert "NaN" not in command.text
+
+
+def test_a_program_that_computes_in_silence_is_left_alone(head: Head) -> None:
+    text = "import time\nend = time.monotonic() + 6\nwhile time.monotonic() < end:\n    pass\n"
+    command = head.run("--nproc", "1", "--hang-timeout", "1.5", head.script("busy.py", text))
+    assert "no progress" not in command.text
+
+
+def test_left_as_it_is_on_request(head: Head) -> None:
+    text = "import time\ntime.sleep(6)\n"
+    options = ["--nproc", "1", "--hang-timeout", "1.5", "--on-hang", "leave"]
+    command = head.run(*options, head.script("sleeps.py", text))
+    assert command.text.count("left as it is (--on-hang leave)") == 1
+    assert head.record["state"] == "done"

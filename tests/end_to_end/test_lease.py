@@ -1,0 +1,310 @@
+"""The job outlives links and heads, but never its purpose: an end on one node is an end on all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clusters.netns import NetnsCluster
+from tests.launching import BIN, Command, Head
+
+# No collective: only its supervisor can tell a node that another one is gone. Does what a file
+# says as soon as it is there: fail (node 1 only), or end well.
+WAIT = """
+import os, sys, time
+place = sys.argv[1]
+print("ready", flush=True)
+while not os.path.exists(place + "/end"):
+    if os.environ["NODE_RANK"] == "1" and os.path.exists(place + "/fail"):
+        print("failing now", flush=True)
+        raise ValueError("it was told to")
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def lonely(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> Head:
+    """A head whose cluster nobody else uses: its links may be cut."""
+    return Head(netns_cluster(2), tmp_path)
+
+
+def wait_until(condition: Callable[[], Any], patience: float) -> float:
+    """How long it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < patience, f"not within {patience} s"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def launch(head: Head, *words: str) -> Command:
+    command = head.launch(*words, head.script("wait.py", WAIT), str(head.directory))
+    command.wait_for("ready")
+    command.wait_for("ready")
+    wait_until(lambda: connected(head), 10)
+    return command
+
+
+def events(head: Head, node: int, kind: str) -> list[dict[str, Any]]:
+    lines = head.node_file(node, "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def connected(head: Head) -> bool:
+    return any(event["active"] for event in events(head, 1, "lease"))
+
+
+def killed(command: Command) -> None:
+    os.kill(command.process.pid, signal.SIGKILL)
+    command.finish()
+
+
+def test_a_failure_ends_the_job_everywhere_without_a_head(head: Head) -> None:
+    killed(launch(head))
+    assert head.left(0) and head.left(1)
+    (head.directory / "fail").touch()
+    took = wait_until(lambda: not head.left(0) and not head.left(1), 10)
+    assert took < 2 * max(1.0, os.getloadavg()[0] / 2), took
+    (ending,) = events(head, 0, "ending")
+    assert ending["why"] == "rank 1 on node 1 failed"
+    attached = head.command("orchestrator", "attach")
+    assert attached.finish() == 1
+    assert (head.record["verdict"]["node"], head.record["verdict"]["rank"]) == (1, 1)
+    assert "ValueError: it was told to" in attached.text
+
+
+def test_a_stop_that_reaches_one_node_ends_all(lonely: Head) -> None:
+    """The head cannot reach node 1, node 0 can."""
+    killed(launch(lonely))
+    lonely.cluster.kill_sshd(1)
+    stop = lonely.command("orchestrator", "stop", "--now")
+    assert stop.finish() == 4
+    assert "its supervisor will end the job itself when its lease runs out (60 s" in stop.text
+    wait_until(lambda: not lonely.left(1), 5)
+    assert lonely.record["state"] == "running"
+    lonely.cluster.start_sshd(1)
+    again = lonely.command("orchestrator", "stop")
+    assert again.finish() == 0, again.text
+    assert again.text.count("nothing left") == 2
+    assert lonely.record["state"] == "stopped"
+
+
+def test_a_node_that_is_cut_off_for_good(lonely: Head) -> None:
+    killed(launch(lonely, "--node-loss-timeout", "3"))
+    assert isinstance(lonely.cluster, NetnsCluster)
+    lonely.cluster.cut(1)
+    time.sleep(1.5)
+    assert lonely.left(0) and lonely.left(1), "its lease has not run out"
+    took = wait_until(lambda: not lonely.left(0) and not lonely.left(1), 10)
+    assert 0.5 < took < 5, took
+    for node in (0, 1):
+        (ending,) = events(lonely, node, "ending")
+        assert ending["lost"] == 1 and "no word between node 1 and node 0" in ending["why"]
+    lonely.cluster.restore(1)
+    attached = lonely.command("orchestrator", "attach")
+    assert attached.finish() == 4, attached.text
+    assert lonely.record["state"] == "lost" and lonely.record["verdict"]["node"] == 1
+
+
+def test_a_cut_shorter_than_the_lease_does_no_harm(lonely: Head) -> None:
+    killed(launch(lonely, "--node-loss-timeout", "6"))
+    assert isinstance(lonely.cluster, NetnsCluster)
+    for _ in range(2):
+        lonely.cluster.cut(1)
+        time.sleep(3.5)
+        lonely.cluster.restore(1)
+        time.sleep(2.5)
+    time.sleep(4)
+    (lonely.directory / "end").touch()
+    attached = lonely.command("orchestrator", "attach")
+    assert attached.finish() == 0, attached.text
+    assert not events(lonely, 0, "ending") and not events(lonely, 1, "ending")
+
+
+# -- heads ------------------------------------------------------------------------------------
+
+
+def test_a_job_that_needs_its_head(head: Head) -> None:
+    options = ("--node-loss-timeout", "3", "--on-head-loss", "stop", "--grace", "1")
+    command = launch(head, *options)
+    time.sleep(4)
+    killed(command)
+    time.sleep(1)
+    attached = head.command("orchestrator", "attach")
+    attached.wait_for("d leaves it running")
+    time.sleep(4)
+    assert head.left(0) and head.left(1), "another head came in time"
+    killed(attached)
+    took = wait_until(lambda: not head.left(0) and not head.left(1), 15)
+    assert 1.5 < took < 8, took
+    for node in (0, 1):
+        (ending,) = events(head, node, "ending")
+        assert "no head was attached" in ending["why"] and ending["headless"]
+    again = head.command("orchestrator", "attach")
+    assert again.finish() == 130
+    assert "--on-head-loss stop" in again.text and head.record["state"] == "stopped"
+
+
+@pytest.mark.parametrize("how", ["--detach", "d"])
+def test_a_head_that_leaves_on_purpose_is_no_loss(head: Head, how: str) -> None:
+    words = ["--node-loss-timeout", "2", "--on-head-loss", "stop"]
+    script = head.script("wait.py", WAIT)
+    if how == "d":
+        press_d(head, [*words, script, str(head.directory)])
+    else:
+        command = head.launch("--detach", *words, script, str(head.directory))
+        assert command.finish() == 0
+    time.sleep(4)
+    assert head.left(0) and head.left(1)
+    (head.directory / "end").touch()
+    attached = head.command("orchestrator", "attach")
+    assert attached.finish() == 0, attached.text
+
+
+def press_d(head: Head, words: list[str]) -> None:
+    terminal, theirs = pty.openpty()
+    first = [str(BIN / "master_launch"), "--nodes", str(head.node_list)]
+    first += ["--ssh-config", str(head.cluster.ssh_config)]
+    process = subprocess.Popen(
+        ["setsid", "--ctty", *first, *words], cwd=head.directory,
+        stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    while seen.count(b"ready") < 2:
+        assert select.select([terminal], [], [], 30)[0], seen
+        seen += os.read(terminal, 65536)
+    os.write(terminal, b"d")
+    assert process.wait(timeout=10) == 0
+    os.close(terminal)
+
+
+# Prints as fast as it may: a byte that two heads wrote would be seen.
+LINES = """
+import os, sys
+number = 0
+while not os.path.exists(sys.argv[1] + "/end"):
+    number += 1
+    print(f"line {number}", flush=True)
+"""
+
+
+def test_a_head_takes_over_from_another(head: Head) -> None:
+    script = head.script("lines.py", LINES)
+    first = head.launch(script, str(head.directory))
+    first.wait_for("node1 rank1 . line 5")
+    second = head.command("orchestrator", "attach")
+    assert second.finish() == 2
+    assert re.search(r"is followed by process \d+ on \S+, since 20", second.text), second.text
+    assert "attach --steal" in second.text
+    heads = [first]
+    for _ in range(3):
+        heads.append(head.command("orchestrator", "attach", "--steal"))
+        heads[-1].wait_for("d leaves it running")
+        assert heads[-2].finish() == 130, heads[-2].text
+        assert f"process {heads[-1].process.pid} on" in heads[-2].lines[-1]
+        assert "has taken over; this head leaves, the job goes on" in heads[-2].lines[-1]
+        heads[-1].wait_for("node1 rank1 . line ")
+    (head.directory / "end").touch()
+    assert heads[-1].finish() == 0, heads[-1].text
+    for node in (0, 1):
+        assert head.log(node) == head.node_file(node, "log").read_bytes()
+    assert head.record["state"] == "done"
+
+
+def test_a_head_that_does_not_leave(head: Head) -> None:
+    first = launch(head)
+    first.interrupt(signal.SIGSTOP)
+    second = head.command("orchestrator", "attach", "--steal")
+    assert second.finish() == 2
+    assert (
+        f"did not leave within 15 s\n  end that process (kill -9 {first.process.pid}" in second.text
+    )
+    first.interrupt(signal.SIGCONT)
+    (head.directory / "end").touch()
+    assert first.finish() == 0, first.text
+
+
+# -- the supervisors' port ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verdict", ["drop", "reject with tcp reset"])
+def test_a_firewall_between_the_supervisors(lonely: Head, verdict: str) -> None:
+    """The job runs as if there were no lease, and one line says so."""
+    cluster = lonely.cluster
+    assert isinstance(cluster, NetnsCluster)
+    rule = f"ip saddr {cluster.addresses[1]} tcp dport != {{ 22, 29500 }} {verdict}"
+    chain = "add chain inet wall in { type filter hook input priority 0 ; }"
+    for words in ("add table inet wall", chain, f"add rule inet wall in {rule}"):
+        cluster.exec(0, ["nft", words])
+    began = time.monotonic()
+    script = lonely.script("wait.py", WAIT)
+    command = lonely.launch("--node-loss-timeout", "2", script, str(lonely.directory))
+    command.wait_for("ready")
+    command.wait_for("ready")
+    assert time.monotonic() - began < 10
+    command.wait_for(r"node 1 .* cannot reach node 0's supervisor \(\w+", patience=20)
+    time.sleep(3)
+    (lonely.directory / "end").touch()
+    assert command.finish() == 0, command.text
+    assert [event["active"] for event in events(lonely, 1, "lease")] == [False]
+    assert command.text.count("cannot reach") == 1
+
+
+def port(head: Head) -> tuple[str, int]:
+    words = json.loads(head.node_file(0, "spec.json").read_text())["lease"]
+    return words["address"], words["port"]
+
+
+def test_strangers_at_the_port(lonely: Head) -> None:
+    """They learn a random number, and disturb nobody."""
+    command = launch(lonely, "--node-loss-timeout", "2")
+    place = port(lonely)
+    spec = json.loads(lonely.node_file(0, "spec.json").read_text())
+    assert spec["lease"]["token"] not in lonely.cluster.exec(0, ["sh", "-c", "cat /proc/*/cmdline"])
+    assert spec["lease"]["token"] not in (lonely.experiment / "job.json").read_text()
+    half_open = [socket.create_connection(place) for _ in range(100)]
+    heard = []
+    for garbage in (b"", b"\0" * 100_000, b"GET / HTTP/1.0\r\n\r\n", b"0" * 32 + b"\n{}\n" * 9):
+        with socket.create_connection(place) as stranger:
+            with contextlib.suppress(OSError):  # hung up on already
+                stranger.sendall(garbage)
+                stranger.shutdown(socket.SHUT_WR)
+            heard.append(all_of(stranger))
+    assert all(re.fullmatch(rb"([0-9a-f]{32}\n)?", words) for words in heard), heard
+    assert any(heard) and len(set(filter(None, heard))) == len(list(filter(None, heard)))
+    for _ in range(10_000):
+        socket.create_connection(place).close()
+    supervisor = events(lonely, 0, "started")[0]["supervisor"]
+    held = lonely.cluster.exec(0, ["ls", f"/proc/{supervisor}/fd"]).split()
+    assert len(held) < 100, "it holds a bounded number of them"
+    assert not events(lonely, 0, "ending") and not events(lonely, 1, "ending")
+    wait_until(lambda: all(all_of(one) is not None for one in half_open), 15)  # hung up on
+    (lonely.directory / "fail").touch()
+    failed = time.monotonic()
+    assert command.finish() == 1, command.text
+    assert time.monotonic() - failed < 5
+
+
+def all_of(stranger: socket.socket) -> bytes:
+    found = b""
+    stranger.settimeout(10)
+    try:
+        while data := stranger.recv(4096):
+            found += data
+    except ConnectionResetError:
+        pass
+    return found

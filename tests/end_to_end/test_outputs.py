@@ -1,0 +1,63 @@
+"""Nodes without a shared disk: what their ranks wrote comes home, what is too large is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.head import outputs
+from tests.launching import Head
+
+
+@pytest.fixture
+def apart(netns_cluster: Any, tmp_path: Path) -> Head:
+    """Every host has a directory of its own where the head has its experiments."""
+    return Head(netns_cluster(2, tmpfs=[str(tmp_path)]), tmp_path)
+
+
+def test_metrics_come_home_and_a_resume_finds_what_stays(apart: Head) -> None:
+    first = ["--nproc", "2", "--set", "training.max_steps=6", "--set", "logging.interval=1"]
+    command = apart.run(*first)
+    assert "node 1: its checkpoints stay on the node, in /" in command.text
+    for rank in range(4):
+        path = apart.experiment / "outputs" / f"rank_{rank:02d}_metrics.jsonl"
+        steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        assert steps == [1, 2, 3, 4, 5, 6]
+    again = apart.run(*first, "--set", "training.max_steps=8", "--set", "checkpoint.resume=auto")
+    assert "resuming after step 6" in again.text
+
+
+PROGRAM = """
+import os
+place = os.path.join(os.environ["ORCHESTRATOR_EXPERIMENT"], "outputs")
+rank = os.environ["RANK"]
+os.makedirs(os.path.join(place, "a b", "c"))
+with open(os.path.join(place, "a b", "c", f"it's {rank}.bin"), "wb") as file:
+    file.write(bytes(range(256)) * 5000)
+open(os.path.join(place, f"empty {rank}"), "w").close()
+with open(os.path.join(place, f"large {rank}"), "wb") as file:
+    file.truncate((64 << 20) + 1)
+os.symlink("/etc/passwd", os.path.join(place, "link"))
+"""
+
+
+def test_any_program_may_leave_files(apart: Head) -> None:
+    for node in range(2):
+        text = f"cat > {apart.directory}/leaves.py <<'EOF'\n{PROGRAM}\nEOF\n"
+        apart.cluster.exec(node, ["sh", "-c", text])
+    apart.script("leaves.py", PROGRAM)
+    command = apart.run("leaves.py")
+    place = apart.experiment / "outputs"
+    found = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+    assert found == {"a b/c/it's 0.bin", "a b/c/it's 1.bin", "empty 0", "empty 1"}
+    assert (place / "a b/c/it's 1.bin").read_bytes() == bytes(range(256)) * 5000
+    assert "node 1: large 1 (67 MB) stay on the node, in /" in command.text
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", ".", "a/.."])
+def test_no_node_chooses_a_place_elsewhere(path: str) -> None:
+    assert not outputs.plain(path)
+    assert outputs.plain("a b/c'd")

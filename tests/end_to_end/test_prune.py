@@ -1,0 +1,226 @@
+"""`orchestrator prune` with real nodes: never what runs, and what jobs left on their nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching import Head
+
+HELLO = "import os; open(os.environ['ORCHESTRATOR_EXPERIMENT'] + '/outputs/x', 'a'); print('hi')\n"
+WAIT = "import time; print('ready', flush=True); time.sleep(1000)\n"
+OLD = "f" * 16
+
+
+def prune(head: Head, *words: str) -> tuple[int, str]:
+    command = head.command("orchestrator", "prune", *words)
+    code = command.finish()
+    assert "Traceback" not in command.text, command.text
+    return code, command.text
+
+
+def names(head: Head) -> list[str]:
+    return sorted(path.name for path in (head.directory / "experiments").iterdir())
+
+
+def runs(head: Head, node: int) -> set[str]:
+    """The jobs that a node has anything of, hidden or not."""
+    return {path.name for path in (head.cluster.run_home(node) / "runs").iterdir()}
+
+
+def job(experiment: Path) -> str:
+    return str(json.loads((experiment / "job.json").read_text())["job"])
+
+
+def rewrite(experiment: Path, **fields: Any) -> None:
+    path = experiment / "job.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def launch_some(head: Head, *letters: str) -> list[str]:
+    """Jobs that are over; their names here sort as they were started. Their jobs' names."""
+    script = head.script("hello.py", HELLO)
+    found = []
+    for letter in letters:
+        head.run("--name", letter, script)
+        found.append(job(next((head.directory / "experiments").glob(f"{letter}_*"))))
+    return found
+
+
+def test_here_and_on_the_nodes(head: Head) -> None:
+    one, two, three = launch_some(head, "a", "b", "c")
+    for node in (0, 1):
+        assert {one, two, three} <= runs(head, node)
+        library = head.cluster.run_home(node) / "lib"
+        for name in (OLD, "e" * 16, "0" * 16 + ".77", "mine"):
+            (library / name / "orchestrator").mkdir(parents=True)
+            if name != "e" * 16:
+                os.utime(library / name, (1, 1))
+    before = prune(head, "--keep", "2", "--yes")
+    assert before[0] == 0 and "--on-nodes removes that too" in before[1]
+    assert one in runs(head, 0)  # its record is gone, so nothing of ours finds it any more
+    code, text = prune(head, "--keep", "1", "--yes", "--on-nodes")
+    assert code == 0, text
+    assert [name[0] for name in names(head)] == ["c"]
+    for node in (0, 1):
+        assert two not in runs(head, node) and three in runs(head, node)
+        left = {path.name for path in (head.cluster.run_home(node) / "lib").iterdir()}
+        assert OLD not in left and "0" * 16 + ".77" not in left
+        assert {"mine", "e" * 16} <= left and len(left) == 3
+    assert prune(head, "--keep", "0", "--yes", "--nodes")[0] == 0  # alone: the same as --on-nodes
+    assert names(head) == [] and three not in runs(head, 1)
+
+
+def test_what_runs_is_never_removed(head: Head) -> None:
+    """Nor a copy of its record, nor while it is not followed, nor what it has on its nodes."""
+    command = head.launch("--detach", head.script("wait.py", WAIT))
+    assert command.finish() == 0
+    experiment, running = head.experiment, head.record["job"]
+    copies = [experiment.with_name(f"copy_2025010{day}_000000") for day in (1, 2)]
+    for copy in copies:
+        shutil.copytree(experiment, copy)
+    rewrite(copies[1], state="lost")
+    for words in (["--yes"], ["--yes", "--on-nodes"], ["--dry-run"]):
+        code, text = prune(head, "--keep", "0", *words)
+        assert (code, len(names(head))) == (0, 3), text
+        assert text.count("it runs, on node 0") == 3
+    # A record that says it is over is believed, but nothing of its job goes where that is not so.
+    rewrite(copies[0], state="done")
+    code, text = prune(head, "--keep", "0", "--yes", "--on-nodes")
+    assert (code, len(names(head))) == (0, 3), text
+    # Where one node cannot be asked, the other one's word is enough.
+    head.cluster.kill_sshd(0)
+    try:
+        assert "it runs, on node 1" in prune(head, "--keep", "0", "--yes")[1]
+        head.cluster.kill_sshd(1)
+        code, text = prune(head, "--keep", "1", "--keep-failed", "--yes")
+        assert code == 0 and experiment.name in names(head)
+        assert copies[0].name not in names(head)  # its record said it was done
+    finally:
+        for node in (0, 1):
+            head.cluster.start_sshd(node)
+    assert running in runs(head, 0) and head.left(0) and head.left(1)
+    stop = head.command("orchestrator", "stop", experiment.name, "--now")
+    assert stop.finish() == 0, stop.text
+    assert prune(head, "--keep", "0", "--yes", "--on-nodes")[0] == 0
+    assert names(head) == [] and head.nothing_left()
+    assert not [name for node in (0, 1) for name in runs(head, node) if running in name]
+
+
+def test_what_is_followed_is_in_use(head: Head) -> None:
+    command = head.launch(head.script("wait.py", WAIT))
+    command.wait_for("ready")
+    code, text = prune(head, "--keep", "0", "--yes", "--on-nodes")
+    assert code == 0 and f"in use by process {command.process.pid}" in text
+    # Its head dies, the job goes on; then that ends, and the record still says running.
+    command.process.kill()
+    command.finish()
+    assert "it runs, on node" in prune(head, "--keep", "0", "--yes")[1]
+    emergency = head.command("emergency_stop")
+    assert emergency.finish() == 0
+    assert head.record["state"] == "running"
+    assert (
+        "how it ended is not known" in prune(head, "--keep", "0", "--keep-failed", "--yes", "-v")[1]
+    )
+    assert prune(head, "--keep", "0", "--yes")[0] == 0
+    assert names(head) == []
+
+
+def test_a_copy_goes_and_the_original_keeps_what_it_has_on_the_nodes(head: Head) -> None:
+    (original,) = launch_some(head, "a")
+    shutil.copytree(head.experiment, head.experiment.with_name("copy_20250101_000000"))
+    code, text = prune(head, "--keep", "1", "--yes", "--on-nodes")
+    assert code == 0, text
+    assert [name[0] for name in names(head)] == ["a"]
+    assert original in runs(head, 0) and original in runs(head, 1)
+
+
+def test_a_node_that_is_down_is_named_and_cleaned_the_next_time(head: Head) -> None:
+    one, _ = launch_some(head, "a", "b")
+    head.cluster.kill_sshd(1)
+    try:
+        code, text = prune(head, "--keep", "1", "--yes", "--on-nodes", "--json")
+        told = json.loads(text)
+        assert code == 4
+        assert list(told["nodes_not_cleaned"]) == [head.cluster.addresses[1]]
+        assert told["experiments"][1]["action"] == "failed"
+        assert len(names(head)) == 2
+        assert one not in runs(head, 0) and one in runs(head, 1)
+    finally:
+        head.cluster.start_sshd(1)
+    code, text = prune(head, "--keep", "1", "--yes", "--on-nodes")
+    assert code == 0, text
+    assert [name[0] for name in names(head)] == ["b"]
+    assert one not in runs(head, 1)
+
+
+def test_symlinks_on_a_node(head: Head) -> None:
+    one, two = launch_some(head, "a", "b")
+    home = head.cluster.home(0)
+    precious = home / "precious"
+    (precious / "0").mkdir(parents=True)
+    (precious / "0/file").write_text("x")
+    first, second = (head.cluster.run_home(0) / "runs" / name for name in (one, two))
+    shutil.rmtree(first)
+    first.symlink_to("../../precious")
+    (second / "0/link").symlink_to("../../../../precious")
+    old = head.cluster.run_home(0) / "lib" / OLD
+    old.symlink_to("../../precious")
+    code, text = prune(head, "--keep", "0", "--yes", "--on-nodes")
+    assert code == 1
+    assert "is not a directory of ours" in text
+    assert [name[0] for name in names(head)] == ["a"]
+    assert (precious / "0/file").read_text() == "x" and old.is_symlink()
+    assert not second.exists()
+    first.unlink()
+    old.unlink()
+    assert prune(head, "--keep", "0", "--yes", "--on-nodes")[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+def test_cut_short_at_any_moment(head: Head, number: signal.Signals) -> None:
+    (one,) = launch_some(head, "a")
+    places = [head.cluster.run_home(node) / "runs" / one for node in (0, 1)]
+    places += [head.experiment.with_name(f"x{day}_2025010{day}_000000") for day in range(1, 6)]
+    aside = [head.directory / str(number) for number in range(len(places))]
+    for node in (0, 1):
+        for piece in range(300):
+            (places[node] / str(node) / str(piece)).write_text("x")
+        subprocess.run(["mv", str(places[node]), str(aside[node])], check=True)
+    for copy in aside[2:]:
+        shutil.copytree(head.experiment, copy)
+    shutil.rmtree(head.experiment)
+    whole = {path.name for path in aside[2].iterdir()}
+    codes = set()
+    for tenth in range(2, 12):
+        for place, copy in zip(places, aside, strict=True):
+            subprocess.run(["cp", "-a", str(copy), str(place)], check=True)
+        command = head.command("orchestrator", "prune", "--keep", "0", "--yes", "--on-nodes")
+        time.sleep(tenth * 0.08)  # the moment itself is what is tested
+        command.process.send_signal(number)
+        codes.add(command.finish())
+        for path in (head.directory / "experiments").glob("[!.]*"):
+            assert {inner.name for inner in path.iterdir()} - {".head"} == whole - {".head"}
+        code, text = prune(head, "--keep", "0", "--yes", "--on-nodes")
+        assert code == 0, text
+        assert names(head) == []
+        for node in (0, 1):
+            # What a link was deleting when its head went away, it may still be deleting.
+            assert wait_until(lambda node=node: not [n for n in runs(head, node) if one in n])
+    assert codes <= {0, -number, 130} and len(codes) == 2
+
+
+def wait_until(condition: Callable[[], bool], patience: float = 5.0) -> bool:
+    deadline = time.monotonic() + patience
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()

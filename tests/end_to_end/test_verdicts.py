@@ -1,0 +1,500 @@
+"""Failures planted for real on two nodes: the verdict names each, where it was, and what to do.
+
+Rank 1, alone on node 1, fails; rank 0 sits in a collective with it and fails because of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.clusters.netns import NetnsCluster
+from tests.clusters.require import lacking
+from tests.launching import Command, Head
+
+BEGIN = """
+import ctypes, datetime, mmap, os, resource, signal, subprocess, sys, threading, time
+import torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+def join(seconds=60):
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds))
+    dist.barrier()
+def fail():
+    os.kill(os.getpid(), signal.SIGSEGV)
+"""
+# Text that stands in for `fail()`; the line with HERE in it is the one to be named.
+TOGETHER = """
+join()
+if rank == 1:
+    {}
+dist.all_reduce(torch.ones(1))
+"""
+
+
+class Planted(NamedTuple):
+    text: str
+    kind: str
+    words: str  # a pattern, found in the message
+    fix: str  # a pattern, found in what to do
+    place: tuple[int, int | None] = (1, 1)  # node, rank
+
+
+def together(text: str) -> str:
+    return TOGETHER.format(text.strip().replace("\n", "\n    "))
+
+
+TABLE = {
+    "raise": Planted(
+        together("raise ValueError('bad batch')  # HERE"),
+        "exception", "^ValueError: bad batch$", "mend the line",
+    ),
+    "wrapped": Planted(
+        together("""
+try:
+    {}['lr']
+except KeyError as error:
+    raise RuntimeError('no such option') from error  # HERE
+"""),
+        "exception", "RuntimeError: no such option", "mend the line",
+    ),
+    "slow to leave, so that the echo is heard first": Planted(
+        together("""
+import atexit
+atexit.register(time.sleep, 5)
+dist.destroy_process_group()
+raise ValueError('bad batch')  # HERE
+"""),
+        "exception", "^ValueError: bad batch$", "mend the line",
+    ),
+    "its keeper slow, so that its end is heard of last": Planted(
+        together("""
+keeper = os.getppid()
+subprocess.Popen(['sh', '-c', f'sleep 0.6; kill -CONT {keeper}'])
+os.kill(keeper, signal.SIGSTOP)
+os._exit(7)
+"""),
+        "exit", "^ended with exit code 7$", "the program's own",
+    ),
+    "in a DataLoader worker": Planted(
+        """
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, i):
+        return torch.ones(3)[i + 5]  # HERE
+join()
+if rank == 1:
+    list(torch.utils.data.DataLoader(Rows(), num_workers=1))
+dist.all_reduce(torch.ones(1))
+""",
+        "exception", r"^IndexError: index 5 .*\(in DataLoader worker process 0\)", "mend the line",
+    ),
+    "MemoryError": Planted(
+        together("""
+size = int(open('/proc/self/statm').read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (size + 2**28, size + 2**28))
+rows = bytearray(2**31)  # HERE
+"""),
+        "out_of_memory", "^MemoryError", "ulimit -v",
+    ),
+    "CUDA out of memory": Planted(
+        together("""
+raise torch.OutOfMemoryError(  # HERE
+    'CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of'
+    ' which 1.2 GiB is free. Process 4711 has 70.1 GiB memory in use.')
+"""),
+        "gpu_out_of_memory", "CUDA out of memory. Tried to allocate 2.00 GiB", "accumulation",
+    ),
+    "segmentation fault": Planted(
+        together("ctypes.string_at(0)  # HERE"),
+        "signal", r"killed by signal 11 \(SIGSEGV\)", "native code crashed",
+    ),
+    "bus error": Planted(
+        together("""
+file = open('short', 'wb+')
+file.truncate(4096)
+view = mmap.mmap(file.fileno(), 4096)
+file.truncate(0)
+view[0]  # HERE
+"""),
+        "signal", r"killed by signal 7 \(SIGBUS\)", "df -h /dev/shm",
+    ),
+    "abort": Planted(
+        together("ctypes.CDLL(None).abort()  # HERE"),
+        "signal", r"killed by signal 6 \(SIGABRT\)", "native library gave up",
+    ),
+    "killed by somebody": Planted(
+        together("os.kill(os.getpid(), signal.SIGKILL)"),
+        "signal", r"^killed by signal 9 \(SIGKILL\)$", "somebody killed it",
+    ),
+    "asked to end by somebody": Planted(
+        together("os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)"),
+        "signal", r"^killed by signal 15 \(SIGTERM\)$", "a scheduler",
+    ),
+    "sys.exit(3)": Planted(
+        together("sys.exit(3)"), "exit", "^ended with exit code 3$", "the program's own"
+    ),
+    "logged, then exit": Planted(
+        together("""
+import logging
+try:
+    {}['lr']  # HERE
+except KeyError:
+    logging.exception('giving up')
+    sys.exit(1)
+"""),
+        "exit", "^ended with exit code 1, after KeyError: 'lr'$", "last lines above",
+    ),
+    "an assertion in a thread": Planted(
+        """
+def check():
+    assert rank == 0, 'rows differ'  # HERE
+join()
+thread = threading.Thread(target=check)
+thread.start()
+thread.join()
+if rank == 1: sys.exit(2)
+dist.all_reduce(torch.ones(1))
+""",
+        "exit", "^ended with exit code 2, after AssertionError: rows differ", "last lines above",
+    ),
+    "words at the end, as the engine's": Planted(
+        together("sys.exit('3 steps in a row had NaN or inf\\n  try a smaller optimizer.lr')"),
+        "exit", "^3 steps in a row had NaN or inf$", "^try a smaller optimizer.lr$",
+    ),
+    "no such module": Planted(
+        "if rank == 1:\n    import flash_attention_4  # HERE\njoin()",
+        "environment", "^ModuleNotFoundError: No module named 'flash_attention_4'", "packages",
+    ),
+    "a syntax error": Planted(
+        "if rank == 1:\n    exec(compile('a = (\\n', 'model.py', 'exec'))\njoin()",
+        "exception", "^SyntaxError: ", "mend the line",
+    ),
+    "no such file": Planted(
+        together("open('/data/config.yaml')  # HERE"),
+        "exception", "^FileNotFoundError: .*'/data/config.yaml'", "on that node too",
+    ),
+    "a full disk": Planted(
+        together("os.write(os.open('/dev/full', os.O_WRONLY), b'weights')  # HERE"),
+        "disk_full", r"^OSError: \[Errno 28\] No space left on device", "free some space",
+    ),
+    "torch.save on a full disk": Planted(
+        together("torch.save(torch.ones(10**6), '/dev/full')  # HERE"),
+        "disk_full", "PytorchStreamWriter|unexpected pos", "free some space",
+    ),
+    "too deep": Planted(
+        "def deeper(n):\n    return deeper(n + 1)  # HERE\n" + together("deeper(0)"),
+        "exception", "^RecursionError: maximum recursion depth", "mend the line",
+    ),
+    "KeyboardInterrupt in code": Planted(
+        together("raise KeyboardInterrupt  # HERE"),
+        "exception", "^KeyboardInterrupt$", "mend the line",
+    ),
+    "a child that fails": Planted(
+        together("subprocess.run(['sh', '-c', 'echo no data; exit 4'], check=True)  # HERE"),
+        "exception", "^CalledProcessError: .*returned non-zero exit status 4", "mend the line",
+    ),
+    "one rank never joins": Planted(
+        "if rank == 1: sys.exit(0)\njoin(2)",
+        "ended_early", "^ended with exit code 0 while others waited", "same number of steps",
+    ),
+    "one rank leaves early": Planted(
+        together("""
+keeper = os.getppid()
+subprocess.Popen(['sh', '-c', f'sleep 0.6; kill -CONT {keeper}'])
+os.kill(keeper, signal.SIGSTOP)
+sys.exit(0)
+"""),
+        "ended_early", "^ended with exit code 0 while others waited", "same number of steps",
+    ),
+    "no such interface": Planted(
+        "if rank == 1: os.environ['GLOO_SOCKET_IFNAME'] = 'ib7'\njoin(2)",
+        "communication", "ib7", "ifname=",
+    ),
+    "an address that only the node itself has": Planted(
+        "os.environ['GLOO_SOCKET_IFNAME'] = 'lo'\njoin(2)",
+        "communication", "connectFullMesh", "ifname=", (-1, -1),
+    ),
+    "a port that is taken": Planted(
+        """
+import socket
+join()
+if rank == 1:
+    held = socket.create_server(('', 0))
+    dist.TCPStore('127.0.0.1', held.getsockname()[1], 1, True, use_libuv=False)  # HERE
+dist.all_reduce(torch.ones(1))
+""",
+        "communication", "(?i)address already in use", "ss -ltnp",
+    ),
+}  # fmt: skip
+
+
+def launch(head: Head, text: str, *words: str, **env: str) -> tuple[Command, dict[str, Any]]:
+    script = head.script("train.py", BEGIN + text)
+    command = head.launch("--nproc", "1", *words, script, **env)
+    assert command.finish() == 1, command.text
+    verdict: dict[str, Any] = head.record["verdict"]
+    return command, verdict
+
+
+@pytest.mark.parametrize("planted", TABLE.values(), ids=TABLE)
+def test_the_cause_is_named(head: Head, planted: Planted) -> None:
+    command, verdict = launch(head, planted.text)
+    assert verdict["kind"] == planted.kind, verdict
+    assert re.search(planted.words, verdict["message"].splitlines()[0]), verdict
+    assert re.search(planted.fix, verdict["fix"]), verdict
+    if planted.place != (-1, -1):
+        assert (verdict["node"], verdict["rank"]) == planted.place, verdict
+    lines = (head.directory / "train.py").read_text().splitlines()
+    here = [number for number, line in enumerate(lines, 1) if "# HERE" in line]
+    if here:
+        assert re.search(rf"/train\.py:{here[0]}( in |$)", verdict["where"]), verdict
+    assert_it_ends_with_the_verdict(command, verdict)
+    assert head.nothing_left()
+
+
+def assert_it_ends_with_the_verdict(command: Command, verdict: dict[str, Any]) -> None:
+    """Class, place, line, what to do: the last lines on the screen, in this order."""
+    (start,) = (n for n, line in enumerate(command.lines) if "the cause: " in line)
+    end = command.lines[start:]
+    who = f"rank {verdict['rank']} on node {verdict['node']} ({verdict['node_name']}), "
+    assert who in end[0] and verdict["title"] in end[0]
+    assert end[0].endswith(verdict["message"].splitlines()[0])
+    assert not verdict["where"] or end[1] == f"orchestrator:   at {verdict['where']}"
+    assert end[-1] == f"orchestrator: what to do: {verdict['fix']}"
+
+
+# -- several ranks ----------------------------------------------------------------------------
+
+
+def test_the_same_failure_on_every_rank_is_told_once(head: Head) -> None:
+    command, verdict = launch(head, "import flash_attention_4")
+    assert verdict["kind"] == "environment"
+    assert verdict["same"] == [1 - verdict["rank"]] and verdict["others"] == 0
+    assert f"orchestrator:   the same on rank {1 - verdict['rank']}" in command.lines
+
+
+def test_two_that_fail_in_the_same_millisecond_are_both_told(head: Head) -> None:
+    text = """
+at = [float(int(time.time()) + 1)]
+join()
+dist.broadcast_object_list(at)
+while time.time() < at[0]: pass
+raise ValueError(f"of rank {rank}")
+"""
+    command, verdict = launch(head, text)
+    other = 1 - verdict["rank"]
+    assert verdict["message"] == f"ValueError: of rank {verdict['rank']}"
+    assert [told["message"] for told in verdict["also"]] == [f"ValueError: of rank {other}"]
+    assert f"rank {other} on node {other} failed by itself too: ValueError: of" in command.text
+
+
+SKEWED = """
+import runpy, sys, time
+true = time.time
+time.time = lambda: true() + {shift}
+sys.executable = {wrapper!r}
+words = sys.argv[1:]
+while words[0] not in ("-c", "-m") and words[0].startswith("-"):
+    words.pop(0)
+if words[0] == "-c":
+    sys.argv = ["-c", *words[2:]]
+    exec(words[1], {{"__name__": "__main__"}})
+elif words[0] == "-m":
+    sys.argv = words[1:]
+    runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+else:
+    sys.argv = words
+    sys.path[0] = words[0].rpartition("/")[0]
+    runpy.run_path(words[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("shift", "first"), [(3600, 1), (-3600, 0)])
+def test_clocks_that_disagree(head: Head, shift: int, first: int) -> None:
+    """Node 1 lives in another hour. One rank fails 0.2 s before the other, and is heard of last."""
+    wrapper, python = head.directory / "python", head.directory / "skewed.py"
+    python.write_text(SKEWED.format(shift=shift, wrapper=str(wrapper)))
+    words = shlex.join([sys.executable, str(python)])
+    wrapper.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    wrapper.chmod(0o755)
+    zero, one = head.cluster.addresses
+    head.node_list = head.cluster.write_list([zero, f"{one} python={wrapper}"])
+    text = f"""
+import atexit
+join()
+if rank == {first}:
+    open("failed", "w").close()
+    atexit.register(time.sleep, 0.5)
+    raise ValueError("first")
+while not os.path.exists("failed"): time.sleep(0.001)
+time.sleep(0.2)
+raise ValueError("second")
+"""
+    command, verdict = launch(head, text)
+    assert (verdict["rank"], verdict["message"]) == (first, "ValueError: first")
+    assert [told["message"] for told in verdict["also"]] == ["ValueError: second"]
+    assert abs(head.record["ended"] - verdict["time"]) < 30, "by the head's own clock"
+    assert (
+        f"the clock of node 1 is {abs(shift)} s {'ahead' if shift > 0 else 'behind'}"
+        in command.text
+    )
+
+
+# -- a machine that lacks something -------------------------------------------------------------
+
+GREEDY = """
+join()
+if rank == 1:
+    print(f"PID {os.getpid()}", flush=True)
+    while not os.path.exists("go"): time.sleep(0.005)
+    rows = bytearray(2**28)
+dist.all_reduce(torch.ones(1))
+"""
+
+
+@contextlib.contextmanager
+def control_group() -> Iterator[Path | None]:
+    """One whose members may have 32 MB, or None where nobody may make one."""
+    root = Path("/sys/fs/cgroup")
+    old = (root / "memory").is_dir()
+    path = root / ("memory" if old else ".") / f"orchestrator-test-{os.getpid()}"
+    try:
+        path.mkdir()
+        (path / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(2**25))
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        yield None
+    else:
+        try:
+            yield path
+        finally:
+            path.rmdir()
+
+
+def pid_here(head: Head, node: int, pid: int) -> int:
+    cluster = head.cluster
+    return cluster._numbers_outside(node)[pid] if isinstance(cluster, NetnsCluster) else pid
+
+
+def is_out_of_memory(head: Head, command: Command) -> None:
+    assert command.finish() == 1, command.text
+    verdict = head.record["verdict"]
+    assert (verdict["kind"], verdict["rank"]) == ("out_of_memory", 1), verdict
+    assert "killed by signal 9 (SIGKILL): the kernel's out-of-memory killer" in verdict["message"]
+    assert "limits of its container" in verdict["fix"]
+    assert head.nothing_left()
+
+
+def test_the_kernels_out_of_memory_killer(head: Head) -> None:
+    with control_group() as group:
+        if group is None:
+            return  # the next test says the same with a counter of our own
+        command = head.launch("--nproc", "1", head.script("greedy.py", BEGIN + GREEDY))
+        pid = int(command.wait_for(r"PID (\d+)")[1])
+        (group / "cgroup.procs").write_text(str(pid_here(head, 1, pid)))
+        head.script("go", "")
+        is_out_of_memory(head, command)
+
+
+def test_the_killers_counter_is_read(head: Head) -> None:
+    """/proc/vmstat covered by a copy in which the count goes up with the kill."""
+    if not isinstance(head.cluster, NetnsCluster):
+        lacking("covering /proc/vmstat needs root")
+    copy = head.directory / "vmstat"
+    text = Path("/proc/vmstat").read_text()
+    copy.write_text(re.sub(r"^oom_kill .*\n", "", text, flags=re.MULTILINE) + "oom_kill 4\n")
+    head.cluster.exec(1, ["mount", "--bind", str(copy), "/proc/vmstat"])
+    try:
+        script = """
+join()
+if rank == 1:
+    open("vmstat", "a").write("nr_unstable 0\\n")
+    text = open("vmstat").read()
+    open("vmstat", "w").write(text.replace("oom_kill 4", "oom_kill 5"))
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(torch.ones(1))
+"""
+        command = head.launch("--nproc", "1", head.script("killed.py", BEGIN + script))
+        is_out_of_memory(head, command)
+    finally:
+        head.cluster.exec(1, ["umount", "/proc/vmstat"])
+
+
+def test_shared_memory_that_is_full(head: Head) -> None:
+    if not isinstance(head.cluster, NetnsCluster):
+        lacking("a small /dev/shm needs root")
+    text = """
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i): return torch.ones(2**20)
+join()
+if rank == 1:
+    list(torch.utils.data.DataLoader(Rows(), num_workers=1))
+dist.all_reduce(torch.ones(1))
+"""
+    head.cluster.exec(1, ["mount", "-o", "remount,size=1m", "/dev/shm"])
+    try:
+        _, verdict = launch(head, text)
+    finally:
+        head.cluster.exec(1, ["mount", "-o", "remount,size=50%", "/dev/shm"])
+    assert (verdict["kind"], verdict["rank"]) == ("shared_memory", 1), verdict
+    assert "df -h /dev/shm" in verdict["fix"]
+
+
+def test_a_home_that_is_full(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
+    """What cannot be written down there is told all the same; nothing can be started then."""
+    home = Path.home()
+    cluster = netns_cluster(2, tmpfs=[home], tmpfs_size="16m")
+    head = Head(cluster, tmp_path)
+    text = f"""
+join()
+if rank == 1:
+    with open("{home}/weights", "wb", buffering=0) as file:
+        for size in (2**20, 2**12, 1):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)): pass
+        file.write(b"0")  # HERE
+dist.all_reduce(torch.ones(1))
+"""
+    _, verdict = launch(head, "import contextlib\n" + text)
+    assert (verdict["kind"], verdict["rank"]) == ("disk_full", 1), verdict
+    assert verdict["message"] == "OSError: [Errno 28] No space left on device"
+    assert "train.py:" in verdict["where"]
+    assert head.nothing_left()
+    cluster.fill_disk(1, home)  # what the job itself had kept
+    again = head.launch("--nproc", "1", "train.py")
+    assert again.finish() == 4, again.text
+    assert "No space left on device" in again.text
+    verdict = head.record["verdict"]
+    assert (verdict["kind"], verdict["node"]) == ("disk_full", None)
+    attached = head.command("orchestrator", "attach")
+    assert attached.finish() == 4
+    assert attached.lines[-1] == f"orchestrator: what to do: {verdict['fix']}"
+
+
+def test_a_cut_between_the_ranks_alone(
+    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
+) -> None:
+    """Both nodes answer the head; what the ranks say of each other is all there is."""
+    cluster = netns_cluster(2, second_nic=True)
+    head = Head(cluster, tmp_path)
+    text = "join(2)\nprint('joined', flush=True)\nwhile True:\n    dist.all_reduce(torch.ones(1))\n"
+    script = head.script("train.py", BEGIN + text)
+    command = head.launch("--nproc", "1", "--env", "GLOO_SOCKET_IFNAME=fab0", script)
+    for _ in range(2):
+        command.wait_for("joined")
+    cluster.cut(1, nic=1)
+    assert command.finish() == 1, command.text
+    verdict = head.record["verdict"]
+    assert verdict["kind"] == "communication", verdict
+    assert "let firewalls pass" in verdict["fix"]
+    assert head.nothing_left()

@@ -1,0 +1,721 @@
+"""`orchestrator prune`: what goes by rule, and how it goes; without nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.errors import UsageError
+from orchestrator.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.head import entries, prune, removal
+from orchestrator.head.entries import Found
+from orchestrator.head.prune import Rules
+
+ORCHESTRATOR = str(Path(sys.executable).parent / "orchestrator")
+NODE = NodeRecord(0, "10.9.9.9", "10.9.9.9", None, None, "10.9.9.9", "python3", 0, 1)
+RECORD = JobRecord("job-1", "experiments/x", "done", ["master_launch"], [], 1000.0, {})
+NOW = time.mktime((2026, 2, 1, 0, 0, 0, 0, 0, -1))
+Typed = Callable[..., tuple[int, str, str]]
+
+
+def found(name: str, state: str = "done", **more: Any) -> Found:
+    return Found(name, dataclasses.replace(RECORD, state=state), **more)
+
+
+# -- choosing ---------------------------------------------------------------------------------
+
+THREE = [found(f"m_2026010{day}_000000") for day in (1, 2, 3)]
+
+
+def going(experiments: list[Found], *rules: Any, **more: Any) -> str:
+    """The days of those that go."""
+    chosen = prune.choose(experiments, NOW, Rules(*rules, **more))
+    return "".join(one.name[9] for one, why in chosen if why is None)
+
+
+@pytest.mark.parametrize(
+    ("experiments", "rules", "days"),
+    [
+        ([], {"keep": 0}, ""),
+        (THREE, {"keep": 0}, "321"),
+        (THREE, {"keep": 1}, "21"),
+        (THREE[::-1], {"keep": 2}, "1"),
+        (THREE, {"keep": 3}, ""),
+        (THREE, {"keep": 99}, ""),
+        # Both have to be true: not among the newest, and old.
+        (THREE, {"keep": 0, "older_than": 30 * 86400.0}, "21"),
+        (THREE, {"keep": 2, "older_than": 30 * 86400.0}, "1"),
+        (THREE, {"keep": 0, "older_than": 31 * 86400.0}, "1"),
+        (THREE, {"keep": 0, "older_than": 31 * 86400.0 + 1}, ""),
+        # What stays for a reason of its own counts among the newest all the same.
+        ([THREE[0], dataclasses.replace(THREE[2], pinned=True)], {"keep": 1}, "1"),
+        ([dataclasses.replace(THREE[0], pinned=True), THREE[1], THREE[2]], {"keep": 1}, "2"),
+        ([dataclasses.replace(THREE[0], busy="it runs"), THREE[2]], {"keep": 0}, "3"),
+        ([found("m_20260101_000000", "failed"), THREE[2]], {"keep": 1}, "1"),
+        ([found("m_20260101_000000", "failed"), THREE[2]], {"keep": 1, "keep_failed": True}, ""),
+        ([found("m_20260101_000000", "lost")], {"keep": 0, "keep_failed": True}, ""),
+        ([found("m_20260101_000000", "stopped")], {"keep": 0, "keep_failed": True}, "1"),
+        ([found("m_20260101_000000", "running")], {"keep": 0}, "1"),  # it was asked: over
+        ([found("m_20260101_000000", "running")], {"keep": 0, "keep_failed": True}, ""),
+        ([Found("m_20260101_000000", foreign="no job.json")], {"keep": 0}, ""),
+        # The newest by the time in the name, whatever stands before it.
+        ([found("z_20250109_000000"), found("a_20260101_000000")], {"keep": 1}, "9"),
+        ([found("a_20260101_000000"), found("b_20260101_000000")], {"keep": 1}, "1"),
+    ],
+)
+def test_which_go(experiments: list[Found], rules: dict[str, Any], days: str) -> None:
+    assert going(experiments, **rules) == days
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 28), st.booleans(), st.sampled_from(["", "it runs"])),
+             unique_by=lambda one: one[0]),
+    st.integers(0, 30), st.booleans(),
+)  # fmt: skip
+def test_what_never_goes(days: list[tuple[int, bool, str]], keep: int, keep_failed: bool) -> None:
+    experiments = [
+        found(f"m_202601{day:02}_000000", "failed" if day % 2 else "done", pinned=pin, busy=busy)
+        for day, pin, busy in days
+    ]
+    chosen = prune.choose(experiments, NOW, Rules(keep, 0.0, keep_failed))
+    assert {one.name for one, _ in chosen} == {one.name for one in experiments}
+    gone = [one for one, why in chosen if why is None]
+    assert not [one for one in gone if one.pinned or one.busy]
+    newest = sorted((one.name for one in experiments), reverse=True)[:keep]
+    assert not {one.name for one in gone} & set(newest)
+    assert not keep_failed or not [one for one in gone if one.record and one.record.state != "done"]
+
+
+@pytest.mark.parametrize(
+    ("name", "when"),
+    [
+        ("m_20260131_235959", "20260131 235959"),
+        ("my run 'x'\n_20260131_235959", "20260131 235959"),
+        ("-rf_20260131_235959", "20260131 235959"),
+        ("m_20250101_000000_20260131_235959", "20260131 235959"),
+        ("m_20261331_235959", None),
+        ("m_20260230_000000", None),
+        ("m_00000000_000000", None),
+        (".m_20260131_235959", None),
+        ("m_20260131_235959 ", None),
+        ("m_20260131_235959\n", None),
+        ("_20260131_235959", None),
+        ("m_٢٠٢٦٠١٣١_235959", None),
+        ("m", None),
+        ("", None),
+    ],
+)
+def test_the_time_in_a_name(name: str, when: str | None) -> None:
+    told = entries.stamp(name)
+    shown = None if told is None else time.strftime("%Y%m%d %H%M%S", time.localtime(told))
+    assert shown == when
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("14d", 1209600), ("36h", 129600), ("90m", 5400), ("2w", 1209600), ("1.5 h", 5400), ("0d", 0)],
+)
+def test_ages(text: str, value: float) -> None:
+    assert prune.seconds(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("14days", "did you mean '14d'?"),
+        ("3Hours", "did you mean '3h'?"),
+        ("14D", "did you mean '14d'?"),
+        ("90min", "did you mean '90m'?"),
+        ("14", "the unit is missing"),
+        ("14x", "the units are m (minutes), h (hours), d (days), w (weeks)"),
+        ("d", "not a time"),
+        ("", "not a time"),
+        ("-1d", "not a time"),
+        ("infd", "not a time"),
+        ("1e9d", "there is no unit"),
+        ("٣d", "not a time"),
+    ],
+)
+def test_what_is_no_age(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as failed:
+        prune.seconds(text)
+    assert said in str(failed.value)
+
+
+# -- on a disk --------------------------------------------------------------------------------
+
+
+def made(root: Path, name: str, state: str = "done", **fields: Any) -> Path:
+    """An experiment as a launch leaves it."""
+    path = root / name
+    (path / "outputs/checkpoints/step_00000010").mkdir(parents=True)
+    (path / "logs").mkdir()
+    (path / "outputs/checkpoints/step_00000010/data").write_bytes(b"x" * 50_000)
+    (path / "logs/node_0_10.9.9.9.txt").write_text("hello\n")
+    record = dataclasses.replace(RECORD, job=f"job-{len(names(root))}", state=state, **fields)
+    Experiment(path).write_record(record)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "experiments"
+    for day in (1, 2, 3):
+        path.mkdir(exist_ok=True)
+        made(path, f"m_2026010{day}_000000")
+    return path
+
+
+def type_it(root: Path, *words: str, before: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [*before, ORCHESTRATOR, "prune", *words],
+        cwd=root.parent,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def typed(root: Path) -> Typed:
+    return lambda *words, **more: type_it(root, *words, **more)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def days(root: Path) -> str:
+    return "".join(name[9] for name in names(root) if name.startswith("m_2026010"))
+
+
+def test_it_shows_and_asks_nobody_where_nobody_is(root: Path, typed: Typed) -> None:
+    code, out, err = typed("--keep", "1")
+    assert code == 2
+    assert "nobody can be asked" in err and "--yes" in err
+    lines = out.splitlines()
+    assert lines[0].split() == ["experiment", "state", "when", "size"]
+    assert lines[1].split()[:4] == ["m_20260102_000000", "done", "2026-01-02", "00:00"]
+    assert lines[3].startswith("2 experiments, ")
+    assert days(root) == "123"
+
+
+def test_yes(root: Path, typed: Typed) -> None:
+    code, out, err = typed("--keep", "1", "--yes")
+    assert (code, err) == (0, "")
+    assert names(root) == ["m_20260103_000000"]
+    assert "removed 2 experiments, 1" in out and " kB freed" in out
+    code, out, _ = typed("--keep", "1")
+    assert (code, out) == (0, f"nothing to remove: 1 experiment in {root}\n")
+
+
+def test_a_dry_run_changes_nothing(root: Path, typed: Typed) -> None:
+    before = snapshot(root)
+    code, out, _ = typed("--keep", "0", "--dry-run")
+    assert code == 0 and out.count("m_2026") == 3
+    code, out, _ = typed("--keep", "0", "--dry-run", "--json")
+    assert {one["action"] for one in json.loads(out)["experiments"]} == {"would be removed"}
+    assert snapshot(root) == before
+
+
+def test_where_there_is_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "experiments"
+    assert type_it(root, "--keep", "1") == (
+        0, "nothing to remove: there is no directory experiments\n", ""
+    )  # fmt: skip
+    root.write_text("")
+    code, _, err = type_it(root, "--keep", "1")
+    assert code == 2 and "Not a directory" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "it is not said how many to keep"),
+        (["--keep", "-1"], "-1"),
+        (["--keep", "x"], "not a valid integer"),
+        (["--keep", "1", "--older-than", "3dd"], "did you mean '3d'?"),
+        (["--keep", "1", "name"], "--pin or --unpin"),
+        (["--pin"], "which experiments?"),
+        (["--pin", "--unpin", "x"], "cannot go together"),
+        (["--pin", "m_20260101_00000"], "did you mean 'm_20260101_000000'?"),
+        (["--pin", "m_20260101_000000", "../x"], "no experiment '../x'"),
+    ],
+)
+def test_what_cannot_be_meant(root: Path, typed: Typed, words: list[str], said: str) -> None:
+    before = snapshot(root)
+    code, out, err = typed(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert snapshot(root) == before
+
+
+def test_both_meanings_of_nodes(root: Path, typed: Typed) -> None:
+    """A FILE as with every command; alone, the nodes are cleaned (here: of jobs without any)."""
+    code, out, _ = typed("--nodes", "list.txt", "--keep", "2", "--yes")
+    assert code == 0 and "stays there" in out
+    code, out, _ = typed("--nodes", "list.txt", "--keep", "1", "--yes", "--nodes")
+    assert code == 0 and "on their nodes" in out and "stays there" not in out
+
+
+def test_json(root: Path, typed: Typed) -> None:
+    (root / ".gitkeep").touch()
+    code, out, _ = typed("--keep", "2", "--yes", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert [one["action"] for one in told["experiments"]] == ["kept", "kept", "removed"]
+    assert told["experiments"][0]["reason"] == "among the newest 2"
+    assert told["freed"] == told["experiments"][2]["size"] > 50_000
+    assert told["not_ours"][0]["name"] == ".gitkeep"
+
+
+@pytest.mark.parametrize(
+    ("answer", "left", "code"),
+    [("y\n", "3", 0), ("n\n", "123", 130), ("\n", "123", 130), ("\x04", "123", 130)],
+)
+def test_it_asks_on_a_terminal(root: Path, answer: str, left: str, code: int) -> None:
+    leader, follower = pty.openpty()
+    running = subprocess.Popen(
+        [ORCHESTRATOR, "prune", "--keep", "1"],
+        cwd=root.parent,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    seen = b""
+    while b"[y/N]" not in seen:
+        seen += os.read(leader, 1000)
+    os.write(leader, answer.encode())
+    assert running.wait(20) == code
+    os.close(leader)
+    assert days(root) == left
+    assert seen.count(b"m_2026") == 2
+
+
+# -- pins -------------------------------------------------------------------------------------
+
+
+def test_pins(root: Path, typed: Typed) -> None:
+    code, out, _ = typed("--pin", "m_20260101_000000", "m_20260102_000000/")
+    assert code == 0 and out.count(": pinned") == 2
+    code, out, _ = typed("--list")
+    assert [line.endswith("pinned") for line in out.splitlines()[1:]] == [False, True, True]
+    assert typed("--keep", "0", "--yes")[0] == 0
+    assert days(root) == "12"
+    assert typed("--unpin", "m_20260101_000000")[0] == 0
+    assert typed("--keep", "0", "--yes")[0] == 0
+    assert days(root) == "2"
+    told = json.loads(typed("--list", "--json")[1])
+    assert [one["pinned"] for one in told["experiments"]] == [True]
+
+
+def test_a_pin_of_the_last_moment(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set while the question waits, or between the last look and the rename."""
+    fd = os.open(root, os.O_RDONLY)
+    identity = (root / "m_20260101_000000").stat()
+    own = (identity.st_dev, identity.st_ino)
+    held = removal.hold(fd, "m_20260101_000000", own)
+    removal.pin(fd, "m_20260101_000000", wanted=True)
+    with pytest.raises(removal.InTheWay, match="just been pinned"):
+        removal.hide(fd, held)
+    held.release()
+    with pytest.raises(removal.InTheWay, match="just been pinned"):
+        removal.hold(fd, "m_20260101_000000", own)
+    with pytest.raises(removal.InTheWay, match="another one"):
+        removal.hold(fd, "m_20260102_000000", own)
+    os.close(fd)
+    assert days(root) == "123"
+
+
+# -- what must not be touched -----------------------------------------------------------------
+
+
+def snapshot(path: Path) -> dict[str, Any]:
+    """Everything below a directory, as it lies there."""
+    told: dict[str, Any] = {}
+    for where, inner, files in os.walk(path):
+        for name in inner + files:
+            one = Path(where, name)
+            key = str(one.relative_to(path))
+            if one.is_symlink():
+                told[key] = one.readlink()
+            elif one.is_file():
+                told[key] = one.read_bytes()
+            else:
+                told[key] = "directory"
+    return told
+
+
+def test_symlinks_in_every_place(tmp_path: Path, root: Path, typed: Typed) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    made(outside, "m_20260101_000000")
+    (outside / "file").write_text("precious")
+    before = snapshot(outside)
+    one = root / "m_20260101_000000"
+    (one / "outputs/data").symlink_to(outside)
+    (one / "outputs/file").symlink_to(outside / "file")
+    (one / "outputs/nothing").symlink_to("/no/such/place")
+    (one / "outputs/self").symlink_to(one)
+    (root / "link_20250101_000000").symlink_to(outside / "m_20260101_000000")
+    two = root / "m_20260102_000000"
+    (two / ".head").symlink_to(outside / "file")
+    three = made(root, "record_20250102_000000")
+    (three / "job.json").unlink()
+    (three / "job.json").symlink_to(outside / "m_20260101_000000/job.json")
+    four = made(root, "logs_20250103_000000")
+    (four / "logs/node_0_10.9.9.9.txt").unlink()
+    (four / "logs").rmdir()
+    (four / "logs").symlink_to(outside)
+    (root / ".x_20250101_000000.gone-01234567").symlink_to(outside)
+    (root.parent / "root").symlink_to(root)  # the directory itself may be one: the user named it
+    code, out, _ = typed("--keep", "1", "--yes", "-v", "--experiments", "root")
+    assert snapshot(outside) == before
+    assert names(root) == [
+        ".x_20250101_000000.gone-01234567",
+        "link_20250101_000000",
+        "m_20260102_000000",
+        "m_20260103_000000",
+        "record_20250102_000000",
+    ]
+    assert "link_20250101_000000: a symbolic link" in out
+    assert "record_20250102_000000: its job.json cannot be read" in out
+    assert "NOT REMOVED: m_20260102_000000: Too many levels of symbolic links" in out
+    assert code == 1
+
+
+def test_a_directory_that_becomes_a_link(tmp_path: Path, root: Path) -> None:
+    """In the moment between the look and the deletion."""
+    outside = tmp_path / "outside"
+    made(tmp_path, "outside")
+    before = snapshot(outside)
+    path = root / "m_20260101_000000"
+    status, fd = path.stat(), os.open(root, os.O_RDONLY)
+    held = removal.hold(fd, path.name, (status.st_dev, status.st_ino))
+    path.rename(tmp_path / "moved")
+    path.symlink_to(outside)
+    with pytest.raises(removal.InTheWay, match="something else has taken its name"):
+        removal.take(fd, held, lambda _: None)
+    held.release()
+    with pytest.raises(NotADirectoryError):
+        removal.hold(fd, path.name, (status.st_dev, status.st_ino))
+    os.close(fd)
+    assert snapshot(outside) == before and path.is_symlink()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "{}", "[]", "null", "5", '{"job": 1}', "\xff", '{"nodes": ["x"]}', "[" * 100_000,
+     '{"nodes": [{"index": "../..", "name": "", "host": "", "user": null, "port": null,'
+     ' "address": "", "python": "", "first_rank": 0, "nproc": 1}], "job": "a", "experiment": "",'
+     ' "state": "done", "command": [], "started": 0, "head": {}}'],
+)  # fmt: skip
+def test_what_is_not_ours_stays(root: Path, typed: Typed, text: str | None) -> None:
+    other = root / "other_20250101_000000"
+    other.mkdir()
+    (other / "thesis.tex").write_text("precious")
+    if text is not None:
+        (other / "job.json").write_bytes(text.encode("latin-1"))
+    code, out, _ = typed("--keep", "0", "--yes", "-v")
+    assert (code, names(root)) == (0, ["other_20250101_000000"])
+    assert "not ours: other_20250101_000000: it" in out
+    assert "not ours" not in typed("--keep", "0")[1]
+
+
+def test_other_things_that_lie_there(root: Path, typed: Typed) -> None:
+    os.mkfifo(root / "fifo_20250101_000000")
+    (root / "file_20250101_000000").write_text("")
+    odd = made(root, "odd_20250101_000000")
+    (odd / "job.json").unlink()
+    os.mkfifo(odd / "job.json")
+    directory = made(root, "dir_20250101_000000")
+    (directory / "job.json").unlink()
+    (directory / "job.json").mkdir()
+    made(root, "no time in the name")
+    (root / ".hidden_20250101_000000").mkdir()
+    (root / ".m_20250101_000000.gone-0123abcd").write_text("a file")
+    before = [name for name in names(root) if not name.startswith("m_")]
+    assert typed("--keep", "0", "--yes")[0] == 0
+    assert names(root) == before
+
+
+def test_one_that_is_in_use(root: Path, typed: Typed) -> None:
+    place = Experiment(root / "m_20260101_000000")
+    assert place.lock() is None
+    before = snapshot(place.path)
+    for words in (["--dry-run"], ["--yes"]):
+        code, out, _ = typed("--keep", "1", *words)
+        assert code == 0
+        assert f"kept: m_20260101_000000: it is in use by process {os.getpid()} on" in out
+    assert snapshot(place.path) == before
+    place.unlock()
+    assert typed("--keep", "1", "--yes")[0] == 0
+    assert days(root) == "3"
+
+
+def test_one_that_is_taken_up_while_the_question_waits(root: Path) -> None:
+    with prune.opened({"experiments": root}) as fd:
+        assert fd is not None
+        options = {"experiments": root, "on_nodes": False, "ssh_config": None}
+        plan = prune.decide(fd, options, Rules(0))
+        assert len(plan.going) == 3
+        place = Experiment(root / "m_20260101_000000")
+        assert place.lock() is None
+        other = os.open(root / "m_20260102_000000", os.O_RDONLY)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        prune.remove(fd, plan, None)
+    place.unlock()
+    os.close(other)
+    assert days(root) == "12"
+    assert "in use" in plan.spared["m_20260101_000000"]
+    assert plan.spared["m_20260102_000000"] == "another prune is removing it"
+
+
+def test_a_record_that_says_running_and_a_node_that_does_not_answer(
+    root: Path, typed: Typed
+) -> None:
+    nodes = [dataclasses.replace(NODE, host="127.0.0.1", port=1, name="gpu 7")]
+    for state in ("starting", "running", "something new"):
+        made(root, f"{state}_20250101_000000", state, nodes=nodes)
+    made(root, "lost_20250101_000000", "lost", nodes=nodes)
+    code, out, _ = typed("--keep", "0", "--yes")
+    assert code == 0
+    assert names(root) == [f"{s}_20250101_000000" for s in ("running", "something new", "starting")]
+    assert out.count("and gpu 7 cannot be asked: it refuses connections on port 1") == 3
+
+
+def test_nodes_that_cannot_be_cleaned_keep_their_record(root: Path, typed: Typed) -> None:
+    nodes = [dataclasses.replace(NODE, host="127.0.0.1", port=1, name="gpu7")]
+    made(root, "far_20250101_000000", nodes=nodes)
+    code, out, _ = typed("--keep", "1", "--yes", "--on-nodes")
+    assert code == 4
+    assert names(root) == ["far_20250101_000000", "m_20260103_000000"]
+    assert "NOT REMOVED: far_20250101_000000: on node gpu7: it refuses connections" in out
+    assert typed("--keep", "1", "--yes")[0] == 0
+    assert names(root) == ["m_20260103_000000"]
+
+
+WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs files of somebody else")
+
+
+@as_root
+def test_what_cannot_be_deleted_is_named_and_stays_whole(root: Path, typed: Typed) -> None:
+    theirs = root / "m_20260101_000000/outputs/checkpoints"
+    os.chown(theirs, 65534, 65534)
+    theirs.chmod(0o755)
+    before = snapshot(root / "m_20260101_000000")
+    code, out, _ = typed("--keep", "1", "--yes", before=WITHOUT_RIGHTS)
+    assert code == 1
+    assert "NOT REMOVED: m_20260101_000000: outputs/checkpoints is read-only for us" in out
+    assert names(root) == ["m_20260101_000000", "m_20260103_000000"]
+    assert snapshot(root / "m_20260101_000000") == before
+    told = json.loads(typed("--keep", "1", "--dry-run", "--json", before=WITHOUT_RIGHTS)[1])
+    assert told["experiments"][1]["action"] == "failed"
+
+
+@as_root
+def test_a_read_only_directory_of_experiments(root: Path, typed: Typed) -> None:
+    root.chmod(0o555)
+    before = snapshot(root)
+    code, out, _ = typed("--keep", "1", "--yes", before=WITHOUT_RIGHTS)
+    assert code == 1
+    assert out.count("NOT REMOVED") == 2 and f"Permission denied, in {root}" in out
+    after = {key: value for key, value in snapshot(root).items() if not key.endswith(".head")}
+    assert after == before
+    root.chmod(0o755)
+
+
+@as_root
+def test_what_is_mounted_inside_stays(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "a data set"
+    outside.mkdir()
+    (outside / "file").write_text("precious")
+    point = root / "m_20260101_000000/outputs/a b"
+    point.mkdir()
+    words = f"mount --bind '{outside}' '{point}' && exec '{ORCHESTRATOR}' prune --keep 1 --yes"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", words], cwd=tmp_path, stdout=subprocess.PIPE, check=False
+    )
+    assert done.returncode == 1
+    assert b"a b is mounted there" in done.stdout
+    assert (outside / "file").read_text() == "precious"
+    assert days(root) == "13"
+
+
+# -- names ------------------------------------------------------------------------------------
+
+ODD = [
+    "my run",
+    "it's",
+    'a"b',
+    "new\nline",
+    "-rf",
+    "--yes",
+    "$(id)",
+    "a\\b",
+    "tab\t",
+    "é",
+    "*",
+    "a;b",
+]
+
+
+def test_odd_names(root: Path, typed: Typed) -> None:
+    for name in ODD:
+        made(root, f"{name}_20250101_000000")
+    broken = os.fsdecode(b"\xff\xfe_20250101_000000")
+    made(root, broken)
+    pins = [f"{name}_20250101_000000" for name in ODD[:5]]
+    assert typed("--pin", "--", *pins)[0] == 0
+    code, out, _ = typed("--keep", "3", "--yes")
+    assert code == 0
+    assert len(out.splitlines()) == 1 + len(ODD) - 5 + 1 + 2  # one line each, whatever is in it
+    assert set(names(root)) == {*pins, *(f"m_2026010{day}_000000" for day in (1, 2, 3))}
+    assert typed("--unpin", "--", *pins)[0] == 0
+    told = json.loads(typed("--keep", "3", "--yes", "--json")[1])
+    assert {one["name"] for one in told["experiments"][3:]} == set(pins)
+    assert days(root) == "123"
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), max_size=40))
+def test_any_name(tmp_path_factory: pytest.TempPathFactory, prefix: str) -> None:
+    """Each is an experiment, and gone, or none, and untouched; and its neighbour stays."""
+    directory = tmp_path_factory.mktemp("any")
+    root = directory / "experiments"
+    root.mkdir()
+    (directory / "neighbour").write_text("")
+    name = f"{prefix}_20250101_000000"
+    made(root, name)
+    before = snapshot(root)
+    with prune.opened({"experiments": root}) as fd:
+        assert fd is not None
+        plan = prune.decide(
+            fd, {"experiments": root, "on_nodes": False, "ssh_config": None}, Rules(0)
+        )
+        prune.remove(fd, plan, None)
+    ours = prefix != "" and not prefix.startswith(".")
+    assert plan.removed == ({name} if ours else set())
+    assert snapshot(root) == ({} if ours else before)
+    assert (directory / "neighbour").exists()
+
+
+# -- interrupted ------------------------------------------------------------------------------
+
+CUT_SHORT = """
+import os, sys
+import orchestrator.entry
+from orchestrator.head import prune
+left, number = int(sys.argv.pop(1)), int(sys.argv.pop(1))
+def counted(real):
+    def call(*args, **options):
+        global left
+        if left == 0:
+            os.kill(os.getpid(), number)
+        left -= 1
+        return real(*args, **options)
+    return call
+for name in ("rename", "unlink", "rmdir", "fsync", "scandir", "open"):
+    setattr(os, name, counted(getattr(os, name)))
+orchestrator.entry.main()
+"""
+
+
+def cut_short(root: Path, after: int, number: signal.Signals) -> int:
+    """A prune that gets a signal before the n-th thing it does to the disk."""
+    words = [sys.executable, "-c", CUT_SHORT, str(after), str(int(number)), "prune"]
+    return subprocess.run(
+        [*words, "--keep", "1", "--yes"],
+        cwd=root.parent,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    ).returncode
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+def test_interrupted_anywhere_each_is_whole_or_gone(tmp_path: Path, number: signal.Signals) -> None:
+    whole: dict[str, Any] = {}
+    states = set()
+    for after in range(200):
+        root = tmp_path / str(after) / "experiments"
+        root.mkdir(parents=True)
+        for day in (1, 2, 3):
+            made(root, f"m_2026010{day}_000000")
+        code = cut_short(root, after, number)
+        shown = [name for name in names(root) if not name.startswith(".")]
+        hidden = [name for name in names(root) if name.startswith(".")]
+        for name in shown:
+            files = set(snapshot(root / name)) - {".head"}
+            whole.setdefault(name, files)
+            assert files == whole[name], f"half of {name} after {after}"
+        states.add((len(shown), len(hidden)))
+        assert type_it(root, "--keep", "1", "--yes")[0] == 0
+        assert names(root) == ["m_20260103_000000"], after
+        if code == 0:
+            break
+        assert code == (-9 if number == signal.SIGKILL else 130)
+    assert code == 0 and after > 30
+    assert states == {(3, 0), (2, 1), (2, 0), (1, 1), (1, 0)}
+
+
+def test_what_was_left_is_told_and_needs_a_yes(root: Path, typed: Typed) -> None:
+    gone = root / ".m_20250101_000000.gone-0123abcd"
+    (root / "m_20260101_000000").rename(gone)
+    code, out, _ = typed("--keep", "5")
+    assert code == 2 and "left by a prune that was interrupted" in out and gone.exists()
+    told = json.loads(typed("--keep", "5", "--yes", "--json")[1])
+    assert told["left_over"][0]["action"] == "removed" and told["freed"] > 50_000
+    assert days(root) == "23" and not gone.exists()
+
+
+def test_many_prunes_at_once(root: Path) -> None:
+    for second in range(60):
+        made(root, f"s_20250101_0000{second:02}")
+    results: list[tuple[int, str, str]] = []
+
+    def one() -> None:
+        results.append(type_it(root, "--keep", "2", "--yes", "--json"))
+
+    threads = [threading.Thread(target=one) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [code for code, _, _ in results] == [0] * 4
+    assert days(root) == "23" and len(names(root)) == 2
+    removed = [
+        one["name"] for _, out, _ in results for one in json.loads(out)["experiments"]
+        if one["action"] == "removed"
+    ]  # fmt: skip
+    assert len(removed) == len(set(removed)) == 61
+
+
+def test_a_reader_that_leaves_does_not_stop_it(root: Path) -> None:
+    words = f"'{ORCHESTRATOR}' prune --keep 1 --yes | true"
+    done = subprocess.run(["sh", "-c", words], cwd=root.parent, stderr=subprocess.PIPE, check=True)
+    assert done.stderr == b""
+    assert days(root) == "3"

@@ -1,0 +1,141 @@
+"""What jobs left on a node, and what of it goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.node import remains
+from orchestrator.node.rundir import RunDir
+from tests.node.running import Job, script, wait_until
+
+OLD, NEW, OWN = "0" * 16, "1" * 16, "2" * 16
+NewJob = Callable[..., Job]
+
+
+def left(home: Path, job: str, node: int = 0, **spec: Any) -> RunDir:
+    """A run directory, as one that ended leaves it, or with a spec one that did not."""
+    run = RunDir(job, node)
+    run.create()
+    Path(run.log).write_text("x" * 10_000)
+    run.write_spec(spec)
+    if not spec:
+        Path(run.events).write_text('{"event": "ended"}\n')
+    return run
+
+
+def removed(*wanted: tuple[Any, Any]) -> dict[str, Any]:
+    found = remains.remove([list(one) for one in wanted], f"/anywhere/{OWN}")
+    return {**found, "runs": [one["problem"] for one in found["runs"]]}
+
+
+def test_a_run_that_is_over(home: Path) -> None:
+    left(home, "one", 0), left(home, "one", 1), left(home, "two")
+    found = removed(("one", 0), ("none", 0))
+    assert found["runs"] == ["", ""] and found["freed"] > 10_000
+    assert sorted(path.name for path in (home / "runs").iterdir()) == ["one", "two"]
+    assert [path.name for path in (home / "runs/one").iterdir()] == ["1"]  # a home that is shared
+    assert removed(("one", 1))["runs"] == [""]
+    assert [path.name for path in (home / "runs").iterdir()] == ["two"]
+
+
+def test_a_run_that_runs(home: Path, new_job: NewJob, tmp_path: Path) -> None:
+    job = new_job()
+    job.start(job.spec(script(tmp_path, "import time; print('here'); time.sleep(1000)")))
+    wait_until(lambda: job.said("here"))
+    wanted = [job.run.job, 0]
+    assert remains.living([wanted, [job.run.job, 1], [job.run.job + "x", 0]]) == [wanted]
+    assert removed((job.run.job, 0))["runs"] == ["it still runs there"]
+    # Its supervisor alone is enough, and so is a process alone.
+    for process in job.living():
+        os.kill(process, 19)
+    assert job.supervisor is not None
+    job.supervisor.kill()
+    job.supervisor.wait()
+    assert remains.living([wanted]) == [wanted]
+    job.clear()
+    wait_until(lambda: remains.living([wanted]) == [])
+    assert removed((job.run.job, 0))["runs"] == [""]
+
+
+def test_a_supervisor_that_has_started_nothing_yet(home: Path) -> None:
+    words = ["sh", "-c", "read x", "/lib", "supervise", "a job", "3"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as waiting:
+        wait_until(lambda: remains.living([["a job", 3], ["a job", 4]]) == [["a job", 3]])
+        waiting.terminate()
+
+
+@pytest.mark.parametrize(
+    "who",
+    [("../../precious", 0), ("..", 0), ("", 0), ("a/b", 0), (None, 0), (["a"], 0), ("a\0", 0),
+     ("precious", "../../../precious"), ("precious", -1), ("precious", True), ("precious", 1.0)],
+)  # fmt: skip
+def test_who_could_be_anybody(home: Path, who: tuple[Any, Any]) -> None:
+    """A record may have been written by anybody."""
+    (home / "runs/precious/1").mkdir(parents=True)
+    (home / "precious").mkdir()
+    (found,) = removed(who)["runs"]
+    assert "not a job" in found
+    assert (home / "precious").is_dir() and (home / "runs/precious/1").is_dir()
+
+
+def test_links_are_not_followed(home: Path) -> None:
+    precious = home / "precious"
+    (precious / "0").mkdir(parents=True)
+    (home / "runs/two").mkdir(parents=True)
+    (home / "runs/one").symlink_to(precious)
+    (home / "runs/two/0").symlink_to(precious)
+    run = left(home, "three")
+    Path(run.path, "inside").symlink_to(precious)
+    found = removed(("one", 0), ("two", 0), ("three", 0))["runs"]
+    assert ["not a directory of ours" in words for words in found] == [True, True, False]
+    assert (precious / "0").is_dir()
+
+
+def test_what_an_interruption_left_goes_the_next_time(home: Path) -> None:
+    hidden = home / "runs" / ".one.0.gone-0123abcd"
+    (hidden / "inside").mkdir(parents=True)
+    (home / "lib" / f".{OLD}.gone-0123abcd").mkdir(parents=True)
+    (home / "runs" / ".other").mkdir()
+    removed()
+    assert [path.name for path in (home / "runs").iterdir()] == [".other"]
+    assert list((home / "lib").iterdir()) == []
+
+
+def libraries(home: Path) -> set[str]:
+    for name in (OLD, NEW, OWN, OLD + ".77", "mine", OLD + "0"):
+        (home / "lib" / name).mkdir(parents=True, exist_ok=True)
+        os.utime(home / "lib" / name, None if name == NEW else (1, 1))
+    (home / "lib" / ("3" * 16)).symlink_to(home)
+    removed()
+    found = {path.name for path in (home / "lib").iterdir()}
+    (home / "lib" / ("3" * 16)).unlink()
+    return found
+
+
+def test_libraries(home: Path) -> None:
+    spared = {NEW, OWN, "mine", OLD + "0", "3" * 16}
+    assert libraries(home) == spared
+    left(home, "ended")
+    assert libraries(home) == spared
+    # One that has not ended needs its own; where that is not known, it may need any.
+    left(home, "running", library=f"/home/x/lib/{OLD}")
+    assert libraries(home) == spared | {OLD}
+    left(home, "older", other=1)
+    assert libraries(home) == spared | {OLD, OLD + ".77"}
+
+
+def test_a_spec_says_which_library_it_needs(home: Path, new_job: NewJob) -> None:
+    from orchestrator.node.link import LIBRARY, Link, Refusal
+
+    job = new_job()
+    spec = job.spec({"kind": "script", "name": "x", "args": []}, agent=["/no/such/python"])
+    with pytest.raises(Refusal):
+        Link().start({"spec": spec})
+    assert json.loads(Path(job.run.spec).read_text())["library"] == LIBRARY
