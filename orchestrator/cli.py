@@ -229,6 +229,12 @@ def stop(**options: Any) -> int:
 
 @cli.command("emergency-stop")
 @shared
+@click.option(
+    "--mine/--all-users",
+    "mine",
+    default=True,
+    help="Yours [default], or, as root there, everyone's.",
+)
 @click.option("--json", "as_json", is_flag=True)
 def emergency_stop_command(**options: Any) -> int:
     """Kill every job of ours on every node of the list, now."""

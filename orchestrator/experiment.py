@@ -60,6 +60,7 @@ class JobRecord:
     ended: float | None = None
     exit_code: int | None = None
     verdict: dict[str, Any] | None = None
+    receipts: dict[str, dict[str, Any]] = field(default_factory=dict)  # of `stop`, by node
 
     @property
     def over(self) -> bool:

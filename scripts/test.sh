@@ -8,6 +8,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
 need_apt sshd openssh-server
 need_apt ssh openssh-client
 need_apt ip iproute2
+need_apt nft nftables
 need_venv test
 cd -- "$ROOT"
 

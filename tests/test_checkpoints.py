@@ -561,9 +561,7 @@ def test_a_thousand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(os, "fsync", lambda fd: None)
         for step in range(1000):
             save(tmp_path, step, {".metadata": b"x"})
-    began = time.monotonic()
     assert steps(tmp_path) == list(range(999, -1, -1))
-    assert time.monotonic() - began < 1  # 0.05 s where nothing else runs
     assert len(checkpoints.prune(tmp_path, 3)) == 997
     assert listing(tmp_path) == ["step_00000997", "step_00000998", "step_00000999"]
 

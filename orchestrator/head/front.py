@@ -286,19 +286,26 @@ def status(options: dict[str, Any]) -> int:
 
 def stop(options: dict[str, Any]) -> int:
     place, record, ssh = locate(options)
-    if record.over:
-        say(f"{record.job} is over already ({record.state})")
+    # Of a job that is over, those nodes that could not be told so.
+    nodes = [node for node in record.nodes if not record.over or node.state == "lost"]
+    if not nodes:
+        over = f"orchestrator: {record.job} is over already ({record.state})"
+        print_out("[]" if options["as_json"] else over)
         return EXIT_DONE
     grace = 0.0 if options["now"] else options["grace"]
-    found = stopping.stop_job(ssh, record, record.grace if grace is None else grace)
-    if place is not None:
-        stopping.conclude(place, found)
-    return show_receipts(found, as_json=options["as_json"])
+    found = stopping.stop_job(ssh, record, nodes, record.grace if grace is None else grace)
+    code = show_receipts(found, as_json=options["as_json"])
+    if place is not None and not stopping.conclude(place, found):
+        words = f"these receipts are not in job.json: another head holds {place.name}"
+        sys.stderr.write(f"orchestrator: {words}\n")
+    return code
 
 
 def emergency_stop(options: dict[str, Any]) -> int:
     ssh = Ssh(SshConfig(options["ssh_config"]))
-    found = stopping.stop_everything(ssh, read_nodes(options["nodes"]))
+    found = stopping.stop_everything(
+        ssh, read_nodes(options["nodes"]), all_users=not options["mine"]
+    )
     return show_receipts(found, as_json=options["as_json"])
 
 

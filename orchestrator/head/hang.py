@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+from orchestrator.head.verdict import FRAME, PACKAGES
+
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+")
-PACKAGES = re.compile(r"/(site|dist)-packages/|/lib/python3[.]\d+/|^<|/orchestrator/node/")
 DEFAULT_GROUP = "0"
 
 
@@ -97,6 +97,8 @@ def culprit(ranks: Sequence[Stuck]) -> Stuck | None:
 def reading(ranks: Sequence[Stuck]) -> str:
     """One sentence, of the culprit if there is one: where the others wait, what it does instead."""
     waiting = [one for one in ranks if one.waits]
+    if not ranks:
+        return "no rank has started: every torchrun waits for the others, at the master's port"
     for one in ranks:
         if one.state in "Tt":
             return "it is stopped (SIGSTOP, or a debugger), and the others wait for it"
@@ -114,7 +116,7 @@ def reading(ranks: Sequence[Stuck]) -> str:
             f"all ranks are in {name} #{number}: the network between them, or a GPU, stands still"
         )
     idle = [one for one in ranks if not one.waits]
-    return f"no rank goes on; {names(idle[:1])}: {doing(idle[0])}" if idle else "no rank answers"
+    return f"no rank goes on; {names(idle[:1])}: {doing(idle[0])}"
 
 
 def names(ranks: Sequence[Stuck]) -> str:

@@ -208,6 +208,7 @@ def start(request: Request, reached: list[Reached], made: Plan) -> None:
             "target": asdict(node.target),
             "config": configfile.as_data(request.config),  # what the engine reads
             "lease": terms,
+            "port": 0 if node.index else made.master_port,  # free again when it is over
         }
         return one.link.ask("start", START_TIMEOUT, spec=spec)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from orchestrator.errors import (
@@ -19,22 +19,34 @@ from orchestrator.head import fleet, verdict
 from orchestrator.head.nodes import Node
 from orchestrator.head.ssh import Ssh
 
+HEAD_SECONDS = 5.0
 PROOF_SECONDS = 20.0  # beyond the grace: SIGKILL, the sweep, and looking again
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """One node's end of one job; without an error, `left` is what still lives."""
+    """One node's end of one job. Without an error: what was ended there, and what is left."""
 
     node: str
     job: str
-    took: float
-    killed: dict[str, str]
-    left: tuple[int, ...]
+    took: float = 0.0
+    user: str = ""  # another's job
+    ended: dict[str, str] = field(default_factory=dict)  # PID -> name: what lived before
+    killed: dict[str, str] = field(default_factory=dict)  # of these, what did not go when asked
+    left: tuple[int, ...] = ()
+    gpu_memory: dict[str, str] = field(default_factory=dict)  # what dead processes still hold
+    gpu_unknown: str = ""
+    port: dict[str, Any] | None = None  # the master's
     error: str = ""
 
+    @property
+    def proved(self) -> bool:
+        return not (self.error or self.left or self.gpu_memory)
 
-def stop_job(ssh: Ssh, record: JobRecord, grace: float) -> list[Receipt]:
+
+def stop_job(
+    ssh: Ssh, record: JobRecord, nodes: Sequence[NodeRecord], grace: float
+) -> list[Receipt]:
     def end(node: NodeRecord) -> list[dict[str, Any]]:
         destination = ssh.config.destination(node.host, node.user, node.port)
         link = fleet.open_link(ssh.connect(destination), node.python, ssh.timeout)
@@ -43,8 +55,8 @@ def stop_job(ssh: Ssh, record: JobRecord, grace: float) -> list[Receipt]:
         return [link.ask("end", wait + 20, job=record.job, node=node.index, **words)]
 
     started = time.monotonic()
-    results = fleet.everywhere(record.nodes, end)
-    found = receipts([node.name for node in record.nodes], results, started, record.job)
+    results = fleet.everywhere(nodes, end)
+    found = receipts([node.name for node in nodes], results, started, record.job)
     then = f"; {meanwhile(record)}; then `orchestrator stop` again proves it"
     return [replace(one, error=one.error + then) if one.error else one for one in found]
 
@@ -59,11 +71,12 @@ def meanwhile(record: JobRecord) -> str:
     return f"its supervisor will end the job itself when its lease runs out ({after})"
 
 
-def stop_everything(ssh: Ssh, nodes: Sequence[Node]) -> list[Receipt]:
+def stop_everything(ssh: Ssh, nodes: Sequence[Node], *, all_users: bool) -> list[Receipt]:
     def end(node: Node) -> list[dict[str, Any]]:
         _, connection = fleet.connect(ssh, node)
         link = fleet.open_link(connection, node.python, ssh.timeout)
         words = {"why": "emergency stop", "grace": 0.0, "wait": PROOF_SECONDS}
+        words["all_users"] = all_users
         answer = link.ask("end_all", 3 * PROOF_SECONDS, **words)
         found: list[dict[str, Any]] = answer["receipts"]
         return found
@@ -82,47 +95,68 @@ def receipts(
     found = []
     for name, result in zip(names, results, strict=True):
         if isinstance(result, OrchestratorError):
-            found.append(Receipt(name, job, took, {}, (), result.what))
+            found.append(Receipt(name, job, took, error=result.what))
             continue
         for one in result:
-            left = tuple(one["left"])
-            found.append(Receipt(name, one["job"], took, one["killed"], left))
+            data = {key: value for key, value in one.items() if key != "node"}
+            found.append(Receipt(name, **{**data, "left": tuple(data["left"])}))
     return found
 
 
 def exit_code(found: Sequence[Receipt]) -> int:
     if any(receipt.error for receipt in found):
         return EXIT_NODE
-    return EXIT_FAILED if any(receipt.left for receipt in found) else EXIT_DONE
+    return EXIT_DONE if all(receipt.proved for receipt in found) else EXIT_FAILED
 
 
 def to_text(found: Sequence[Receipt]) -> str:
-    lines = []
-    for receipt in found:
-        if receipt.error:
-            words = f"NOT REACHED: {receipt.error}"
-        elif receipt.left:
-            words = f"STILL ALIVE: {', '.join(map(str, receipt.left))}"
-        else:
-            killed = f", {len(receipt.killed)} processes had to be killed" if receipt.killed else ""
-            words = f"{receipt.job}: ended, nothing left{killed}"
-        lines.append(f"{receipt.node}: {words}")
+    lines = [f"{receipt.node}: {words(receipt)}" for receipt in found]
     return "\n".join(lines or ["nothing of ours runs on these nodes"])
+
+
+def words(receipt: Receipt) -> str:
+    if receipt.error:
+        return f"NOT REACHED: {receipt.error}"
+    whose = f"{receipt.user}'s {receipt.job}" if receipt.user else receipt.job
+    if receipt.left:
+        return f"{whose}: STILL ALIVE: {', '.join(map(str, receipt.left))}"
+    if receipt.gpu_memory:
+        held = ", ".join(f"{pid} ({much})" for pid, much in receipt.gpu_memory.items())
+        return f"{whose}: GPU MEMORY STILL HELD by dead processes: {held}; it may need a GPU reset"
+    parts = ["ended, nothing left"]
+    many = len({**receipt.ended, **receipt.killed})
+    if many:
+        how = f", {len(receipt.killed)} of them killed" if receipt.killed else ""
+        parts[0] = f"ended {many} processes{how} in {receipt.took:.1f} s, nothing left"
+    if receipt.port:
+        state = "free" if receipt.port["free"] else "in use by a process that is not of this job"
+        parts.append(f"port {receipt.port['number']} {state}")
+    if receipt.gpu_unknown:
+        parts.append(f"GPU memory not checked: {receipt.gpu_unknown}")
+    return f"{whose}: {'; '.join(parts)}"
 
 
 def to_json(found: Sequence[Receipt]) -> list[dict[str, Any]]:
     return [asdict(receipt) for receipt in found]
 
 
-def conclude(place: Experiment, found: Sequence[Receipt]) -> None:
-    """Where no head follows the job, its record is brought up to date here."""
-    if place.lock() is not None:
-        return  # the head that follows it sees the end itself
+def conclude(place: Experiment, found: Sequence[Receipt]) -> bool:
+    """Keep the receipts in job.json, and the end of a job that no head follows; False if not."""
+    deadline = time.monotonic() + HEAD_SECONDS
+    while place.lock() is not None:  # the head that follows it sees the end itself, and leaves
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
     record = place.read_record()
+    proofs = {receipt.node: receipt for receipt in found}
+    over = {name for name, receipt in proofs.items() if receipt.proved}
+    nodes = [replace(one, state="ended") if one.name in over else one for one in record.nodes]
+    receipts = {**record.receipts, **{name: asdict(one) for name, one in proofs.items()}}
+    record = replace(record, nodes=nodes, receipts=receipts)
     if not record.over and exit_code(found) == EXIT_DONE:
-        nodes = [replace(node, state="ended") for node in record.nodes]
         now = time.time()
         told = verdict.stopped("orchestrator stop", now)
-        ended = replace(record, state="stopped", exit_code=EXIT_STOPPED, ended=now, verdict=told)
-        place.write_record(replace(ended, nodes=nodes))
+        record = replace(record, state="stopped", exit_code=EXIT_STOPPED, ended=now, verdict=told)
+    place.write_record(record)
     place.unlock()
+    return True

@@ -40,7 +40,8 @@ class Activity:
             self.printed = self.moved = now
         steps = step_times(self.run)
         # A program that tells its steps is not judged by what it computes.
-        ticks = {pid: ticks_of(pid) for pid in rank_pids(self.run)} if not steps else {}
+        pids = rank_pids(self.run) or agent_pids(self.run)
+        ticks = {pid: ticks_of(pid) for pid in pids} if not steps else {}
         used = sum(max(0, ticks[pid] - self.ticks.get(pid, 0)) for pid in ticks) / TICKS
         busy = used > BUSY * max(0.1, now - self.looked) if not steps else steps != self.steps
         if busy:
@@ -69,6 +70,11 @@ def step_times(run: RunDir) -> dict[str, float]:
 def rank_pids(run: RunDir) -> dict[int, int]:
     """PID -> rank, of those that have started."""
     return {e["pid"]: e["rank"] for e in run.read_events() if e["event"] == "rank_started"}
+
+
+def agent_pids(run: RunDir) -> list[int]:
+    """torchrun itself: until there are ranks, it is what imports torch."""
+    return [e["agent"] for e in run.read_events() if e["event"] == "started"]
 
 
 def ticks_of(pid: int) -> int:

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import socket
 import struct
 import subprocess
@@ -21,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.node import outputs, processes, remains
+from orchestrator.node import ending, outputs, processes, remains
 from orchestrator.node.follow import Follower
 from orchestrator.node.hang import Activity, collect
 from orchestrator.node.hook import HookError, run_hook
@@ -34,8 +33,6 @@ BACKLOG = 1 << 19  # read no more of the log while this much waits for the netwo
 BEAT_SECONDS = 1.0
 HEAD_SILENCE = 60.0  # a head that said nothing for so long is behind a dead connection
 START_SECONDS = 20.0
-SWEEP_SECONDS = 10.0
-GONE = "its supervisor was killed"
 LIBRARY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -225,20 +222,12 @@ class Link:
         return {"left": True}
 
     def end(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Tell the supervisor; with "wait", the receipt: what was ended, what is left."""
+        """With "wait": until it is over, and the receipt."""
         run = RunDir(request["job"], request["node"])
-        words = json.dumps({"why": request["why"], "grace": request["grace"]})
-        try:
-            with connect(run) as supervisor:
-                supervisor.sendall(words.encode() + b"\n")
-                if request.get("wait"):
-                    wait_for_end(supervisor, request["wait"])
-        except OSError:
-            pass  # no supervisor: it has ended, or was killed
-        ended = last_event(run, "ended")
-        if ended is not None or not request.get("wait"):
-            return receipt(run, ended, {})
-        return self.sweep(request)
+        if request.get("wait"):
+            return ending.end(run, request)
+        ending.tell(run, request)
+        return {}
 
     def outputs(self, request: dict[str, Any]) -> dict[str, Any]:
         run = RunDir(request["job"], request["node"])
@@ -265,67 +254,9 @@ class Link:
         return {"jobs": [job_state(run) for run in all_runs() if wanted in (None, run.job)]}
 
     def end_all(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Every job of this user on this machine, known by its directory or only by its tag."""
-        known = {(run.job, run.node) for run in all_runs() if last_event(run, "ended") is None}
-        wanted = sorted(known | processes.tagged_jobs())
-        return {
-            "receipts": [self.end({**request, "job": job, "node": node}) for job, node in wanted]
-        }
-
-    def sweep(self, request: dict[str, Any]) -> dict[str, Any]:
-        """End a job whose supervisor is gone: everything with its tag, at once."""
-        killed: dict[int, str] = {}
-        deadline = time.monotonic() + SWEEP_SECONDS
-        while time.monotonic() < deadline:
-            living = processes.of_job(request["job"], request["node"])
-            if not living:
-                break
-            for process in living:
-                if processes.send(process, signal.SIGKILL):
-                    killed[process.pid] = process.name
-            time.sleep(0.02)  # the kernel tells nobody but the parent when a process is gone
-        run = RunDir(request["job"], request["node"])
-        found = receipt(run, None, killed)
-        if not found["left"] and os.path.isdir(run.path):
-            why = ": ".join(filter(None, (GONE, last_words(run))))
-            last = {"event": "ended", "time": time.time(), "agent": None, "why": why}
-            with open(run.events, "a", encoding="utf-8") as file:
-                file.write(json.dumps({**last, "swept": True, "killed": killed, "left": []}) + "\n")
-        return found
-
-
-def wait_for_end(supervisor: socket.socket, seconds: float) -> None:
-    """The supervisor closes its socket when it is done."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        supervisor.settimeout(max(0.01, deadline - time.monotonic()))
-        try:
-            if not supervisor.recv(1 << 16):
-                return
-        except OSError:  # too late; before Python 3.10 a time-out is no TimeoutError
-            return
-
-
-def last_event(run: RunDir, kind: str) -> dict[str, Any] | None:
-    found = [event for event in run.read_events() if event["event"] == kind]
-    return found[-1] if found else None
-
-
-def last_words(run: RunDir) -> str:
-    """Of a supervisor that ended by a defect of its own."""
-    try:
-        with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
-            return file.read().decode("utf-8", "replace").strip()[-2000:]
-    except OSError:
-        return ""
-
-
-def receipt(run: RunDir, ended: dict[str, Any] | None, killed: dict[int, str]) -> dict[str, Any]:
-    """The proof of an end: what was killed, and which processes of the job are alive now."""
-    left = [process.pid for process in processes.of_job(run.job, run.node)]
-    if ended is not None:
-        killed = {**ended["killed"], **killed}
-    return {"job": run.job, "node": run.node, "killed": killed, "left": left}
+        if request.get("all_users") and os.getuid() != 0:
+            raise Refusal("only root can end the jobs of other users there")
+        return {"receipts": ending.end_all(request)}
 
 
 def job_state(run: RunDir) -> dict[str, Any]:

@@ -70,14 +70,25 @@ def of_job(job: str, node: int, supervisor: int = 0) -> list[Process]:
     ]
 
 
-def tagged_jobs() -> set[tuple[str, int]]:
-    """(job, node) of every process of this user with a job's tags, wherever its files are."""
+class Tagged(NamedTuple):
+    """A job, as its processes' environment tells of it."""
+
+    job: str
+    node: int
+    owner: int
+    directory: str  # where its supervisor listens
+
+
+def tagged_jobs() -> set[Tagged]:
+    """Of every process that we may look into, wherever its files are."""
     found = set()
     for pid in everyone():
         tags = dict(entry.partition(b"=")[::2] for entry in environment(pid))
         job, node = os.fsdecode(tags.get(b"ORCHESTRATOR_JOB", b"")), tags.get(b"NODE_RANK", b"")
-        if JOB_NAME.fullmatch(job) and node.isdigit() and _owner(pid) == os.getuid():
-            found.add((job, int(node)))
+        owner = _owner(pid)
+        if JOB_NAME.fullmatch(job) and node.isdigit() and owner >= 0:
+            run = os.fsdecode(tags.get(b"ORCHESTRATOR_RUN", b""))
+            found.add(Tagged(job, int(node), owner, run))
     return found
 
 

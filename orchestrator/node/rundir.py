@@ -73,6 +73,10 @@ class RunDir:
                 if isinstance(event, dict):
                     yield event
 
+    def last_event(self, kind: str) -> dict[str, Any] | None:
+        found = [event for event in self.read_events() if event["event"] == kind]
+        return found[-1] if found else None
+
 
 def all_runs() -> Iterator[RunDir]:
     """Every job that left a directory on this machine."""
@@ -95,8 +99,13 @@ def all_runs() -> Iterator[RunDir]:
 
 
 def connect(run: RunDir) -> socket.socket:
-    """To the run's supervisor, by a name short enough for a socket address."""
-    directory = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY)
+    """To the run's supervisor."""
+    return connect_in(run.path)
+
+
+def connect_in(path: str) -> socket.socket:
+    """The same, by a name short enough for a socket address."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         client = socket.socket(socket.AF_UNIX)
         client.settimeout(5)

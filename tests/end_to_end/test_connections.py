@@ -15,12 +15,12 @@ from tests.launching import Head
 TIMEOUT = 3.0
 
 
-def launch_in_vain(head: Head, *words: str) -> list[str]:
+def launch_in_vain(head: Head, *words: str, timeout: float = TIMEOUT) -> list[str]:
     began = time.monotonic()
-    command = head.launch("--connect-timeout", str(TIMEOUT), *words, head.script("x.py", ""))
-    assert command.finish(patience=3 * TIMEOUT + 20) == 4, command.text
+    command = head.launch("--connect-timeout", str(timeout), *words, head.script("x.py", ""))
+    assert command.finish(patience=3 * timeout + 20) == 4, command.text
     took = time.monotonic() - began
-    assert took < 2 * TIMEOUT + 5, f"{took:.1f} s: the timeouts add up"
+    assert took < 2 * timeout + 5, f"{took:.1f} s: the timeouts add up"
     assert "Traceback" not in command.text
     assert "nothing was started" in command.text
     assert not list((head.directory / "experiments").glob("*"))
@@ -130,7 +130,8 @@ def test_sixty_four_nodes_of_which_five_are_down(
     down = [3, 17, 30, 42, 63]
     for node in down:
         cluster.kill_sshd(node)
-    lines = launch_in_vain(head)
+    # All 64 share this machine, and each handshake is work: on a busy one, ten seconds are few.
+    lines = launch_in_vain(head, timeout=60)
     assert lines[0].startswith("error: 5 of 64 nodes")
     for node in down:
         assert "refuses connections" in cause_of(lines, cluster.addresses[node])

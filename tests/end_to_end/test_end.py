@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import signal
 import time
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.config import Config
 from tests.clusters.netns import NetnsCluster
 from tests.conftest import Cluster
 from tests.launching import Head
@@ -78,8 +79,7 @@ def test_a_failing_rank_ends_the_job_everywhere(
     command = head.launch("--nproc", "2", "--start", start, script, how)
     began = float(command.wait_for(r"TIME ([\d.]+)")[1])
     assert command.finish() == 1
-    ended = head.record["ended"]
-    assert ended - began < 2 * max(1.0, os.getloadavg()[0] / 2), "not within two seconds"
+    assert head.record["ended"] - began < Config().launch.grace, "as if it had been asked nicely"
     verdict = head.record["verdict"]
     assert (verdict["node"], verdict["rank"]) == (1, 3)
     assert words in verdict["message"]
@@ -122,7 +122,7 @@ def test_ctrl_c_twice_kills(head: Head) -> None:
     command.interrupt()
     began = time.monotonic()
     assert command.finish() == 130
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < Config().launch.grace
     assert head.nothing_left() and sleepers(head.cluster) == 0
 
 
@@ -151,7 +151,8 @@ def test_ctrl_c_until_the_command_is_gone(head: Head) -> None:
         command.interrupt()
         time.sleep(0.002)
     assert command.finish() == 130, command.text
-    assert "Traceback" not in command.text
+    ours = [line for line in command.lines if not line.startswith("node")]  # but not the program's
+    assert "Traceback" not in "\n".join(ours)
     assert (head.record["state"], head.record["exit_code"]) == ("stopped", 130)
     assert head.nothing_left()
 
@@ -193,7 +194,13 @@ def test_stop_ends_one_job_and_proves_it(head: Head) -> None:
     stop = head.command("orchestrator", "stop", first.name)
     assert stop.finish() == 0, stop.text
     assert stop.text.count("nothing left") == 2
+    assert stop.text.count("; port ") == 1
     assert jobs[0].finish() == 130
+    receipts = json.loads((first / "job.json").read_text())["receipts"]
+    assert [len(receipt["ended"]) for receipt in receipts.values()] == [
+        4,
+        4,
+    ]  # agent, keeper, rank, its child
     assert jobs[1].process.poll() is None
     emergency = head.command("emergency_stop")
     assert emergency.finish() == 0, emergency.text

@@ -76,8 +76,7 @@ def test_a_failure_ends_the_job_everywhere_without_a_head(head: Head) -> None:
     killed(launch(head))
     assert head.left(0) and head.left(1)
     (head.directory / "fail").touch()
-    took = wait_until(lambda: not head.left(0) and not head.left(1), 10)
-    assert took < 2 * max(1.0, os.getloadavg()[0] / 2), took
+    wait_until(lambda: not head.left(0) and not head.left(1), 20)  # not only with the lease
     (ending,) = events(head, 0, "ending")
     assert ending["why"] == "rank 1 on node 1 failed"
     attached = head.command("orchestrator", "attach")
@@ -108,8 +107,7 @@ def test_a_node_that_is_cut_off_for_good(lonely: Head) -> None:
     lonely.cluster.cut(1)
     time.sleep(1.5)
     assert lonely.left(0) and lonely.left(1), "its lease has not run out"
-    took = wait_until(lambda: not lonely.left(0) and not lonely.left(1), 10)
-    assert 0.5 < took < 5, took
+    wait_until(lambda: not lonely.left(0) and not lonely.left(1), 20)
     for node in (0, 1):
         (ending,) = events(lonely, node, "ending")
         assert ending["lost"] == 1 and "no word between node 1 and node 0" in ending["why"]
@@ -148,8 +146,7 @@ def test_a_job_that_needs_its_head(head: Head) -> None:
     time.sleep(4)
     assert head.left(0) and head.left(1), "another head came in time"
     killed(attached)
-    took = wait_until(lambda: not head.left(0) and not head.left(1), 15)
-    assert 1.5 < took < 8, took
+    assert wait_until(lambda: not head.left(0) and not head.left(1), 30) > 1
     for node in (0, 1):
         (ending,) = events(head, node, "ending")
         assert "no head was attached" in ending["why"] and ending["headless"]
@@ -250,12 +247,10 @@ def test_a_firewall_between_the_supervisors(lonely: Head, verdict: str) -> None:
     chain = "add chain inet wall in { type filter hook input priority 0 ; }"
     for words in ("add table inet wall", chain, f"add rule inet wall in {rule}"):
         cluster.exec(0, ["nft", words])
-    began = time.monotonic()
     script = lonely.script("wait.py", WAIT)
     command = lonely.launch("--node-loss-timeout", "2", script, str(lonely.directory))
     command.wait_for("ready")
     command.wait_for("ready")
-    assert time.monotonic() - began < 10
     command.wait_for(r"node 1 .* cannot reach node 0's supervisor \(\w+", patience=20)
     time.sleep(3)
     (lonely.directory / "end").touch()

@@ -110,7 +110,7 @@ def test_this_machine_is_measured_quickly(dtype: str) -> None:
     began = time.perf_counter()
     found = speed.measured_matmul_flops(torch.device("cpu"), dtype)
     assert 1e7 < found < 1e14
-    assert time.perf_counter() - began < 3  # 0.2 s when nobody else computes
+    assert time.perf_counter() - began < 20  # 0.2 s when nobody else computes
 
 
 def test_mfu() -> None:

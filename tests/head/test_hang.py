@@ -67,7 +67,7 @@ def rank(number: int, waits: str = "", entered: int = 0, state: str = "S", **gro
         ([rank(0, "all_reduce #7"), rank(1, entered=6, state="T")], 1, "it is stopped (SIGSTOP"),
         ([rank(0, "all_reduce #7"), rank(1, entered=6, state="D")], 1, "it waits in the kernel"),
         ([rank(0), rank(1)], None, "no rank goes on"),
-        ([], None, "no rank answers"),
+        ([], None, "no rank has started: every torchrun waits for the others"),
     ],
 )  # fmt: skip
 def test_the_reading(ranks: list[Stuck], who: int | None, words: str) -> None:

@@ -10,6 +10,7 @@ import selectors
 import signal
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -448,12 +449,15 @@ def test_an_end_with_its_receipt(new_link: NewLink, new_job: NewJob, tmp_path: P
     job.start(job.spec(script(tmp_path, WAITS)))
     wait_until(lambda: job.said("ready"))
     link, who = new_link(), {"job": job.run.job, "node": 0}
+    job_pids = job.living()
     receipt = link.ask("end", PATIENCE, **who, why="enough", grace=10.0, wait=20.0)
-    assert receipt == {**who, "killed": {}, "left": []}
+    proved = {"killed": {}, "left": [], "gpu_memory": {}, "gpu_unknown": "", "port": None}
+    assert receipt == {**who, **proved, "ended": receipt["ended"], "took": receipt["took"]}
+    assert sorted(receipt["ended"]) == sorted(map(str, job_pids))
     assert job.wait()["why"] == "enough"
     # Again, when it is over: the same receipt, and nothing happens.
     again = link.ask("end", PATIENCE, **who, why="more", grace=0.0, wait=20.0)
-    assert again == receipt
+    assert again == {**receipt, "ended": {}, "took": again["took"]}
     assert len(job.of_kind("ended")) == 1
 
 
@@ -531,6 +535,18 @@ def test_an_end_that_takes_too_long_becomes_a_sweep(
     assert receipt["left"] == []
 
 
+SLEEPS = ["sleep", "1000"]
+LISTENS = """
+import socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.bind("socket")
+server.listen()
+print(".", end="", flush=True)
+client = server.accept()[0]
+open(sys.argv[1], "wb").write(client.recv(4096))
+"""
+
+
 def test_all_jobs_end_known_by_directory_or_tag(
     home: Path, new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -542,15 +558,55 @@ def test_all_jobs_end_known_by_directory_or_tag(
     Path(lost.run.path).rename(tmp_path / "away")
     tagged = node_link.processes.tagged_jobs
     ours = {job.run.job for job in (known, lost, over)}
-    assert {(job.run.job, 0) for job in (known, lost)} <= tagged()
+    assert {job.run.job for job in (known, lost)} <= {one.job for one in tagged()}
     # Not a word to jobs that really run here.
     monkeypatch.setattr(
-        node_link.processes, "tagged_jobs", lambda: {one for one in tagged() if one[0] in ours}
+        node_link.processes, "tagged_jobs", lambda: {one for one in tagged() if one.job in ours}
     )
     found = node_link.Link().end_all({"why": "emergency", "grace": 0.0, "wait": 10.0})["receipts"]
     assert {receipt["job"] for receipt in found} == {known.run.job, lost.run.job}
     assert all(receipt["killed"] for receipt in found)
     assert [receipt["left"] for receipt in found] == [[], []]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may")
+def test_jobs_of_all_users_end_when_root_wants_it(home: Path, tmp_path: Path) -> None:
+    """One with a supervisor to ask, one without; and nothing in their files is believed."""
+    asked = tmp_path / "asked"
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    processes = {}
+    for name in ("listens", "alone"):
+        directory = tmp_path / name
+        directory.mkdir()
+        os.chown(directory, 65534, 65534)
+        env = {"ORCHESTRATOR_JOB": f"theirs-{os.getpid()}-{name}", "NODE_RANK": "0"}
+        words = ["/usr/bin/python3", "-c", LISTENS, str(asked)] if name == "listens" else SLEEPS
+        processes[name] = subprocess.Popen(
+            words,
+            env={**env, "ORCHESTRATOR_RUN": str(directory)},
+            cwd=directory,
+            user=65534,
+            stdout=subprocess.PIPE,
+        )
+    assert processes["listens"].stdout
+    assert processes["listens"].stdout.read(1) == b"."
+    mine = node_link.Link().end_all({"why": "emergency", "grace": 0.0, "wait": 5.0})["receipts"]
+    assert not [one for one in mine if one["job"].startswith("theirs-")]
+    words = {"why": "emergency", "grace": 0.0, "wait": 5.0, "all_users": True}
+    threading.Thread(target=processes["alone"].wait).start()  # or it stays as a zombie
+    found = node_link.Link().end_all(words)["receipts"]
+    theirs = {one["job"].rpartition("-")[2]: one for one in found if "user" in one}
+    assert {name: one["user"] for name, one in theirs.items()} == {
+        "listens": "nobody",
+        "alone": "nobody",
+    }
+    assert theirs["alone"]["killed"]
+    assert json.loads(asked.read_text())["why"] == "emergency"
+    assert [one["left"] for one in theirs.values()] == [[], []]
+    assert not list((tmp_path / "alone").iterdir())
+    processes["listens"].wait()
 
 
 # -- the state of a job -----------------------------------------------------------------------

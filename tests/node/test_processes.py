@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from orchestrator.node import processes
-from orchestrator.node.processes import Process, look, of_job, send, tagged_jobs
+from orchestrator.node.processes import Process, Tagged, look, of_job, send, tagged_jobs
 from tests.node.running import PYTHON, ROOT, alive, wait_until
 
 SLEEP = ["sleep", "1000"]
@@ -180,15 +180,15 @@ def test_jobs_are_known_by_their_tags(job: str, start: Start) -> None:
     start(job, 3)
     start(f"no job's name, {job}", 0)
     start(job, 0, NODE_RANK="many")
-    found = {one for one in tagged_jobs() if job in one[0]}
-    assert found == {(job, 0), (job, 3)}
+    found = {one for one in tagged_jobs() if job in one.job}
+    assert found == {Tagged(job, 0, os.getuid(), ""), Tagged(job, 3, os.getuid(), "")}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a process of another user")
 def test_jobs_of_others_are_theirs(job: str, start: Start) -> None:
     start(job, 0, "setpriv", "--reuid=65534", "--clear-groups", "sleep", "1000")
     wait_until(lambda: any(p.name == "sleep" for p in of_job(job, 0)))
-    assert not [one for one in tagged_jobs() if one[0] == job]
+    assert {one.owner for one in tagged_jobs() if one.job == job} == {65534}
 
 
 def test_a_process_that_ends_meanwhile_disturbs_nothing(
@@ -202,4 +202,4 @@ def test_a_process_that_ends_meanwhile_disturbs_nothing(
     monkeypatch.setattr(
         processes, "environment", lambda _: {b"ORCHESTRATOR_JOB=" + job.encode(), b"NODE_RANK=0"}
     )
-    assert tagged_jobs() == {(job, 0)}
+    assert tagged_jobs() == {Tagged(job, 0, os.getuid(), "")}

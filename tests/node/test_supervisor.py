@@ -20,7 +20,7 @@ from orchestrator.node.supervisor import FAILED_GRACE
 from tests.node.running import PYTHON, Job, alive, script, wait_until
 
 NewJob = Callable[..., Job]
-PROMPT = 2.0  # seconds that an end may take beyond its grace, on a busy machine
+PROMPT = 8.0  # seconds that an end may take beyond its grace, on a busy machine
 
 both = pytest.mark.parametrize("start", ["fork", "plain"])
 

@@ -1,0 +1,144 @@
+"""The proof that a job is over on this node: no process, no GPU memory, no port of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from orchestrator.node import processes
+from orchestrator.node.probe import port_is_free
+from orchestrator.node.rundir import RunDir
+
+GPU_SECONDS = 5.0  # nvidia-smi without its daemon wakes every GPU first
+RELEASE_SECONDS = 2.0  # a driver may take as long to give back what a killed process held
+NVIDIA = ("--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits")
+MACHINE_PIDS = 0xEFFFFFFC  # the inode of the PID namespace that no container has
+AMD = "/sys/class/kfd/kfd/proc"  # a directory per process that uses a GPU
+
+
+def receipt(
+    run: RunDir,
+    began: float,
+    ended: dict[str, Any] | None,
+    before: Iterable[processes.Process],
+    killed: dict[int, str],
+) -> dict[str, Any]:
+    """What was ended and how, and what is left. `began` is monotonic, `before` lived then."""
+    left = [process.pid for process in processes.of_job(run.job, run.node)]
+    names = {process.pid: process.name for process in before if process.pid not in left}
+    killed = {**(ended["killed"] if ended else {}), **killed}
+    held, unknown = gpu_memory({*names, *map(int, killed), *ranks_of(ended)})
+    return {
+        "job": run.job,
+        "node": run.node,
+        "ended": names,
+        "killed": killed,
+        "left": left,
+        "gpu_memory": held,
+        "gpu_unknown": unknown,
+        "port": port_of(run),
+        "took": time.monotonic() - began,
+    }
+
+
+def ranks_of(ended: dict[str, Any] | None) -> set[int]:
+    ranks = (ended or {}).get("ranks", {}).values()
+    return {rank["pid"] for rank in ranks if rank.get("pid")}
+
+
+def port_of(run: RunDir) -> dict[str, Any] | None:
+    """The master's port, on the master's node, and whether it can be had again."""
+    try:
+        number = run.read_spec()["port"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return {"number": number, "free": port_is_free(number)} if number else None
+
+
+def gpu_memory(pids: set[int]) -> tuple[dict[int, str], str]:
+    """(PID -> what it holds, of these PIDs; why it is not known, or "")."""
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while True:
+        try:
+            held = {**nvidia_memory(), **amd_memory()}
+        except OSError as error:
+            return {}, str(error)
+        ours = {pid: held[pid] for pid in sorted(pids & set(held)) if not lives_anew(pid)}
+        if not ours or time.monotonic() > deadline:
+            return ours, ""
+        time.sleep(0.1)  # no driver tells when it has finished
+
+
+def lives_anew(pid: int) -> bool:
+    """All processes of the job are dead: a living one with such a PID is another's."""
+    now = processes.look(pid)
+    return now is not None and now.state not in "ZXD"
+
+
+def nvidia_memory() -> dict[int, str]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    if os.stat("/proc/self/ns/pid").st_ino != MACHINE_PIDS:
+        raise OSError("this is a container, and nvidia-smi tells the PIDs of its machine")
+    text = output([program, *NVIDIA])
+    rows = (line.split(",") for line in text.splitlines())
+    found = {}
+    for row in rows:
+        if row[0].strip().isdigit() and len(row) > 1:
+            amount = row[1].strip()
+            found[int(row[0])] = f"{amount} MiB" if amount.isdigit() else "some memory"
+    return found
+
+
+def output(command: list[str]) -> str:
+    """Of a command that may hang in the driver: then not even SIGKILL ends it, and we go on."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        text = process.communicate(timeout=GPU_SECONDS)[0].decode("utf-8", "replace")
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        name = os.path.basename(command[0])
+        raise OSError(f"{name} did not answer in {GPU_SECONDS:g} s") from None
+    if process.returncode:
+        first = (text.strip().splitlines() or ["no word"])[0]
+        raise OSError(f"{os.path.basename(command[0])} failed: {first}")
+    return text
+
+
+def amd_memory() -> dict[int, str]:
+    found = {}
+    with contextlib.suppress(OSError):
+        for name in filter(str.isdigit, os.listdir(AMD)):
+            used = sum(number(os.path.join(AMD, name, file)) for file in vram_files(name))
+            if used:
+                found[int(name)] = f"{used >> 20} MiB"
+    return found
+
+
+def vram_files(name: str) -> list[str]:
+    try:
+        return [file for file in os.listdir(os.path.join(AMD, name)) if file.startswith("vram_")]
+    except OSError:  # it ended meanwhile
+        return []
+
+
+def number(path: str) -> int:
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0
