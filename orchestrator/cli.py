@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -13,8 +14,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from orchestrator import __version__
-from orchestrator.errors import OrchestratorError, nearest
+from orchestrator.errors import EXIT_USAGE, OrchestratorError, nearest
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no defect of ours, wherever it is met
 DEFAULT_CONFIG = "config/multi_node/distributed_two_nodes.yaml"
 DEFAULT_HOOK = "scripts/multi_node/config_node.sh"
 
@@ -43,6 +45,12 @@ def run(command: click.Command, name: str) -> NoReturn:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"error: {where}{error.strerror}", err=True)
+        code = EXIT_USAGE
     try:
         sys.stdout.flush()
     except BrokenPipeError:

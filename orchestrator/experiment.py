@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -99,8 +100,12 @@ class Experiment:
     def write(self, name: str, text: str) -> None:
         """A whole file or none, readable by its owner alone until the directory says otherwise."""
         new = self.path / f".{name}.{os.getpid()}"
-        new.write_text(text, encoding="utf-8")
-        new.replace(self.path / name)
+        try:
+            new.write_text(text, encoding="utf-8")
+            new.replace(self.path / name)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
 
     def write_record(self, record: JobRecord) -> None:
         self.write("job.json", json.dumps(dataclasses.asdict(record), indent=1) + "\n")
@@ -125,9 +130,10 @@ class Experiment:
                 json.loads(text) if text else {"pid": 0, "host": "?", "since": 0}
             )
             return holder
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(this_head()).encode(), 0)
         self._lock = fd
+        with contextlib.suppress(OSError):  # a full disk: then only its name is not known
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps(this_head()).encode(), 0)
         (self.path / ".steal").unlink(missing_ok=True)
         return None
 
@@ -151,7 +157,9 @@ class Experiment:
         return holder
 
     def discard(self) -> None:
-        """Undo create() while nothing was written yet."""
+        """Undo create(), and what is written before anything is started."""
+        for file in (".head", "job.json", "config.yaml"):
+            (self.path / file).unlink(missing_ok=True)
         for inner in (self.path / "outputs", self.logs, self.path):
             inner.rmdir()
 
@@ -225,7 +233,7 @@ def adopt(root: Path, record: JobRecord) -> Experiment:
     place = Experiment(root.absolute() / record.experiment)
     try:
         place.logs.mkdir(parents=True)
+        place.write_record(replace(record, experiment=str(place.path)))
     except OSError as error:
         raise UsageError(f"{place.path} cannot be created: {error.strerror}") from error
-    place.write_record(replace(record, experiment=str(place.path)))
     return place

@@ -295,9 +295,9 @@ def stop(options: dict[str, Any]) -> int:
     grace = 0.0 if options["now"] else options["grace"]
     found = stopping.stop_job(ssh, record, nodes, record.grace if grace is None else grace)
     code = show_receipts(found, as_json=options["as_json"])
-    if place is not None and not stopping.conclude(place, found):
-        words = f"these receipts are not in job.json: another head holds {place.name}"
-        sys.stderr.write(f"orchestrator: {words}\n")
+    why = stopping.conclude(place, found) if place is not None else ""
+    if why:
+        sys.stderr.write(f"orchestrator: these receipts are not in job.json: {why}\n")
     return code
 
 

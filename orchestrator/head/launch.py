@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -158,23 +159,39 @@ def launch(request: Request, say: Say) -> Launched:
     interrupt.hold()  # from here on there is something to end: the run answers
     interrupt.undo_with(None)
     place.lock()
-    announce(made, place, say)
     record = first_record(request, made, job, place)
-    place.write_record(record)
-    shown = replace(request.config, env=secret.redacted(request.config.env))
-    place.write("config.yaml", configfile.dump(shown))
+    write_down(request, record, place)
+    announce(made, place, say)
     try:
         start(request, reached, made)
     except OrchestratorError as error:
         now = time.time()
         told = verdict.not_started(error.what, now)
         ended = replace(record, state="failed", exit_code=error.exit_code, ended=now, verdict=told)
-        place.write_record(ended)
+        with contextlib.suppress(OSError):  # a full disk must not hide why it did not start
+            place.write_record(ended)
         raise
     finally:  # not before the start: git alone takes 10 ms, and seconds in a large tree
         text = json.dumps(manifest(request, reached, made), indent=1)
-        place.write("manifest.json", text + "\n")
+        try:
+            place.write("manifest.json", text + "\n")
+        except OSError as error:
+            say(f"manifest.json is missing: {place.path}: {error.strerror}")
     return Launched(place, record, ssh, tuple(reached))
+
+
+def write_down(request: Request, record: JobRecord, place: Experiment) -> None:
+    """What anybody needs who is to find this job again."""
+    shown = replace(request.config, env=secret.redacted(request.config.env))
+    try:
+        place.write_record(record)
+        place.write("config.yaml", configfile.dump(shown))
+    except OSError as error:
+        place.discard()
+        raise UsageError(
+            f"{place.path} cannot be written: {error.strerror}; nothing was started",
+            "free some space or name another directory with --experiments DIR",
+        ) from error
 
 
 def announce(made: Plan, place: Experiment, say: Say) -> None:

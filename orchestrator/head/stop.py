@@ -140,12 +140,12 @@ def to_json(found: Sequence[Receipt]) -> list[dict[str, Any]]:
     return [asdict(receipt) for receipt in found]
 
 
-def conclude(place: Experiment, found: Sequence[Receipt]) -> bool:
-    """Keep the receipts in job.json, and the end of a job that no head follows; False if not."""
+def conclude(place: Experiment, found: Sequence[Receipt]) -> str:
+    """Keep the receipts in job.json, and the end of a job that no head follows; why not, or ""."""
     deadline = time.monotonic() + HEAD_SECONDS
     while place.lock() is not None:  # the head that follows it sees the end itself, and leaves
         if time.monotonic() > deadline:
-            return False
+            return f"another head holds {place.name}"
         time.sleep(0.05)
     record = place.read_record()
     proofs = {receipt.node: receipt for receipt in found}
@@ -157,6 +157,10 @@ def conclude(place: Experiment, found: Sequence[Receipt]) -> bool:
         now = time.time()
         told = verdict.stopped("orchestrator stop", now)
         record = replace(record, state="stopped", exit_code=EXIT_STOPPED, ended=now, verdict=told)
-    place.write_record(record)
-    place.unlock()
-    return True
+    try:
+        place.write_record(record)
+    except OSError as error:
+        return f"{place.path}: {error.strerror}"
+    finally:
+        place.unlock()
+    return ""

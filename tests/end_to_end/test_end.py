@@ -197,10 +197,8 @@ def test_stop_ends_one_job_and_proves_it(head: Head) -> None:
     assert stop.text.count("; port ") == 1
     assert jobs[0].finish() == 130
     receipts = json.loads((first / "job.json").read_text())["receipts"]
-    assert [len(receipt["ended"]) for receipt in receipts.values()] == [
-        4,
-        4,
-    ]  # agent, keeper, rank, its child
+    # The agent, the keeper, the rank and its child.
+    assert [len(receipt["ended"]) for receipt in receipts.values()] == [4, 4]
     assert jobs[1].process.poll() is None
     emergency = head.command("emergency_stop")
     assert emergency.finish() == 0, emergency.text

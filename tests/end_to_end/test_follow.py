@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -223,22 +224,38 @@ def test_a_reader_that_leaves_does_not_end_the_job(head: Head) -> None:
     assert numbered(head, 0, 0) and numbered(head, 1, 1)
 
 
+@pytest.fixture
+def small(head: Head) -> Iterator[Path]:
+    """A disk of 2 MB, for experiments."""
+    path = head.directory / "small disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(path)], check=True)
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_here_makes_the_logs_wait(head: Head) -> None:
+def test_a_full_disk_here_makes_the_logs_wait(head: Head, small: Path) -> None:
     """The job goes on, and every byte comes home once there is room again."""
-    small = head.directory / "small disk"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(small)], check=True)
-    try:
-        burst = "print('y' * 99)\n"
-        text = f"for _ in range(30_000):\n    {burst}"
-        command = head.launch("--quiet", "--experiments", str(small), head.script("burst.py", text))
-        command.wait_for("no space left")
-        assert command.process.poll() is None
-        subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
-        assert command.finish() == 0, command.text
-        for log in small.glob("*/logs/node_*.txt"):
-            assert log.read_bytes().count(b"y" * 99 + b"\n") == 30_000
-        assert json.loads(next(small.glob("*/job.json")).read_text())["state"] == "done"
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
+    burst = "print('y' * 99)\n"
+    text = f"for _ in range(30_000):\n    {burst}"
+    command = head.launch("--quiet", "--experiments", str(small), head.script("burst.py", text))
+    command.wait_for("no space left")
+    assert command.process.poll() is None
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
+    assert command.finish() == 0, command.text
+    for log in small.glob("*/logs/node_*.txt"):
+        assert log.read_bytes().count(b"y" * 99 + b"\n") == 30_000
+    assert json.loads(next(small.glob("*/job.json")).read_text())["state"] == "done"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_disk_that_is_full_already_starts_nothing(head: Head, small: Path) -> None:
+    with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(1 << 12)):
+            pass
+    command = head.launch("--experiments", str(small), head.script("x.py", "print('never')"))
+    assert command.finish() == 2
+    assert "cannot be written: No space left on device; nothing was started" in command.text
+    assert [path.name for path in small.iterdir()] == ["filler"]
+    assert head.nothing_left()
