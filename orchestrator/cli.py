@@ -183,6 +183,23 @@ def launch_command(**options: Any) -> int:
     return front.launch(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)
 
 
+NOT_PLANNED = ("detach", "dry_run", "as_json", "quiet", "color")
+
+
+@cli.command(
+    "plan",
+    params=[one for one in launch_command.params if one.name not in NOT_PLANNED],
+    context_settings=launch_command.context_settings,
+)
+@click.option("--explain", is_flag=True, help="Every setting of every node: whose it is, and why.")
+@click.option("--json", "as_json", is_flag=True)
+def plan_command(**options: Any) -> int:
+    """Print what a launch would run on each node, or with --explain why; start nothing."""
+    from orchestrator.head import front
+
+    return front.plan_only(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)
+
+
 @cli.command()
 @shared
 @click.argument("experiment", required=False, shell_complete=experiment_names)

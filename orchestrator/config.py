@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator import contradictions
 from orchestrator.errors import UsageError
-from orchestrator.strict import above, at_least, multiple, one_of, part
+from orchestrator.strict import REST, above, at_least, multiple, one_of, part
 
 SHARDED = ("hybrid_shard", "full_shard", "shard_grad_op")
 COPIED = ("ddp", "no_shard")  # two names of one thing: a whole copy on every rank
@@ -285,6 +285,18 @@ class Distributed:
             )
 
 
+@dataclass(frozen=True)
+class Nccl:
+    """The network between nodes; `orchestrator plan --explain` shows what comes of it, and why."""
+
+    profile: str = "auto"  # the fastest that all nodes have; or infiniband, roce, ethernet, debug
+    variables: dict[str, str] = field(default_factory=dict, metadata=REST)  # such as NCCL_DEBUG
+
+    def __post_init__(self) -> None:
+        profiles = ("auto", "infiniband", "roce", "ethernet", "debug")
+        one_of("nccl.profile", self.profile, profiles)
+
+
 COMPILED = only("compile.enabled", True)
 
 
@@ -378,7 +390,7 @@ class Config:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     profiling: Profiling = field(default_factory=Profiling)
     logging: Logging = field(default_factory=Logging)
-    nccl: dict[str, str] = field(default_factory=dict)  # NCCL_* that win over computed ones
+    nccl: Nccl = field(default_factory=Nccl)
     env: dict[str, str] = field(default_factory=dict)  # more environment for every rank
 
     def __post_init__(self) -> None:

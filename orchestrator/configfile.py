@@ -11,13 +11,13 @@ from typing import Any
 
 from orchestrator.config import Config
 from orchestrator.errors import UsageError, nearest
-from orchestrator.strict import build
+from orchestrator.strict import build, rest_of
 
-VARIABLES = ("nccl", "env")  # the sections that hold the environment of the ranks
+VARIABLES = ("nccl", "env")  # the sections that hold environment of the ranks
 SECTIONS = {
-    name: [item.name for item in dataclasses.fields(kind)]
+    name: [item.name for item in dataclasses.fields(kind) if "rest" not in item.metadata]
     for name, kind in typing.get_type_hints(Config).items()
-    if name not in VARIABLES
+    if dataclasses.is_dataclass(kind)
 }
 
 
@@ -58,7 +58,12 @@ def as_data(config: Config) -> dict[str, Any]:
             return {key: plain(inner) for key, inner in value.items()}
         return [plain(item) for item in value] if isinstance(value, tuple) else value
 
-    return {name: plain(value) for name, value in dataclasses.asdict(config).items()}
+    found = {name: plain(value) for name, value in dataclasses.asdict(config).items()}
+    for name, kind in typing.get_type_hints(Config).items():
+        rest = rest_of(kind) if dataclasses.is_dataclass(kind) else None
+        if rest:
+            found[name].update(found[name].pop(rest))  # as it is written
+    return found
 
 
 def _parse(text: str, what: str, *, as_written: bool = False) -> Any:

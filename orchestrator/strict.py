@@ -14,6 +14,10 @@ from orchestrator.errors import UsageError, nearest
 
 T = TypeVar("T")
 
+# On a field of variables: keys in capitals beside its name are its entries.
+REST = {"rest": True}
+VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+
 WORDS = {
     int: "a whole number",
     float: "a number",
@@ -33,12 +37,28 @@ def build(cls: type[T], data: Any, where: str = "") -> T:
     hints = typing.get_type_hints(cls)
     names = [item.name for item in dataclasses.fields(typing.cast(Any, cls))]
     values = {}
-    for key, value in data.items():
-        name = f"{where}.{key}" if where else str(key)
+    rest = rest_of(cls)
+    for key, value in (_gathered(data, rest) if rest else data).items():
+        name = where if key == rest else f"{where}.{key}" if where else str(key)
         if key not in names:
             raise UsageError(f"unknown key {name!r} in the config{nearest(str(key), names)}")
         values[key] = _value(hints[key], value, name)
     return cls(**values)
+
+
+def rest_of(cls: Any) -> str | None:
+    """The field of a class that is marked REST."""
+    return next((item.name for item in dataclasses.fields(cls) if "rest" in item.metadata), None)
+
+
+def _gathered(data: Mapping[Any, Any], rest: str) -> dict[Any, Any]:
+    """The keys in capitals, moved to where they belong."""
+    capitals = {k: v for k, v in data.items() if isinstance(k, str) and VARIABLE.fullmatch(k)}
+    others = {k: v for k, v in data.items() if k not in capitals}
+    if capitals:
+        explicit = others.get(rest) or {}
+        others[rest] = {**explicit, **capitals} if isinstance(explicit, Mapping) else explicit
+    return others
 
 
 def _value(kind: Any, value: Any, name: str) -> Any:

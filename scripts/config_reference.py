@@ -54,15 +54,20 @@ def section(name: str, kind: Any, words: dict[tuple[str, str], str]) -> str:
             other, values = item.metadata["only"]
             wanted = ", ".join(str(value).lower() for value in values)
             meaning = f"{meaning}{'; ' if meaning else ''}for {other}: {wanted}"
+        if "rest" in item.metadata:
+            meaning = f"any variable of the ranks, in capitals, {meaning}; wins over computed ones"
         made = item.default_factory
         default = item.default if made is dataclasses.MISSING else made()
+        shown_name = "NAME" if "rest" in item.metadata else item.name
         lines.append(
-            f"| `{item.name}` | {type_of(hints[item.name])} | {shown(default)} | {meaning} |"
+            f"| `{shown_name}` | {type_of(hints[item.name])} | {shown(default)} | {meaning} |"
         )
     return "\n".join(lines)
 
 
 def type_of(hint: Any) -> str:
+    if typing.get_origin(hint) is dict:
+        return "text" if typing.get_args(hint)[1] is str else "keys and values"
     text = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
     text = re.sub(r"typing\.|, \.\.\.", "", text).replace("tuple", "list")
     return re.sub(r" \| None", "", text).replace("str", "text").replace("|", "or")

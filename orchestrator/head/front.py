@@ -13,8 +13,8 @@ from typing import Any
 from orchestrator import configfile, experiment
 from orchestrator.errors import EXIT_DONE, EXIT_NODE, EXIT_STOPPED, UsageError, nearest
 from orchestrator.experiment import Experiment, JobRecord
+from orchestrator.head import explain, look, plan, verdict
 from orchestrator.head import launch as launching
-from orchestrator.head import look, plan, verdict
 from orchestrator.head import stop as stopping
 from orchestrator.head.display import Display
 from orchestrator.head.follow import Follower
@@ -36,13 +36,19 @@ LAST_LINES = 20  # of a rank that left no traceback
 def launch(options: dict[str, Any], *, default_config: str, default_hook: str) -> int:
     request = request_of(options, default_config, default_hook)
     if options["dry_run"]:
-        return dry_run(request, as_json=options["as_json"])
+        return show_plan(request, as_json=options["as_json"])
     if options["as_json"]:
         raise UsageError("--json goes with --dry-run", "the running job is described in job.json")
     launched = launching.launch(request, say)
     if options["detach"]:
         return detach(launched)
     return follow(launched.experiment, launched.record, launched.ssh, options, launched)
+
+
+def plan_only(options: dict[str, Any], *, default_config: str, default_hook: str) -> int:
+    options = {**options, "detach": False}
+    request = request_of(options, default_config, default_hook)
+    return show_plan(request, as_json=options["as_json"], why=options["explain"])
 
 
 def request_of(options: dict[str, Any], default_config: str, default_hook: str) -> Request:
@@ -82,12 +88,15 @@ def target_of(module: str | None, program: tuple[str, ...]) -> Target:
     return Target("engine", plan.ENGINE, ())
 
 
-def dry_run(request: Request, *, as_json: bool) -> int:
+def show_plan(request: Request, *, as_json: bool, why: bool = False) -> int:
     _, reached, spares = launching.prepare(request)
     name = f"{request.config.launch.name}_dry-run"
     where = str(request.experiments.absolute() / name)
     made = launching.make_plan(request, reached, spares, name, where)
-    print_out(json.dumps(plan.to_json(made), indent=1) if as_json else plan.to_text(made))
+    if as_json:
+        print_out(json.dumps(plan.to_json(made), indent=1))
+    else:
+        print_out(explain.to_text(made) if why else plan.to_text(made))
     return 0
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
+import re
 import secrets
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,11 @@ from orchestrator import __version__, configfile, experiment, interrupt
 from orchestrator.config import Config
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.head import fleet, plan, revision, secret, verdict
+from orchestrator.head import fleet, network, plan, revision, secret, verdict
 from orchestrator.head.fleet import Reached
-from orchestrator.head.network import Setting
 from orchestrator.head.nodes import Node, read_nodes
 from orchestrator.head.plan import DEFAULT_PORT, Found, Plan, Target
+from orchestrator.head.setting import Setting
 from orchestrator.head.ssh import Ssh
 from orchestrator.head.sshconfig import SshConfig
 
@@ -72,7 +74,7 @@ def prepare(request: Request) -> tuple[Ssh, list[Reached], list[Node]]:
     probe = {
         "cwd": str(Path.cwd()),
         "workdir": launch.workdir,
-        "peers": [ssh.config.of_node(active[0]).host],
+        "peers": peers(ssh, active),
         "target": {"kind": request.target.kind, "name": request.target.name},
     }
     port = {
@@ -91,12 +93,32 @@ def prepare(request: Request) -> tuple[Ssh, list[Reached], list[Node]]:
     return ssh, reached[: len(active)], spares
 
 
+def peers(ssh: Ssh, active: Sequence[Node]) -> list[str]:
+    """To whom every node is asked its way: the master, and all others that a number names.
+
+    Names are left to the doctor: a name server that does not answer would hold up the launch.
+    """
+    hosts = [ssh.config.of_node(node).host for node in active]
+    return list(dict.fromkeys([hosts[0], *filter(is_numeric, hosts[1:])]))
+
+
+def is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def make_plan(
     request: Request, reached: list[Reached], spares: list[Node], job: str, directory: str
 ) -> Plan:
     found = [Found(one.node, one.facts, one.connection.address) for one in reached]
-    made = plan.make(job, directory, request.target, found, spares, request.config, request.env)
-    return apply_hook(request, reached, made)
+    hinted = variables(hook_text(request.config.launch.hook))
+    made = plan.make(
+        job, directory, request.target, found, spares, request.config, request.env, hinted
+    )
+    return warned(apply_hook(request, reached, made), found)
 
 
 def apply_hook(request: Request, reached: list[Reached], made: Plan) -> Plan:
@@ -110,7 +132,7 @@ def apply_hook(request: Request, reached: list[Reached], made: Plan) -> Plan:
         answer = one.link.ask("hook", HOOK_TIMEOUT, text=text, env=node.env, workdir=node.workdir)
         fixed = {s.name for s in node.settings if s.why in ("who it is", "--env")}
         new = [
-            Setting(name, value, "the hook")
+            Setting(name, value, "the hook", yours=True)
             for name, value in answer["env"].items()
             if name not in fixed
         ]
@@ -129,6 +151,20 @@ def apply_hook(request: Request, reached: list[Reached], made: Plan) -> Plan:
         raise CheckFailed(table + "\nnothing was started")
     nodes = tuple(result for result in results if isinstance(result, plan.NodePlan))
     return replace(made, nodes=nodes)
+
+
+def warned(made: Plan, found: Sequence[Found]) -> Plan:
+    """The last look, when the hook has spoken too: an interface that NCCL will not find."""
+    notes = []
+    for one, node in zip(plan.members(found), made.nodes, strict=True):
+        for setting in node.settings:
+            name, value = setting.name, setting.value
+            decides = setting.yours and node.env.get(name) == value
+            if name == "NCCL_SOCKET_IFNAME" and decides and network.unmatched(value, one):
+                has = ", ".join(sorted({address.interface for address in one.facts.addresses}))
+                words = f"{name}={value} ({setting.why}) fits no interface of {one.name}: {has}"
+                notes.append(f"WARNING: {words}")
+    return replace(made, notes=(*made.notes, *notes))
 
 
 def hook_text(path: str | None) -> str:
@@ -192,6 +228,11 @@ def write_down(request: Request, record: JobRecord, place: Experiment) -> None:
             f"{place.path} cannot be written: {error.strerror}; nothing was started",
             "free some space or name another directory with --experiments DIR",
         ) from error
+
+
+def variables(text: str) -> frozenset[str]:
+    """What a hook seems to set, before it is run: whether it does may depend on the node."""
+    return frozenset(re.findall(r"\bNCCL_[A-Z_]+", text))
 
 
 def announce(made: Plan, place: Experiment, say: Say) -> None:

@@ -1,111 +1,197 @@
-"""Facts in, each node's network settings out: pure, and every value with its reason."""
+"""Facts in, each node's place in the network and its settings out: pure, each with its reason.
+
+What cannot work (no network in common, addresses that mean two machines) is an error here, in
+words, and not a timeout on the nodes. fabric.py chooses the cards, this file addresses and names.
+"""
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.errors import CheckFailed
-from orchestrator.head.facts import Facts
+from orchestrator.errors import CheckFailed, nearest
+from orchestrator.head import fabric, places
+from orchestrator.head.fabric import Fabric
+from orchestrator.head.member import Member, is_loopback
+from orchestrator.head.places import Place
+from orchestrator.head.setting import Setting
+
+FAST = 25_000  # Mb/s from which one TCP connection, which carries 10 to 20 Gb/s, is not enough
+VERY_FAST = 100_000
+CLOUDS = {"0x1d0f": "AWS", "0x1ae0": "Google"}  # for whose cards NCCL chooses threads itself
+DEBUG = {
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,GRAPH",
+    "TORCH_DISTRIBUTED_DEBUG": "INFO",
+}
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One environment variable, and why it has this value."""
+class Network:
+    """How the nodes of a job talk to each other."""
 
-    name: str
-    value: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a node is in the job's network."""
-
-    address: str
-    interface: str
+    fabric: Fabric
+    places: tuple[Place, ...]
+    settings: tuple[tuple[Setting, ...], ...]  # per node, what is computed
+    notes: tuple[str, ...]  # said on every launch
+    hints: tuple[str, ...]  # said by `plan --explain`
 
 
-def is_loopback(address: str) -> bool:
-    return bool(address) and ipaddress.ip_address(address).is_loopback
-
-
-def places(facts: Sequence[Facts], reached: Sequence[str]) -> list[Place]:
-    """Each node's own address and interface, the master (the first) at the address all others use.
-
-    `reached`: the address by which the head reached each node, or "" behind a jump host.
-    """
-    master = master_address(facts, reached)
-    return [place(one, by, master) for one, by in zip(facts, reached, strict=True)]
-
-
-def master_address(facts: Sequence[Facts], reached: Sequence[str]) -> str:
-    """The master's address that every other node can be expected to reach."""
-    own = [address.address for address in facts[0].addresses]
-    first = reached[0]
-    others = list(zip(facts[1:], reached[1:], strict=True))
-    if all(is_loopback(by) for by in reached):
-        return first
-    if not others:
-        return first if first in own else "127.0.0.1"  # NAT does not lead back to the node itself
-    if first in own and not is_loopback(first):
-        return first
-    # The list's address is not one that the master itself has: NAT, a jump host, or localhost.
-    shared = [address for address in own if all(_on_link(one, address) for one, _ in others)]
-    if shared:
-        return shared[0]
-    if first and not is_loopback(first):
-        return first
-    raise CheckFailed(
-        "the master has no address that the other nodes can reach: "
-        + (f"the list calls it {first}" if first else "it is behind a jump host")
-        + f", and none of its own ({', '.join(own)}) is on a network of theirs",
-        "write the master's address on the nodes' common network in the first line of the list",
+def make(
+    members: Sequence[Member],
+    profile: str = "auto",
+    theirs: frozenset[str] = frozenset(),
+    hinted: frozenset[str] = frozenset(),
+) -> Network:
+    """`theirs`: variables that the user sets for all; `hinted`: that the hook names, for some."""
+    check_names(members)
+    found = places.find(members)
+    chosen = fabric.choose(members, profile, theirs, hinted)
+    settings = [
+        node_settings(one, place, chosen, index, profile)
+        for index, (one, place) in enumerate(zip(members, found, strict=True))
+    ]
+    return Network(
+        fabric=chosen,
+        places=tuple(found),
+        settings=tuple(settings),
+        notes=chosen.notes,
+        hints=(*chosen.hints, *faster_networks(members, found, chosen)),
     )
 
 
-def _on_link(facts: Facts, address: str) -> bool:
-    """Is this address on a network the node is attached to? Loopback and link-local are none."""
-    target = ipaddress.ip_address(address)
-    if target.is_loopback or target.is_link_local:
-        return False
-    return any(
-        target in ipaddress.ip_network(f"{one.address}/{one.prefix}", strict=False)
-        for one in facts.addresses
-        if one.address != address
-    )
+def check_names(members: Sequence[Member]) -> None:
+    """What ifname= names has to be there, up, and to have an address."""
+    for one in members:
+        known = [interface.name for interface in one.facts.interfaces]
+        for name in one.ifname.split(",") if one.ifname and known else ():
+            interface = one.facts.interface(name)
+            if interface is None:
+                raise CheckFailed(
+                    f"{one.name} has no interface {name!r} (ifname= in the node list); it has "
+                    f"{', '.join(known)}{nearest(name, known)}"
+                )
+            addresses = [a for a in one.facts.addresses if a.interface == name]
+            if interface.state != "up" or not addresses:
+                why = "has no address" if interface.state == "up" else f"is {interface.state}"
+                raise CheckFailed(
+                    f"the interface {name} of {one.name} (ifname= in the node list) {why}",
+                    "name another, or leave ifname= out: the one towards the master is taken",
+                )
 
 
-def place(facts: Facts, reached: str, master: str) -> Place:
-    interfaces = {address.address: address.interface for address in facts.addresses}
-    if master in interfaces or (is_loopback(master) and is_loopback(reached)):
-        own = reached if is_loopback(master) and is_loopback(reached) else master
-        return Place(own, interfaces.get(own, "lo" if is_loopback(own) else ""))
-    interface, own = facts.routes.get(master, ("", ""))
-    if own:
-        return Place(own, interface)
-    target = ipaddress.ip_address(master)
-    for address in facts.addresses:
-        if target in ipaddress.ip_network(f"{address.address}/{address.prefix}", strict=False):
-            return Place(address.address, address.interface)
-    for interface, own in facts.routes.values():  # asked for by the name in the list
-        if own and not is_loopback(own):
-            return Place(own, interface)
-    raise CheckFailed(
-        f"{facts.hostname} has no route to the master's address {master}",
-        "write an address of the master in the list that all nodes can reach",
-    )
+# -- one node -------------------------------------------------------------------------------------
 
 
-def settings(where: Place, ifname: str | None) -> tuple[Setting, ...]:
+def node_settings(
+    one: Member, place: Place, chosen: Fabric, index: int, profile: str
+) -> tuple[Setting, ...]:
+    found = [*socket_settings(one, place, index), *chosen.settings[index]]
+    if chosen.kind == "ethernet" and not is_loopback(place.address):
+        found += thread_settings(one, one.ifname or place.interface)
+    if profile == "debug":
+        found += [Setting(name, value, "nccl.profile is debug") for name, value in DEBUG.items()]
+    return tuple(kept(setting, one.facts.environment) for setting in found)
+
+
+def kept(setting: Setting, environment: Mapping[str, str]) -> Setting:
+    """What is set on a node already (its login, its nccl.conf) was meant for that node."""
+    value = environment.get(setting.name)
+    if value is None or value == setting.value:
+        return setting
+    why = f"set on the node itself; computed was {setting.value}"
+    return Setting(setting.name, value, why, yours=True)
+
+
+def socket_settings(one: Member, place: Place, index: int) -> list[Setting]:
     """The interface for NCCL's and gloo's sockets: the one towards the master, or the user's."""
-    interface = ifname or where.interface
+    interface = one.ifname or place.interface
     if not interface:
-        return ()
-    why = "ifname= in the node list" if ifname else f"the interface of {where.address}"
-    return (
+        return []
+    leads = "the master's address is on it" if index == 0 else "it leads to the master"
+    why = "ifname= in the node list" if one.ifname else leads
+    yours = bool(one.ifname)
+    found = [
         # NCCL matches prefixes unless the name begins with "=": eth1 would also mean eth10.
-        Setting("NCCL_SOCKET_IFNAME", f"={interface}", why),
-        Setting("GLOO_SOCKET_IFNAME", interface, why),
-    )
+        Setting("NCCL_SOCKET_IFNAME", f"={interface}", why, yours),
+        Setting("GLOO_SOCKET_IFNAME", interface, why, yours),
+    ]
+    if ":" in place.address and not is_loopback(place.address):
+        reason = "the master's address is IPv6; NCCL takes an interface's first address"
+        found.append(Setting("NCCL_SOCKET_FAMILY", "AF_INET6", reason))
+    return found
+
+
+def thread_settings(one: Member, name: str) -> list[Setting]:
+    """More connections at once, where one of them cannot fill the link."""
+    interface = one.facts.interface(name)
+    if interface is None or interface.speed is None or interface.speed < FAST:
+        return []
+    if vendor(one, name) in CLOUDS:
+        return []
+    count = "4" if interface.speed >= VERY_FAST else "2"  # 4 x 4: NCCL's own advice for 100 Gb/s
+    why = f"TCP at {interface.speed / 1000:g} Gb/s: one connection carries only 10 to 20"
+    return [
+        Setting("NCCL_SOCKET_NTHREADS", count, why),
+        Setting("NCCL_NSOCKS_PERTHREAD", count, why),
+    ]
+
+
+def vendor(one: Member, name: str, depth: int = 0) -> str:
+    """Of the card below a bond, bridge or VLAN, too."""
+    interface = one.facts.interface(name)
+    if interface is None or depth > 3:
+        return ""
+    below = (vendor(one, member, depth + 1) for member in interface.members)
+    return interface.vendor or next((found for found in below if found), "")
+
+
+def unmatched(patterns: str, one: Member) -> bool:
+    """Whether NCCL_SOCKET_IFNAME fits no interface here: NCCL then gives up."""
+    names = {address.interface for address in one.facts.addresses}
+    reverse = patterns.startswith("^")
+    patterns = patterns.removeprefix("^")
+    exact = patterns.startswith("=")
+    wanted = [word for word in patterns.removeprefix("=").split(",") if word]
+
+    def fits(name: str) -> bool:
+        return any(name == word if exact else name.startswith(word) for word in wanted)
+
+    return not any(fits(name) != reverse for name in names)
+
+
+# -- hints ----------------------------------------------------------------------------------------
+
+
+def faster_networks(
+    members: Sequence[Member], found: Sequence[Place], chosen: Fabric
+) -> tuple[str, ...]:
+    """A network of all nodes that is faster than the one towards the master, if TCP is used.
+
+    Whether it is connected cannot be seen from addresses, so it is said and not taken.
+    """
+    if chosen.kind != "ethernet" or len(members) < 2:
+        return ()
+    now = [speed(one, place.interface) for one, place in zip(members, found, strict=True)]
+    hints = []
+    for address in members[0].facts.addresses:
+        if is_loopback(address.address) or address.ip.is_link_local:
+            continue
+        own = [
+            next((a for a in one.facts.addresses if a.network == address.network), None)
+            for one in members
+        ]
+        speeds = [speed(one, a.interface) if a else 0 for one, a in zip(members, own, strict=True)]
+        distinct = len({a.address for a in own if a}) == len(members)
+        if distinct and min(now) > 0 and min(speeds) >= 2 * min(now):
+            hints.append(
+                f"all nodes also have an address in {address.network}, at "
+                f"{min(speeds) / 1000:g} Gb/s instead of {min(now) / 1000:g}: if it connects "
+                "them, write those addresses in the node list"
+            )
+    return tuple(hints)
+
+
+def speed(one: Member, name: str) -> int:
+    interface = one.facts.interface(name)
+    return (interface.speed or 0) if interface and interface.state == "up" else 0

@@ -14,8 +14,11 @@ from orchestrator.config import Config
 from orchestrator.errors import CheckFailed
 from orchestrator.head import network
 from orchestrator.head.facts import Facts
-from orchestrator.head.network import Place, Setting
+from orchestrator.head.member import Member
+from orchestrator.head.network import Network
 from orchestrator.head.nodes import Node
+from orchestrator.head.places import Place
+from orchestrator.head.setting import Setting
 
 DEFAULT_PORT = 29500
 OLDEST_FORK = (2, 1)  # before it, torchrun's agent initialised CUDA when it counted devices
@@ -81,6 +84,8 @@ class Plan:
     nodes: tuple[NodePlan, ...]
     spares: tuple[str, ...]
     notes: tuple[str, ...]  # what was decided for the user, said out loud
+    transport: str = "ethernet"  # what NCCL's data travels by: Fabric.kind
+    hints: tuple[str, ...] = ()  # for who asks why
 
 
 def make(
@@ -91,16 +96,21 @@ def make(
     spares: Sequence[Node],
     config: Config,
     user_env: Mapping[str, str],
+    hinted: frozenset[str] = frozenset(),
 ) -> Plan:
-    """Raises CheckFailed where launching would fail or mislead."""
+    """Raises CheckFailed where launching would fail or mislead. `hinted`: what the hook names."""
     kind = check_targets(target, found)
     check_torch(found)
-    places = network.places([one.facts for one in found], [one.reached for one in found])
+    theirs = frozenset({*config.nccl.variables, *config.env, *user_env})
+    net = network.make(members(found), config.nccl.profile, theirs, hinted)
+    places = net.places
     start, notes = choose_start(config.launch.start, kind, target, found)
     port, port_note = choose_port(config, found[0])
     counts = [count_ranks(one, config.launch.nproc) for one in found]
     world = sum(count for count, _ in counts)
-    draft = _Draft(job, experiment, start, places[0].address, port, len(found), config, user_env)
+    draft = _Draft(
+        job, experiment, start, places[0].address, port, len(found), config, user_env, net
+    )
     nodes = []
     first = 0
     for index, (one, place, (count, why)) in enumerate(zip(found, places, counts, strict=True)):
@@ -115,8 +125,14 @@ def make(
         world_size=world,
         nodes=tuple(nodes),
         spares=tuple(node.name for node in spares),
-        notes=(*notes, *port_note, *uneven_notes(found, counts, config.launch.nproc)),
+        notes=(*notes, *port_note, *uneven_notes(found, counts, config.launch.nproc), *net.notes),
+        transport=net.fabric.kind,
+        hints=net.hints,
     )
+
+
+def members(found: Sequence[Found]) -> list[Member]:
+    return [Member(one.node.name, one.facts, one.reached, one.node.ifname) for one in found]
 
 
 # -- decisions --------------------------------------------------------------------------------
@@ -244,6 +260,7 @@ class _Draft:
     nnodes: int
     config: Config
     user_env: Mapping[str, str]
+    network: Network
 
     def node(
         self,
@@ -277,25 +294,25 @@ class _Draft:
             python=facts.python,
             workdir=workdir,
             target=target,
-            settings=self.settings(index, found, place, count, target),
+            settings=self.settings(index, facts, place, count),
             agent=(*agent, *options),
             paste=(*torchrun, *options, *program_words(target, workdir, facts.library)),
             library=facts.library,
         )
 
-    def settings(
-        self, index: int, found: Found, place: Place, count: int, target: Target
-    ) -> tuple[Setting, ...]:
-        facts = found.facts
-        chosen = list(network.settings(place, found.node.ifname))
+    def settings(self, index: int, facts: Facts, place: Place, count: int) -> tuple[Setting, ...]:
+        chosen = list(self.network.settings[index])
         if self.start == "fork":
             reason = "counting GPUs must not initialise CUDA before the fork"
             chosen.append(Setting("PYTORCH_NVML_BASED_CUDA_CHECK", "1", reason))
         if count > 1 and facts.omp_num_threads is None:
             chosen.append(Setting("OMP_NUM_THREADS", "1", "torchrun's default for several ranks"))
-        chosen += [Setting(name, value, "config nccl:") for name, value in self.config.nccl.items()]
-        chosen += [Setting(name, value, "config env:") for name, value in self.config.env.items()]
-        chosen += [Setting(name, value, "--env") for name, value in self.user_env.items()]
+        for why, variables in (
+            ("config nccl:", self.config.nccl.variables),
+            ("config env:", self.config.env),
+            ("--env", self.user_env),
+        ):
+            chosen += [Setting(name, value, why, yours=True) for name, value in variables.items()]
         identity = {
             "NODE_RANK": str(index),
             "NODE_IP": place.address,

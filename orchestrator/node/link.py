@@ -54,6 +54,7 @@ class Link:
         self.listed: set[tuple[str, str]] = set()  # outputs that the head has been told of
         self.requests: dict[str, Callable[[dict[str, Any]], Any]] = {
             "probe": self.probe,
+            "checkup": self.checkup,
             "hook": self.hook,
             "start": self.start,
             "follow": self.follow,
@@ -161,6 +162,11 @@ class Link:
         facts["library"] = LIBRARY
         facts["time"] = time.time()
         return facts
+
+    def checkup(self, request: dict[str, Any]) -> dict[str, Any]:
+        from orchestrator.node.checkup import checkup  # a launch does without it
+
+        return {"checkup": checkup(request), "time": time.time()}
 
     def hook(self, request: dict[str, Any]) -> dict[str, Any]:
         changed, unset = run_hook(request["text"], request["env"], request["workdir"])

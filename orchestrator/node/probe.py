@@ -1,147 +1,102 @@
-"""What this machine is, for the plan: addresses, ways to the other nodes, GPUs, torch, the program.
+"""What this machine is, for the plan: addresses, networks, GPUs, torch, limits, the program.
 
-Read from the kernel and the file system only: no command is run, nothing can hang on a driver.
+Read from the kernel and the file system only: no command is run, and no part of it may take long.
+What needs commands is the checkup's (checkup.py). link.py calls it on every launch.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
 import shutil
 import socket
-import struct
 import sys
-from collections.abc import Iterator
 from typing import Any
 
-RTM_GETADDR = 22
-RTM_NEWADDR = 20
-NLMSG_DONE = 3
-NLM_F_REQUEST_DUMP = 0x301
-IFA_ADDRESS = 1
-IFA_LOCAL = 2
+from orchestrator.node import disks, gpus, interfaces, leftovers, limits, rdma, software, sysfs
+from orchestrator.node.parts import gather
+
 PORTS_TO_TRY = 200
+SECONDS = 3.0  # for any part: a network file system whose server is gone never answers
+# What is in the environment already was set by somebody who knows this machine.
+OWN_SETTINGS = ("NCCL_", "RCCL_", "GLOO_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE")
+NCCL_CONF = "/etc/nccl.conf"
 
 
-def probe(request: dict[str, Any]) -> dict[str, Any]:
-    workdir, found = find_workdir(request.get("workdir"), request["cwd"])
-    addresses = interface_addresses()
+def probe(request: dict[str, Any], root: str = "") -> dict[str, Any]:
+    """`root` stands before /sys and /proc, for tests."""
+    workdir = os.path.expanduser(request["workdir"] or request["cwd"])
+    addresses = interfaces.interface_addresses()
+    found, problems = gather(
+        SECONDS,
+        {
+            "workdir_exists": lambda: os.path.isdir(workdir),
+            "target": lambda: resolve_target(request["target"], workdir),
+            "disk": lambda: disks.disk(workdir, root),
+            "software": lambda: software.software(root),
+            "shm": lambda: disks.disk("/dev/shm", root),
+            "leftovers": leftovers.leftovers,
+            "cards": lambda: gpus.cards(root),
+            "interfaces": lambda: interfaces.interfaces(root),
+            "rdma": lambda: rdma.ports(root),
+        },
+    )
+    for name in ("workdir_exists", "target", "software"):  # nothing can be planned without these
+        if name in problems:
+            what = DISK[name].format(workdir)
+            raise ValueError(f"{what}: {problems[name]}; a disk that hangs?")
+    total, available = limits.memory_kb(root)
     return {
+        **{name: found.get(name) for name in ("disk", "shm")},
+        **{name: found.get(name, []) for name in ("leftovers", "cards", "interfaces", "rdma")},
         "hostname": socket.gethostname(),
+        "boot": sysfs.text(f"{root}/proc/sys/kernel/random/boot_id"),
+        "network": network_space(),
         "user": os.environ.get("USER") or os.environ.get("LOGNAME") or str(os.getuid()),
         "python": sys.executable,
         "python_version": ".".join(map(str, sys.version_info[:3])),
-        "torch": torch_version(),
+        "torch": found["software"].pop("torch"),
+        "software": found["software"],
         "cpus": len(os.sched_getaffinity(0)),
-        "gpus": gpu_count(),
+        "gpus": gpus.gpu_count(root),
         "addresses": [list(address) for address in addresses],
-        "routes": {peer: list(route(peer, addresses)) for peer in request["peers"]},
+        "routes": {peer: list(interfaces.route(peer, addresses)) for peer in request["peers"]},
         "workdir": workdir,
-        "workdir_exists": found,
-        "target": resolve_target(request["target"], workdir),
+        "workdir_exists": found["workdir_exists"],
+        "target": found["target"],
+        "limits": limits.limits(),
         "kernel": os.uname().release,
-        "memory_kb": memory_kb(),
+        "memory_kb": total,
+        "memory_available_kb": available,
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "environment": own_settings(root),
+        "problems": problems,
     }
 
 
-def find_workdir(wanted: Any, cwd: str) -> tuple[str, bool]:
-    path = os.path.expanduser(wanted or cwd)
-    return path, os.path.isdir(path)
+DISK = {
+    "workdir_exists": "the directory {}",
+    "target": "the program in {}",
+    "software": "where torch is installed",
+}
 
 
-def torch_version() -> str:
-    """Read, not imported: importing torch takes over a second."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.origin:
-        return ""
+def network_space() -> int:
+    """Equal on two nodes of one boot: they are one machine, not two with the same addresses."""
     try:
-        with open(
-            os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8"
-        ) as file:
-            match = re.search(r"^__version__[^=]*= ['\"]([^'\"]+)", file.read(), re.MULTILINE)
-    except OSError:
-        return ""
-    return match.group(1) if match else ""
-
-
-def gpu_count() -> int:
-    try:
-        nvidia = sum(1 for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name))
-    except OSError:
-        nvidia = 0
-    return nvidia or amd_count()
-
-
-def amd_count() -> int:
-    """KFD lists CPUs as nodes too; only GPUs have SIMD units."""
-    count = 0
-    root = "/sys/class/kfd/kfd/topology/nodes"
-    try:
-        for node in os.listdir(root):
-            with open(os.path.join(root, node, "properties"), encoding="ascii") as file:
-                match = re.search(r"^simd_count (\d+)", file.read(), re.MULTILINE)
-            count += bool(match and int(match.group(1)))
+        return os.stat("/proc/self/ns/net").st_ino
     except OSError:
         return 0
-    return count
 
 
-def memory_kb() -> int:
-    with open("/proc/meminfo", encoding="ascii") as file:
-        return int(file.readline().split()[1])
-
-
-# -- network ----------------------------------------------------------------------------------
-
-
-def interface_addresses() -> list[tuple[str, str, int]]:
-    """(interface, address, prefix length), from the kernel over netlink."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as link:
-        link.settimeout(2)
-        header = struct.pack("=LHHLL", 17, RTM_GETADDR, NLM_F_REQUEST_DUMP, 1, 0)
-        link.send(header + struct.pack("=B", socket.AF_UNSPEC))
-        found: list[tuple[str, str, int]] = []
-        while True:
-            data = link.recv(1 << 18)
-            while data:
-                size, kind = struct.unpack_from("=LH", data)
-                if kind == NLMSG_DONE or size < 16:
-                    return found
-                if kind == RTM_NEWADDR:
-                    found.extend(one_address(data[16:size]))
-                data = data[(size + 3) & ~3 :]
-
-
-def one_address(message: bytes) -> Iterator[tuple[str, str, int]]:
-    family, prefix, _, _, index = struct.unpack_from("=BBBBL", message)
-    attributes = {}
-    rest = message[8:]
-    while len(rest) >= 4:
-        size, kind = struct.unpack_from("=HH", rest)
-        if size < 4:
-            break
-        attributes[kind] = rest[4:size]
-        rest = rest[(size + 3) & ~3 :]
-    raw = attributes.get(IFA_LOCAL) or attributes.get(IFA_ADDRESS)
-    if raw and family in (socket.AF_INET, socket.AF_INET6):
-        yield socket.if_indextoname(index), socket.inet_ntop(family, raw), prefix
-
-
-def route(peer: str, addresses: list[tuple[str, str, int]]) -> tuple[str, str]:
-    """(interface, own address) by which the kernel would send to a peer; empty where it cannot."""
-    family = socket.AF_INET6 if ":" in peer else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe_socket:
-            probe_socket.connect((peer, 9))  # a UDP connect sends nothing
-            own: str = probe_socket.getsockname()[0]
-    except OSError:
-        return "", ""
-    for interface, address, _ in addresses:
-        if address == own:
-            return interface, own
-    return ("lo", own) if own.startswith("127.") else ("", own)
+def own_settings(root: str = "") -> dict[str, str]:
+    """NCCL's settings of this machine or login; as there, the environment wins over the file."""
+    found = {}
+    for line in sysfs.text(root + NCCL_CONF).splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not name.lstrip().startswith("#"):
+            found[name.strip()] = value.strip()
+    found.update({k: v for k, v in os.environ.items() if k.startswith(OWN_SETTINGS)})
+    return found
 
 
 class Port:
@@ -179,9 +134,6 @@ def port_is_free(number: int) -> bool:
             if family == socket.AF_INET or error.errno == 98:
                 return False
     return True
-
-
-# -- the program ------------------------------------------------------------------------------
 
 
 def resolve_target(target: dict[str, str], workdir: str) -> dict[str, str]:

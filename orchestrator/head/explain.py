@@ -1,0 +1,94 @@
+"""`orchestrator plan --explain`: every setting of every node, with its value, whose it is and why.
+
+Nodes that have the same are one line, so that 64 nodes are as short as two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.head.plan import NodePlan, Plan
+
+IDENTITY = "who it is"  # settings that differ by design
+WIDEST = 32  # a longer value stands as it is, and moves only its own line
+TRANSPORTS = {
+    "infiniband": "NCCL travels by InfiniBand",
+    "roce": "NCCL travels by RoCE",
+    "ethernet": "NCCL travels by TCP",
+    "yours": "NCCL travels by what you chose",
+    "none": "one node: NCCL needs no network",
+}
+
+
+def to_text(plan: Plan) -> str:
+    count = len(plan.nodes)
+    nodes = f"{count} nodes" if count > 1 else "1 node"
+    lines = [
+        f"{nodes}, {plan.world_size} ranks, {plan.start} start, "
+        f"master {plan.master_address}:{plan.master_port}; {TRANSPORTS[plan.transport]}",
+        "",
+        *columns([("NODE", "NAME", "ADDRESS", "RANKS"), *map(node_row, plan.nodes)]),
+        "",
+        *columns([("SETTING", "NODES", "VALUE", "WHOSE", "WHY"), *setting_rows(plan.nodes)]),
+    ]
+    said = [f"note: {note}" for note in plan.notes] + [f"hint: {hint}" for hint in plan.hints]
+    return "\n".join([*lines, *([""] if said else []), *said]) + "\n"
+
+
+def node_row(node: NodePlan) -> tuple[str, ...]:
+    last = f"-{node.last_rank}" if node.nproc > 1 else ""
+    return (
+        str(node.index),
+        node.node.name,
+        node.address,
+        f"{node.first_rank}{last} ({node.nproc_why})",
+    )
+
+
+def setting_rows(nodes: Sequence[NodePlan]) -> list[tuple[str, ...]]:
+    """(setting, nodes, value, whose, why), the settings in the order in which they come up."""
+    groups: dict[str, dict[tuple[str, str, str], list[int]]] = {}
+    for node in nodes:
+        for name in dict.fromkeys(setting.name for setting in node.settings):
+            row = decided(node, name)
+            if row is not None:
+                groups.setdefault(name, {}).setdefault(row, []).append(node.index)
+    rows: list[tuple[str, ...]] = []
+    for name, found in groups.items():
+        for i, ((value, whose, why), indexes) in enumerate(found.items()):
+            rows.append(("" if i else name, ranges(indexes), value, whose, why))
+    return rows
+
+
+def decided(node: NodePlan, name: str) -> tuple[str, str, str] | None:
+    """(value, whose, why) of what wins, and what it wins over."""
+    *others, last = [setting for setting in node.settings if setting.name == name]
+    if last.why == IDENTITY:
+        return None
+    why = last.why
+    lost = [setting for setting in others if setting.value != last.value]
+    if lost:
+        why += f"; not {lost[-1].value} ({'yours, ' if lost[-1].yours else ''}{lost[-1].why})"
+    return last.value, "yours" if last.yours else "computed", why
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """0-3,5"""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+
+
+def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [
+        max(len(cell) for cell in column if len(cell) <= WIDEST)
+        for column in zip(*rows, strict=True)
+    ]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

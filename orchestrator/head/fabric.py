@@ -1,0 +1,287 @@
+"""Which cards NCCL uses: InfiniBand, RoCE, or none and TCP. Pure; for network.py.
+
+All nodes have to take the same kind: a node on InfiniBand and one on TCP never find each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.errors import CheckFailed
+from orchestrator.head.facts import Facts, Gid, RdmaPort
+from orchestrator.head.member import Member, names
+from orchestrator.head.setting import Setting
+
+LAYERS = {"infiniband": "InfiniBand", "roce": "Ethernet"}
+SPOKEN = {"infiniband": "InfiniBand", "roce": "RoCE", "ethernet": "TCP"}
+# Whoever sets one of these has chosen the cards.
+CARDS = frozenset({"NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN"})
+FINDS_GIDS = (2, 21)  # the first NCCL that looks for the right GID on every port by itself
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What one node has of one kind: the ports to use, and the others with the reason."""
+
+    used: tuple[RdmaPort, ...]
+    left: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What NCCL's data travels by."""
+
+    kind: str  # infiniband, roce, ethernet; yours: you chose the cards; none: one node alone
+    settings: tuple[tuple[Setting, ...], ...]  # per node
+    notes: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+
+
+def choose(
+    members: Sequence[Member], profile: str, theirs: frozenset[str], hinted: frozenset[str]
+) -> Fabric:
+    nothing: tuple[tuple[Setting, ...], ...] = ((),) * len(members)
+    if len(members) == 1:
+        return Fabric("none", nothing)
+    if theirs & CARDS:
+        which = ", ".join(sorted(theirs & CARDS))
+        return Fabric("yours", nothing, hints=(f"the cards are left to your {which}",))
+    if profile == "ethernet":
+        return tcp(members, "nccl.profile is ethernet", always=True)
+    found = {kind: select(members, kind) for kind in LAYERS}
+    if profile in found:
+        return fabric(members, profile, required(members, profile, found[profile]))
+    complete = [kind for kind in found if all(ports.used for ports in found[kind])]
+    if complete:
+        kind = complete[0]
+        if kind == "infiniband":
+            check_subnets(members, found[kind])
+        return fabric(members, kind, found[kind])
+    if hinted & CARDS:
+        return Fabric("yours", nothing, hints=("the cards are left to your hook",))
+    return mixed(members, found)
+
+
+# -- ports ----------------------------------------------------------------------------------------
+
+
+def select(members: Sequence[Member], kind: str) -> list[Ports]:
+    """Each node's ports of a kind that are fit to carry NCCL's data."""
+    return connected(members, [select_ports(one.facts, kind) for one in members])
+
+
+def select_ports(facts: Facts, kind: str) -> Ports:
+    mine = [port for port in facts.rdma if port.link_layer == LAYERS[kind]]
+    left = [(port, why) for port in mine if (why := unfit(port, kind))]
+    used = [port for port in mine if not unfit(port, kind)]
+    fastest = max((port.rate for port in used), default=0.0)
+    # A port of half the speed or less is there for files or for ssh, and would hold up the others.
+    slow = [port for port in used if port.rate * 2 <= fastest]
+    left += [(port, f"{port.rate:g} Gb/s") for port in slow]
+    used = [port for port in used if port not in slow]
+    bonds = [port for port in used if is_bond(facts, port)]
+    if len(bonds) < len(used):
+        left += [(port, "a bond beside single ports: for files or management") for port in bonds]
+        used = [port for port in used if port not in bonds]
+    others = [port for port in facts.rdma if port not in mine]
+    left += [(port, f"{port.link_layer or 'no link layer'}") for port in others if port.active]
+    return Ports(tuple(used), tuple((port.name, why) for port, why in left))
+
+
+def unfit(port: RdmaPort, kind: str) -> str:
+    if port.software:
+        return "software RDMA"
+    if not port.active:
+        return port.state or "no state"
+    if kind == "roce" and port.node_type == "RNIC":
+        return "iWARP"
+    if kind == "roce" and not any(gid.is_routable_v2 for gid in port.gids):
+        return f"no RoCE v2 address: {port.netdev or 'its interface'} has no IP address"
+    return ""
+
+
+def is_bond(facts: Facts, port: RdmaPort) -> bool:
+    interface = facts.interface(port.netdev)
+    return "bond" in port.device or (interface is not None and interface.kind == "bond")
+
+
+def networks(facts: Facts, port: RdmaPort) -> set[str]:
+    """An InfiniBand port's subnet, a RoCE port's IP networks."""
+    if port.link_layer == "InfiniBand":
+        return {":".join(gid.gid.split(":")[:4]) for gid in port.gids if gid.index == 0}
+    own = {gid.ip for gid in port.gids if gid.is_routable_v2}
+    return {str(address.network) for address in facts.addresses if address.ip in own}
+
+
+def connected(members: Sequence[Member], found: list[Ports]) -> list[Ports]:
+    """Without ports on a network that no other node has; where networks are routed, with all."""
+    all_networks = [
+        [networks(one.facts, port) for port in ports.used]
+        for one, ports in zip(members, found, strict=True)
+    ]
+    nodes_on = Counter(network for mine in all_networks for network in set().union(*mine))
+    kept = []
+    for ports, mine in zip(found, all_networks, strict=True):
+        lonely = [
+            port
+            for port, on in zip(ports.used, mine, strict=True)
+            if on and all(nodes_on[network] < 2 for network in on)
+        ]
+        used = tuple(port for port in ports.used if port not in lonely)
+        left = tuple((port.name, "no other node is on its network") for port in lonely)
+        kept.append(Ports(used, ports.left + left))
+    return kept if all(ports.used for ports in kept) else found
+
+
+def check_subnets(members: Sequence[Member], found: Sequence[Ports]) -> None:
+    """Two InfiniBand fabrics that are not one: NCCL would wait for a connection for ever."""
+    first = set().union(*(networks(members[0].facts, port) for port in found[0].used))
+    for one, ports in zip(members, found, strict=True):
+        own = set().union(*(networks(one.facts, port) for port in ports.used))
+        if first and own and not first & own:
+            raise CheckFailed(
+                f"{members[0].name} and {one.name} are on different InfiniBand subnets "
+                f"({', '.join(sorted(first))} and {', '.join(sorted(own))})",
+                "leave one of them out of the node list, or use TCP: --set nccl.profile=ethernet; "
+                "if a router joins them, say which cards to use: --set nccl.NCCL_IB_HCA=...",
+            )
+
+
+# -- decisions ------------------------------------------------------------------------------------
+
+
+def required(members: Sequence[Member], kind: str, found: list[Ports]) -> list[Ports]:
+    without = [one for one, ports in zip(members, found, strict=True) if not ports.used]
+    if without:
+        raise CheckFailed(
+            f"nccl.profile is {kind}, but there is no {SPOKEN[kind]} to use on: "
+            + "; ".join(lack(one, kind) for one in without[:8]),
+            "mend it, leave the node out of the list, or use what all have: "
+            "--set nccl.profile=auto",
+        )
+    if kind == "infiniband":
+        check_subnets(members, found)
+    return found
+
+
+def lack(one: Member, kind: str) -> str:
+    """gpu03 (mlx5_0:1 is DOWN)"""
+    left = select_ports(one.facts, kind).left
+    words = ", ".join(f"{name}: {why}" for name, why in left[:4])
+    return f"{one.name} ({words or one.facts.problems.get('rdma') or 'no such card'})"
+
+
+def mixed(members: Sequence[Member], found: dict[str, list[Ports]]) -> Fabric:
+    """No kind that all nodes have."""
+    with_infiniband = [one for one, p in zip(members, found["infiniband"], strict=True) if p.used]
+    without = [one for one in members if one not in with_infiniband]
+    # Without GPUs nobody uses NCCL, and gloo does not care.
+    if with_infiniband and any(one.facts.gpus for one in members):
+        raise CheckFailed(
+            f"{names(with_infiniband)} would use InfiniBand, but there is none to use on: "
+            + "; ".join(lack(one, "infiniband") for one in without[:8]),
+            "mend it or leave these nodes out of the list; or let all use TCP, which is slower: "
+            "--set nccl.profile=ethernet",
+        )
+    with_roce = [one for one, p in zip(members, found["roce"], strict=True) if p.used]
+    if not with_roce and not with_infiniband:
+        return tcp(members, "no node has InfiniBand or RoCE to use")
+    some = with_infiniband or with_roce
+    kind = "infiniband" if with_infiniband else "roce"
+    lacking = [one for one in members if one not in some]
+    said = f"{names(lacking)} lack{'s' if len(lacking) == 1 else ''} {SPOKEN[kind]}"
+    chosen = tcp(members, f"{said}, and all nodes must use the same", always=True)
+    note = (
+        f"WARNING: NCCL uses TCP, because {names(some)} ha{'s' if len(some) == 1 else 've'} "
+        f"{SPOKEN[kind]} and others not: " + "; ".join(lack(one, kind) for one in lacking[:8])
+    )
+    return Fabric(chosen.kind, chosen.settings, (note,))
+
+
+def tcp(members: Sequence[Member], why: str, *, always: bool = False) -> Fabric:
+    """Told to every node, if any has a card that NCCL would try."""
+    told = always or any(one.facts.rdma for one in members)
+    setting = (Setting("NCCL_IB_DISABLE", "1", why),) if told else ()
+    return Fabric("ethernet", (setting,) * len(members))
+
+
+def fabric(members: Sequence[Member], kind: str, found: Sequence[Ports]) -> Fabric:
+    settings = []
+    notes: list[str] = []
+    for one, ports in zip(members, found, strict=True):
+        used, gids, problem = with_gids(one, kind, ports)
+        if problem:
+            notes.append(problem)
+        listed = ",".join(port.name for port in used.used)
+        hca = Setting("NCCL_IB_HCA", f"={listed}", why_these(kind, used))
+        on = Setting("NCCL_IB_DISABLE", "0", f"every node has {SPOKEN[kind]}")
+        settings.append((on, hca, *gids))
+    rates = {max(port.rate for port in ports.used) for ports in found}
+    if len(rates) > 1:
+        slow = [
+            one
+            for one, ports in zip(members, found, strict=True)
+            if max(port.rate for port in ports.used) < max(rates)
+        ]
+        notes.append(
+            f"{names(slow)}: {SPOKEN[kind]} of {min(rates):g} Gb/s, others have {max(rates):g}: "
+            "the slowest sets the pace"
+        )
+    return Fabric(kind, tuple(settings), tuple(notes))
+
+
+def why_these(kind: str, ports: Ports) -> str:
+    rates = sorted({port.rate for port in ports.used}, reverse=True)
+    speeds = " and ".join(f"{rate:g}" for rate in rates)
+    count = len(ports.used)
+    which = "the active port" if count == 1 else f"the {count} active ports"
+    without = "; ".join(f"not {name} ({why})" for name, why in ports.left)
+    return f"{which} for {SPOKEN[kind]}, {speeds} Gb/s" + (f"; {without}" if without else "")
+
+
+# -- GIDs -----------------------------------------------------------------------------------------
+
+
+def with_gids(one: Member, kind: str, ports: Ports) -> tuple[Ports, tuple[Setting, ...], str]:
+    """RoCE's address on each port: NCCL finds it, or is told, or is told of the family."""
+    if kind != "roce":
+        return ports, (), ""
+    version = release(one.facts.software.nccl)
+    best = {port.name: best_gid(port) for port in ports.used}
+    only_ipv6 = all(gid.ip is not None and gid.ip.version == 6 for gid in best.values())
+    if version is not None and version >= FINDS_GIDS:
+        why = "the cards have IPv6 addresses only, and NCCL looks for IPv4 ones"
+        family = (Setting("NCCL_IB_ADDR_FAMILY", "AF_INET6", why),)
+        return ports, family if only_ipv6 else (), ""
+    ((index, _),) = Counter(gid.index for gid in best.values()).most_common(1)
+    apart = [port for port in ports.used if best[port.name].index != index]
+    what = one.facts.software.nccl or "of an unknown version"
+    why = f"RoCE v2 with an address; NCCL {what} takes one number, and 0 by itself"
+    setting = (Setting("NCCL_IB_GID_INDEX", str(index), why),)
+    if not apart:
+        return ports, setting, ""
+    left = tuple((port.name, f"its GID index is {best[port.name].index}") for port in apart)
+    used = tuple(port for port in ports.used if port not in apart)
+    problem = (
+        f"{one.name}: NCCL {what} takes one GID index for all cards, so it cannot use "
+        f"{', '.join(port.name for port in apart)}; NCCL 2.21 can"
+    )
+    return Ports(used, ports.left + left), setting, problem
+
+
+def best_gid(port: RdmaPort) -> Gid:
+    """IPv4 before IPv6, of the port's own interface before a VLAN's, then the lowest."""
+
+    def order(gid: Gid) -> tuple[bool, bool, int]:
+        assert gid.ip is not None
+        return gid.ip.version == 6, gid.netdev not in ("", port.netdev), gid.index
+
+    return min((gid for gid in port.gids if gid.is_routable_v2), key=order)
+
+
+def release(version: str) -> tuple[int, ...] | None:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return tuple(map(int, match.groups())) if match else None

@@ -1,0 +1,40 @@
+"""JSON that our own program sent -> the frozen dataclasses that stand for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def typed(kind: type[T], data: Any) -> T:
+    """Lists become tuples, mappings dataclasses, by the annotations of `kind`."""
+    found: T = _value(kind, data)
+    return found
+
+
+def _value(kind: Any, data: Any) -> Any:
+    if isinstance(kind, types.UnionType):  # X | None
+        (kind,) = (one for one in typing.get_args(kind) if one is not types.NoneType)
+        return None if data is None else _value(kind, data)
+    if dataclasses.is_dataclass(kind):
+        hints = _hints(typing.cast(type, kind))
+        values = {name: _value(hints[name], value) for name, value in data.items()}
+        return typing.cast(Any, kind)(**values)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        many = inner[-1] is Ellipsis
+        kinds = [inner[0]] * len(data) if many else inner
+        return tuple(_value(one, item) for one, item in zip(kinds, data, strict=True))
+    if origin is dict:
+        return {key: _value(inner[1], value) for key, value in data.items()}
+    return data

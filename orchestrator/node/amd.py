@@ -1,0 +1,90 @@
+"""What rocm-smi and amdgpu's files say of AMD GPUs. Parsers never fail: no value is None."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from orchestrator.node import sysfs
+
+ROCM_SMI = [
+    *("rocm-smi", "--showproductname", "--showuniqueid", "--showbus", "--showmeminfo", "vram"),
+    *("--showuse", "--showdriverversion", "--showpids", "--json"),
+]
+NAMES = ("card series", "card model", "device name", "card sku", "gfx version")
+
+
+def gpus(text: str) -> list[dict[str, Any]]:
+    """From rocm-smi's JSON, of which the keys change their letters' case between versions."""
+    found = []
+    for key, values in document(text).items():
+        match = re.fullmatch(r"card(\d{1,6})", str(key))
+        if not match or not isinstance(values, dict):
+            continue
+        told = {str(name).lower(): words(value) for name, value in values.items()}
+        names = [told[name] for name in NAMES if told.get(name)]
+        found.append(
+            {
+                "vendor": "amd",
+                "index": int(match.group(1)),
+                "uuid": told.get("unique id", ""),
+                "model": next((name for name in names if not name.startswith("0x")), ""),
+                "pci": told.get("pci bus", "").lower(),
+                "memory": number(told.get("vram total memory (b)", "")),
+                "used": number(told.get("vram total used memory (b)", "")),
+                "busy": number(told.get("gpu use (%)", "")),
+            }
+        )
+    return sorted(found, key=lambda gpu: int(gpu["index"]))
+
+
+def driver(text: str) -> str:
+    system = document(text).get("system")
+    values = system.items() if isinstance(system, dict) else ()
+    return next((words(v) for k, v in values if str(k).lower() == "driver version"), "")
+
+
+def processes(text: str) -> list[dict[str, Any]]:
+    """`"PID4711": "python3, 1, 18165104640, 0, unknown"`: name, GPUs, bytes, ..."""
+    system = document(text).get("system")
+    found = []
+    for key, value in system.items() if isinstance(system, dict) else ():
+        match = re.fullmatch(r"PID(\d{1,10})", str(key))
+        if not match:
+            continue
+        parts = [part.strip() for part in words(value).rsplit(",", 4)]
+        used = number(parts[2]) if len(parts) == 5 else None
+        found.append({"pid": int(match.group(1)), "gpu": "", "used": used, "name": parts[0]})
+    return found
+
+
+def ecc_errors(pci: str, root: str = "") -> int | None:
+    """Uncorrected ones, of all blocks that tell (`ue: 0`); None where the card counts none."""
+    top = f"{root}/sys/bus/pci/devices/{pci}/ras"
+    counts = [
+        int(match.group(1))
+        for name in sysfs.names(top)
+        for match in [re.search(r"^ue: (\d{1,15})", sysfs.text(f"{top}/{name}"), re.MULTILINE)]
+        if name.endswith("_err_count") and match
+    ]
+    return sum(counts) if counts else None
+
+
+def document(text: str) -> dict[str, Any]:
+    """The JSON in it: warnings stand before it, on standard output."""
+    try:
+        found = json.loads(text[text.index("{") :])
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def words(value: Any) -> str:
+    text = str(value).strip()
+    return "" if text.upper() in ("N/A", "NONE", "UNKNOWN") else text
+
+
+def number(text: str) -> int | None:
+    match = re.match(r"\d{1,18}", text)
+    return int(match.group()) if match else None

@@ -1,0 +1,203 @@
+"""A closer look at this machine, with commands: GPUs and who uses them, Xids, code, torch itself.
+
+link.py runs it when the head asks (not on a launch: it takes as long as its slowest command). Each
+part has a limit; what cannot be found out is in `problems`, by the name of the part, in words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pwd
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.node import amd, gpus, nvidia, processes
+from orchestrator.node.commands import Command, Output, together
+from orchestrator.node.parts import gather
+
+PARTS = ("gpus", "xids", "code", "torch", "names")
+GPU_SECONDS = 20.0  # without persistence mode the driver starts anew for every question
+LOG_SECONDS = 5.0
+GIT_SECONDS = 10.0  # `git status` of a large tree on a network disk
+TORCH_SECONDS = 60.0
+NAME_SECONDS = 5.0
+LARGEST_FILE = 64 << 20
+TORCH = """
+import json, sys
+out = {"python": sys.executable}
+try:
+    import torch
+    out["torch"] = torch.__version__
+    out["cuda"], out["hip"] = torch.version.cuda or "", torch.version.hip or ""
+    out["available"] = torch.cuda.is_available()
+    out["gpus"] = torch.cuda.device_count()
+    if out["cuda"] or out["hip"]:
+        out["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+except Exception as error:
+    out["error"] = f"{type(error).__name__}: {error}"
+print("\\n" + json.dumps(out))
+"""
+
+
+def checkup(request: dict[str, Any], root: str = "") -> dict[str, Any]:
+    """{"parts": which (all), "workdir": ..., "script": the program's path there, if it has one}"""
+    wanted = request.get("parts") or PARTS
+    workdir = os.path.expanduser(request["workdir"])
+    script = request.get("script")
+    said = together(commands(wanted, workdir, root))
+    found: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    if "gpus" in wanted:
+        found["gpus"], found["holders"], problems["gpus"] = gpu_part(said, root)
+    if "xids" in wanted:
+        found["xids"], problems["xids"] = xid_part(said)
+    if "code" in wanted:
+        found["code"], problems["code"] = code_part(said)
+    if "torch" in wanted:
+        found["torch"], problems["torch"] = torch_part(said)
+    others: dict[str, Callable[[], Any]] = {}
+    if "code" in wanted and script:
+        others["script"] = lambda: digest(workdir, script)
+    if "names" in wanted:
+        others["names"] = own_name
+    more, failed = gather(NAME_SECONDS, others)
+    problems.update(failed)
+    return {**found, **more, "problems": {part: why for part, why in problems.items() if why}}
+
+
+def commands(wanted: Any, workdir: str, root: str) -> dict[str, Command]:
+    found: dict[str, Command] = {}
+    nvidia_here = bool(gpus.nvidia_cards(root)) or any_nvidia(root)
+    if "gpus" in wanted and nvidia_here:
+        found["gpus"] = Command(nvidia.query("gpu", nvidia.GPU_FIELDS), GPU_SECONDS)
+        found["more"] = Command(nvidia.query("gpu", nvidia.MORE_FIELDS), GPU_SECONDS)
+        found["apps"] = Command(nvidia.query("compute-apps", nvidia.APP_FIELDS), GPU_SECONDS)
+    if "gpus" in wanted and gpus.amd_count(root):
+        found["rocm"] = Command(amd.ROCM_SMI, GPU_SECONDS)
+    if "xids" in wanted and nvidia_here:
+        found["dmesg"] = Command(["dmesg"], LOG_SECONDS)
+        journal = ["journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short", "-g", "NVRM: Xid"]
+        found["journal"] = Command(journal, LOG_SECONDS)
+    if "code" in wanted:
+        git = ["git", "-C", workdir]
+        found["commit"] = Command([*git, "log", "-1", "--format=%H"], GIT_SECONDS)
+        found["top"] = Command([*git, "rev-parse", "--show-toplevel"], GIT_SECONDS)
+        found["status"] = Command([*git, "status", "--porcelain"], GIT_SECONDS)
+        found["diff"] = Command([*git, "diff", "HEAD"], GIT_SECONDS)
+    if "torch" in wanted:
+        quiet = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
+        found["torch"] = Command([sys.executable, "-c", TORCH], TORCH_SECONDS, quiet)
+    return found
+
+
+def any_nvidia(root: str) -> bool:
+    return os.path.exists(f"{root}/dev/nvidiactl") or os.path.isdir(f"{root}/proc/driver/nvidia")
+
+
+# -- the parts ------------------------------------------------------------------------------------
+
+
+def gpu_part(
+    said: dict[str, Output], root: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+    """(GPUs, who holds them, what went wrong)"""
+    found: list[dict[str, Any]] = []
+    holders: list[dict[str, Any]] = []
+    problems = []
+    if "gpus" in said:
+        text = said["gpus"].out
+        found = nvidia.gpus(text)
+        extra = nvidia.more(said["more"].out)
+        found = [{**gpu, **extra.get(gpu["uuid"], {})} for gpu in found]
+        holders = nvidia.processes(said["apps"].out)
+        problems += [said["gpus"].problem, *nvidia.lost(text)]
+        if not said["gpus"].problem:
+            problems.append(said["apps"].problem)
+    if "rocm" in said:
+        cards = {card["pci"]: card for card in gpus.amd_cards(root)}
+        told = amd.gpus(said["rocm"].out)
+        if not told:  # without rocm-smi the driver's files know all but the processes
+            told = [{**card, "index": i} for i, card in enumerate(cards.values())]
+        driver = amd.driver(said["rocm"].out)
+        found += [
+            {**g, "driver": driver, "ecc_errors": amd.ecc_errors(g["pci"], root)} for g in told
+        ]
+        holders += amd.processes(said["rocm"].out)
+        problems.append(said["rocm"].problem)
+    whose = [{**holder, **owner(holder["pid"])} for holder in holders]
+    return found, whose, "; ".join(filter(None, problems))
+
+
+def owner(pid: int) -> dict[str, str]:
+    """Whose process it is, and of which job of ours, as far as we may look."""
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:  # it has ended, or lives in another container
+        return {"user": "", "job": ""}
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    tags = dict(entry.partition(b"=")[::2] for entry in processes.environment(pid))
+    return {"user": user, "job": os.fsdecode(tags.get(b"ORCHESTRATOR_JOB", b""))}
+
+
+def xid_part(said: dict[str, Output]) -> tuple[list[dict[str, Any]], str]:
+    """From the kernel's log, or the journal: often a user may read only one of them, or none."""
+    if "dmesg" not in said:
+        return [], ""
+    for name in ("dmesg", "journal"):
+        if not said[name].problem:
+            return nvidia.xids(said[name].out), ""
+    if said["journal"].problem.endswith("exit code 1"):  # grep's: it found none
+        return [], ""
+    return [], "; ".join(said[name].problem for name in ("dmesg", "journal"))
+
+
+def code_part(said: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
+    """The revision of the workdir, and a hash of what is changed in it; None where git has none."""
+    if said["commit"].problem:
+        text = said["commit"].problem
+        return None, "" if "not a git repository" in text else text
+    status = said["status"]
+    changed = [line[3:] for line in status.out.splitlines()]
+    problem = "; ".join(filter(None, (said[name].problem for name in ("top", "status", "diff"))))
+    diff = said["diff"].out
+    return {
+        "commit": said["commit"].out.strip(),
+        "top": said["top"].out.strip(),
+        "changed": changed[:100],
+        "changes": len(changed),
+        "diff": hashlib.sha256(diff.encode("utf-8", "replace")).hexdigest()[:16] if diff else "",
+    }, problem
+
+
+def digest(workdir: str, script: str) -> str:
+    """sha256 of the program, to compare where there is no git."""
+    path = os.path.join(workdir, script)
+    if not os.path.isfile(path) or os.path.getsize(path) > LARGEST_FILE:
+        return ""
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def torch_part(said: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
+    """What importing it really gives; its last line, because site files may print others."""
+    output = said["torch"]
+    lines = output.out.strip().splitlines()
+    with contextlib.suppress(ValueError, IndexError):
+        told = json.loads(lines[-1])
+        if isinstance(told, dict):
+            return told, str(told.get("error", "")) or output.problem
+    return None, output.problem or "it said nothing"
+
+
+def own_name() -> list[str]:
+    """What this machine's own name resolves to: 127.0.1.1 misleads whoever is told to go there."""
+    name = socket.gethostname()
+    return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})

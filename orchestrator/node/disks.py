@@ -1,0 +1,45 @@
+"""The file system that holds a path: its space, its kind, whether it can be written."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from orchestrator.node import sysfs
+
+
+def disk(path: str, root: str = "") -> dict[str, Any]:
+    """Bytes and inodes of the file system that holds a path; where the path is not, its parent."""
+    inside = os.path.realpath(path)
+    while not os.path.isdir(inside):
+        inside = os.path.dirname(inside)
+    found = os.statvfs(inside)
+    point, kind, source = mount(sysfs.text(f"{root}/proc/self/mountinfo", 1 << 20), inside)
+    read_only = bool(found.f_flag & os.ST_RDONLY)
+    return {
+        "path": path,
+        "total": found.f_blocks * found.f_frsize,
+        "free": found.f_bavail * found.f_frsize,
+        "inodes": found.f_files,
+        "inodes_free": found.f_favail,
+        "mounted": point,
+        "filesystem": kind,
+        "source": source,
+        "writable": not read_only and os.access(inside, os.W_OK),
+    }
+
+
+def mount(mountinfo: str, path: str) -> tuple[str, str, str]:
+    """(mount point, type, source) of the file system a path is in: the longest that covers it."""
+    best = ("", "", "")
+    for line in mountinfo.splitlines():
+        fields, dash, rest = line.partition(" - ")
+        words, told = fields.split(" "), rest.split(" ")
+        if not dash or len(words) < 5 or len(told) < 2:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8) & 255), words[4])
+        covers = path == point or path.startswith(point.rstrip("/") + "/")
+        if covers and len(point) >= len(best[0]):  # of two at one place the later hides the other
+            best = (point, told[0], told[1])
+    return best

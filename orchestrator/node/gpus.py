@@ -1,0 +1,82 @@
+"""Which GPUs this machine has, from files alone: how many, and what their drivers tell of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from orchestrator.node import sysfs
+
+AMD = "0x1002"
+
+
+def gpu_count(root: str = "") -> int:
+    nvidia = sum(1 for name in sysfs.names(f"{root}/dev") if re.fullmatch(r"nvidia\d+", name))
+    return nvidia or amd_count(root)
+
+
+def amd_count(root: str = "") -> int:
+    """KFD lists CPUs as nodes too; only GPUs have SIMD units."""
+    nodes = f"{root}/sys/class/kfd/kfd/topology/nodes"
+    count = 0
+    for node in sysfs.names(nodes):
+        match = re.search(
+            r"^simd_count (\d+)", sysfs.text(f"{nodes}/{node}/properties"), re.MULTILINE
+        )
+        count += bool(match and int(match.group(1)))
+    return count
+
+
+def cards(root: str = "") -> list[dict[str, Any]]:
+    return nvidia_cards(root) + amd_cards(root)
+
+
+def nvidia_cards(root: str = "") -> list[dict[str, Any]]:
+    top = f"{root}/proc/driver/nvidia/gpus"
+    found = []
+    for pci in sysfs.names(top):
+        told = fields(sysfs.text(f"{top}/{pci}/information"))
+        model, uuid = told.get("Model", ""), told.get("GPU UUID", "")
+        found.append(card("nvidia", model, "" if "?" in uuid else uuid, pci, None, None))
+    return found
+
+
+def fields(text: str) -> dict[str, str]:
+    """`Model: \\t\\t NVIDIA H100` lines -> {"Model": "NVIDIA H100"}"""
+    found = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            found[key.strip()] = value.strip()
+    return found
+
+
+def amd_cards(root: str = "") -> list[dict[str, Any]]:
+    """amdgpu tells its memory in sysfs, in bytes; an older driver tells no name."""
+    top = f"{root}/sys/class/drm"
+    found = []
+    for name in sysfs.names(top):
+        device = f"{top}/{name}/device"
+        if not re.fullmatch(r"card\d+", name) or sysfs.text(f"{device}/vendor") != AMD:
+            continue
+        total = sysfs.number(f"{device}/mem_info_vram_total")
+        if total is None:
+            continue  # bound to another driver, or to none
+        model = sysfs.text(f"{device}/product_name") or f"AMD {sysfs.text(f'{device}/device')}"
+        uuid = sysfs.text(f"{device}/unique_id")
+        used = sysfs.number(f"{device}/mem_info_vram_used")
+        found.append(card("amd", model, uuid, sysfs.target(device), total, used))
+    return found
+
+
+def card(
+    vendor: str, model: str, uuid: str, pci: str, total: int | None, used: int | None
+) -> dict[str, Any]:
+    return {
+        "vendor": vendor,
+        "model": model,
+        "uuid": uuid,
+        "pci": pci.lower(),
+        "memory": total,
+        "used": used,
+    }

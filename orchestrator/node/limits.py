@@ -1,0 +1,27 @@
+"""What this machine lets a login have: processes' limits, memory."""
+
+from __future__ import annotations
+
+import re
+import resource
+
+from orchestrator.node import sysfs
+
+KINDS = {
+    "nofile": resource.RLIMIT_NOFILE,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "nproc": resource.RLIMIT_NPROC,
+    "core": resource.RLIMIT_CORE,
+}
+
+
+def limits() -> dict[str, list[int]]:
+    """[soft, hard] as this login has them, and so its ranks; -1 is unlimited."""
+    return {name: list(resource.getrlimit(kind)) for name, kind in KINDS.items()}
+
+
+def memory_kb(root: str = "") -> tuple[int, int]:
+    """(total, available)"""
+    text = sysfs.text(f"{root}/proc/meminfo")
+    found = dict(re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB", text, re.MULTILINE))
+    return int(found.get("MemTotal", 0)), int(found.get("MemAvailable", 0))

@@ -1,0 +1,162 @@
+"""What nvidia-smi and the kernel's log say of NVIDIA GPUs. Parsers never fail: no value is None.
+
+nvidia-smi writes [N/A], [Not Supported], [Unknown Error], [GPU requires reset], ERR! or similar
+where it has no value, and a GPU that is lost is one line of text among the others.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+GPU_FIELDS = (
+    *("index", "uuid", "name", "pci.bus_id", "memory.total", "memory.used", "utilization.gpu"),
+    *("temperature.gpu", "driver_version", "compute_mode", "mig.mode.current", "ecc.mode.current"),
+    "ecc.errors.uncorrected.volatile.total",
+)
+# Older drivers do not know all of these, and refuse a query for its first unknown field.
+MORE_FIELDS = (
+    *("uuid", "ecc.errors.uncorrected.aggregate.total", "retired_pages.pending"),
+    *("remapped_rows.pending", "remapped_rows.failure"),
+    *("pcie.link.width.current", "pcie.link.width.max"),
+)
+APP_FIELDS = ("pid", "gpu_uuid", "used_memory", "process_name")  # the name last: it may hold commas
+XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)(?:, *)?(.*)")
+
+
+def query(what: str, fields: tuple[str, ...]) -> list[str]:
+    return ["nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"]
+
+
+def rows(text: str, fields: tuple[str, ...]) -> list[dict[str, str]]:
+    """Lines that have all the fields; what else is between them is a message, not a GPU."""
+    found = []
+    for line in text.splitlines():
+        words = [word.strip() for word in line.split(",", len(fields) - 1)]
+        if len(words) == len(fields):
+            found.append({field: words[i] for i, field in enumerate(fields)})
+    return found
+
+
+def told(word: str) -> str:
+    """A value, or nothing for the many words that mean that there is none."""
+    empty = word.startswith("[") or word in ("", "N/A", "ERR!", "Unknown Error", "Not Supported")
+    return "" if empty else word
+
+
+def number(word: str) -> int | None:
+    match = re.match(r"-?\d+", told(word))
+    return int(match.group()) if match else None
+
+
+def flag(word: str) -> bool | None:
+    lower = told(word).lower()
+    return {"enabled": True, "yes": True, "disabled": False, "no": False}.get(lower)
+
+
+def gpus(text: str) -> list[dict[str, Any]]:
+    """Memory in bytes. `problem`: what nvidia-smi says in the place of values, if it does."""
+    found = []
+    for row in rows(text, GPU_FIELDS):
+        if number(row["index"]) is None:
+            continue
+        total, used = number(row["memory.total"]), number(row["memory.used"])
+        found.append(
+            {
+                "vendor": "nvidia",
+                "index": number(row["index"]),
+                "uuid": told(row["uuid"]),
+                "model": told(row["name"]),
+                "pci": short_pci(told(row["pci.bus_id"])),
+                "memory": None if total is None else total << 20,
+                "used": None if used is None else used << 20,
+                "busy": number(row["utilization.gpu"]),
+                "temperature": number(row["temperature.gpu"]),
+                "driver": told(row["driver_version"]),
+                "compute_mode": told(row["compute_mode"]),
+                "mig": flag(row["mig.mode.current"]),
+                "ecc": flag(row["ecc.mode.current"]),
+                "ecc_errors": number(row["ecc.errors.uncorrected.volatile.total"]),
+                "problem": sickness(row),
+            }
+        )
+    return found
+
+
+def sickness(row: dict[str, str]) -> str:
+    """ERR! and the like are a sick GPU; [N/A] is only a question that this model cannot answer."""
+    for field, word in row.items():
+        bare = word.strip("[]")
+        if re.search(r"requires reset|is lost|Unknown Error|ERR!|fallen off", bare):
+            return f"nvidia-smi says {bare!r} for its {field}"
+    return ""
+
+
+def lost(text: str) -> list[str]:
+    """Messages in the place of whole GPUs: `Unable to determine the device handle for GPU...`."""
+    return [
+        line.strip()
+        for line in text.splitlines()
+        if re.search(r"Unable to determine the device handle|is lost|fallen off", line)
+    ]
+
+
+def more(text: str) -> dict[str, dict[str, Any]]:
+    """uuid -> what newer drivers add: memory that fails, PCIe links narrower than built."""
+    return {
+        row["uuid"]: {
+            "ecc_errors_ever": number(row["ecc.errors.uncorrected.aggregate.total"]),
+            "pages_pending": flag(row["retired_pages.pending"]),
+            "rows_pending": state(row["remapped_rows.pending"]),
+            "rows_failed": state(row["remapped_rows.failure"]),
+            "pcie_width": number(row["pcie.link.width.current"]),
+            "pcie_width_most": number(row["pcie.link.width.max"]),
+        }
+        for row in rows(text, MORE_FIELDS)
+    }
+
+
+def state(word: str) -> bool | None:
+    """Drivers say 0 and 1 here, or No and Yes."""
+    value = number(word)
+    return flag(word) if value is None else bool(value)
+
+
+def processes(text: str) -> list[dict[str, Any]]:
+    """Who computes on which GPU. Memory is not known with MIG, names not of other containers."""
+    found = []
+    for row in rows(text, APP_FIELDS):
+        pid, used = number(row["pid"]), number(row["used_memory"])
+        if pid is None:
+            continue
+        found.append(
+            {
+                "pid": pid,
+                "gpu": told(row["gpu_uuid"]),
+                "used": None if used is None else used << 20,
+                "name": told(row["process_name"]),
+            }
+        )
+    return found
+
+
+def xids(text: str) -> list[dict[str, Any]]:
+    """Errors that the driver reported: which GPU, which number, in its words; the last of each."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in text.splitlines():
+        match = XID.search(line)
+        if not match:
+            continue
+        pci, xid = short_pci(match.group(1)), int(match.group(2)[:9])
+        seen = found.pop((pci, xid), {"count": 0})
+        words = match.group(3).strip()[:200]
+        found[pci, xid] = {"pci": pci, "xid": xid, "words": words, "count": seen["count"] + 1}
+    return list(found.values())
+
+
+def short_pci(text: str) -> str:
+    """00000000:4F:00.0, 0000:4f:00.0 and 0000:4f:00 are one place: 0000:4f:00."""
+    match = re.match(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})", text.lower())
+    if not match:
+        return text.lower()
+    return f"{(match.group(1) or '0000')[-4:]}:{match.group(2)}:{match.group(3)}"

@@ -1,0 +1,83 @@
+"""Which torch, NCCL and drivers are installed: read from their files, none of them imported."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import re
+import sys
+
+from orchestrator.node import sysfs
+
+NCCL_WHEEL = re.compile(r"nvidia_nccl_cu(\d+)-(\d+(?:\.\d+)+)\.dist-info")
+NCCL_CONDA = re.compile(r"nccl-(\d+(?:\.\d+)+)-.*\.json")
+NCCL_FILES = (
+    "/usr/lib/x86_64-linux-gnu/libnccl.so.2.*",
+    "/usr/lib/aarch64-linux-gnu/libnccl.so.2.*",
+    "/usr/lib64/libnccl.so.2.*",
+    "/usr/local/lib/libnccl.so.2.*",
+)
+
+
+def software(root: str = "") -> dict[str, str]:
+    home = torch_home()
+    told = sysfs.text(os.path.join(home, "version.py")) if home else ""
+    cuda, hip = value(told, "cuda"), value(told, "hip")
+    nccl, source = ("", "")
+    if cuda:
+        nccl, source = nccl_version(home, cuda, root)
+    elif hip:
+        nccl, source = rccl_version(root)
+    return {
+        "torch": value(told, "__version__"),
+        "cuda": cuda,
+        "hip": hip,
+        "nccl": nccl,
+        "nccl_from": source,
+        "nvidia_driver": sysfs.text(f"{root}/sys/module/nvidia/version"),
+        "amd_driver": sysfs.text(f"{root}/sys/module/amdgpu/version"),
+    }
+
+
+def torch_home() -> str:
+    """Importing torch takes over a second; where it is, is known at once."""
+    spec = importlib.util.find_spec("torch")
+    return os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
+
+
+def value(text: str, name: str) -> str:
+    """The text that version.py gives a name: `cuda: Optional[str] = '12.8'` -> 12.8"""
+    match = re.search(rf"^{name}\b[^=\n]*= *['\"]([^'\"\n]*)['\"]", text, re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+def nccl_version(home: str, cuda: str, root: str = "") -> tuple[str, str]:
+    """(version, from where): the wheel beside torch, else conda's, else the system's."""
+    major = cuda.partition(".")[0]
+    wheels = [
+        match for match in map(NCCL_WHEEL.fullmatch, sysfs.names(os.path.dirname(home))) if match
+    ]
+    for match in sorted(wheels, key=lambda one: one.group(1) != major):
+        return match.group(2), f"nvidia-nccl-cu{match.group(1)}"
+    for name in sysfs.names(os.path.join(sys.prefix, "conda-meta")):
+        conda = NCCL_CONDA.fullmatch(name)
+        if conda:
+            return conda.group(1), "conda"
+    for pattern in NCCL_FILES:
+        for path in glob.glob(root + pattern):
+            version = path.partition(".so.")[2]
+            if re.fullmatch(r"\d+\.\d+(\.\d+)*", version):
+                return version, path
+    return "", ""
+
+
+def rccl_version(root: str = "") -> tuple[str, str]:
+    path = "/opt/rocm/include/rccl/rccl.h"
+    text = sysfs.text(root + path)
+    parts = [
+        re.search(rf"^#define NCCL_{part} (\d+)", text, re.MULTILINE)
+        for part in ("MAJOR", "MINOR", "PATCH")
+    ]
+    version = ".".join(match.group(1) for match in parts if match)
+    return (version, path) if version else ("", "")

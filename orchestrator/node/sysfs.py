@@ -1,0 +1,48 @@
+"""Small files of /sys and /proc: what is not there, or cannot be read, is empty and no error.
+
+A machine has thousands of them, so they are read with as few calls as there can be.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def text(path: str, limit: int = 1 << 16) -> str:
+    found = b""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while len(found) < limit:
+                data = os.read(fd, limit)
+                found += data
+                if len(data) < 4096:  # the kernel gives a page at a time
+                    break
+        finally:
+            os.close(fd)
+    except OSError:  # a port that is down says EINVAL, a driver may say anything
+        return ""
+    return found.decode("utf-8", "replace").strip()
+
+
+def number(path: str) -> int | None:
+    """A whole number, decimal or 0x...; None where there is none."""
+    try:
+        return int(text(path, 64), 0)
+    except ValueError:
+        return None
+
+
+def names(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
+def target(path: str) -> str:
+    """The last part of where a symbolic link leads: sysfs tells drivers and PCI addresses so."""
+    try:
+        return os.path.basename(os.readlink(path))
+    except OSError:
+        return ""
