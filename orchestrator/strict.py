@@ -39,7 +39,7 @@ def build(cls: type[T], data: Any, where: str = "") -> T:
     values = {}
     rest = rest_of(cls)
     for key, value in (_gathered(data, rest) if rest else data).items():
-        name = where if key == rest else f"{where}.{key}" if where else str(key)
+        name = where if rest and key == rest else f"{where}.{key}" if where else str(key)
         if key not in names:
             raise UsageError(f"unknown key {name!r} in the config{nearest(str(key), names)}")
         values[key] = _value(hints[key], value, name)

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.config import Config, Launch
+from orchestrator.config import Config, Launch, Nccl
 from orchestrator.configfile import dump, load
 from orchestrator.errors import EXIT_USAGE, UsageError
 from orchestrator.strict import build
@@ -88,7 +88,7 @@ nccl: {NCCL_DEBUG: INFO, NCCL_IB_DISABLE: 1}
         **{"DATE": "2024-01-01", "SMALL": "1e-5", "NONE": "", "ENABLED": "1", "DISABLED": "0"},
         **{"QUOTED": "true", "LONG": "two\nlines"},
     }
-    assert found.nccl == {"NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "1"}
+    assert found.nccl.variables == {"NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "1"}
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,13 @@ nccl: {NCCL_DEBUG: INFO, NCCL_IB_DISABLE: 1}
         ("env: [A]", "env must hold NAME: value pairs"),
         ("env: {A: [1]}", "env.A must be one value, not"),
         ("nccl: {A: {B: c}}", "nccl.A must be one value, not"),
+        ("nccl: [A]", "nccl must hold keys"),
+        ("nccl: {profil: auto}", "unknown key 'nccl.profil' in the config; did you mean 'profile'"),
+        ("nccl: {nccl_debug: INFO}", "unknown key 'nccl.nccl_debug'"),
+        ("nccl: {variables: [1]}", "nccl must hold NAME: value pairs"),
+        ("nccl: {profile: rocee}", "nccl.profile is 'rocee'; it can be auto, infiniband, roce,"),
+        ("nccl: {profile: rocee}", "did you mean 'roce'?"),
+        ("launch: {profile: roce}", "did you mean 'nccl.profile'?"),
         ("env: {A B: 1}", "env: 'A B' cannot name a variable"),
         ("env: {A=B: 1}", "env: 'A=B' cannot name a variable"),
         ("env: {NO: 1}", "env: False cannot name a variable"),
@@ -181,7 +188,7 @@ def test_one_override(override: str, section: str, key: str, value: object) -> N
 )  # fmt: skip
 def test_overrides_of_variables(override: str, value: str) -> None:
     found = load(None, [override])
-    assert {**found.env, **found.nccl} == {"A": value}
+    assert {**found.env, **found.nccl.variables} == {"A": value}
 
 
 @pytest.mark.parametrize(
@@ -213,20 +220,24 @@ def test_an_override_cannot_go_into_a_value(tmp_path: Path) -> None:
 
 text = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20)
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
+capitals = st.from_regex(r"[A-Z][A-Z0-9_]{0,8}", fullmatch=True)
+values = st.one_of(text, st.sampled_from(["yes", "1.10", "null", "~", ""]))
 
 
 @given(
-    env=st.dictionaries(names, st.one_of(text, st.sampled_from(["yes", "1.10", "null", "~", ""]))),
+    env=st.dictionaries(names, values),
+    nccl=st.dictionaries(capitals, values),
     name=text,
     grace=st.floats(0, allow_nan=False),
     nproc=st.none() | st.integers(1, 99),
 )
 def test_what_is_written_down_is_read_again(
     tmp_path_factory: pytest.TempPathFactory,
-    env: dict[str, str], name: str, grace: float, nproc: int | None,
+    env: dict[str, str], nccl: dict[str, str], name: str, grace: float, nproc: int | None,
 ) -> None:  # fmt: skip
     """config.yaml of an experiment starts the same job; the spec brings the same to the ranks."""
-    config = Config(launch=Launch(name=name, grace=grace, nproc=nproc), env=env, nccl=env)
+    launch = Launch(name=name, grace=grace, nproc=nproc)
+    config = Config(launch=launch, env=env, nccl=Nccl("roce", nccl))
     file = tmp_path_factory.getbasetemp() / "config.yaml"
     file.write_text(dump(config), encoding="utf-8")
     assert load(file) == config

@@ -55,6 +55,8 @@ def processes(text: str) -> list[dict[str, Any]]:
             continue
         parts = [part.strip() for part in words(value).rsplit(",", 4)]
         used = number(parts[2]) if len(parts) == 5 else None
+        if len(parts) == 5 and parts[1] == "0" and not used:
+            continue  # it has the driver open, and uses no GPU: a monitor, or rocm-smi itself
         found.append({"pid": int(match.group(1)), "gpu": "", "used": used, "name": parts[0]})
     return found
 

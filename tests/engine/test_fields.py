@@ -412,7 +412,8 @@ DRY_RUN: dict[str, Ask] = {
     "launch.python": Ask(f"launch.python={PYTHON}", of_node("python"), PYTHON),
     "launch.workdir": Ask("launch.workdir=/usr", of_node("workdir"), "/usr"),
     "launch.hook": Ask("launch.hook=hook.sh", of_node("env", "HOOKED"), "node 1"),
-    "nccl": Ask("nccl.NCCL_DEBUG=INFO", of_node("env", "NCCL_DEBUG"), "INFO"),
+    "nccl.profile": Ask("nccl.profile=ethernet", of_node("env", "NCCL_IB_DISABLE"), "1"),
+    "nccl.variables": Ask("nccl.NCCL_DEBUG=INFO", of_node("env", "NCCL_DEBUG"), "INFO"),
     "env": Ask("env.OF_MINE=1", of_node("env", "OF_MINE"), "1"),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from orchestrator.head.facts import Address, Facts
+from orchestrator.head.facts import Address, Facts, Gid, Interface, RdmaPort, Software
 
 LOOPBACK = ("lo 127.0.0.1/8", "lo ::1/128")
 
@@ -36,3 +36,45 @@ def facts(*addresses: str, **fields: Any) -> Facts:
         library="/home/bob/.orchestrator/lib/0123",
     )
     return dataclasses.replace(machine, **fields)
+
+
+def interface(
+    name: str, kind: str = "ethernet", speed: int | None = None, **fields: Any
+) -> Interface:
+    """interface("eth0", speed=25000): one that is up."""
+    return dataclasses.replace(Interface(name, kind, "up", speed), **fields)
+
+
+def software(nccl: str = "2.27.5") -> Software:
+    return Software(cuda="12.8", nccl=nccl, nccl_from="nvidia-nccl-cu12", nvidia_driver="570.86")
+
+
+SUBNET = "fe80:0000:0000:0000"
+
+
+def infiniband(device: str, rate: float = 400.0, **fields: Any) -> RdmaPort:
+    """An active InfiniBand port; subnet="..." is the first half of its GID."""
+    subnet = fields.pop("subnet", SUBNET)
+    gid = Gid(0, f"{subnet}:b8ce:f603:0012:3456", "IB/RoCE v1")
+    return dataclasses.replace(
+        RdmaPort(device, 1, "InfiniBand", "ACTIVE", "LinkUp", rate, gids=(gid,)), **fields
+    )
+
+
+def roce(
+    device: str, netdev: str, address: str = "", rate: float = 100.0, index: int = 3, **fields: Any
+) -> RdmaPort:
+    """An active RoCE port, with the table that mlx5 makes: v1 before v2, link-local before IP."""
+    local = "fe80:0000:0000:0000:0ac0:ebff:fe12:3456"
+    gids = [Gid(0, local, "IB/RoCE v1", netdev), Gid(1, local, "RoCE v2", netdev)]
+    if address:
+        mapped = address
+        if ":" not in address:
+            a, b, c, d = map(int, address.split("."))
+            mapped = f"0000:0000:0000:0000:0000:ffff:{a:02x}{b:02x}:{c:02x}{d:02x}"
+        gids += [
+            Gid(index - 1, mapped, "IB/RoCE v1", netdev),
+            Gid(index, mapped, "RoCE v2", netdev),
+        ]
+    port = RdmaPort(device, 1, "Ethernet", "ACTIVE", "LinkUp", rate, netdev, tuple(gids))
+    return dataclasses.replace(port, **fields)

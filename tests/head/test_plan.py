@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.config import Config, Launch
+from orchestrator.config import Config, Launch, Nccl
 from orchestrator.errors import CheckFailed
 from orchestrator.head import plan
 from orchestrator.head.nodes import Node, parse_nodes
@@ -197,7 +197,7 @@ def test_the_engine_needs_no_workdir() -> None:
 def test_who_wins_in_the_environment() -> None:
     """Computed, config, --env; and who a rank is, nobody changes."""
     config = Config(
-        nccl={"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "config"},
+        nccl=Nccl(variables={"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "config"}),
         env={"A": "config", "B": "config", "NODE_RANK": "7"},
     )
     env = {"B": "user", "GLOO_SOCKET_IFNAME": "user", "ORCHESTRATOR_JOB": "user"}

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import io
 import json
 import os
-import shutil
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +13,7 @@ import pytest
 
 from orchestrator.head.facts import Facts
 from orchestrator.node import probe
-from orchestrator.node.probe import Port, resolve_target, route
+from orchestrator.node.probe import Port, resolve_target
 
 REQUEST: dict[str, Any] = {
     "cwd": "/",
@@ -38,107 +35,6 @@ def test_what_it_finds_is_what_the_plan_wants() -> None:
     assert ("127.0.0.1", 8) in {(one.address, one.prefix) for one in facts.addresses}
     assert (facts.workdir, facts.workdir_exists) == ("/", True)
     assert Facts(**json.loads(json.dumps(facts.to_json()))).hostname == facts.hostname
-
-
-@pytest.mark.skipif(shutil.which("ip") is None, reason="no ip(8) to compare with")
-def test_addresses_are_those_that_ip_shows() -> None:
-    shown = json.loads(subprocess.check_output(["ip", "-j", "address"]))
-    wanted = {
-        (link["ifname"], address["local"], address["prefixlen"])
-        for link in shown
-        for address in link["addr_info"]
-    }
-    assert set(probe.interface_addresses()) == wanted
-
-
-def test_an_address_of_a_point_to_point_link_is_its_own_end() -> None:
-    """IFA_ADDRESS is the other end there; only IFA_LOCAL is ours."""
-
-    def attribute(kind: int, address: str) -> bytes:
-        return struct.pack("=HH", 8, kind) + socket.inet_aton(address)
-
-    message = struct.pack("=BBBBL", socket.AF_INET, 32, 0, 0, 1)
-    both = attribute(1, "10.0.0.2") + attribute(2, "10.0.0.1")
-    assert list(probe.one_address(message + both)) == [("lo", "10.0.0.1", 32)]
-    assert list(probe.one_address(message + attribute(1, "10.0.0.2"))) == [("lo", "10.0.0.2", 32)]
-    assert list(probe.one_address(message)) == []
-    assert list(probe.one_address(message + b"\0\0\0\0")) == []
-
-
-@pytest.mark.parametrize(
-    ("peer", "found"),
-    [
-        ("127.0.0.1", ("lo", "127.0.0.1")),
-        ("127.0.0.77", ("lo", "127.0.0.1")),
-        ("localhost", ("lo", "127.0.0.1")),
-        ("no.such.host.invalid", ("", "")),
-        ("", ("lo", "127.0.0.1")),
-        ("255.255.255.255", ("", "")),
-    ],
-)
-def test_the_way_to_a_peer(peer: str, found: tuple[str, str]) -> None:
-    assert route(peer, probe.interface_addresses()) == found
-
-
-# -- GPUs and torch ---------------------------------------------------------------------------
-
-
-def test_nvidia_devices_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-modeset", "null"]
-    monkeypatch.setattr(probe.os, "listdir", lambda _: names)
-    assert probe.gpu_count() == 3
-
-
-def test_amd_devices_are_counted_without_their_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = {
-        "0": "cpu_cores_count 64\nsimd_count 0\n",
-        "1": "simd_count 304\n",
-        "2": "simd_count 304",
-    }
-
-    def listdir(path: str) -> list[str]:
-        return list(nodes) if "kfd" in path else []
-
-    def opened(path: str, **_: str) -> io.StringIO:
-        return io.StringIO(nodes[path.split("/")[-2]])
-
-    monkeypatch.setattr(probe.os, "listdir", listdir)
-    monkeypatch.setattr(probe, "open", opened, raising=False)
-    assert probe.gpu_count() == 2
-
-
-def test_torch_is_read_not_imported() -> None:
-    code = "import sys; from orchestrator.node import probe; v = probe.torch_version();"
-    code += "assert 'torch' not in sys.modules; print(v); import torch; print(torch.__version__)"
-    read, real = subprocess.check_output([sys.executable, "-c", code], text=True).split()
-    assert read == real
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("__version__ = '2.4.0'\n", "2.4.0"),
-        ('from typing import Final\n__version__: Final[str] = "2.9.1+cu128"\n', "2.9.1+cu128"),
-        ("debug = False\n", ""),
-        (None, ""),
-    ],
-)
-def test_the_version_of_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, version: str
-) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")
-    if text is not None:
-        (tmp_path / "torch" / "version.py").write_text(text)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert probe.torch_version() == version
-
-
-def test_no_torch_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert probe.torch_version() == ""
 
 
 # -- the port ---------------------------------------------------------------------------------
