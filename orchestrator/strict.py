@@ -41,7 +41,9 @@ def build(cls: type[T], data: Any, where: str = "") -> T:
     for key, value in (_gathered(data, rest) if rest else data).items():
         name = where if rest and key == rest else f"{where}.{key}" if where else str(key)
         if key not in names:
-            raise UsageError(f"unknown key {name!r} in the config{nearest(str(key), names)}")
+            capitals = "; variables are written in capitals" if rest else ""
+            hint = nearest(str(key), names) or capitals
+            raise UsageError(f"unknown key {name!r} in the config{hint}")
         values[key] = _value(hints[key], value, name)
     return cls(**values)
 

@@ -126,7 +126,10 @@ nccl: {NCCL_DEBUG: INFO, NCCL_IB_DISABLE: 1}
         ("nccl: {A: {B: c}}", "nccl.A must be one value, not"),
         ("nccl: [A]", "nccl must hold keys"),
         ("nccl: {profil: auto}", "unknown key 'nccl.profil' in the config; did you mean 'profile'"),
-        ("nccl: {nccl_debug: INFO}", "unknown key 'nccl.nccl_debug'"),
+        (
+            "nccl: {nccl_debug: INFO}",
+            "'nccl.nccl_debug' in the config; variables are written in capitals",
+        ),
         ("nccl: {variables: [1]}", "nccl must hold NAME: value pairs"),
         ("nccl: {profile: rocee}", "nccl.profile is 'rocee'; it can be auto, infiniband, roce,"),
         ("nccl: {profile: rocee}", "did you mean 'roce'?"),

@@ -247,9 +247,10 @@ def why_these(kind: str, ports: Ports) -> str:
 
 def with_gids(one: Member, kind: str, ports: Ports) -> tuple[Ports, tuple[Setting, ...], str]:
     """RoCE's address on each port: NCCL finds it, or is told, or is told of the family."""
-    if kind != "roce":
+    software = one.facts.software
+    if kind != "roce" or not (software.cuda or software.hip):  # a torch for CPUs has no NCCL
         return ports, (), ""
-    version = release(one.facts.software.nccl)
+    version = release(software.nccl)
     best = {port.name: best_gid(port) for port in ports.used}
     only_ipv6 = all(gid.ip is not None and gid.ip.version == 6 for gid in best.values())
     if version is not None and version >= FINDS_GIDS:
@@ -258,7 +259,7 @@ def with_gids(one: Member, kind: str, ports: Ports) -> tuple[Ports, tuple[Settin
         return ports, family if only_ipv6 else (), ""
     ((index, _),) = Counter(gid.index for gid in best.values()).most_common(1)
     apart = [port for port in ports.used if best[port.name].index != index]
-    what = one.facts.software.nccl or "of an unknown version"
+    what = software.nccl or "of an unknown version"
     why = f"RoCE v2 with an address; NCCL {what} takes one number, and 0 by itself"
     setting = (Setting("NCCL_IB_GID_INDEX", str(index), why),)
     if not apart:

@@ -265,6 +265,13 @@ def test_a_cluster(name: str) -> None:
     assert all(setting.why and not setting.yours for mine in net.settings for setting in mine)
 
 
+def test_a_torch_for_cpus_needs_no_gid() -> None:
+    card = roce("mlx5_0", "eth1", "10.1.0.1")
+    members = [Member(f"n{n}", facts(f"eth0 10.0.0.{n}/24", rdma=(card,)), f"10.0.0.{n}")
+               for n in (1, 2)]  # fmt: skip
+    assert "NCCL_IB_GID_INDEX" not in told(network.make(members), 0)
+
+
 # -- sockets ----------------------------------------------------------------------------------
 
 

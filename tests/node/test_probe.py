@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from orchestrator.head.facts import Facts
 from orchestrator.node import probe
 from orchestrator.node.probe import Port, resolve_target
+from tests.node.trees import hca, plant
 
 REQUEST: dict[str, Any] = {
     "cwd": "/",
@@ -35,6 +37,52 @@ def test_what_it_finds_is_what_the_plan_wants() -> None:
     assert ("127.0.0.1", 8) in {(one.address, one.prefix) for one in facts.addresses}
     assert (facts.workdir, facts.workdir_exists) == ("/", True)
     assert Facts(**json.loads(json.dumps(facts.to_json()))).hostname == facts.hostname
+
+
+def test_a_disk_that_hangs_is_named_and_held_up_by_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A network file system whose server is gone: the call never returns."""
+    for_ever = threading.Event()
+    monkeypatch.setattr(probe, "SECONDS", 0.2)
+    monkeypatch.setattr(probe.rdma, "ports", lambda _: for_ever.wait())
+    try:
+        found = probe.probe(REQUEST)
+        assert found["rdma"] == []
+        assert found["problems"] == {"rdma": "it did not answer within 0.2 s"}
+        assert found["interfaces"] and found["disk"]
+        monkeypatch.setattr(probe.os.path, "isdir", lambda _: for_ever.wait())
+        with pytest.raises(ValueError, match=r"the directory /: it did not answer .* a disk that"):
+            probe.probe(REQUEST)
+    finally:
+        for_ever.set()
+
+
+def test_another_root_is_another_machine(tmp_path: Path) -> None:
+    """What it finds below a root of its own; what is of this process stays this process's."""
+    plant(tmp_path, {
+        "proc/meminfo": "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable: 900 kB",
+        "proc/sys/kernel/random/boot_id": "b1", "dev/nvidia0": "",
+        "etc/nccl.conf": "# a file\nNCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME==ens1f0\n\n#NCCL_ALGO=x",
+    })  # fmt: skip
+    hca(tmp_path, "mlx5_0")
+    found = probe.probe(REQUEST, str(tmp_path))
+    assert (found["memory_kb"], found["memory_available_kb"]) == (1000, 900)
+    assert (found["boot"], found["gpus"]) == ("b1", 1)
+    assert [port["device"] for port in found["rdma"]] == ["mlx5_0"]
+    own = {name: found["environment"].get(name) for name in ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME")}
+    assert own == {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "=ens1f0"}
+    assert "NCCL_ALGO" not in found["environment"]
+
+
+def test_the_environment_wins_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(tmp_path, {"etc/nccl.conf": "NCCL_DEBUG=WARN"})
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("MY_NCCL_THING", "1")
+    own = probe.own_settings(str(tmp_path))
+    assert own["NCCL_DEBUG"] == "INFO" and "MY_NCCL_THING" not in own
 
 
 # -- the port ---------------------------------------------------------------------------------
@@ -172,7 +220,11 @@ def test_a_program_that_may_not_be_read(workdir: Path) -> None:
 
 
 def test_the_workdir(workdir: Path) -> None:
-    assert probe.find_workdir(None, str(workdir)) == (str(workdir), True)
-    assert probe.find_workdir("~", "/") == (str(workdir / "home"), True)
-    assert probe.find_workdir("~/none", "/") == (str(workdir / "home/none"), False)
-    assert probe.find_workdir(str(workdir / "train.py"), "/")[1] is False
+    for wanted, path, there in (
+        (None, workdir, True),
+        ("~", workdir / "home", True),
+        ("~/none", workdir / "home/none", False),
+        (str(workdir / "train.py"), workdir / "train.py", False),
+    ):
+        found = probe.probe({**REQUEST, "workdir": wanted, "cwd": str(workdir)})
+        assert (found["workdir"], found["workdir_exists"]) == (str(path), there)
