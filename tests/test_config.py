@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.config import Config, Launch, Nccl
@@ -234,6 +234,7 @@ values = st.one_of(text, st.sampled_from(["yes", "1.10", "null", "~", ""]))
     grace=st.floats(0, allow_nan=False),
     nproc=st.none() | st.integers(1, 99),
 )
+@settings(deadline=None, max_examples=50)
 def test_what_is_written_down_is_read_again(
     tmp_path_factory: pytest.TempPathFactory,
     env: dict[str, str], nccl: dict[str, str], name: str, grace: float, nproc: int | None,
