@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import EXIT_CHECK, CheckFailed
-from orchestrator.head import network
+from orchestrator.head import fabric, network
 from orchestrator.head.facts import Gid, Interface, RdmaPort
 from orchestrator.head.member import Member
 from orchestrator.head.network import Network
@@ -263,6 +263,21 @@ def test_a_cluster(name: str) -> None:
     for name, part in cluster.why.items():
         assert part in why(net, name)
     assert all(setting.why and not setting.yours for mine in net.settings for setting in mine)
+
+
+def test_which_gid_an_older_nccl_is_told() -> None:
+    """IPv4 before IPv6, the card's own interface before a VLAN on it, then the lowest."""
+    told_v4 = "0000:0000:0000:0000:0000:ffff:0a01:000"
+    gids = (
+        Gid(1, "2001:0db8:0000:0000:0000:0000:0000:0001", "RoCE v2", "eth1"),
+        Gid(3, f"{told_v4}1", "RoCE v2", "eth1.100"),
+        Gid(5, f"{told_v4}2", "RoCE v2", "eth1"),
+        Gid(7, f"{told_v4}3", "RoCE v2", "eth1"),
+    )
+    port = roce("mlx5_0", "eth1", gids=gids)
+    assert fabric.best_gid(port).index == 5
+    assert fabric.best_gid(roce("mlx5_0", "eth1", gids=gids[:2])).index == 3
+    assert fabric.best_gid(roce("mlx5_0", "eth1", gids=gids[:1])).index == 1
 
 
 def test_a_torch_for_cpus_needs_no_gid() -> None:

@@ -240,6 +240,13 @@ def test_a_worker_without_the_masters_family() -> None:
     assert "gpu02 has no route" in said and "it has only IPv6 addresses, and that is IPv4" in said
 
 
+def test_a_way_of_the_other_family_is_none() -> None:
+    """The list's name means IPv6 there, and the master is called by its IPv4 address."""
+    routes = {"gpu01": ("eth0", "2001:db8::2")}
+    lost = facts("eth0 2001:db8::2/64", hostname="gpu02", routes=routes)
+    assert "gpu02 has no route" in refused([facts("eth0 10.0.0.1/24"), lost], ["10.0.0.1", ""])
+
+
 def test_a_worker_without_any_address() -> None:
     said = refused([facts("eth0 10.0.0.1/24"), facts("eth0 fe80::2/64")], ["10.0.0.1", ""])
     assert "no address at all but loopback" in said

@@ -77,6 +77,13 @@ def test_the_network_interface_of_a_bond_and_of_a_port_that_is_down(tmp_path: Pa
     assert [port.netdev for port in found(tmp_path)] == ["eth3", "bond0"]
 
 
+def test_the_network_interfaces_of_a_card_with_two_ports(tmp_path: Path) -> None:
+    """By their numbers, not by their order: port 1 is dev_port 0."""
+    for port, netdev in ((1, "eth9"), (2, "eth1")):
+        hca(tmp_path, "mlx4_0", port=port, netdev=netdev, gids={})
+    assert [port.netdev for port in found(tmp_path)] == ["eth9", "eth1"]
+
+
 def test_software_rdma_is_known(tmp_path: Path) -> None:
     hca(tmp_path, "rxe0", top="sys/devices/virtual/infiniband")
     (tmp_path / "sys/class/infiniband").mkdir(parents=True)
