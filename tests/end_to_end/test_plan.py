@@ -77,7 +77,7 @@ def test_what_is_yours_is_shown_as_yours(head: Head) -> None:
     )
     text = explain(
         head, "--config", "c.yaml", "--hook", "hook.sh", "--env", "NCCL_DEBUG=INFO",
-        "--set", "nccl.GLOO_SOCKET_IFNAME=lo", "show.py",
+        "--set", "nccl.GLOO_SOCKET_IFNAME=none0", "show.py",
     )  # fmt: skip
     table = rows(text)
     assert table["NCCL_DEBUG"] == ["0-1 INFO yours --env; not WARN (yours, config nccl:)"]
