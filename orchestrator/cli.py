@@ -183,6 +183,30 @@ def launch_command(**options: Any) -> int:
     return front.launch(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)
 
 
+# A verify run is a job: it takes what a launch takes, but runs a program of ours to its end.
+LAUNCH_ONLY = ("program", "module", "detach", "dry_run", "as_json")
+
+
+@cli.command("verify", params=[one for one in launch_command.params if one.name not in LAUNCH_ONLY])
+@click.option(
+    "--backend",
+    type=click.Choice(["nccl", "gloo"]),
+    help="Default: distributed.backend, else nccl where there are GPUs.",
+)
+@click.option("--max-size", default="1G", show_default=True, help="Of one message: 64M, 1G.")
+@click.option("--seconds", type=float, default=60.0, show_default=True, help="To measure.")
+@click.option("--strict", is_flag=True, help="Exit code 3 if a node, link or device is slow.")
+@click.option("--json", "as_json", is_flag=True, help="All of it as JSON.")
+def verify_command(**options: Any) -> int:
+    """Run real collectives across the nodes: are they right, how fast, and who is slow?
+
+    Then how long a step of the configured model would take with each way of sharding it.
+    """
+    from orchestrator.head import verify
+
+    return verify.verify(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)
+
+
 @cli.command()
 @shared
 @click.argument("experiment", required=False, shell_complete=experiment_names)
