@@ -54,8 +54,9 @@ def measure(world: World, seconds: float) -> list[dict[str, Any]]:
     plan = rounds(len(nodes))
     if not plan:
         return []
-    deadline = time.monotonic() + seconds
-    each = min(LONGEST, max(SHORTEST, 0.5 * seconds / (2 * len(plan))))
+    half = seconds / 2
+    deadline = time.monotonic() + half
+    each = min(LONGEST, max(SHORTEST, half / (2 * len(plan)) / 2))
     best: dict[Pair, dict[str, Any]] = {}
     for number, pairs in enumerate(plan):
         if number and world.most(time.monotonic() - deadline) > 0:
@@ -63,6 +64,7 @@ def measure(world: World, seconds: float) -> list[dict[str, Any]]:
             break
         keep(best, round_of(world, pairs, each))
         world.say(f"pairs of nodes: round {number + 1} of {len(plan)}")
+    deadline = time.monotonic() + half
     for _ in range(AGAIN):
         slow = suspects(best)
         for pairs in plan:

@@ -18,7 +18,7 @@ Rates = Mapping[tuple[int, int], float]  # (from, to) -> bytes per second
 FAR = 0.6  # of the usual: less is slow, if the others agree among themselves
 FEW, FAR_OF_FEW = 6, 0.35  # fewer figures than this say little of their spread
 ALWAYS = 0.1  # of the usual: less is slow however much the others differ
-DEVIATIONS = 10.0
+DEVIATIONS = 6.0
 GPU_FAR = 0.85  # two GPUs of one kind differ by some percent
 PROMISED = 0.1  # of what the interface says of itself; sockets do not fill the fastest ones,
 SOCKETS = 1.25e9  # so no more than this, 10 Gb/s, is expected of any
@@ -41,15 +41,17 @@ def quartile(values: Collection[float]) -> float:
     return ordered[math.ceil(0.75 * len(ordered)) - 1]
 
 
-def limit(values: Collection[float], far: float = FAR) -> float:
-    """What is below this is slow. Spread is that of the figures that nobody would call slow."""
-    usual = quartile(values)
-    if len(values) < FEW:
-        far = min(far, FAR_OF_FEW)
-    healthy = [value for value in values if value >= far * usual]
+def noise(values: Collection[float], usual: float) -> float:
+    """How far figures that nobody would call slow are from each other, as a part of them."""
+    healthy = [value for value in values if value >= FAR_OF_FEW * usual]
     middle = statistics.median(healthy)
-    spread = 1.4826 * statistics.median(abs(value - middle) for value in healthy)
-    return min(far * usual, max(ALWAYS * usual, middle - DEVIATIONS * spread))
+    return 1.4826 * statistics.median(abs(value - middle) for value in healthy) / middle
+
+
+def tolerance(count: int, spread: float, far: float = FAR) -> float:
+    """What part of the usual is slow, among so many figures with such a spread."""
+    far = far if count >= FEW else min(far, FAR_OF_FEW)
+    return min(far, max(ALWAYS, 1 - DEVIATIONS * spread))
 
 
 # -- nodes and links ------------------------------------------------------------------------------
@@ -62,6 +64,7 @@ class Ends:
     out: Mapping[int, float]
     into: Mapping[int, float]
     usual: float
+    part: float  # of the usual: less is slow
     slow_out: frozenset[int]
     slow_in: frozenset[int]
 
@@ -71,12 +74,14 @@ def ends(rates: Rates) -> Ends:
     out = {n: quartile([r for (a, _), r in rates.items() if a == n]) for n in nodes}
     into = {n: quartile([r for (_, b), r in rates.items() if b == n]) for n in nodes}
     all_ends = [*out.values(), *into.values()]
-    usual, least = quartile(all_ends), limit(all_ends)
+    usual = quartile(all_ends)
+    part = tolerance(len(rates), noise(rates.values(), usual))
     if len(nodes) < 3:  # whose fault it is cannot be told: it is the link's
-        return Ends(out, into, usual, frozenset(), frozenset())
+        return Ends(out, into, usual, part, frozenset(), frozenset())
+    least = part * usual
     slow_out = frozenset(node for node in nodes if out[node] < least)
     slow_in = frozenset(node for node in nodes if into[node] < least)
-    return Ends(out, into, usual, slow_out, slow_in)
+    return Ends(out, into, usual, part, slow_out, slow_in)
 
 
 def slow_links(rates: Rates, names: Sequence[str]) -> list[Finding]:
@@ -93,11 +98,10 @@ def slow_links(rates: Rates, names: Sequence[str]) -> list[Finding]:
         (a, b): rate / (found.usual if len(rates) == 2 else min(found.out[a], found.into[b]))
         for (a, b), rate in rates.items()
     }
-    least = limit(list(parts.values()))
     slow = {
         (a, b)
         for (a, b), part in parts.items()
-        if part < least and a not in found.slow_out and b not in found.slow_in
+        if part < found.part and a not in found.slow_out and b not in found.slow_in
     }
     both = sorted(pair for pair in slow if pair[0] < pair[1] and pair[::-1] in slow)
     one_way = sorted(pair for pair in slow if pair[::-1] not in slow)
@@ -146,7 +150,7 @@ def below_promise(
     said = [one for one in promised if one]
     if not rates or len(said) < len(promised):
         return []
-    usual = quartile(list(rates.values()))
+    usual = quartile(rates.values())
     if usual >= PROMISED * min(*said, SOCKETS):
         return []
     who = "all nodes" if len(names) > 2 else " and ".join(names)
@@ -164,8 +168,9 @@ def slow_devices(
     told = []
     for kind in sorted(set(devices)):
         own = {rank: flops[rank] for rank, its in enumerate(devices) if its == kind}
-        least = limit(list(own.values()), FAR if kind == "CPU" else GPU_FAR)
-        usual = quartile(list(own.values()))
+        usual = quartile(own.values())
+        far = FAR if kind == "CPU" else GPU_FAR
+        least = usual * tolerance(len(own), noise(own.values(), usual), far)
         for rank, rate in own.items():
             if rate < least:
                 node = node_of[rank]

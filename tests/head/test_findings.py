@@ -56,6 +56,28 @@ def test_noise_is_no_fault(count: int, noise: float) -> None:
         assert told(best) == [], (seed, best)
 
 
+CROWDED = [[5.35, 4.62, 4.92], [4.94, 7.3, 4.12], [5.07, 9.68, 7.24], [6.08, 3.51, 6.56]]
+SLOWED = [[4.3, 5.4, 0.0193], [7.11, 2.1, 0.022], [4.09, 3.35, 0.0205], [0.0188, 0.0192, 0.0192]]
+
+
+def as_rates(rows: list[list[float]]) -> Rates:
+    """Gb/s from a node (rows) to the others (columns, without itself)."""
+    return {
+        (a, b): row[b if b < a else b - 1] * GBIT
+        for a, row in enumerate(rows)
+        for b in range(len(rows))
+        if a != b
+    }
+
+
+def test_four_nodes_that_share_two_busy_cores() -> None:
+    """As they were measured: healthy, and with the link of node 3 slowed to 20 Mbit."""
+    assert told(as_rates(CROWDED)) == []
+    assert told(as_rates(SLOWED)) == [
+        "node 3 (host3) reaches everyone at 19.2 Mb/s, others 5.4 Gb/s"
+    ]
+
+
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_a_slow_node_is_named_once(count: int, noise: float) -> None:
