@@ -17,7 +17,7 @@ from torch import Tensor
 
 from orchestrator.engine.world import World
 
-FIRST, LARGEST = 1 << 16, 1 << 26  # bytes of a message
+FIRST, LARGEST = 1 << 14, 1 << 26  # bytes of a message
 SHORTEST, LONGEST = 0.03, 0.25  # seconds for one direction of a pair
 PINGS = 10
 SUSPECT = 0.7  # of what a quarter of all pairs reach
@@ -54,9 +54,9 @@ def measure(world: World, seconds: float) -> list[dict[str, Any]]:
     plan = rounds(len(nodes))
     if not plan:
         return []
-    half = seconds / 2
-    deadline = time.monotonic() + half
-    each = min(LONGEST, max(SHORTEST, half / (2 * len(plan)) / 2))
+    deadline = time.monotonic() + seconds
+    # A direction takes up to twice this, and the slow ones are to be measured again.
+    each = min(LONGEST, max(SHORTEST, seconds / (8 * len(plan))))
     best: dict[Pair, dict[str, Any]] = {}
     for number, pairs in enumerate(plan):
         if number and world.most(time.monotonic() - deadline) > 0:
@@ -64,7 +64,7 @@ def measure(world: World, seconds: float) -> list[dict[str, Any]]:
             break
         keep(best, round_of(world, pairs, each))
         world.say(f"pairs of nodes: round {number + 1} of {len(plan)}")
-    deadline = time.monotonic() + half
+    deadline = time.monotonic() + seconds / 2
     for _ in range(AGAIN):
         slow = suspects(best)
         for pairs in plan:
