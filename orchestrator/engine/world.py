@@ -106,9 +106,15 @@ def join(backend: str | None, patience: float) -> World:
     # CPU tensors go beside NCCL: words need no GPU.
     dist.init_process_group("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", timeout=timeout)
     alone = World(rank, dist.get_world_size(), local, backend, device, (), ())
-    own = [int(os.environ.get("GROUP_RANK", "0")), socket.gethostname()]
+    own = [int(os.environ.get("GROUP_RANK", "0")), socket.gethostname(), backend]
     found = alone.exchange(own)
     nodes, hosts = tuple(one[0] for one in found), tuple(one[1] for one in found)
+    without = sorted({host for _, host, its in found if its != "nccl"})
+    if len({its for _, _, its in found}) > 1:
+        raise CheckFailed(
+            f"some nodes have GPUs that torch can use, these have none: {', '.join(without)}",
+            "verify the CPUs of all with --backend gloo, or leave those out of the list",
+        )
     return World(rank, alone.size, local, backend, device, nodes, hosts)
 
 

@@ -126,7 +126,7 @@ def sizes_shown(sizes: Sequence[int]) -> list[int]:
 def matrix(pairs: Sequence[Row], top: float) -> tuple[list[str], float]:
     """A row for each sender, a column for each receiver; the paler, the slower."""
     nodes = sorted({row["from"] for row in pairs} | {row["to"] for row in pairs})
-    cell = CELL if len(nodes) <= SHOWN else SMALL_CELL
+    cell = CELL if len(nodes) <= SHOWN else min(SMALL_CELL, (WIDTH - LEFT - 10) / len(nodes))
     fastest = max(row["rate"] for row in pairs)
     place = {node: number for number, node in enumerate(nodes)}
     origin = top + TOP + 24
