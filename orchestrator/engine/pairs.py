@@ -18,7 +18,9 @@ from torch import Tensor
 from orchestrator.engine.world import World
 
 FIRST, LARGEST = 1 << 14, 1 << 26  # bytes of a message
-SHORTEST, LONGEST = 0.03, 0.25  # seconds for one direction of a pair
+SHORTEST, LONGEST = 0.04, 0.25  # seconds for one direction of a pair
+MESSAGES = 20  # in that time, or nearly: the shorter one is, the less likely it is disturbed
+GAIN = 1.5  # a larger message that is so much faster: what was measured was still latency
 PINGS = 10
 SUSPECT = 0.7  # of what a quarter of all pairs reach
 AGAIN = 2  # a rate below half by noise alone, three times in a row, is one in ten thousand
@@ -64,15 +66,15 @@ def measure(world: World, seconds: float) -> list[dict[str, Any]]:
             break
         keep(best, round_of(world, pairs, each))
         world.say(f"pairs of nodes: round {number + 1} of {len(plan)}")
-    deadline = time.monotonic() + seconds / 2
-    for _ in range(AGAIN):
+    deadline = time.monotonic() + AGAIN * seconds
+    for number in range(1, AGAIN + 1):
         slow = suspects(best)
         for pairs in plan:
             again = [pair for pair in pairs if pair in slow or pair[::-1] in slow]
             if not again or world.most(time.monotonic() - deadline) > 0:
                 continue
             world.say("measured again: " + ", ".join(f"nodes {a} and {b}" for a, b in again))
-            keep(best, round_of(world, again, each))
+            keep(best, round_of(world, again, min(LONGEST, each * 2**number)))
     return [best[pair] for pair in sorted(best)]
 
 
@@ -123,24 +125,25 @@ def round_of(world: World, pairs: list[Pair], budget: float) -> list[dict[str, A
 
 
 def send(world: World, to: int, budget: float) -> Lane:
-    """Messages that grow until one takes a good part of the budget, then as many as it has room
-    for. The receiver hears each one's size before it, and 0 at the end."""
+    """Messages that grow until some of them fill the budget and growing makes them no faster; one
+    that was disturbed is no reason to stop. The receiver hears each size first, and 0 at the end.
+    """
     data = torch.zeros(FIRST, dtype=torch.uint8, device=world.device)
     transfer(world, to, data)  # the first connects
     latency = min(transfer(world, to, data[:1]) for _ in range(PINGS)) / 2
-    size, took = FIRST, transfer(world, to, data)
-    while took < budget / 8 and size < LARGEST:
-        size *= 4
-        data = torch.zeros(size, dtype=torch.uint8, device=world.device)
-        took = transfer(world, to, data)
-    until = time.monotonic() + budget
-    times = [transfer(world, to, data)]
-    while time.monotonic() + times[-1] < until:
-        times.append(transfer(world, to, data))
-    announce(0, to)
     # Noise only ever takes time, so the best is the truth; but where several ranks share a wire,
     # one's best is what another lacked.
     alone = len(world.of_node(world.node)) == 1
+    until, size, smaller = time.monotonic() + budget, FIRST, 0.0
+    times = [transfer(world, to, data)]
+    while time.monotonic() + min(times) < until:
+        own = size / min(times)
+        if size < LARGEST and (min(times) < budget / MESSAGES or own > GAIN * smaller):
+            smaller, size, times = own, 4 * size, []
+            data = torch.zeros(size, dtype=torch.uint8, device=world.device)
+        times.append(transfer(world, to, data))
+    announce(0, to)
+    # Of the largest size alone: smaller ones may fit into what a switch lets through unmeasured.
     typical = min(times) if alone else statistics.median(times)
     return Lane(world.rank, to, size / typical, latency)
 
