@@ -10,7 +10,6 @@ import datetime
 import json
 import os
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.errors import CheckFailed
+
+UNKNOWN = 1 << 30  # bytes of memory where nobody says how many are free
 
 
 @dataclass(frozen=True)
@@ -142,20 +143,10 @@ def free_bytes(world: World) -> int:
     """Memory that one rank may count on: its GPU's, or its part of what the node has left."""
     if world.device.type == "cuda":
         return int(torch.cuda.mem_get_info(world.device)[0])
-    for place, read in LIMITS:
-        if Path(place).is_file():
-            try:
-                return read(Path(place).read_text(encoding="ascii")) // len(
-                    world.of_node(world.node)
-                )
-            except (OSError, ValueError):
-                continue
-    return 1 << 30
-
-
-def _available(text: str) -> int:
-    (line,) = [line for line in text.splitlines() if line.startswith("MemAvailable:")]
-    return int(line.split()[1]) << 10
-
-
-LIMITS: tuple[tuple[str, Callable[[str], int]], ...] = (("/proc/meminfo", _available),)
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return UNKNOWN
+    lines = [line for line in text.splitlines() if line.startswith("MemAvailable:")]
+    own = len(world.of_node(world.node))
+    return (int(lines[0].split()[1]) << 10) // own if lines else UNKNOWN
