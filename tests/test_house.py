@@ -41,7 +41,7 @@ ARROWS = {
     "sshd": {"errors"},
     "loopback": {"sshd", "errors"},
     "demo": {"cli", "entry", "loopback", "experiment", "errors", "interrupt", "head.nodes"},
-    "cli": {"head", "doors", "demo", "config", "experiment", "errors", "__version__"},
+    "cli": {"cli", "head", "doors", "demo", "config", "experiment", "errors", "__version__"},
     "entry": {"cli", "interrupt"},
     "__main__": {"entry"},
     "__init__": set(),

@@ -35,12 +35,18 @@ READ_PROGRAM = (
     'f=open(0,"rb",0,closefd=False);exec(b"".join(iter(lambda:f.read(1)or exit(9),bytes(1))))'
 )
 
+# What engine/ imports of ours, and what that imports.
+SHIPPED = (
+    *("__init__", "checkpoints", "config", "configfile", "contradictions", "errors"),
+    *("experiment", "manifest", "strict"),
+)
+
 
 @functools.cache
 def library() -> tuple[str, bytes]:
     """(digest, blob): our sources that run on nodes, where only Python and torch are installed."""
     root = Path(__file__).parent.parent
-    own = [root / "__init__.py", root / "config.py", root / "errors.py", root / "experiment.py"]
+    own = [root / f"{name}.py" for name in SHIPPED]
     paths = own + sorted((root / "node").glob("*.py")) + sorted((root / "engine").glob("*.py"))
     files = {
         f"orchestrator/{path.relative_to(root)}": path.read_text(encoding="utf-8") for path in paths

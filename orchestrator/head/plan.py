@@ -241,7 +241,7 @@ def uneven_notes(
 
 def resolve_name(kind: str, target: Target, facts: Facts) -> str:
     if kind == "engine":
-        return ENGINE
+        return target.name or ENGINE  # or another program of ours
     return facts.target_name if kind == "program" else target.name
 
 
@@ -327,7 +327,7 @@ class _Draft:
 
 def script_path(target: Target, workdir: str, library: str) -> str:
     if target.kind == "engine":
-        return posixpath.join(library, *ENGINE.split(".")) + ".py"
+        return posixpath.join(library, *target.name.split(".")) + ".py"
     return posixpath.join(workdir, target.name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import fcntl
 import json
@@ -12,6 +13,7 @@ import struct
 import subprocess
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import NodeError
-from orchestrator.head.link import Link
+from orchestrator.head.link import Link, library
 from orchestrator.node import link as node_link
 from orchestrator.node.rundir import RunDir, connect
 from tests.node.running import PATIENCE, PYTHON, Job, alive, script, streams, wait_until
@@ -212,6 +214,22 @@ def test_it_is_installed_once_and_for_its_owner_alone(new_link: NewLink, home: P
     new_link()
     assert {p.name: p.stat().st_mtime_ns for p in library.rglob("*.py")} == modules
     assert [path.name for path in (home / "lib").iterdir()] == [library.name]
+
+
+PACKAGES = {"orchestrator", "orchestrator.node", "orchestrator.engine"}
+
+
+def test_what_is_shipped_needs_nothing_of_ours_that_is_not() -> None:
+    """On a node our package is not installed."""
+    files = json.loads(zlib.decompress(library()[1]))
+    modules = {name.removesuffix(".py").replace("/", ".") for name in files}
+    known = modules | {name.removesuffix(".__init__") for name in modules}
+    for name, text in files.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("orchestrator"):
+                wanted = [f"{node.module}.{alias.name}" for alias in node.names]
+                missing = [one for one in wanted if not {one, node.module} & (known - PACKAGES)]
+                assert not missing or wanted == ["orchestrator.__version__"], (name, missing)
 
 
 def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:

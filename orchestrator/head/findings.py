@@ -1,0 +1,235 @@
+"""What the measurements of a verify run mean: which node, link or device is slow. Pure.
+
+A pair is as fast as the slower of its two ends lets it be. So what a node can send is told by its
+better pairs, a node is slow if even those are, and a link is slow if both of its ends can do more.
+How far from the others is too far depends on how far the others are from each other.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Rates = Mapping[tuple[int, int], float]  # (from, to) -> bytes per second
+
+FAR = 0.6  # of the usual: less is slow, if the others agree among themselves
+FEW, FAR_OF_FEW = 6, 0.35  # fewer figures than this say little of their spread
+ALWAYS = 0.1  # of the usual: less is slow however much the others differ
+DEVIATIONS = 6.0
+GPU_FAR = 0.85  # two GPUs of one kind differ by some percent
+PROMISED = 0.1  # of what the interface says of itself; sockets do not fill the fastest ones,
+SOCKETS = 1.25e9  # so no more than this, 10 Gb/s, is expected of any
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong or slow; `kind`: wrong, node, link, device."""
+
+    kind: str
+    text: str
+    nodes: tuple[int, ...] = ()
+    rate: float = 0.0
+    usual: float = 0.0
+
+
+def quartile(values: Collection[float]) -> float:
+    """The upper one: a value that a quarter of all reach. Of three or fewer, the largest."""
+    ordered = sorted(values)
+    return ordered[math.ceil(0.75 * len(ordered)) - 1]
+
+
+def noise(values: Collection[float], usual: float) -> float:
+    """How far figures that nobody would call slow are from each other, as a part of them."""
+    healthy = [value for value in values if value >= FAR_OF_FEW * usual]
+    middle = statistics.median(healthy)
+    return 1.4826 * statistics.median(abs(value - middle) for value in healthy) / middle
+
+
+def tolerance(count: int, spread: float, far: float = FAR) -> float:
+    """What part of the usual is slow, among so many figures with such a spread."""
+    far = far if count >= FEW else min(far, FAR_OF_FEW)
+    return min(far, max(ALWAYS, 1 - DEVIATIONS * spread))
+
+
+# -- nodes and links ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What each node can send and receive, as its better pairs show it."""
+
+    out: Mapping[int, float]
+    into: Mapping[int, float]
+    usual: float
+    part: float  # of the usual: less is slow
+    slow_out: frozenset[int]
+    slow_in: frozenset[int]
+
+
+def ends(rates: Rates) -> Ends:
+    nodes = sorted({node for pair in rates for node in pair})
+    out = {n: quartile([r for (a, _), r in rates.items() if a == n]) for n in nodes}
+    into = {n: quartile([r for (_, b), r in rates.items() if b == n]) for n in nodes}
+    all_ends = [*out.values(), *into.values()]
+    usual = quartile(all_ends)
+    part = tolerance(len(rates), noise(rates.values(), usual))
+    if len(nodes) < 3:  # whose fault it is cannot be told: it is the link's
+        return Ends(out, into, usual, part, frozenset(), frozenset())
+    least = part * usual
+    slow_out = frozenset(node for node in nodes if out[node] < least)
+    slow_in = frozenset(node for node in nodes if into[node] < least)
+    return Ends(out, into, usual, part, slow_out, slow_in)
+
+
+def slow_links(rates: Rates, names: Sequence[str]) -> list[Finding]:
+    """Nodes first, then the links that no slow node explains."""
+    if any((b, a) not in rates for a, b in rates):
+        rates = {pair: rate for pair, rate in rates.items() if pair[::-1] in rates}
+    if not rates:
+        return []
+    found = ends(rates)
+    told = [
+        node_finding(node, rates, found, names) for node in sorted(found.slow_out | found.slow_in)
+    ]
+    parts = {
+        (a, b): rate / (found.usual if len(rates) == 2 else min(found.out[a], found.into[b]))
+        for (a, b), rate in rates.items()
+    }
+    slow = {
+        (a, b)
+        for (a, b), part in parts.items()
+        if part < found.part and a not in found.slow_out and b not in found.slow_in
+    }
+    both = sorted(pair for pair in slow if pair[0] < pair[1] and pair[::-1] in slow)
+    one_way = sorted(pair for pair in slow if pair[::-1] not in slow)
+    told += [link_finding(pair, rates, found.usual, names) for pair in both]
+    return told + [one_way_finding(pair, rates, found.usual, names) for pair in one_way]
+
+
+def node_finding(node: int, rates: Rates, found: Ends, names: Sequence[str]) -> Finding:
+    out, into = found.out[node], found.into[node]
+    usual = f"others {speed(found.usual)}"
+    if node in found.slow_out and node in found.slow_in:
+        own = statistics.median(rate for pair, rate in rates.items() if node in pair)
+        text = f"{names[node]} reaches everyone at {speed(own)}, {usual}"
+        return Finding("node", text, (node,), own, found.usual)
+    if node in found.slow_out:
+        text = f"{names[node]} sends to everyone at {speed(out)}, {usual}; it receives at"
+        return Finding("node", f"{text} {speed(into)}", (node,), out, found.usual)
+    text = f"{names[node]} receives from everyone at {speed(into)}, {usual}; it sends at"
+    return Finding("node", f"{text} {speed(out)}", (node,), into, found.usual)
+
+
+def link_finding(
+    pair: tuple[int, int], rates: Rates, usual: float, names: Sequence[str]
+) -> Finding:
+    a, b = pair
+    rate = min(rates[a, b], rates[b, a])
+    text = f"the link between {names[a]} and {names[b]} has {speed(rates[a, b])} there and"
+    text += f" {speed(rates[b, a])} back, others {speed(usual)}"
+    return Finding("link", text, pair, rate, usual)
+
+
+def one_way_finding(
+    pair: tuple[int, int], rates: Rates, usual: float, names: Sequence[str]
+) -> Finding:
+    a, b = pair
+    text = f"{names[a]} reaches {names[b]} at {speed(rates[a, b])}; back it is"
+    others = "" if len(rates) == 2 else f", others {speed(usual)}"
+    text = f"{text} {speed(rates[b, a])}{others}"
+    return Finding("link", text, pair, rates[a, b], usual)
+
+
+def below_promise(
+    rates: Rates, promised: Sequence[float | None], names: Sequence[str]
+) -> list[Finding]:
+    """With two nodes, or all of them slow, there is nothing to compare with but their own word."""
+    said = [one for one in promised if one]
+    if not rates or len(said) < len(promised):
+        return []
+    usual = quartile(rates.values())
+    if usual >= PROMISED * min(*said, SOCKETS):
+        return []
+    who = "all nodes" if len(names) > 2 else " and ".join(names)
+    text = f"{who} reach each other at {speed(usual)}; their interfaces say {speed(min(said))}"
+    return [Finding("link", text, tuple(range(len(names))), usual, min(said))]
+
+
+# -- devices and results --------------------------------------------------------------------------
+
+
+def slow_devices(
+    flops: Sequence[float], devices: Sequence[str], node_of: Sequence[int], names: Sequence[str]
+) -> list[Finding]:
+    """Of ranks with the same kind of device."""
+    told = []
+    for kind in sorted(set(devices)):
+        own = {rank: flops[rank] for rank, its in enumerate(devices) if its == kind}
+        usual = quartile(own.values())
+        far = FAR if kind == "CPU" else GPU_FAR
+        least = usual * tolerance(len(own), noise(own.values(), usual), far)
+        for rank, rate in own.items():
+            if rate < least:
+                node = node_of[rank]
+                text = f"rank {rank} on {names[node]} multiplies at {operations(rate)}, others"
+                text = f"{text} {operations(usual)} ({kind})"
+                told.append(Finding("device", text, (node,), rate, usual))
+    return told
+
+
+def wrong_results(
+    wrong: Sequence[Mapping[str, Any]], node_of: Sequence[int], names: Sequence[str]
+) -> list[Finding]:
+    """The smallest size of each collective on each rank: larger ones mostly repeat it."""
+    first: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for one in sorted(wrong, key=lambda one: int(one["bytes"])):
+        first.setdefault((one["collective"], one["rank"]), one)
+    return [
+        Finding(
+            "wrong",
+            f"{one['collective']} of {size(one['bytes'])} gave rank {one['rank']} on"
+            f" {names[node_of[one['rank']]]} a wrong result: element {one['element']} is"
+            f" {one['got']:g}, not {one['expected']:g}",
+            (node_of[one["rank"]],),
+        )
+        for one in first.values()
+    ]
+
+
+def all_of(told: Mapping[str, Any]) -> list[Finding]:
+    """Everything that there is to say of what a verify run wrote."""
+    nodes = told["nodes"]
+    names = [f"node {node['index']} ({node['host']})" for node in nodes]
+    node_of = [0] * sum(len(node["ranks"]) for node in nodes)
+    for place, node in enumerate(nodes):
+        for rank in node["ranks"]:
+            node_of[rank] = place
+    rates = {(row["from"], row["to"]): float(row["rate"]) for row in told.get("pairs", [])}
+    found = wrong_results(told.get("wrong", []), node_of, names)
+    found += slow_links(rates, names)
+    if told["backend"] == "gloo":
+        found += below_promise(rates, [node["link_speed"] for node in nodes], names)
+    return found + slow_devices(told["flops"], told["devices"], node_of, names)
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+def speed(rate: float) -> str:
+    """Bytes per second, as networks are sold."""
+    bits = 8 * rate
+    return f"{bits / 1e9:.3g} Gb/s" if bits >= 1e8 else f"{bits / 1e6:.3g} Mb/s"
+
+
+def operations(flops: float) -> str:
+    return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e11 else f"{flops / 1e9:.3g} GFLOP/s"
+
+
+def size(count: int) -> str:
+    for unit, scale in (("GB", 30), ("MB", 20), ("KB", 10)):
+        if count >= 1 << scale:
+            return f"{count / (1 << scale):.3g} {unit}"
+    return f"{count} B"

@@ -1,0 +1,165 @@
+"""How long a step of the configured model will take on the links that were measured. Pure.
+
+Computing: the timed parts of the model. Communicating: what each strategy sends, message by
+message, each at the time that its size took in the measurement. docs/why.md has the formula, what
+it assumes, and how far off it was.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.config import COPIED, Config
+
+MEASURED = ("hybrid_shard", "full_shard", "ddp")
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one collective among some ranks, by size."""
+
+    points: tuple[tuple[int, float], ...]  # (bytes, seconds), the smallest first
+
+    def of(self, size: float) -> float:
+        """Between two sizes that were measured, on the line between them on logarithmic paper."""
+        sizes = [point[0] for point in self.points]
+        at = bisect_left(sizes, size)
+        if at == 0:
+            return self.points[0][1]
+        if at == len(sizes):  # beyond the largest, only the bandwidth counts
+            largest, seconds = self.points[-1]
+            return seconds * size / largest
+        (a, slow), (b, slower) = self.points[at - 1], self.points[at]
+        part = math.log(size / a) / math.log(b / a)
+        return math.exp((1 - part) * math.log(slow) + part * math.log(slower))
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective that a step calls, so many times; `first`, `last`: nothing to hide behind."""
+
+    collective: str
+    scope: str
+    bytes: float
+    count: int
+    exposed: int = 0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One strategy. Seconds of a step, and of its parts; bytes that a rank holds."""
+
+    strategy: str
+    step: float
+    compute: float
+    communication: float
+    memory: float
+    fits: bool
+    configured: bool
+    beyond: bool  # some message is larger than all that were measured
+
+
+Measured = Mapping[tuple[str, str], Times]  # (collective, scope)
+
+
+def predict(told: Mapping[str, Any], config: Config) -> list[Prediction]:
+    """The best first; what does not fit into memory comes last."""
+    model = told.get("model") or {}
+    counts = [len(node["ranks"]) for node in told["nodes"]]
+    world = sum(counts)
+    if "groups" not in model or world == 1 or not told.get("collectives"):
+        return []
+    measured = times(told["collectives"])
+    strategies = [name for name in MEASURED if name != "hybrid_shard" or len(set(counts)) == 1]
+    overlap = told["devices"][0] != "CPU"
+    found = [
+        one(name, model, counts, config, measured, told["free_bytes"], overlap)
+        for name in strategies
+    ]
+    return sorted(found, key=lambda made: (not made.fits, made.step))
+
+
+def times(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Times]:
+    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for row in rows:
+        key = (row["collective"], row["scope"])
+        found.setdefault(key, []).append((row["bytes"], row["seconds"]))
+    return {key: Times(tuple(sorted(points))) for key, points in found.items()}
+
+
+def one(
+    strategy: str,
+    model: Mapping[str, Any],
+    counts: Sequence[int],
+    config: Config,
+    measured: Measured,
+    free: float,
+    overlap: bool,
+) -> Prediction:
+    shards = {"ddp": 1, "full_shard": sum(counts), "hybrid_shard": counts[0]}[strategy]
+    groups: list[int] = model["groups"]
+    sent = messages(strategy, groups, counts, config)
+    total = sum(message.count * cost(message, measured) for message in sent)
+    exposed = sum(message.exposed * cost(message, measured) for message in sent)
+    compute = config.training.gradient_accumulation * (model["micro_batch"] or 0.0)
+    compute += model["optimizer"] * model["parameters"] / shards
+    step = max(compute + exposed, total) if overlap else compute + total
+    memory = held(strategy, groups, shards, config)
+    beyond = any(message.bytes > table(message, measured).points[-1][0] for message in sent)
+    wanted = config.fsdp.sharding_strategy
+    configured = strategy == ("ddp" if wanted in COPIED else wanted)
+    return Prediction(strategy, step, compute, total, memory, memory < free, configured, beyond)
+
+
+def messages(
+    strategy: str, groups: Sequence[int], counts: Sequence[int], config: Config
+) -> list[Message]:
+    """What a rank calls in one step; groups are gathered one by one, the first is what is left
+    around the blocks."""
+    world, micro = sum(counts), config.training.gradient_accumulation
+    found = [Message("all_reduce", "all", 1024, 2, 2)]  # sums of the step, and who wants to stop
+    if strategy == "ddp":
+        size = 4 * sum(groups)
+        bucket = min(size, config.distributed.bucket_cap_mb * (1 << 20))
+        number = max(1, math.ceil(size / bucket))
+        return [*found, Message("all_reduce", "all", size / number, number, 1)]
+    gathered = 4 if config.training.mixed_precision == "fp32" else 2
+    reduced = 4 if config.fsdp.reduce_dtype == "fp32" else 2
+    twice = 2 if config.fsdp.reshard_after_forward else 1
+    sums = micro if config.fsdp.accumulate == "sharded" else 1
+    shards, scope = (
+        (world, "all") if strategy == "full_shard" or len(counts) == 1 else (counts[0], "node")
+    )
+    for place, group in enumerate(groups):
+        ends = place < 2  # the first gathers, and the last sums, have nothing to hide behind
+        if shards > 1:
+            times_gathered = micro * (twice if place else 1)
+            found.append(
+                Message("all_gather", scope, gathered * group, times_gathered, ends * micro)
+            )
+            found.append(Message("reduce_scatter", scope, reduced * group, sums, int(ends)))
+        if scope == "node":
+            across = "all" if shards == 1 else "across"
+            found.append(Message("all_reduce", across, reduced * group / shards, 1, int(ends)))
+    return found
+
+
+def table(message: Message, measured: Measured) -> Times:
+    return measured[message.collective, message.scope]
+
+
+def cost(message: Message, measured: Measured) -> float:
+    return table(message, measured).of(message.bytes)
+
+
+def held(strategy: str, groups: Sequence[int], shards: int, config: Config) -> float:
+    """Bytes of weights, gradients and the optimizer's moments; activations are beside that."""
+    each = 16 if config.optimizer.name == "adamw" else 12
+    own = each * sum(groups) / shards
+    if strategy == "ddp" or shards == 1:
+        return own
+    return own + 4.0 * (groups[0] + 2 * max(groups[1:], default=0))

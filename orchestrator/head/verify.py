@@ -1,0 +1,121 @@
+"""`orchestrator verify`: a job of ours on all nodes, what it measured, and what that means."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
+from orchestrator.experiment import Experiment
+from orchestrator.head import chart, findings, front, prediction, verify_text
+from orchestrator.head import launch as launching
+from orchestrator.head.launch import Request
+from orchestrator.head.plan import Target
+
+PROGRAM = "orchestrator.engine.verify"  # travels with what is shipped to every node
+UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+SMALLEST = 1 << 10
+
+
+def verify(options: dict[str, Any], *, default_config: str, default_hook: str) -> int:
+    request = request_of(options, default_config, default_hook)
+    as_json = options["as_json"]
+    # What is said on the way goes beside the JSON, not into it.
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        launched = launching.launch(request, front.say)
+        place = launched.experiment
+        code = front.follow(place, launched.record, launched.ssh, options, launched)
+    told = read(place)
+    if told is None:
+        if as_json:
+            front.print_out(json.dumps({"experiment": str(place.path), "exit_code": code}))
+        return code or EXIT_FAILED
+    return conclude(place, told, request, code, options)
+
+
+def request_of(options: dict[str, Any], default_config: str, default_hook: str) -> Request:
+    seconds = options["seconds"]
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise UsageError(f"--seconds {seconds:g}: write how long it may measure, such as 60")
+    largest = bytes_of(options["max_size"])
+    job = {"module": None, "program": (), "detach": False, "dry_run": False}
+    made = front.request_of({**options, **job}, default_config, default_hook)
+    words = ["--max-size", str(largest), "--seconds", f"{seconds:g}"]
+    backend = options["backend"] or made.config.distributed.backend
+    words += ["--backend", backend] if backend else []
+    launch = made.config.launch
+    launch = replace(launch, name=options["name"] or "verify")
+    return replace(
+        made,
+        target=Target("engine", PROGRAM, tuple(words)),
+        config=replace(made.config, launch=launch),
+    )
+
+
+def bytes_of(text: str) -> int:
+    """1G, 64M, 512K: powers of 1024, as the sizes of the measurement are."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise UsageError(f"--max-size {text}: write a number with K, M or G, such as 256M")
+    found = int(float(match[1]) * (1 << UNITS[match[2].upper()]))
+    if found < SMALLEST:
+        raise UsageError(f"--max-size {text}: the smallest size that is measured is 1K")
+    return found
+
+
+def read(place: Experiment) -> dict[str, Any] | None:
+    try:
+        text = (place.path / "outputs" / "verify.json").read_text(encoding="ascii")
+        found: dict[str, Any] = json.loads(text)
+    except (OSError, ValueError):
+        return None  # it ended before there was anything to write; the job's own words say why
+    return found
+
+
+def conclude(
+    place: Experiment, told: dict[str, Any], request: Request, code: int, options: dict[str, Any]
+) -> int:
+    """Say what was found, keep it beside what was measured, and come to an exit code."""
+    found = findings.all_of(told)
+    predicted = prediction.predict(told, request.config)
+    code = exit_code(code, found, strict=options["strict"])
+    told = {
+        "exit_code": code,
+        "experiment": str(place.path),
+        "findings": [asdict(one) for one in found],
+        "prediction": [asdict(one) for one in predicted],
+        **told,
+    }
+    kept = keep(place, told)
+    if options["as_json"]:
+        front.print_out(json.dumps(told, indent=1))
+        return code
+    tty = sys.stdout.isatty()
+    color = options["color"] if options["color"] is not None else tty
+    front.print_out("\n" + verify_text.tell(told, found, predicted, color=color))
+    for path in kept:
+        front.say(f"kept in {path}")
+    return code
+
+
+def exit_code(code: int, found: list[findings.Finding], *, strict: bool) -> int:
+    if any(one.kind == "wrong" for one in found) and code != EXIT_STOPPED:
+        return EXIT_FAILED
+    return EXIT_CHECK if code == EXIT_DONE and found and strict else code
+
+
+def keep(place: Experiment, told: Mapping[str, Any]) -> list[Path]:
+    outputs = place.path / "outputs"
+    texts = {"verify.json": json.dumps(told, indent=1) + "\n", "verify.svg": chart.draw(told)}
+    for name, text in texts.items():
+        new = outputs / f".{name}.new"
+        new.write_text(text, encoding="utf-8")
+        new.replace(outputs / name)
+    return [outputs / name for name in texts]

@@ -1,0 +1,144 @@
+"""`orchestrator verify` on real nodes: healthy ones, a slowed link, a collective that is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching import BIN, Command, Head
+
+SHORT = ["--seconds", "3", "--max-size", "1M"]
+
+
+def verify(head: Head, *words: str) -> Command:
+    return head.command("orchestrator", "verify", *words)
+
+
+def kept(head: Head) -> dict[str, Any]:
+    text = (head.experiment / "outputs" / "verify.json").read_text()
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_two_healthy_nodes(head: Head) -> None:
+    """Two ranks each, so that the teams of hybrid_shard are measured too."""
+    words = ["verify", "--nodes", str(head.node_list), "--ssh-config", str(head.cluster.ssh_config)]
+    done = subprocess.run(
+        [str(BIN / "orchestrator"), *words, "--nproc", "2", "--json", *SHORT],
+        cwd=head.directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)  # nothing but JSON there: the job's words went to stderr
+    assert told == kept(head)
+    assert "4 ranks" in done.stderr
+    assert told["complete"]
+    assert told["wrong"] == []
+    measured = {(row["collective"], row["scope"]) for row in told["collectives"]}
+    several = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_recv", "barrier"}
+    assert measured == {
+        *((name, "all") for name in several),
+        ("all_gather", "node"),
+        ("reduce_scatter", "node"),
+        ("all_reduce", "across"),
+    }
+    for row in told["collectives"]:
+        assert row["seconds"] > 0
+    assert {(pair["from"], pair["to"]) for pair in told["pairs"]} == {(0, 1), (1, 0)}
+    assert told["model"]["parameters"] == 139_584  # of the defaults, counted without memory
+    strategies = [one["strategy"] for one in told["prediction"]]
+    assert sorted(strategies) == ["ddp", "full_shard", "hybrid_shard"]
+    steps = [one["step"] for one in told["prediction"]]
+    assert steps == sorted(steps)
+    root = ET.parse(head.experiment / "outputs" / "verify.svg").getroot()
+    sizes = {int(dot.get("data-bytes", "0")) for dot in root.iter() if dot.get("data-bytes")}
+    assert sizes == {row["bytes"] for row in told["collectives"]} - {0}
+    assert head.record["state"] == "done"
+    assert head.nothing_left()
+
+
+def test_a_slow_node_is_named_and_healthy_ones_are_not(netns_cluster: Any, tmp_path: Path) -> None:
+    head = Head(netns_cluster(4), tmp_path)
+    command = verify(head, "--strict", *SHORT)
+    assert command.finish() == 0, command.text
+    assert "no node, link or device is slower than the others" in command.text
+    head.cluster.slow(3, "20mbit")  # type: ignore[attr-defined]
+    command = verify(head, "--strict", "--quiet", "--seconds", "3", "--max-size", "16K")
+    assert command.finish() == 3, command.text
+    (found,) = [line for line in command.lines if line.startswith("SLOW: ")]
+    said = re.fullmatch(
+        r"SLOW: node 3 \(host3\) reaches everyone at (\S+) Mb/s, others \S+ Gb/s", found
+    )
+    assert said, found
+    assert 5 < float(said[1]) < 100  # it has 20, and what gathers in its bucket meanwhile
+    (finding,) = kept(head)["findings"]
+    assert (finding["kind"], finding["nodes"]) == ("node", [3])
+
+
+# Loaded by every Python of the job: what all_gather gave to rank 1 is changed in one place.
+SPOIL = """
+import importlib.machinery, sys
+
+class Spoiler:
+    def find_spec(self, name, path, target=None):
+        if name != "orchestrator.engine.collectives":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (execute(module), spoil(module))
+        return spec
+
+def spoil(module):
+    (one,) = [one for one in module.COLLECTIVES if one.name == "all_gather"]
+    right = one.run
+    def wrong(into, out_of, team):
+        right(into, out_of, team)
+        if team.me == 1 and into.numel() == 1024:
+            into[700] = 99
+    object.__setattr__(one, "run", wrong)
+
+sys.meta_path.insert(0, Spoiler())
+"""
+
+
+def test_a_wrong_result_is_told_and_fails(head: Head) -> None:
+    place = head.directory / "spoiled"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(SPOIL)
+    command = verify(head, "--nproc", "1", "--env", f"PYTHONPATH={place}", *SHORT)
+    assert command.finish() == 1, command.text
+    what = r"wrong result: element 700 is 99, not 12"
+    (told,) = [line for line in command.lines if line.startswith("WRONG: ")]
+    assert told.startswith("WRONG: all_gather of 4 KB gave rank 1 on node 1 (")
+    assert told.endswith(what)
+    assert "every result is right" not in command.text
+    assert head.record["state"] == "failed"
+    assert what in json.dumps(head.record["verdict"])
+    (wrong,) = kept(head)["wrong"]
+    assert (wrong["rank"], wrong["element"], wrong["bytes"]) == (1, 700, 4096)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--max-size", "big"], "write a number with K, M or G"),
+        (["--seconds", "nan"], "write how long it may measure"),
+        (["--backend", "ncll"], "'ncll' is not one of 'nccl', 'gloo'"),
+        (["--sekonds", "3"], "--seconds"),
+    ],
+)
+def test_what_cannot_be_meant(tmp_path: Path, words: list[str], expected: str) -> None:
+    """Before any node is asked."""
+    (tmp_path / "node_ip_list.txt").write_text("127.0.0.1:1\n")
+    command = Command([str(BIN / "orchestrator"), "verify", *words], tmp_path, {})
+    assert command.finish() == 2
+    assert expected in command.text
