@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from orchestrator.engine import collectives, pairs
-from orchestrator.engine.collectives import COLLECTIVES, PIECE, Collective
+from orchestrator.engine import exchanges, pairs
+from orchestrator.engine.exchanges import COLLECTIVES, PIECE, Collective
 from orchestrator.engine.world import Team
 
 
@@ -33,23 +33,23 @@ def test_pairs_that_came_out_slow_are_those_measured_again() -> None:
 @pytest.mark.parametrize("start", [0, 512, PIECE - 3])
 def test_the_first_wrong_element_is_found(count: int, start: int) -> None:
     tensor = torch.empty(count)
-    collectives.fill(tensor, 7, start)
-    assert collectives.first_wrong(tensor, 7, start) is None
+    exchanges.fill(tensor, 7, start)
+    assert exchanges.first_wrong(tensor, 7, start) is None
     assert tensor[0] == 7 * (start % 61 + 1)
     for at in {0, count // 2, count - 1}:
         spoiled = tensor.clone()
         spoiled[at] += 1
         spoiled[-1] += 1
-        found = collectives.first_wrong(spoiled, 7, start)
+        found = exchanges.first_wrong(spoiled, 7, start)
         assert found == (at, float(spoiled[at]), float(tensor[at]))
     spoiled[0] = float("nan")
-    assert collectives.first_wrong(spoiled, 7, start) is not None
+    assert exchanges.first_wrong(spoiled, 7, start) is not None
 
 
 def simulated(one: Collective, ranks: int, count: int) -> list[tuple[Team, torch.Tensor]]:
     """What each rank has after the collective, worked out here."""
     teams = [Team("all", None, tuple(range(ranks)), me) for me in range(ranks)]
-    made = [collectives.prepare(one, team, count, torch.device("cpu")) for team in teams]
+    made = [exchanges.prepare(one, team, count, torch.device("cpu")) for team in teams]
     ins = [out_of for _, out_of in made]
     intos = [into for into, _ in made]
     total = torch.stack(intos if one.name == "all_reduce" else ins).sum(0)
@@ -70,11 +70,11 @@ def test_a_right_result_passes_and_a_swapped_one_does_not(
 ) -> None:
     results = simulated(one, ranks, count)
     for team, into in results:
-        assert collectives.check(one, team, into) is None
-        assert collectives.check(one, team, into.flip(0)) is not None
+        assert exchanges.check(one, team, into) is None
+        assert exchanges.check(one, team, into.flip(0)) is not None
     if one.name in ("reduce_scatter", "send_recv"):  # each rank has a result of its own
         (first, _), (_, other) = results[0], results[1]
-        assert collectives.check(one, first, other) is not None
+        assert exchanges.check(one, first, other) is not None
 
 
 def test_sums_are_exact_in_float32() -> None:
