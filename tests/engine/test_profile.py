@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from orchestrator.config import Profiling
 from orchestrator.engine import overlap
-from orchestrator.engine.mesh import Ranks
+from orchestrator.engine.ranks import Ranks
 from orchestrator.engine.profile import Profile
 from tests.engine import pair
 
