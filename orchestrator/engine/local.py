@@ -197,22 +197,29 @@ def end(children: Sequence[Child]) -> None:
 
 
 def child() -> None:
-    results = int(sys.argv[2])
-    stdin = os.dup(0)
+    results, source = int(sys.argv[2]), os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    with os.fdopen(stdin, "rb") as source:
-        size = int.from_bytes(source.read(8), "big")
-        blob = source.read(size)
-        threading.Thread(target=die_with_parent, args=(source,), daemon=True).start()
-        said = outcome(blob)
-        with os.fdopen(results, "wb") as pipe:
-            pipe.write(said)
-        sys.stdout.flush()
-        os._exit(0)  # threads of the user's do not hold up the others
+    with os.fdopen(source, "rb", buffering=0, closefd=False) as pipe:
+        size = int.from_bytes(whole(pipe, 8), "big")
+        blob = whole(pipe, size)
+    threading.Thread(target=die_with_parent, args=(source,), daemon=True).start()
+    said = outcome(blob)
+    with os.fdopen(results, "wb") as given:
+        given.write(said)
 
 
-def die_with_parent(source: Any) -> None:
-    source.read()
+def whole(pipe: Any, size: int) -> bytes:
+    pieces = bytearray()
+    while len(pieces) < size:
+        piece = pipe.read(size - len(pieces))
+        if not piece:
+            os._exit(1)  # the parent is gone already
+        pieces += piece
+    return bytes(pieces)
+
+
+def die_with_parent(source: int) -> None:
+    os.read(source, 1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

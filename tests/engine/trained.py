@@ -1,0 +1,254 @@
+"""What ranks do in the tests of the Trainer: worlds.py calls these with the job's directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from orchestrator import Trainer
+
+BATCH = 8  # of all ranks together
+SAMPLES = 41  # the last batch of all ranks has one
+EPOCHS = 2
+ACCUMULATE = 2  # the last step of an epoch has micro-batches of eight and of one
+CLIP = 0.2
+MORE = ("hybrid_shard", "full_shard", "shard_grad_op", "ddp")
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        out: Tensor = self.head(self.dropout(x))
+        return out
+
+
+def net(dropout: float = 0.0, seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    return Net(dropout)
+
+
+def samples(size: int = SAMPLES) -> TensorDataset:
+    own = torch.Generator().manual_seed(5)
+    targets = torch.randint(0, 3, (size,), generator=own)
+    targets[::5] = -100  # counts as none, so that a batch has fewer than it seems to
+    return TensorDataset(torch.randn(size, 6, generator=own), targets)
+
+
+def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for p in model.parameters() if p.dim() < 2], "lr": 0.02},
+        ],
+        lr=0.05,
+    )
+
+
+def warmed(model: nn.Module) -> torch.optim.Optimizer:
+    """One that has a past."""
+    made = optimizer(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.1)
+    made.step()
+    made.zero_grad()
+    return made
+
+
+def world() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
+def loader(size: int = SAMPLES, **more: Any) -> DataLoader[Any]:
+    return DataLoader(samples(size), batch_size=BATCH // world(), **more)
+
+
+def correct(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    kept = targets >= 0
+    return ((outputs.argmax(-1) == targets) & kept).sum().float(), kept.sum()
+
+
+def whole(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
+        for name, value in model.named_parameters()
+    }
+
+
+def shards(model: nn.Module) -> list[Tensor]:
+    return [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()]
+
+
+def every_strategy(place: Path) -> None:
+    """Parameters and history of each, for the test to compare with a plain loop."""
+    found = {}
+    for strategy in (*MORE, *(("dp", "none") if world() == 1 else ())):
+        model = net(seed=int(os.environ["RANK"]) * (strategy != "none"))  # rank 0's counts
+        made = Trainer(
+            model,
+            warmed(model),
+            nn.CrossEntropyLoss(),
+            metrics={"correct": correct},
+            strategy=strategy,
+            accumulate=ACCUMULATE,
+            clip_grad_norm=CLIP,
+            warmup_steps=3,
+        )
+        history = made.train(loader(shuffle=True), loader(13), epochs=EPOCHS)
+        found[strategy] = (whole(model), history)
+    if int(os.environ["RANK"]) == 0:
+        torch.save(found, place / "found")
+
+
+def resumes(place: Path) -> None:
+    """Interrupted in the middle of an epoch and begun anew: the same bits as without."""
+    for strategy in ("hybrid_shard", "ddp"):
+        ended = []
+        for stops in ((), ("4 steps",), ("3 steps",)):
+            for period in (*stops, None):
+                model = net(dropout=0.3)
+                made = Trainer(
+                    model,
+                    torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+                    nn.CrossEntropyLoss(),
+                    strategy=strategy,
+                    accumulate=ACCUMULATE,
+                    scheduler=lambda opt: torch.optim.lr_scheduler.StepLR(opt, 2, gamma=0.7),
+                    clip_grad_norm=CLIP,
+                )
+                own = place / f"{strategy}{len(ended)}"
+                saved = {"save_every": "100 steps", "save_to": own, "resume": True} if stops else {}
+                made.train(loader(shuffle=True), epochs=EPOCHS + 1, max_period=period, **saved)
+            ended.append((shards(model), made.state.train_metrics, made.state.step))
+        for one in ended[1:]:
+            assert all(map(torch.equal, one[0], ended[0][0])), strategy
+            assert one[1:] == ended[0][1:], (one[1:], ended[0][1:])
+        if strategy == "ddp" and dist.get_rank() == 0:
+            torch.save(whole(model), place / "ddp")
+        assert made.load_checkpoint(own).name == f"step_{made.state.step:08d}"
+        assert "nothing to do" in said(lambda: made.train(loader(), epochs=1))
+
+
+def said(call: Any) -> str:
+    """What rank 0 says; nothing on the others."""
+    import contextlib
+    import io
+
+    with contextlib.redirect_stdout(io.StringIO()) as words:
+        call()
+    return words.getvalue() if int(os.environ["RANK"]) == 0 else "nothing to do"
+
+
+# -- loaders ----------------------------------------------------------------------------------
+
+
+class Numbers(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([float(index)])
+
+
+class Flow(IterableDataset[Tensor]):
+    def __init__(self, own: bool) -> None:
+        self.own = own
+
+    def __iter__(self) -> Iterator[Tensor]:
+        rank = int(os.environ["RANK"])
+        for index in range(rank, 11, world()) if self.own else range(11):
+            yield torch.tensor([float(index)])
+
+
+def loaders(place: Path) -> None:
+    """Which numbers each kind of loader shows to this rank in two epochs, and what is said."""
+    numbers = Numbers()
+    weights = torch.ones(11)
+    kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+        "in order": (DataLoader(numbers, 2), {}),
+        "shuffled, with workers": (DataLoader(numbers, 2, shuffle=True, num_workers=1), {}),
+        "drops": (DataLoader(numbers, 2, drop_last=True), {}),
+        "random": (
+            DataLoader(
+                numbers, 2, sampler=torch.utils.data.WeightedRandomSampler(weights, 11, False)
+            ),
+            {},
+        ),
+        "batches": (DataLoader(numbers, batch_sampler=[[0, 1, 2], [3], [4, 5]]), {}),
+        "whole": (DataLoader(numbers, batch_size=None), {}),
+        "kept": (DataLoader(numbers, 2, sampler=DistributedSampler(numbers, shuffle=True)), {}),
+        "stream": (DataLoader(Flow(False), 2), {}),
+        "own stream": (DataLoader(Flow(True), 2), {"stream": "own"}),
+        "list": ([torch.tensor([[float(i)]]) for i in range(5)], {}),
+    }
+    found: dict[str, Any] = {}
+    for name, (made, more) in kinds.items():
+        seen: list[list[float]] = []
+
+        def step(model: nn.Module, batch: Tensor, seen: list[list[float]] = seen) -> Any:
+            seen.append(batch.flatten().tolist())
+            out = model(batch.view(-1, 1))
+            return out.sum(), out.numel(), {"sum": batch.sum()}
+
+        model = nn.Linear(1, 1)
+        trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.0), step=step, **more)
+        history = trainer.train(made, epochs=2)
+        means = [epoch["train_sum"] for epoch in history]
+        found[name] = {"seen": seen, "means": means}
+    (place / f"seen_{os.environ['RANK']}").write_text(json.dumps(found))
+
+
+# -- what is refused --------------------------------------------------------------------------
+
+
+def message(call: Any, *args: Any, **more: Any) -> str:
+    try:
+        call(*args, **more)
+    except Exception as error:  # noqa: BLE001 (its words are the test)
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
+
+
+def refuses(place: Path) -> None:
+    def trained(data: Any, **more: Any) -> None:
+        model = nn.Linear(6, 3)
+        made = Trainer(
+            model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), **more
+        )
+        made.train(data, epochs=1)
+
+    def other() -> None:
+        trained_model = nn.Linear(6, 3 + int(os.environ["RANK"]))
+        Trainer(trained_model, torch.optim.SGD, nn.CrossEntropyLoss())
+
+    fit = DataLoader(samples(), 4)
+    told = {
+        "none": message(trained, fit, strategy="none"),
+        "dp": message(trained, fit, strategy="dp"),
+        "other": message(other),
+        "sampler": message(
+            trained, DataLoader(samples(), 4, sampler=DistributedSampler(samples(), 3, 0))
+        ),
+        "streams": message(trained, DataLoader(Flow(True), 2)),
+        "short": message(trained, [[torch.zeros(2, 6), torch.zeros(2).long()]]),
+        "absent": message(
+            Trainer(nn.Linear(1, 1), torch.optim.SGD, nn.MSELoss()).load_checkpoint, place / "no"
+        ),
+        "nan": message(trained, [[torch.full((2, 6), torch.inf), torch.zeros(2).long()]] * 24),
+    }
+    (place / f"told_{os.environ['RANK']}").write_text(json.dumps(told))
