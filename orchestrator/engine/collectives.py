@@ -14,7 +14,6 @@ from typing import TypedDict, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from orchestrator.config import Config, Distributed
 from orchestrator.engine import ranks, roll_call
@@ -62,6 +61,8 @@ def setup_distributed(backend: str | None = None, timeout: float = 600.0) -> Nod
         dist.init_process_group("mpi")
     else:
         ranks.join(Config(distributed=Distributed(backend=chosen, timeout=timeout)))
+    if roll_call.limit():
+        roll_call.room()  # from now on it is known whether a rank has left
     return get_node_info()
 
 
@@ -207,8 +208,10 @@ def _own(tensor: Tensor) -> Tensor:
             f"a tensor is needed, not {tensor!r}",
             "wrap it: torch.tensor(value); broadcast_object takes anything",
         )
-    whole = tensor.detach()
-    return (whole.full_tensor() if isinstance(whole, DTensor) else whole).contiguous()
+    own = tensor.detach()
+    # A DTensor; importing them to ask would take a second.
+    whole: Tensor = own.full_tensor() if hasattr(own, "full_tensor") else own
+    return whole.contiguous()
 
 
 def _shown(tensor: Tensor) -> str:

@@ -132,14 +132,16 @@ def limit() -> float:
 
 def check(what: str) -> None:
     """Before a collective of all ranks; raises the same words on all of them."""
+    if seconds := limit():
+        room().call(Entry(what, *here()), seconds)
+
+
+def room() -> _Room:
     global _room  # noqa: PLW0603  (one process group per process)
-    seconds = limit()
-    if not seconds:
-        return
     store = distributed_c10d._get_default_store()
     if _room is None or _room.base is not store:
         _room = _Room(store)
-    _room.call(Entry(what, *here()), seconds)
+    return _room
 
 
 # -- the words --------------------------------------------------------------------------------
