@@ -19,7 +19,7 @@ from orchestrator.engine.optim import FIRST_SCALE, GROW_AFTER, local_tensor
 from orchestrator.errors import CheckFailed, UsageError
 
 Factory = Callable[[list[nn.Parameter]], Optimizer]
-LARGEST_SCALE = 2.0**24
+LEAST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**24
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
@@ -46,7 +46,7 @@ class Bound:
         groups = self.optimizer.param_groups
         self.named = [(known[id(p)], p) for group in groups for p in group["params"]]
         self.scaling = low == "fp16"
-        self.scale = FIRST_SCALE if self.scaling else 1.0
+        self.scale = FIRST_SCALE / 64 if self.scaling else 1.0  # losses are sums here
         self.good = self.skipped = 0
 
     def _made(self, factory: Factory) -> Optimizer:
@@ -104,8 +104,8 @@ class Bound:
     def skip(self) -> bool:
         """Whether it was only fp16 that overflowed, which a smaller scale will cure."""
         self.skipped, self.good = self.skipped + 1, 0
-        curable = self.scaling and self.scale > 1.0
-        self.scale = max(self.scale / 2, 1.0)
+        curable = self.scaling and self.scale > LEAST_SCALE
+        self.scale /= 2 if curable else 1
         return curable
 
     def forget(self) -> None:

@@ -241,7 +241,7 @@ def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
     made = config.distributed
     with warnings.catch_warnings():
         # What torch 2.13 offers instead of broadcast_buffers, older ones do not have.
-        warnings.filterwarnings("ignore", "broadcast_buffers", FutureWarning)
+        warnings.filterwarnings("ignore", ".?broadcast_buffers", FutureWarning)
         return DistributedDataParallel(
             model,
             device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,

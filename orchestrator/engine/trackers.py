@@ -6,6 +6,7 @@ costs its curves and a warning, never the run.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import sys
@@ -98,6 +99,8 @@ class Trackers:
                 self.all = made(wanted)
             except Exception as error:  # noqa: BLE001 (a tracker's own, too: all ranks hear of it)
                 problem = error
+        if self.all:
+            atexit.register(self.close)
         told = gather(str(problem) if problem else "")[0]
         if problem is not None and not isinstance(problem, OrchestratorError):
             raise problem
@@ -109,6 +112,7 @@ class Trackers:
 
     def close(self) -> None:
         self._do(lambda tracker: tracker.close())
+        self.all = []
 
     def _do(self, what: Callable[[Tracker], None]) -> None:
         for tracker in list(self.all):

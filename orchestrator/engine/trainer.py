@@ -224,8 +224,10 @@ class Trainer:
             self.bound.step(clip / divide, lr=lr)
             self._bad = 0
             outset.add_floats(self._epoch_sums, sums)
-        else:
+        elif count:
             self._skip()
+        else:
+            self._say(f"step {self.state.step} is skipped: none of its targets counts")
         self.bound.forget()
         self._show(run, sums, norm, lr)
         if self.scheduler is not None and self.scheduler_every == "step":
@@ -234,7 +236,7 @@ class Trainer:
     def _skip(self) -> None:
         curable = self.bound.skip()
         why = "fp16 overflowed, the loss's scale is halved" if curable else (
-            "NaN or inf in the loss or the gradients, or nothing that counts")  # fmt: skip
+            "NaN or inf in the loss or the gradients")  # fmt: skip
         self._say(f"step {self.state.step} is skipped on all ranks: {why}")
         self._bad = 0 if curable else self._bad + 1
         if self._bad >= self.config.training.max_bad_steps:
@@ -297,6 +299,10 @@ class Trainer:
         """From on_epoch_end or anywhere: end after this step or epoch, once min_period is over."""
         if self._asked is not None:
             self._asked.ask(agreement.ENOUGH)
+
+    def close(self) -> None:
+        """Of the trackers, which a program that ends closes too."""
+        self.trackers.close()
 
     def _dealt(self, loader: Any, name: str) -> deal.Deal:
         return deal.dealt(loader, self.ranks, self.config.training.seed, self.stream, name)

@@ -27,6 +27,9 @@ NOISE_LIMIT = 1 << 20
 NO_COMMAND = "its login shell does not come to our command"
 
 # No character in these that any login shell (sh, bash, zsh, csh, fish) treats specially in quotes.
+# What the engine imports beside itself, and what a user's script on a node may import of us.
+OWN = ("__init__", "checkpoints", "config", "configfile", "contradictions", "distributed", "errors")
+OWN += ("experiment", "manifest", "strict")
 CHOOSE_PYTHON = (
     'c=$1; shift; for p; do case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
     'command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$c"; done; echo "no-python-here"'
@@ -40,7 +43,7 @@ READ_PROGRAM = (
 def library() -> tuple[str, bytes]:
     """(digest, blob): our sources that run on nodes, where only Python and torch are installed."""
     root = Path(__file__).parent.parent
-    own = [root / "__init__.py", root / "config.py", root / "errors.py", root / "experiment.py"]
+    own = [root / f"{name}.py" for name in OWN]
     paths = own + sorted((root / "node").glob("*.py")) + sorted((root / "engine").glob("*.py"))
     files = {
         f"orchestrator/{path.relative_to(root)}": path.read_text(encoding="utf-8") for path in paths

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DistributedSampler
 
+from orchestrator.engine import deal, period
 from tests.engine import trained
 from tests.engine.worlds import Job, run
 
@@ -143,3 +146,78 @@ def test_what_cannot_be_right_is_refused_on_all_ranks(tmp_path: Path) -> None:
         }.items():
             assert words in told[name], (rank, name)
     assert not (job.path / "no").exists()
+
+
+def test_trackers_hear_of_rank_0_and_a_broken_one_costs_only_itself(tmp_path: Path) -> None:
+    job = done(tmp_path, "tracks", [2], "tracks")
+    first, other = (json.loads((job.path / f"told_{rank}").read_text()) for rank in range(2))
+    for told in (first, other):
+        assert "'wandb' needs a package that" in told["missing"]
+        assert "-m pip install wandb" in told["missing"]
+        assert "did you mean 'tensorboard'" in told["name"]
+        assert "3 has no log(values, step) and close()" in told["thing"]
+    assert other["calls"] == []
+    calls = {name: (words, more) for name, words, more in reversed(first["calls"])}
+    assert calls["tensorboard"][0] == ["here"]
+    assert calls["wandb.init"][0] == ["p"]
+    assert calls["experiment"][0] == ["e"]
+    assert calls["start_run"][0] == ["r"]
+    assert {"end_run", "closed tensorboard"} <= calls.keys()
+    assert "WandB fails and is left out from now on: no network" in job.told()
+    heard = [words for name, words, _ in first["calls"] if name == "log_metrics"]
+    metrics, steps = zip(*heard, strict=True)
+    assert steps == (2, 4, 6, 6)
+    assert metrics[0].keys() == {"loss", "lr", "grad_norm"}
+    assert metrics[-1].keys() == {"epoch", "train_loss", "val_loss"}
+    scalars = [words for name, words, _ in first["calls"] if name == "add_scalar"]
+    assert ["val_loss", metrics[-1]["val_loss"], 6] in scalars
+
+
+def test_what_else_it_promises(tmp_path: Path) -> None:
+    job = done(tmp_path, "promises", [2], "promises")
+    said = job.told()
+    assert "learning rates are multiplied by 2, the number of ranks" in said
+    assert "4 of 6 parameters are not in the optimizer and stay as they are" in said
+    for rank in range(2):
+        told = json.loads((job.path / f"told_{rank}").read_text())
+        for name, words in {
+            "stranger": "a parameter of shape (6, 6) that is not the model's",
+            "twice": "spread over the ranks already",
+            "endless": "train() has no end",
+            "period": "'parsecs' is no unit",
+            "bare period": "a number above 0 with a unit",
+            "strategy": "did you mean 'hybrid_shard'",
+            "config": "did you mean 'shard_size'",
+            "both": "either loss= or step=",
+            "sum": 'reduction="sum"',
+            "batch": "a batch is a Tensor",
+            "file": "is a file, and a checkpoint of several ranks is a directory",
+        }.items():
+            assert words in told[name], (rank, name, told[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "unit"),
+    [("30s", 30, "seconds"), ("2m", 120, "seconds"), ("1.5h", 5400, "seconds"),
+     ("2 days", 172800, "seconds"), ("1000 steps", 1000, "steps"), ("3e", 3, "epochs"),
+     ("10 minutes", 600, "seconds"), ("5st", 5, "steps"), ("1epoch", 1, "epochs")],
+)  # fmt: skip
+def test_periods(text: str, seconds: float, unit: str) -> None:
+    assert period.parse("max_period", text) == period.Period(seconds, unit)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 60), st.integers(1, 5), st.booleans(), st.integers(1, 5))
+def test_the_nth_batches_of_all_ranks_are_the_nth_of_one(
+    size: int, batch: int, drop: bool, world: int
+) -> None:
+    """None twice, none left out, and as many batches on every rank."""
+    ranks = [deal.deal(range(size), batch, drop, rank, world) for rank in range(world)]
+    assert len({len(batches) for batches, _ in ranks}) == 1
+    kept = size // (batch * world) * batch * world if drop else size
+    for number in range(len(ranks[0][0])):
+        last = number == len(ranks[0][0]) - 1
+        real = [batches[number] for batches, padded in ranks if not (padded and last)]
+        first = number * batch * world
+        together = sorted(index for one in real for index in one)
+        assert together == list(range(first, min(first + batch * world, kept)))

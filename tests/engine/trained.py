@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -245,3 +248,174 @@ def refuses(place: Path) -> None:
         "nan": message(trained, [[torch.full((2, 6), torch.inf), torch.zeros(2).long()]] * 24),
     }
     (place / f"told_{os.environ['RANK']}").write_text(json.dumps(told))
+
+
+# -- trackers, with modules that have the real ones' signatures --------------------------------
+
+
+class Book:
+    """Whatever is called, with its words."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def note(self, name: str, *words: Any, **named: Any) -> None:
+        self.calls.append([name, list(words), named])
+
+
+def stand_ins(book: Book) -> None:
+    class SummaryWriter:
+        def __init__(self, log_dir: str | None = None, comment: str = "") -> None:
+            book.note("tensorboard", log_dir)
+
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
+            book.note("add_scalar", tag, scalar_value, global_step)
+
+        def flush(self) -> None: ...
+
+        def close(self) -> None:
+            book.note("closed tensorboard")
+
+    class WandbRun:
+        def log(
+            self, data: dict[str, Any], step: int | None = None, commit: bool | None = None
+        ) -> None:
+            book.note("wandb.log", data, step)
+            raise ConnectionError("no network")
+
+        def finish(self, exit_code: int | None = None) -> None:
+            book.note("finished")
+
+    def init(project: str | None = None, name: str | None = None, config: Any = None) -> WandbRun:
+        book.note("wandb.init", project)
+        return WandbRun()
+
+    def log_metrics(metrics: dict[str, float], step: int | None = None) -> None:
+        book.note("log_metrics", metrics, step)
+
+    modules: dict[str, dict[str, Any]] = {
+        "torch.utils.tensorboard": {"SummaryWriter": SummaryWriter},
+        "wandb": {"init": init},
+        "mlflow": {
+            "set_experiment": lambda experiment_name: book.note("experiment", experiment_name),
+            "start_run": lambda run_id=None, run_name=None: book.note("start_run", run_name),
+            "log_metrics": log_metrics,
+            "end_run": lambda status="FINISHED": book.note("end_run", status),
+        },
+    }
+    for name, contents in modules.items():
+        made = types.ModuleType(name)
+        vars(made).update(contents)
+        sys.modules[name] = made
+
+
+def trainer(**more: Any) -> Trainer:
+    model = net()
+    return Trainer(model, optimizer(model), nn.CrossEntropyLoss(), **more)
+
+
+def tracks(place: Path) -> None:
+    rank = distributed.setup_distributed()["rank"]
+    told = {"missing": message(trainer, trackers=["wandb"]), "name": message(
+        trainer, trackers=["tensorbord"]), "thing": message(trainer, trackers=[3])}  # fmt: skip
+    book = Book()
+    stand_ins(book)
+    wanted = {
+        "tensorboard": {"log_dir": "here"},
+        "wandb": {"project": "p"},
+        "mlflow": {"experiment_name": "e", "run_name": "r"},
+    }
+    made = trainer(trackers=wanted, log_every=2)
+    made.train(loader(), loader(), epochs=1)
+    made.close()
+    (place / f"told_{rank}").write_text(json.dumps({**told, "calls": book.calls}))
+
+
+# -- what else it promises ----------------------------------------------------------------------
+
+
+class Forks(nn.Module):
+    """Uses one of its halves only, another one on each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves = nn.ModuleList(nn.Linear(6, 3) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.halves[int(os.environ["RANK"])](x)
+        return out
+
+
+def promises(place: Path) -> None:
+    fit = loader(shuffle=True)
+    rank = distributed.setup_distributed()["rank"]
+
+    # Low precision learns the same to its own precision.
+    for precision in ("bf16", "fp16"):
+        for strategy in ("full_shard", "ddp"):
+            made = trainer(precision=precision, strategy=strategy)
+            first, last = made.train(fit, epochs=2)
+            assert last["train_loss"] < min(1.1, first["train_loss"]), (precision, strategy)
+
+    # Parts that a rank does not use.
+    for strategy in ("full_shard", "ddp"):
+        torch.manual_seed(0)
+        forks = Forks()
+        before = forks.halves[1].weight.detach().clone()
+        made = Trainer(
+            forks,
+            lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            nn.CrossEntropyLoss(),
+            strategy=strategy,
+            find_unused_parameters=True,
+        )
+        made.train(fit, epochs=1)
+        assert not torch.equal(whole(forks)["halves.1.weight"], before)
+
+    # When it ends.
+    assert trainer().train(fit, epochs=9, max_period="2 steps")[-1]["step"] == 2
+    assert trainer().train(fit, max_period="2 epochs")[-1]["epoch"] == 2
+    assert trainer().train(fit, epochs=1, min_period="3 epochs")[-1]["epoch"] == 3
+    quick = trainer()
+    quick.train(fit, max_period="0.05s")
+    assert quick.state.ended == "max_period is over"
+    patient = trainer(on_epoch_end=lambda made: True)
+    assert patient.train(fit, min_period="2 epochs", max_period="9 epochs")[-1]["epoch"] == 2
+    assert patient.state.ended == "asked to stop"
+    asked = trainer(on_epoch_end=lambda made: rank == 1 and os.kill(os.getpid(), signal.SIGTERM))
+    asked.train(fit, max_period="1h")
+    assert asked.state.ended == "asked to stop"
+
+    # Only a part of the parameters; learning rates for many ranks; the norm of nothing but those.
+    model = net()
+    before = whole(model)
+    made = Trainer(
+        model, torch.optim.SGD(model.head.parameters(), 0.1), nn.CrossEntropyLoss(), scale_lr=True
+    )
+    made.train(fit, epochs=1)
+    after = whole(model)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"head.weight", "head.bias"}
+    assert made.bound.optimizer.param_groups[0]["lr"] == 0.1
+
+    # Saved on two ranks by hand, and read back.
+    path = made.save_checkpoint(place / "own.pt")
+    other = net(seed=3)
+    again = Trainer(other, torch.optim.SGD(other.head.parameters(), 0.1), nn.CrossEntropyLoss())
+    assert again.load_checkpoint(path) == path
+    assert all(torch.equal(value, whole(other)[name]) for name, value in after.items())
+    assert again.evaluate(loader(13)) == made.evaluate(loader(13))
+    told = {
+        "stranger": message(Trainer, net(), optimizer(net()), nn.CrossEntropyLoss()),
+        "twice": message(Trainer, made.bare, torch.optim.SGD, nn.CrossEntropyLoss()),
+        "endless": message(made.train, fit),
+        "period": message(made.train, fit, max_period="5 parsecs"),
+        "bare period": message(made.train, fit, max_period="30"),
+        "strategy": message(trainer, strategy="hybrid_sharp"),
+        "config": message(trainer, config={"fsdp": {"shard_sise": 2}}),
+        "both": message(trainer, step=print),
+        "sum": message(Trainer, net(), torch.optim.SGD, nn.MSELoss(reduction="sum")),
+        "batch": message(made.train, [torch.zeros(2)] * 4, epochs=99),
+        "file": message(made.load_checkpoint, place / "spec.json"),
+    }
+    (place / f"told_{rank}").write_text(json.dumps(told))
