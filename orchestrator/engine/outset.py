@@ -21,9 +21,25 @@ from orchestrator.engine.losses import Totals
 from orchestrator.engine.ranks import Ranks, gather, host_group
 from orchestrator.engine.train import outputs_directory
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.strict import at_least, one_of
 
 OVER_RANKS = (*SHARDED, "ddp")
 STRATEGIES = (*OVER_RANKS, "dp", "none")
+
+
+def check(
+    strategy: str, scheduler_every: str, stream: str, warmup_steps: int, log_every: int
+) -> None:
+    one_of("strategy", strategy, STRATEGIES)
+    one_of("scheduler_every", scheduler_every, ("step", "epoch"))
+    one_of("stream", stream, ("dealt", "own"))
+    at_least("warmup_steps", warmup_steps, 0)
+    at_least("log_every", log_every, 1)
+
+
+def training(precision: str, accumulate: int, clip: float | None, seed: int) -> dict[str, Any]:
+    values = {"mixed_precision": precision, "gradient_accumulation": accumulate}
+    return {"training": {**values, "grad_clip_norm": clip or 0.0, "seed": seed}}
 
 
 def config(

@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestrator import checkpoints
-from orchestrator.config import Config
 from orchestrator.engine import agreement, collectives, deal, local, mesh, outset, period, ranks
 from orchestrator.engine.bound import Bound, Factory, names_of
 from orchestrator.engine.checkpoint import Checkpoints
@@ -33,7 +32,7 @@ from orchestrator.engine.run import say
 from orchestrator.engine.trackers import Tracker, Trackers
 from orchestrator.engine.train import seed_all, to_device
 from orchestrator.errors import CheckFailed, JobFailed, UsageError
-from orchestrator.strict import at_least, one_of
+from orchestrator.strict import at_least
 
 NONE_FOR_EVER = 1 << 30
 
@@ -67,30 +66,14 @@ class Trainer:
         log_every: int = 50,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        one_of("strategy", strategy, outset.STRATEGIES)
-        one_of("scheduler_every", scheduler_every, ("step", "epoch"))
-        one_of("stream", stream, ("dealt", "own"))
-        at_least("warmup_steps", warmup_steps, 0)
-        at_least("log_every", log_every, 1)
+        outset.check(strategy, scheduler_every, stream, warmup_steps, log_every)
         self.losses = Losses(loss, step, metrics or {})
-        self.config: Config = outset.config(
-            {
-                "training": {
-                    "mixed_precision": precision,
-                    "gradient_accumulation": accumulate,
-                    "grad_clip_norm": clip_grad_norm or 0.0,
-                    "seed": seed,
-                },
-            },
-            strategy,
-            find_unused_parameters,
-            config or {},
-        )
+        own = outset.training(precision, accumulate, clip_grad_norm, seed)
+        self.config = outset.config(own, strategy, find_unused_parameters, config or {})
         collectives.setup_distributed(backend, self.config.distributed.timeout)
         self.ranks = outset.placed(ranks.join(self.config), device)
-        self.state, self.stream, self.log_every = TrainState(), stream, log_every
-        self.warmup, self.on_epoch_end = warmup_steps, on_epoch_end
-        self.lr_scale = float(self.ranks.world) if scale_lr else 1.0
+        self.stream, self.log_every, self.on_epoch_end = stream, log_every, on_epoch_end
+        self.warmup, self.lr_scale = warmup_steps, float(self.ranks.world) if scale_lr else 1.0
 
         names = names_of(model)
         self.bare = model
@@ -100,18 +83,23 @@ class Trainer:
         self.bound = Bound(optimizer, names, model, precision)
         self.scheduler = outset.scheduler(scheduler, self.bound.optimizer)
         self.scheduler_every = scheduler_every
+        self._begin()
         self.trackers = Trackers(trackers, self.ranks, self._say)
+
+    def _begin(self) -> None:
+        self.state = TrainState()
         self._directories: dict[tuple[str, str], Checkpoints] = {}
         self._sums: dict[str, Tensor] = {}  # of the step, on this rank: (sum, count) per name
         self._epoch_sums: dict[str, list[float]] = {}  # of the epoch, on all ranks
         self._asked: agreement.Agreement | None = None
         self._bad = 0  # steps in a row
-        for line in outset.words(self.model, self.mesh, self.ranks, self.lr_scale, warmup_steps):
+        self._quiet = False
+        for line in outset.words(self.model, self.mesh, self.ranks, self.lr_scale, self.warmup):
             self._say(line)
-        left_out = len(self.bound.now) - len(self.bound.named)
-        if left_out:
-            self._say(f"{left_out} of {len(self.bound.now)} parameters are not in the optimizer and"
-                      " stay as they are")  # fmt: skip
+        whole, trained = len(self.bound.now), len(self.bound.named)
+        if trained < whole:
+            self._say(f"{whole - trained} of {whole} parameters are not in the optimizer and stay"
+                      " as they are")  # fmt: skip
 
     @staticmethod
     def launch(
@@ -337,7 +325,7 @@ class Trainer:
                 signal.signal(number, handler)
 
     def _say(self, text: str) -> None:
-        if not getattr(self, "_quiet", False):
+        if not self._quiet:
             say(self.ranks, text)
 
     # -- checkpoints --------------------------------------------------------------------------

@@ -28,8 +28,10 @@ NO_COMMAND = "its login shell does not come to our command"
 
 # No character in these that any login shell (sh, bash, zsh, csh, fish) treats specially in quotes.
 # What the engine imports beside itself, and what a user's script on a node may import of us.
-OWN = ("__init__", "checkpoints", "config", "configfile", "contradictions", "distributed", "errors")
-OWN += ("experiment", "manifest", "strict")
+OWN = (
+    *("__init__", "checkpoints", "config", "configfile", "contradictions", "distributed"),
+    *("errors", "experiment", "manifest", "strict"),
+)
 CHOOSE_PYTHON = (
     'c=$1; shift; for p; do case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
     'command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$c"; done; echo "no-python-here"'
