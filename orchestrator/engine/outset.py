@@ -210,8 +210,12 @@ def own_directory() -> Path:
     return outputs / "checkpoints" if outputs else Path("checkpoints")
 
 
-def refuse_absent(path: Path) -> None:
-    """Before anything is made: a wrong path must not leave an empty directory behind."""
+def saved_steps(path: Path) -> list[int]:
+    """What was saved last comes first: steps of an older run may be higher.
+
+    Asked before anything is made: a wrong path must not leave an empty directory behind.
+    """
+    found: list[checkpoints.Checkpoint] = []
     problem: tuple[str, str] | None = None
     if path.is_file():
         problem = (
@@ -220,9 +224,22 @@ def refuse_absent(path: Path) -> None:
         )
     else:
         try:
-            checkpoints.resolve(str(path))
+            found = checkpoints.resolve(str(path))
         except OrchestratorError as error:
             problem = (error.what, error.fix)
     for rank, told in enumerate(gather(problem)):
         if told is not None:
             raise UsageError(f"rank {rank}: {told[0]}" if problem is None else told[0], told[1])
+    newest = sorted(found, key=lambda one: one.created, reverse=True)
+    return gather([one.step for one in newest])[0]
+
+
+def refuse_later(path: Path, step: int) -> None:
+    """Saved beside them, new ones would be the oldest, and the first to be taken away."""
+    later = max((one.step for one in checkpoints.every(path)), default=0)
+    for one in gather(later):
+        if one > step:
+            raise UsageError(
+                f"{path} holds step {one} of another run, and this one is at step {step}",
+                "resume=True goes on from it; save_to= names another directory",
+            )

@@ -137,6 +137,8 @@ class Trainer:
         self._quiet = not verbose
         if resume:
             self._resume(place)
+        if saving:
+            outset.refuse_later(place.absolute(), self.state.step)
         limits = Limits(
             epochs, period.parse("min_period", min_period), period.parse("max_period", max_period),
             time.monotonic(),
@@ -343,17 +345,25 @@ class Trainer:
         return checkpoints.final(place.directory, self.state.step)
 
     def load_checkpoint(self, directory: str | Path) -> Path:
-        """The newest of a directory that verifies, or one step; every rank calls it."""
+        """What was saved last into a directory and verifies, or one step; every rank calls it."""
         path = Path(directory).absolute()
-        outset.refuse_absent(path)
+        steps = outset.saved_steps(path)
         parent = path.parent if checkpoints.STEP.fullmatch(path.name) else path
-        place = self._saving(parent, NONE_FOR_EVER, str(path))
-        progress = place.resume(self.bare, self.bound)
+        for step in steps:
+            found = checkpoints.final(parent, step)
+            try:
+                place = self._saving(parent, NONE_FOR_EVER, str(found))
+                progress = place.resume(self.bare, self.bound)
+                break
+            except CheckFailed as error:
+                if step == steps[-1]:
+                    raise
+                self._say(f"WARNING: {error.what}; trying the one before it")
         self._epoch_sums = {name: list(pair) for name, pair in progress["epoch_sums"].items()}
         self.state = TrainState(**progress["state"])
         if self.scheduler is not None and progress["scheduler"] is not None:
             self.scheduler.load_state_dict(progress["scheduler"])
-        return checkpoints.final(parent, self.state.step)
+        return found
 
     def _saving(self, directory: Path, keep: int, resume: str = "never") -> Checkpoints:
         key = (f"{directory} {keep}", resume)

@@ -177,10 +177,12 @@ def test_what_else_it_promises(tmp_path: Path) -> None:
     job = done(tmp_path, "promises", [2], "promises")
     said = job.told()
     assert "learning rates are multiplied by 2, the number of ranks" in said
+    assert "none of its checkpoints verifies; trying the one before it" in said
     assert "4 of 6 parameters are not in the optimizer and stay as they are" in said
     for rank in range(2):
         told = json.loads((job.path / f"told_{rank}").read_text())
         for name, words in {
+            "later": "holds step 5 of another run, and this one is at step 0",
             "stranger": "a parameter of shape (6, 6) that is not the model's",
             "twice": "spread over the ranks already",
             "endless": "train() has no end",

@@ -405,7 +405,24 @@ def promises(place: Path) -> None:
     assert again.load_checkpoint(path) == path
     assert all(torch.equal(value, whole(other)[name]) for name, value in after.items())
     assert again.evaluate(loader(13)) == made.evaluate(loader(13))
+
+    # What was saved last counts, also beside higher steps of an older run; a damaged one does not.
+    fresh = trainer()
+    fresh.train(fit, max_period="2 steps")
+    low = fresh.save_checkpoint(place / "shared")
+    fresh.train(fit, max_period="5 steps")
+    high = fresh.save_checkpoint(place / "shared")
+    fresh.load_checkpoint(low)
+    assert fresh.save_checkpoint(place / "shared") == low
+    assert fresh.load_checkpoint(place / "shared") == low
+    distributed.barrier()
+    if rank == 0:
+        (data,) = low.glob("__0_*")
+        data.write_bytes(data.read_bytes()[:-1] + b"?")
+    distributed.barrier()
+    assert fresh.load_checkpoint(place / "shared") == high
     told = {
+        "later": message(trainer().train, fit, epochs=1, save_every="1s", save_to=place / "shared"),
         "stranger": message(Trainer, net(), optimizer(net()), nn.CrossEntropyLoss()),
         "twice": message(Trainer, made.bare, torch.optim.SGD, nn.CrossEntropyLoss()),
         "endless": message(made.train, fit),
