@@ -13,9 +13,9 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from orchestrator.engine import mesh
+from orchestrator.engine import ranks
 
-STOP, TIME, SAVE, EVALUATE = range(4)
+STOP, TIME, SAVE, EVALUATE, ENOUGH = range(5)  # the last: of a user of the Trainer
 
 
 class Agreement:
@@ -23,9 +23,9 @@ class Agreement:
 
     def __init__(self) -> None:
         self.alone = dist.get_world_size() == 1
-        self.group = mesh.host_group()
+        self.group = ranks.host_group()
         self.wanted: set[int] = set()
-        self.sent = torch.zeros(4, dtype=torch.int32)
+        self.sent = torch.zeros(5, dtype=torch.int32)
         self.work: dist.Work | None = None
 
     def listen(self) -> None:
@@ -41,7 +41,7 @@ class Agreement:
 
     def send(self) -> None:
         """Tell the others; the answer comes with agreed()."""
-        self.sent = torch.tensor([int(what in self.wanted) for what in range(4)])
+        self.sent = torch.tensor([int(what in self.wanted) for what in range(5)])
         self.wanted -= {SAVE, EVALUATE}
         if not self.alone:
             self.work = dist.all_reduce(
@@ -49,7 +49,7 @@ class Agreement:
             )
 
     def agreed(self) -> list[bool]:
-        """By STOP, TIME, SAVE, EVALUATE: the same on all ranks."""
+        """By STOP, TIME, SAVE, EVALUATE, ENOUGH: the same on all ranks."""
         if self.work is not None:
             self.work.wait()
         return [bool(value) for value in self.sent.tolist()]

@@ -15,10 +15,10 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,12 +30,23 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator import checkpoints
 from orchestrator.config import Config
-from orchestrator.engine.mesh import Mesh, Ranks, gather, shards_again
-from orchestrator.engine.optim import Stepper, local_tensor, sharded_like
+from orchestrator.engine.mesh import Mesh, shards_again
+from orchestrator.engine.optim import local_tensor, sharded_like
+from orchestrator.engine.ranks import Ranks, gather
 from orchestrator.errors import CheckFailed, OrchestratorError
 
 Say = Callable[[str], None]
 SEEN_WITHIN = 3.0  # seconds until a file of another node shows up on a shared disk (NFS caches)
+
+
+class Steps(Protocol):
+    """What is saved beside the model: the engine's Stepper, or the Trainer's Bound."""
+
+    def state(self) -> Iterable[tuple[str, Tensor]]: ...
+
+    def prime(self, progress: Mapping[str, Any]) -> None: ...
+
+    def restore(self, progress: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class Checkpoints:
 
     # -- saving -------------------------------------------------------------------------------
 
-    def save(self, step: int, model: nn.Module, stepper: Stepper, progress: Any) -> None:
+    def save(self, step: int, model: nn.Module, stepper: Steps, progress: Any) -> None:
         """Copy the state aside and write it; the one before has to be done first."""
         began = time.perf_counter()
         self.wait()
@@ -176,7 +187,7 @@ class Checkpoints:
 
     # -- resuming -----------------------------------------------------------------------------
 
-    def resume(self, model: nn.Module, stepper: Stepper) -> Any:
+    def resume(self, model: nn.Module, stepper: Steps) -> Any:
         """The progress of the newest checkpoint that verifies, read into model and optimizer."""
         if self.config.resume == "never":
             return None
@@ -189,7 +200,7 @@ class Checkpoints:
                     " trying the one before it"
                 )
                 continue
-            stepper.prime()
+            stepper.prime(found.progress["stepper"])
             state = state_of(model, stepper)
             try:
                 reader = FileSystemReader(found.path)
@@ -325,7 +336,7 @@ def seen(directory: Path, token: str, ranks: Ranks) -> list[int]:
 # -- the state ------------------------------------------------------------------------------------
 
 
-def state_of(model: nn.Module, stepper: Stepper) -> dict[str, Tensor]:
+def state_of(model: nn.Module, stepper: Steps) -> dict[str, Tensor]:
     """All that is saved, by name: the very tensors that train."""
     shards_again(model)
     state: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Which ranks share what: the process group, the mesh, and the model spread over it. For train.py.
+"""Which ranks share what: the mesh, and the model spread over it. For train.py.
 
 hybrid_shard shards inside a group of ranks and keeps one copy per group: a mesh of two dimensions,
 of which dim 0 replicates and dim 1 shards, as PyTorch has it. The group is a node, where links are
@@ -8,13 +8,11 @@ fast; only summed gradients travel between nodes.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
-import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
 from orchestrator.config import COPIED, Config
+from orchestrator.engine.ranks import Ranks, gather, wait_as_long
 from orchestrator.errors import CheckFailed, UsageError, nearest
 
 try:
@@ -37,24 +36,8 @@ try:
 except ImportError:
     raise CheckFailed(f"the engine needs torch 2.6, here is {torch.__version__}") from None
 
-T = TypeVar("T")
-
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHOWN = 8  # rows and columns of the picture
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """This process among all; `nodes` holds (node, host) of every rank, in their order."""
-
-    rank: int
-    world: int
-    local: int
-    device: torch.device
-    nodes: tuple[tuple[int, str], ...]
-
-    def of_node(self, node: int) -> list[int]:
-        return [rank for rank, (its, _) in enumerate(self.nodes) if its == node]
 
 
 @dataclass(frozen=True)
@@ -64,67 +47,6 @@ class Mesh:
     strategy: str  # of the config, or "single" for one process
     copies: int  # of all parameters, over all ranks
     mesh: DeviceMesh | None = None
-
-
-# -- who is there ---------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def joined(config: Config) -> Iterator[Ranks]:
-    """The process group: NCCL between GPUs, gloo between CPUs and for what is small."""
-    device = own_device()
-    backend = config.distributed.backend or ("nccl" if device.type == "cuda" else "gloo")
-    if backend == "nccl" and device.type != "cuda":
-        raise CheckFailed("distributed.backend is nccl, but this node has no GPU")
-    # CPU tensors stay usable beside NCCL: flags and names need no GPU.
-    both = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
-    timeout = datetime.timedelta(seconds=config.distributed.timeout)
-    os.environ.setdefault("RANK", "0")  # a single process, started by hand without torchrun
-    os.environ.setdefault("WORLD_SIZE", "1")
-    alone = None if "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0"
-    dist.init_process_group(
-        both, alone, timeout, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-    )
-    wait_as_long(config, host_group())
-    rank, world = dist.get_rank(), dist.get_world_size()
-    own = (int(os.environ.get("GROUP_RANK", "0")), os.uname().nodename)
-    yield Ranks(rank, world, int(os.environ.get("LOCAL_RANK", "0")), device, tuple(gather(own)))
-    # After an error this is not reached: others may sit in a collective that will never end.
-    dist.destroy_process_group()
-
-
-def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
-    """What every rank has, on every rank; or those of one group, which has to be gloo's."""
-    group = among or host_group()
-    told: list[Any] = [what] * dist.get_world_size(group)
-    dist.all_gather_object(told, what, group=group)
-    return told
-
-
-@functools.cache
-def host_group() -> dist.ProcessGroup | None:
-    """For objects and flags: never a GPU's stream."""
-    return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
-
-
-def wait_as_long(config: Config, *groups: dist.ProcessGroup | None) -> None:
-    """As distributed.timeout says: torch gives all but the first group 10 or 30 minutes."""
-    timeout = datetime.timedelta(seconds=config.distributed.timeout)
-    for group in groups:
-        dist.distributed_c10d._set_pg_timeout(timeout, group)
-
-
-def own_device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local >= count:
-        raise CheckFailed(
-            f"local rank {local} has no GPU of its own: there are {count}",
-            f"start {count} ranks on this node: slots={count} in the list, or --nproc {count}",
-        )
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
 
 
 # -- the mesh -------------------------------------------------------------------------------------
@@ -319,7 +241,7 @@ def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
     made = config.distributed
     with warnings.catch_warnings():
         # What torch 2.13 offers instead of broadcast_buffers, older ones do not have.
-        warnings.filterwarnings("ignore", "broadcast_buffers", FutureWarning)
+        warnings.filterwarnings("ignore", ".?broadcast_buffers", FutureWarning)
         return DistributedDataParallel(
             model,
             device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,

@@ -139,7 +139,7 @@ class Stepper:
 
     # -- what a checkpoint holds of it ----------------------------------------------------------
 
-    def prime(self) -> None:
+    def prime(self, progress: Mapping[str, Any]) -> None:
         """Make the state that a first step would make, so that a checkpoint can be read into it."""
         for own in self.locals:
             own.grad = torch.zeros_like(own)

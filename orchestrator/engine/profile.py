@@ -18,8 +18,8 @@ from typing import Any
 import torch.distributed as dist
 
 from orchestrator.config import Profiling
-from orchestrator.engine import mesh, overlap
-from orchestrator.engine.mesh import Ranks
+from orchestrator.engine import overlap
+from orchestrator.engine.ranks import Ranks, host_group
 from orchestrator.errors import UsageError
 
 
@@ -101,7 +101,7 @@ class Profile:
         if self._ranks.world > 1:
             first = self._ranks.rank == 0
             found = [None] * self._ranks.world
-            dist.gather_object(own, found if first else None, dst=0, group=mesh.host_group())
+            dist.gather_object(own, found if first else None, dst=0, group=host_group())
             if not first:
                 return
         ranks = {n: rank for n, rank in enumerate(found) if isinstance(rank, overlap.Rank)}

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from orchestrator.config import Config
 from orchestrator.engine import agreement, mesh, metrics, models, speed
-from orchestrator.engine.mesh import Mesh, Ranks
+from orchestrator.engine.mesh import Mesh
 from orchestrator.engine.optim import Report
+from orchestrator.engine.ranks import Ranks
 from orchestrator.errors import JobFailed
 
 

@@ -25,10 +25,10 @@ from orchestrator import configfile, strict
 from orchestrator.config import Config
 from orchestrator.engine import agreement, dataset, mesh, models, sources
 from orchestrator.engine.checkpoint import Checkpoints
-from orchestrator.engine.mesh import Ranks
 from orchestrator.engine.optim import Stepper
 from orchestrator.engine.order import Order
 from orchestrator.engine.profile import Profile
+from orchestrator.engine.ranks import Ranks, joined
 from orchestrator.engine.run import Run, announce, due, say
 from orchestrator.errors import CheckFailed, OrchestratorError
 
@@ -37,7 +37,7 @@ def main() -> None:
     try:
         config = read_config()
         settle(config)
-        with mesh.joined(config) as ranks:
+        with joined(config) as ranks:
             train(config, ranks)
     except OrchestratorError as error:
         raise SystemExit(str(error)) from None  # in words; what a user's own code raises is a trace
@@ -118,7 +118,7 @@ def train(config: Config, ranks: Ranks) -> None:
             with run.estimate.pause():  # writing a trace takes its time
                 profile.step()
 
-            stop, out_of_time, save_now, evaluate_now = run.asked.agreed()
+            stop, out_of_time, save_now, evaluate_now, _ = run.asked.agreed()
             run.after(step, stop=stop, out_of_time=out_of_time)
             if checkpoints:
                 checkpoints.poll()

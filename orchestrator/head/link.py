@@ -26,6 +26,11 @@ READ = 1 << 20  # paramiko moves all that it keeps to the front after every read
 NOISE_LIMIT = 1 << 20
 NO_COMMAND = "its login shell does not come to our command"
 
+# What the engine imports beside itself, and what a user's script on a node may import of us.
+OWN = (
+    *("__init__", "checkpoints", "config", "configfile", "contradictions", "distributed"),
+    *("errors", "experiment", "manifest", "strict"),
+)
 # No character in these that any login shell (sh, bash, zsh, csh, fish) treats specially in quotes.
 CHOOSE_PYTHON = (
     'c=$1; shift; for p; do case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
@@ -35,18 +40,12 @@ READ_PROGRAM = (
     'f=open(0,"rb",0,closefd=False);exec(b"".join(iter(lambda:f.read(1)or exit(9),bytes(1))))'
 )
 
-# What engine/ imports of ours, and what that imports.
-SHIPPED = (
-    *("__init__", "checkpoints", "config", "configfile", "contradictions", "errors"),
-    *("experiment", "manifest", "strict"),
-)
-
 
 @functools.cache
 def library() -> tuple[str, bytes]:
     """(digest, blob): our sources that run on nodes, where only Python and torch are installed."""
     root = Path(__file__).parent.parent
-    own = [root / f"{name}.py" for name in SHIPPED]
+    own = [root / f"{name}.py" for name in OWN]
     paths = own + sorted((root / "node").glob("*.py")) + sorted((root / "engine").glob("*.py"))
     files = {
         f"orchestrator/{path.relative_to(root)}": path.read_text(encoding="utf-8") for path in paths

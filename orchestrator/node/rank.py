@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import gc
 import importlib.machinery
+import importlib.util
 import io
 import json
 import os
@@ -310,8 +311,10 @@ def run_python(kind: str, name: str, args: list[str]) -> None:
     path = os.path.join(os.getcwd(), name)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
+    library = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if importlib.util.find_spec("orchestrator") is None:  # for `from orchestrator import Trainer`
+        sys.path.append(library)
     if kind in ("module", "engine"):
-        library = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         sys.path[0] = library if kind == "engine" else os.getcwd()
         run_module(name, alter_argv=True)
     elif pkgutil.get_importer(path) is not None:  # a directory or a zip file with a __main__.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -75,3 +76,25 @@ def test_by_hand_it_reads_a_yaml_file(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (train.read_config().training.max_steps, train.read_config().training.seed) == (7, 3)
     monkeypatch.setattr(sys, "argv", ["train.py"])
     assert train.read_config().training.max_steps == 100
+
+
+def test_the_examples_of_the_trainer_run_alone_and_on_two_nodes(head: Head) -> None:
+    text = (ROOT / "docs/trainer.md").read_text(encoding="utf-8")
+    example, helpers = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    head.script("train.py", f"{example}\nloss = torch.tensor(2.0)\n{helpers}")
+    alone = Command([sys.executable, "train.py"], head.directory, {})
+    assert alone.finish() == 0, alone.text
+    assert "one process on" in alone.text
+    assert "training on 900 samples, shuffled by seed 0 and epoch\n" in alone.text
+    both = head.run("--nproc", "2", "train.py")
+    assert "hybrid_shard: 2 copies of the parameters, each in 2 shards" in both.text
+    assert "900 samples, shuffled by seed 0 and epoch, dealt out to 4 ranks" in both.text
+    assert "3 epochs are done after step 24" in both.text
+    assert "tensor(2.) 4" in both.text
+    lines = (head.experiment / "outputs/rank_00_metrics.jsonl").read_text().splitlines()
+    found = json.loads(lines[-1])
+    assert found["val_accuracy"] > 0.8
+    listed = typed(head, "ls", "--json")
+    assert listed.finish() == 0
+    saved = json.loads(listed.text)["checkpoints"]
+    assert [(one["step"], one["world"]) for one in saved] == [(24, 4), (16, 4), (8, 4)]

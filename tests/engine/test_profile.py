@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from orchestrator.config import Profiling
 from orchestrator.engine import overlap
-from orchestrator.engine.mesh import Ranks
 from orchestrator.engine.profile import Profile
+from orchestrator.engine.ranks import Ranks
 from tests.engine import pair
 
 WANTED = Profiling(enabled=True, wait=1, warmup=1, active=2)

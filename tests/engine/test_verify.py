@@ -79,7 +79,7 @@ def test_a_right_result_passes_and_a_swapped_one_does_not(
 
 def test_sums_are_exact_in_float32() -> None:
     """The largest sum of 16384 ranks is below 2 to the 24."""
-    assert sum(map(collectives.weight, range(16384))) * collectives.PERIOD < 1 << 24
+    assert sum(map(exchanges.weight, range(16384))) * exchanges.PERIOD < 1 << 24
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,20 @@
+"""What a script asks of its ranks: `from orchestrator.distributed import barrier, ...`."""
+
+from orchestrator.engine.collectives import (
+    NodeInfo,
+    all_reduce_tensor,
+    barrier,
+    broadcast_object,
+    choose_backend,
+    cleanup_distributed,
+    debug,
+    gather_tensors,
+    get_node_info,
+    is_master_node,
+    is_master_process,
+    setup_distributed,
+)
+
+__all__ = ["NodeInfo", "all_reduce_tensor", "barrier", "broadcast_object", "choose_backend"]
+__all__ += ["cleanup_distributed", "debug", "gather_tensors", "get_node_info", "is_master_node"]
+__all__ += ["is_master_process", "setup_distributed"]

@@ -1,0 +1,126 @@
+"""Who is there: this process among all, and the process group. For train.py and the Trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from orchestrator.config import Config
+from orchestrator.errors import CheckFailed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among all; `nodes` holds (node, host) of every rank, in their order."""
+
+    rank: int
+    world: int
+    local: int
+    device: torch.device
+    nodes: tuple[tuple[int, str], ...]
+
+    def of_node(self, node: int) -> list[int]:
+        return [rank for rank, (its, _) in enumerate(self.nodes) if its == node]
+
+
+@contextlib.contextmanager
+def joined(config: Config) -> Iterator[Ranks]:
+    yield join(config)
+    # After an error this is not reached: others may sit in a collective that will never end.
+    dist.destroy_process_group()
+
+
+def join(config: Config) -> Ranks:
+    """The process group: NCCL between GPUs, gloo between CPUs and for what is small.
+
+    One that is there already, because the user made it, is taken as it is.
+    """
+    device = own_device()
+    if not dist.is_initialized():
+        start_group(config, device)
+        wait_as_long(config, host_group())
+    # Ranks that somebody started without torchrun are known by their hosts.
+    told = gather((os.environ.get("GROUP_RANK"), os.uname().nodename))
+    hosts = list(dict.fromkeys(host for _, host in told))
+    nodes = ((hosts.index(host) if node is None else int(node), host) for node, host in told)
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    return Ranks(dist.get_rank(), dist.get_world_size(), local, device, tuple(nodes))
+
+
+def start_group(config: Config, device: torch.device) -> None:
+    backend = config.distributed.backend or ("nccl" if device.type == "cuda" else "gloo")
+    if backend == "nccl" and device.type != "cuda":
+        raise CheckFailed("distributed.backend is nccl, but this node has no GPU")
+    # CPU tensors stay usable beside NCCL: flags and names need no GPU.
+    both = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
+    timeout = datetime.timedelta(seconds=config.distributed.timeout)
+    rank, world = told_rank()
+    os.environ.setdefault("RANK", "0")  # a single process, started by hand without torchrun
+    os.environ.setdefault("WORLD_SIZE", "1")
+    alone = None if "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0"
+    dist.init_process_group(both, alone, timeout, world, rank)
+
+
+def told_rank() -> tuple[int, int]:
+    """(rank, world) by the environment; half of one is refused, before anybody waits for it."""
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if name not in os.environ]
+    if missing and (rank > 0 or world > 1):
+        raise CheckFailed(
+            f"the environment says rank {rank} of {world}, but {' and '.join(missing)} is not set",
+            "start the program with master_launch or torchrun, or export all of "
+            + ", ".join(names),
+        )
+    if not 0 <= rank < world:
+        raise CheckFailed(f"RANK is {rank}, but WORLD_SIZE is {world}: ranks are 0 to {world - 1}")
+    return rank, world
+
+
+def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
+    """What every rank has, on every rank; or those of one group, which has to be gloo's."""
+    group = among or host_group()
+    told: list[Any] = [what] * dist.get_world_size(group)
+    dist.all_gather_object(told, what, group=group)
+    return told
+
+
+def host_group() -> dist.ProcessGroup | None:
+    """For objects and flags: never a GPU's stream."""
+    return _host_group(dist.group.WORLD)
+
+
+@functools.cache
+def _host_group(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """One per process group: somebody in a notebook may end one and begin another."""
+    return None if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")
+
+
+def wait_as_long(config: Config, *groups: dist.ProcessGroup | None) -> None:
+    """As distributed.timeout says: torch gives all but the first group 10 or 30 minutes."""
+    timeout = datetime.timedelta(seconds=config.distributed.timeout)
+    for group in groups:
+        dist.distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def own_device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= count:
+        raise CheckFailed(
+            f"local rank {local} has no GPU of its own: there are {count}",
+            f"start {count} ranks on this node: slots={count} in the list, or --nproc {count}",
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)

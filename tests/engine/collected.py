@@ -1,0 +1,152 @@
+"""What ranks do in the tests of the collectives: worlds.py calls these with the job's directory."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orchestrator.distributed import (
+    all_reduce_tensor,
+    barrier,
+    broadcast_object,
+    debug,
+    gather_tensors,
+    get_node_info,
+    is_master_node,
+    is_master_process,
+    setup_distributed,
+)
+
+
+def values(place: Path) -> None:
+    """Against values computed by hand; nobody has made a process group before."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    assert is_master_process() == (rank == 0)
+    assert is_master_node() == (os.environ["GROUP_RANK"] == "0")
+    assert get_node_info()["backend"] is None
+    everybody = [r + 1 for r in range(world)]
+    own = torch.tensor([rank + 1.0, -(rank + 1.0)])
+    product = torch.tensor(everybody).prod().item()
+    expected = {
+        "sum": [sum(everybody), -sum(everybody)],
+        "mean": [sum(everybody) / world, -sum(everybody) / world],
+        "max": [world, -1],
+        "min": [1, -world],
+        "product": [product, product * (-1) ** world],
+    }
+    for op, wanted in expected.items():
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            found = all_reduce_tensor(own.to(dtype), op)
+            kept = torch.float32 if op == "mean" and dtype == torch.int64 else dtype
+            assert found.dtype == kept
+            assert found.tolist() == wanted, (op, dtype, found)
+    assert own.tolist() == [rank + 1, -rank - 1]  # as it was
+    truth = torch.tensor([rank == 0, True, False])
+    assert all_reduce_tensor(truth).tolist() == [1, world, 0]
+    assert all_reduce_tensor(truth, "min").tolist() == [world == 1, True, False]
+    assert all_reduce_tensor(truth, "max").tolist() == [True, True, False]
+    assert all_reduce_tensor(torch.ones(3, 2).t()[1:], "sum").tolist() == [[world] * 3]
+
+    told = gather_tensors(torch.full((rank, 2), rank))  # rank 0 has nothing
+    assert [one.tolist() for one in told] == [[[r, r]] * r for r in range(world)]
+    assert [one.item() for one in gather_tensors(torch.tensor(rank))] == list(range(world))
+    assert broadcast_object({"from": rank}, src=world - 1) == {"from": world - 1}
+    barrier()
+    info = get_node_info()
+    assert (info["rank"], info["world_size"], info["local_rank"]) == (
+        rank, world, int(os.environ["LOCAL_RANK"]))  # fmt: skip
+    assert info["node_rank"] == int(os.environ["GROUP_RANK"])
+    (place / f"done_{rank}").touch()
+
+
+def words(call: Any) -> str:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 (its words are the test)
+        return f"{type(error).__name__}: {error}"
+    return "nothing was caught"
+
+
+def under_the_if() -> None:
+    if is_master_process():
+        gather_tensors(torch.ones(2))
+    barrier()
+
+
+def other_shapes() -> None:
+    all_reduce_tensor(torch.ones(2 + int(os.environ["RANK"])))
+
+
+def other_ops() -> None:
+    all_reduce_tensor(torch.ones(2), "max" if is_master_process() else "sum")
+
+
+def other_dtypes() -> None:
+    gather_tensors(torch.ones(2, dtype=torch.float32 if is_master_process() else torch.float64))
+
+
+def mistakes(place: Path) -> None:
+    """Each would wait for ever without the debug mode."""
+    debug(20.0)
+    setup_distributed()
+    told = [words(one) for one in (under_the_if, other_shapes, other_ops, other_dtypes)]
+    barrier()
+    assert all_reduce_tensor(torch.ones(1)).item() == 3  # what is right goes on
+    (place / f"told_{os.environ['RANK']}").write_text("\n---\n".join(told))
+
+
+def never(place: Path) -> None:
+    """Two ranks wait for a third that is busy elsewhere, and say so when the limit is over."""
+    debug(0.4)
+    setup_distributed()
+    barrier()
+    said = ""
+    if not is_master_process():
+        said = words(barrier)
+        (place / f"waited_{os.environ['RANK']}").touch()
+    else:
+        while len(list(place.glob("waited_*"))) < 2:
+            pass
+        said = words(lambda: broadcast_object(1))
+    (place / f"told_{os.environ['RANK']}").write_text(said)
+
+
+def leaves(place: Path) -> None:
+    """One rank is done, as it believes, while the other enters a collective."""
+    debug(60.0)
+    if setup_distributed()["rank"] == 1:
+        atexit._run_exitfuncs()
+        return
+    (place / "told").write_text(words(barrier))
+
+
+# -- what launch() runs -----------------------------------------------------------------------
+
+
+class Odd(Exception):
+    """One that cannot be made from its own arguments, as some libraries have them."""
+
+    def __init__(self, code: int, *, more: str) -> None:
+        super().__init__(f"{code}: {more}")
+
+
+def add_up(rank: int, world_size: int, start: float) -> tuple[int, float]:
+    return rank, all_reduce_tensor(torch.tensor(start + rank)).item()
+
+
+def odd() -> None:
+    raise Odd(7, more="lost")
+
+
+def fails() -> None:
+    if setup_distributed()["rank"] == 1:
+        raise KeyError("the dog ate it")
+    barrier()
+
+
+def dies() -> None:
+    os.kill(os.getpid(), 9)

@@ -1,0 +1,223 @@
+"""The helpers of a script: their values, and what becomes of mistakes that would be deadlocks."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator import distributed
+from orchestrator.engine import local, roll_call
+from orchestrator.engine.ranks import told_rank
+from orchestrator.errors import CheckFailed, JobFailed, UsageError
+from tests.engine import collected
+from tests.engine.worlds import Job, run
+
+
+def done(place: Path, nodes: list[int], function: str) -> Job:
+    job = Job(str(place / "job"), nodes, {}, call=f"tests.engine.collected:{function}")
+    (codes,) = run(job)
+    told = "\n".join(job.told(rank) for rank in range(sum(nodes)))
+    assert codes == [0] * sum(nodes), told
+    return job
+
+
+@pytest.mark.parametrize("nodes", [[1], [2], [2, 2]])
+def test_values_are_those_computed_by_hand(tmp_path: Path, nodes: list[int]) -> None:
+    job = done(tmp_path, nodes, "values")
+    assert len(list(job.path.glob("done_*"))) == sum(nodes)
+
+
+def test_without_a_process_group_it_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    one = torch.tensor([1, 2])
+    assert distributed.all_reduce_tensor(one, "mean").tolist() == [1.0, 2.0]
+    assert [t.tolist() for t in distributed.gather_tensors(one)] == [[1, 2]]
+    assert distributed.broadcast_object("x") == "x"
+    distributed.barrier()
+    assert distributed.is_master_process()
+    assert distributed.is_master_node()
+    assert distributed.get_node_info()["num_nodes"] == 1
+    with pytest.raises(UsageError, match="did you mean 'mean'"):
+        distributed.all_reduce_tensor(one, "mea")
+    with pytest.raises(UsageError, match="a tensor is needed, not 3"):
+        distributed.all_reduce_tensor(3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="src is 1, but the ranks are 0 to 0"):
+        distributed.broadcast_object(1, src=1)
+
+
+def test_backends() -> None:
+    assert distributed.choose_backend("gloo") == "gloo"
+    with pytest.raises(UsageError, match="did you mean 'nccl'"):
+        distributed.choose_backend("ncl")
+    if not torch.distributed.is_mpi_available():
+        with pytest.raises(CheckFailed, match="was built without MPI"):
+            distributed.choose_backend("mpi")
+    if not torch.cuda.is_available():
+        assert distributed.choose_backend() == "gloo"
+        with pytest.raises(CheckFailed, match="this machine has no GPU"):
+            distributed.choose_backend("nccl")
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"RANK": "1"}, "WORLD_SIZE and MASTER_ADDR and MASTER_PORT is not set"),
+        ({"WORLD_SIZE": "2"}, "RANK and MASTER_ADDR and MASTER_PORT is not set"),
+        (
+            {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"},
+            "RANK is 2, but WORLD_SIZE is 2",
+        ),
+    ],
+)
+def test_half_an_environment_is_refused(
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], words: str
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CheckFailed, match=words):
+        told_rank()
+
+
+# -- debug mode -------------------------------------------------------------------------------
+
+
+def test_mistakes_are_explained_on_every_rank(tmp_path: Path) -> None:
+    job = done(tmp_path, [3], "mistakes")
+    told = [(job.path / f"told_{rank}").read_text().split("\n---\n") for rank in range(3)]
+    assert told[0] == told[1] == told[2]
+    under, shapes, ops, dtypes = told[0]
+    assert "JobFailed: the ranks are in different collectives" in under
+    assert "rank 0: gather_tensors of torch.float32 at collected.py:" in under
+    assert "in under_the_if: gather_tensors(torch.ones(2))" in under
+    assert "ranks 1, 2: barrier at collected.py:" in under
+    assert "stands under `if is_master_process():` of line" in under
+    assert "move it out of the if" in under
+    assert "call all_reduce_tensor with what does not fit together" in shapes
+    assert "rank 2: all_reduce_tensor (sum) of torch.float32 (4,) at" in shapes
+    assert "rank 0: all_reduce_tensor (max)" in ops
+    assert "ranks 1, 2: gather_tensors of torch.float64" in dtypes
+
+
+def test_a_rank_that_does_not_come_is_named_when_the_limit_is_over(tmp_path: Path) -> None:
+    job = done(tmp_path, [3], "never")
+    told = [(job.path / f"told_{rank}").read_text() for rank in range(3)]
+    assert "after 0.4 s only some ranks have entered a collective" in told[1]
+    assert "barrier at collected.py:" in told[1]
+    assert "rank 0: has not entered it; the last it entered was barrier at collected" in told[1]
+    assert "ORCHESTRATOR_DEBUG_COLLECTIVES" in told[1]
+    assert "after 0.4 s only some ranks" in told[0]  # it came too late, and does not go in alone
+
+
+def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    told = (done(tmp_path, [2], "leaves").path / "told").read_text()
+    assert "only some ranks entered a collective, and would have waited for ever" in told
+    assert "rank 1: has ended its program without it" in told
+
+
+def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, seconds in {"1": 60, "on": 60, "0": 0, "": 0, "7.5": 7.5}.items():
+        monkeypatch.setenv("ORCHESTRATOR_DEBUG_COLLECTIVES", text)
+        assert roll_call.limit() == seconds
+    monkeypatch.setenv("ORCHESTRATOR_DEBUG_COLLECTIVES", "maybe")
+    with pytest.raises(UsageError, match="1, 0, or a number of seconds"):
+        roll_call.limit()
+    with pytest.raises(UsageError, match="must be above 0"):
+        distributed.debug(-1)
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "found"),
+    [
+        ("if rank == 0:\n    f()\n", 2, "  x.py:2 stands under `if rank == 0:` of line 1"),
+        ("if rank == 0:\n    pass\nelse:\n    f()\n", 4, ""),
+        ("if ready:\n    f()\n", 2, ""),
+        ("%magic\nf()\n", 2, ""),
+    ],
+)
+def test_the_if_is_found(source: str, line: int, found: str) -> None:
+    assert roll_call.guard(source.splitlines(keepends=True), line, "x.py") == found
+
+
+# -- launch -----------------------------------------------------------------------------------
+
+
+def test_launch_gives_results_by_rank() -> None:
+    here = 10.0  # a function in a function travels with what it knows
+
+    def inner(rank: int, world_size: int) -> tuple[int, float]:
+        return collected.add_up(rank, world_size, here)
+
+    assert local.launch(inner, (), 2) == [(0, 21.0), (1, 21.0)]
+
+
+def test_what_a_rank_raises_is_raised() -> None:
+    with pytest.raises(KeyError, match="the dog ate it") as raised:
+        local.launch(collected.fails, (), 2)
+    assert "on rank 1" in str(raised.value.__cause__)
+    assert "collected.py" in str(raised.value.__cause__)
+
+
+def test_a_rank_that_is_killed_is_named() -> None:
+    with pytest.raises(JobFailed, match="rank 0 ended with SIGKILL and gave no result"):
+        local.launch(collected.dies, (), 1)
+
+
+def test_an_exception_that_cannot_travel_is_told_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    blob = local.packed(
+        (sys.path, str(Path.cwd()), collected.odd, local.accepted(collected.odd, (), 1))
+    )
+    good, error, trace = pickle.loads(local.outcome(blob))
+    assert not good
+    assert str(error) == "Odd: 7: lost"
+    assert "in odd" in trace
+
+
+def test_nothing_is_left_of_a_launcher_that_was_killed(tmp_path: Path) -> None:
+    code = f"""
+import os, pathlib, time
+from orchestrator import Trainer
+def fn(rank, world_size):
+    pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()
+    time.sleep(600)
+Trainer.launch(fn, nprocs=2)
+"""
+    launcher = subprocess.Popen([sys.executable, "-c", code])
+    while len(pids := [int(path.name) for path in tmp_path.iterdir()]) < 2:
+        assert launcher.poll() is None
+    launcher.kill()
+    launcher.wait()
+    for pid in pids:
+        while Path(f"/proc/{pid}").exists() and "(zombie)" not in state(pid):
+            pass
+
+
+def state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return "(zombie)"
+
+
+def test_launch_refuses_what_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"takes \(\) -> 'None'"):
+        local.launch(collected.fails, [1], 2)
+    with pytest.raises(UsageError, match="nprocs is 0"):
+        local.launch(collected.add_up, [1.0], 0)
+    with pytest.raises(UsageError, match="cannot be sent to other processes"):
+        local.launch(collected.add_up, [threading.Lock()], 2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="call the function itself"):
+        local.launch(collected.add_up, [1.0], 2)

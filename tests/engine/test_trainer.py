@@ -1,0 +1,225 @@
+"""The Trainer's numbers are those of a plain loop, whatever it runs on; and it can be resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DistributedSampler
+
+from orchestrator.engine import deal, period
+from tests.engine import trained
+from tests.engine.worlds import Job, run
+
+WORLDS = ([1], [2], [2, 2])
+
+
+def done(place: Path, name: str, nodes: list[int], function: str, **more: Any) -> Job:
+    job = Job(str(place / name), nodes, {}, call=f"tests.engine.trained:{function}", **more)
+    (codes,) = run(job)
+    told = "\n".join(job.told(rank) for rank in range(sum(nodes)))
+    assert codes == [0] * sum(nodes), told
+    return job
+
+
+def plain_loop() -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """One process, one batch per step as large as all micro-batches of all ranks."""
+    model, data = trained.net(), trained.samples()
+    optimizer = trained.warmed(model)
+    order = DistributedSampler(data, 1, 0, seed=0)
+    rows = trained.BATCH * trained.ACCUMULATE
+    history, steps = [], 0
+    for epoch in range(trained.EPOCHS):
+        order.set_epoch(epoch)
+        places = list(order)
+        loss_sum = right = count = 0.0
+        for first in range(0, len(places), rows):
+            x, y = data[places[first : first + rows]]
+            out = model(x)
+            loss = nn.functional.cross_entropy(out, y)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), trained.CLIP)
+            steps += 1
+            for group, lr in zip(optimizer.param_groups, (0.05, 0.02), strict=True):
+                group["lr"] = lr * min(1.0, steps / 3)
+            optimizer.step()
+            optimizer.zero_grad()
+            kept = int((y >= 0).sum())
+            loss_sum, count = loss_sum + loss.item() * kept, count + kept
+            right += int((out.argmax(-1) == y)[y >= 0].sum())
+        x, y = trained.samples(13)[:]
+        with torch.no_grad():
+            out = model(x)
+        history.append(
+            {
+                "epoch": epoch + 1,
+                "step": steps,
+                "train_loss": loss_sum / count,
+                "train_correct": right / count,
+                "val_loss": nn.functional.cross_entropy(out, y).item(),
+                "val_correct": (out.argmax(-1) == y)[y >= 0].float().mean().item(),
+            }
+        )
+    return {name: p.detach() for name, p in model.named_parameters()}, history
+
+
+def test_every_strategy_computes_what_a_plain_loop_does(tmp_path: Path) -> None:
+    expected, history = plain_loop()
+    for nodes in WORLDS:
+        job = done(tmp_path, f"world{sum(nodes)}", nodes, "every_strategy")
+        found = torch.load(job.path / "found")
+        assert found.keys() >= set(trained.MORE)
+        for strategy, (parameters, told) in found.items():
+            for name, value in expected.items():
+                torch.testing.assert_close(
+                    parameters[name], value, atol=1e-5, rtol=0, msg=f"{nodes} {strategy} {name}"
+                )
+            for one, other in zip(told, history, strict=True):
+                assert one == pytest.approx(other, abs=1e-5), (nodes, strategy)
+
+
+def test_a_resume_has_the_bits_of_a_run_that_was_never_interrupted(tmp_path: Path) -> None:
+    job = done(tmp_path, "two", [2], "resumes")
+    assert "resuming after step 3" in job.told()
+    assert "nothing to do: 3 epochs and 9 steps are done" in job.told()
+
+
+DEALT = {
+    "in order": [[[0, 2], [4, 6], [8, 10]], [[1, 3], [5, 7], [9]]],
+    "drops": [[[0, 2], [4, 6]], [[1, 3], [5, 7]]],
+    "batches": [[[0, 1, 2], [4, 5]], [[3], [0, 1, 2]]],
+    "whole": [[[0], [2], [4], [6], [8], [10]], [[1], [3], [5], [7], [9], [0]]],
+    "stream": [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [10]]],
+    "own stream": [[[0, 2], [4, 6], [8, 10]], [[1, 3], [5, 7], [9]]],
+    "list": [[[0], [2], [4]], [[1], [3], [3]]],
+}
+
+
+def test_every_kind_of_loader_is_dealt_out_and_said(tmp_path: Path) -> None:
+    job = done(tmp_path, "loaders", [2], "loaders")
+    ranks = [json.loads((job.path / f"seen_{rank}").read_text()) for rank in range(2)]
+    for name, expected in DEALT.items():
+        assert [rank[name]["seen"] for rank in ranks] == [own * 2 for own in expected], name
+    totals = {"drops": 28 / 8, "batches": 15 / 6, "list": 10 / 5}
+    for name, found in ranks[0].items():
+        # Nothing is counted twice or left out, though some ranks see a batch that counts as none;
+        # torch's own sampler shows one sample twice, which is said.
+        if name == "kept":
+            continue
+        assert found["means"] == pytest.approx([totals.get(name, 55 / 11)] * 2), name
+    for name in ("shuffled, with workers", "random", "kept"):
+        half = len(ranks[0][name]["seen"]) // 2
+        seen = [[batch for r in ranks for batch in r[name]["seen"][e:][:half]] for e in (0, half)]
+        assert {n for batch in seen[0] for n in batch} == set(range(11)), name
+        assert seen[0] != seen[1], name  # another epoch, another order
+    told = job.told()
+    for words in (
+        "11 samples, in their order, dealt out to 2 ranks",
+        "11 samples, shuffled by seed 0 and epoch, dealt out to 2 ranks",
+        "11 samples, as rank 0's WeightedRandomSampler draws them in each epoch, dealt out",
+        "12 samples by your DistributedSampler, epochs are set; it shows 1 of them twice",
+        "every rank reads all of it and keeps each 2th",
+        "every rank takes its own stream as its part",
+    ):
+        assert words in told
+
+
+def test_what_cannot_be_right_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    job = done(tmp_path, "refuses", [2], "refuses")
+    for rank in range(2):
+        told = json.loads((job.path / f"told_{rank}").read_text())
+        for name, words in {
+            "none": "strategy='none' is for one process, and here are 2",
+            "dp": "strategy='dp' is for one process",
+            "other": "the model is not the same on all ranks",
+            "sampler": "it is made for rank 0 of 3",
+            "streams": "the ranks read different streams",
+            "short": "fewer batches than there are ranks",
+            "absent": "there is no checkpoint in",
+            "nan": "10 steps in a row had NaN or inf",
+        }.items():
+            assert words in told[name], (rank, name)
+    assert not (job.path / "no").exists()
+
+
+def test_trackers_hear_of_rank_0_and_a_broken_one_costs_only_itself(tmp_path: Path) -> None:
+    job = done(tmp_path, "tracks", [2], "tracks")
+    first, other = (json.loads((job.path / f"told_{rank}").read_text()) for rank in range(2))
+    for told in (first, other):
+        assert "'wandb' needs a package that" in told["missing"]
+        assert "-m pip install wandb" in told["missing"]
+        assert "did you mean 'tensorboard'" in told["name"]
+        assert "3 has no log(values, step) and close()" in told["thing"]
+    assert other["calls"] == []
+    calls = {name: (words, more) for name, words, more in reversed(first["calls"])}
+    assert calls["tensorboard"][0] == ["here"]
+    assert calls["wandb.init"][0] == ["p"]
+    assert calls["experiment"][0] == ["e"]
+    assert calls["start_run"][0] == ["r"]
+    assert {"end_run", "closed tensorboard"} <= calls.keys()
+    assert "WandB fails and is left out from now on: no network" in job.told()
+    heard = [words for name, words, _ in first["calls"] if name == "log_metrics"]
+    metrics, steps = zip(*heard, strict=True)
+    assert steps == (2, 4, 6, 6)
+    assert metrics[0].keys() == {"loss", "lr", "grad_norm"}
+    assert metrics[-1].keys() == {"epoch", "train_loss", "val_loss"}
+    scalars = [words for name, words, _ in first["calls"] if name == "add_scalar"]
+    assert ["val_loss", metrics[-1]["val_loss"], 6] in scalars
+
+
+def test_what_else_it_promises(tmp_path: Path) -> None:
+    job = done(tmp_path, "promises", [2], "promises")
+    said = job.told()
+    assert "learning rates are multiplied by 2, the number of ranks" in said
+    assert "none of its checkpoints verifies; trying the one before it" in said
+    assert "4 of 6 parameters are not in the optimizer and stay as they are" in said
+    for rank in range(2):
+        told = json.loads((job.path / f"told_{rank}").read_text())
+        for name, words in {
+            "later": "holds step 5 of another run, and this one is at step 0",
+            "stranger": "a parameter of shape (6, 6) that is not the model's",
+            "twice": "spread over the ranks already",
+            "endless": "train() has no end",
+            "period": "'parsecs' is no unit",
+            "bare period": "a number above 0 with a unit",
+            "strategy": "did you mean 'hybrid_shard'",
+            "config": "did you mean 'shard_size'",
+            "both": "either loss= or step=",
+            "sum": 'reduction="sum"',
+            "batch": "a batch is a Tensor",
+            "file": "is a file, and a checkpoint of several ranks is a directory",
+        }.items():
+            assert words in told[name], (rank, name, told[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "unit"),
+    [("30s", 30, "seconds"), ("2m", 120, "seconds"), ("1.5h", 5400, "seconds"),
+     ("2 days", 172800, "seconds"), ("1000 steps", 1000, "steps"), ("3e", 3, "epochs"),
+     ("10 minutes", 600, "seconds"), ("5st", 5, "steps"), ("1epoch", 1, "epochs")],
+)  # fmt: skip
+def test_periods(text: str, seconds: float, unit: str) -> None:
+    assert period.parse("max_period", text) == period.Period(seconds, unit)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 60), st.integers(1, 5), st.booleans(), st.integers(1, 5))
+def test_the_nth_batches_of_all_ranks_are_the_nth_of_one(
+    size: int, batch: int, drop: bool, world: int
+) -> None:
+    """None twice, none left out, and as many batches on every rank."""
+    ranks = [deal.deal(range(size), batch, drop, rank, world) for rank in range(world)]
+    assert len({len(batches) for batches, _ in ranks}) == 1
+    kept = size // (batch * world) * batch * world if drop else size
+    for number in range(len(ranks[0][0])):
+        last = number == len(ranks[0][0]) - 1
+        real = [batches[number] for batches, padded in ranks if not (padded and last)]
+        first = number * batch * world
+        together = sorted(index for one in real for index in one)
+        assert together == list(range(first, min(first + batch * world, kept)))

@@ -1,0 +1,438 @@
+"""What ranks do in the tests of the Trainer: worlds.py calls these with the job's directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from orchestrator import Trainer, distributed
+
+BATCH = 8  # of all ranks together
+SAMPLES = 41  # the last batch of all ranks has one
+EPOCHS = 2
+ACCUMULATE = 2  # the last step of an epoch has micro-batches of eight and of one
+CLIP = 0.2
+MORE = ("hybrid_shard", "full_shard", "shard_grad_op", "ddp")
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        out: Tensor = self.head(self.dropout(x))
+        return out
+
+
+def net(dropout: float = 0.0, seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    return Net(dropout)
+
+
+def samples(size: int = SAMPLES) -> TensorDataset:
+    own = torch.Generator().manual_seed(5)
+    targets = torch.randint(0, 3, (size,), generator=own)
+    targets[::5] = -100  # counts as none, so that a batch has fewer than it seems to
+    return TensorDataset(torch.randn(size, 6, generator=own), targets)
+
+
+def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for p in model.parameters() if p.dim() < 2], "lr": 0.02},
+        ],
+        lr=0.05,
+    )
+
+
+def warmed(model: nn.Module) -> torch.optim.Optimizer:
+    """One that has a past."""
+    made = optimizer(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.1)
+    made.step()
+    made.zero_grad()
+    return made
+
+
+def world() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
+def loader(size: int = SAMPLES, **more: Any) -> DataLoader[Any]:
+    return DataLoader(samples(size), batch_size=BATCH // world(), **more)
+
+
+def correct(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    kept = targets >= 0
+    return ((outputs.argmax(-1) == targets) & kept).sum().float(), kept.sum()
+
+
+def whole(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
+        for name, value in model.named_parameters()
+    }
+
+
+def shards(model: nn.Module) -> list[Tensor]:
+    return [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()]
+
+
+def every_strategy(place: Path) -> None:
+    """Parameters and history of each, for the test to compare with a plain loop."""
+    found = {}
+    for strategy in (*MORE, *(("dp", "none") if world() == 1 else ())):
+        model = net(seed=int(os.environ["RANK"]) * (strategy != "none"))  # rank 0's counts
+        made = Trainer(
+            model,
+            warmed(model),
+            nn.CrossEntropyLoss(),
+            metrics={"correct": correct},
+            strategy=strategy,
+            accumulate=ACCUMULATE,
+            clip_grad_norm=CLIP,
+            warmup_steps=3,
+        )
+        history = made.train(loader(shuffle=True), loader(13), epochs=EPOCHS)
+        found[strategy] = (whole(model), history)
+    if int(os.environ["RANK"]) == 0:
+        torch.save(found, place / "found")
+
+
+def resumes(place: Path) -> None:
+    """Interrupted in the middle of an epoch and begun anew: the same bits as without."""
+    for strategy in ("hybrid_shard", "ddp"):
+        ended = []
+        for stops in ((), ("4 steps",), ("3 steps",)):
+            for period in (*stops, None):
+                model = net(dropout=0.3)
+                made = Trainer(
+                    model,
+                    torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+                    nn.CrossEntropyLoss(),
+                    strategy=strategy,
+                    accumulate=ACCUMULATE,
+                    scheduler=lambda opt: torch.optim.lr_scheduler.StepLR(opt, 2, gamma=0.7),
+                    clip_grad_norm=CLIP,
+                )
+                own = place / f"{strategy}{len(ended)}"
+                saved = {"save_every": "100 steps", "save_to": own, "resume": True} if stops else {}
+                made.train(loader(shuffle=True), epochs=EPOCHS + 1, max_period=period, **saved)
+            ended.append((shards(model), made.state.train_metrics, made.state.step))
+        for one in ended[1:]:
+            assert all(map(torch.equal, one[0], ended[0][0])), strategy
+            assert one[1:] == ended[0][1:], (one[1:], ended[0][1:])
+        if strategy == "ddp" and dist.get_rank() == 0:
+            torch.save(whole(model), place / "ddp")
+        assert made.load_checkpoint(own).name == f"step_{made.state.step:08d}"
+        made.train(loader(), epochs=1)  # says that nothing is left
+
+
+# -- loaders ----------------------------------------------------------------------------------
+
+
+class Numbers(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([float(index)])
+
+
+class Flow(IterableDataset[Tensor]):
+    def __init__(self, own: bool) -> None:
+        self.own = own
+
+    def __iter__(self) -> Iterator[Tensor]:
+        rank = int(os.environ["RANK"])
+        for index in range(rank, 11, world()) if self.own else range(11):
+            yield torch.tensor([float(index)])
+
+
+def loaders(place: Path) -> None:
+    """Which numbers each kind of loader shows to this rank in two epochs, and what is said."""
+    distributed.setup_distributed()
+    numbers = Numbers()
+    weights = torch.ones(11)
+    kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+        "in order": (DataLoader(numbers, 2), {}),
+        "shuffled, with workers": (DataLoader(numbers, 2, shuffle=True, num_workers=1), {}),
+        "drops": (DataLoader(numbers, 2, drop_last=True), {}),
+        "random": (
+            DataLoader(
+                numbers, 2, sampler=torch.utils.data.WeightedRandomSampler(weights, 11, False)
+            ),
+            {},
+        ),
+        "batches": (DataLoader(numbers, batch_sampler=[[0, 1, 2], [3], [4, 5]]), {}),
+        "whole": (DataLoader(numbers, batch_size=None), {}),
+        "kept": (DataLoader(numbers, 2, sampler=DistributedSampler(numbers, shuffle=True)), {}),
+        "stream": (DataLoader(Flow(False), 2), {}),
+        "own stream": (DataLoader(Flow(True), 2), {"stream": "own"}),
+        "list": ([torch.tensor([[float(i)]]) for i in range(5)], {}),
+    }
+    found: dict[str, Any] = {}
+    for name, (made, more) in kinds.items():
+        seen: list[list[float]] = []
+
+        def step(model: nn.Module, batch: Tensor, seen: list[list[float]] = seen) -> Any:
+            seen.append(batch.flatten().tolist())
+            out = model(batch.view(-1, 1))
+            return out.sum(), out.numel(), {"sum": batch.sum()}
+
+        model = nn.Linear(1, 1)
+        trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.0), step=step, **more)
+        history = trainer.train(made, epochs=2)
+        means = [epoch["train_sum"] for epoch in history]
+        found[name] = {"seen": seen, "means": means}
+    (place / f"seen_{os.environ['RANK']}").write_text(json.dumps(found))
+
+
+# -- what is refused --------------------------------------------------------------------------
+
+
+def message(call: Any, *args: Any, **more: Any) -> str:
+    try:
+        call(*args, **more)
+    except Exception as error:  # noqa: BLE001 (its words are the test)
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
+
+
+def refuses(place: Path) -> None:
+    distributed.setup_distributed()
+
+    def trained(data: Any, **more: Any) -> None:
+        model = nn.Linear(6, 3)
+        made = Trainer(
+            model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), **more
+        )
+        made.train(data, epochs=1)
+
+    def other() -> None:
+        trained_model = nn.Linear(6, 3 + int(os.environ["RANK"]))
+        Trainer(trained_model, torch.optim.SGD, nn.CrossEntropyLoss())
+
+    fit = DataLoader(samples(), 4)
+    told = {
+        "none": message(trained, fit, strategy="none"),
+        "dp": message(trained, fit, strategy="dp"),
+        "other": message(other),
+        "sampler": message(
+            trained, DataLoader(samples(), 4, sampler=DistributedSampler(samples(), 3, 0))
+        ),
+        "streams": message(trained, DataLoader(Flow(True), 2)),
+        "short": message(trained, [[torch.zeros(2, 6), torch.zeros(2).long()]]),
+        "absent": message(
+            Trainer(nn.Linear(1, 1), torch.optim.SGD, nn.MSELoss()).load_checkpoint, place / "no"
+        ),
+        "nan": message(trained, [[torch.full((2, 6), torch.inf), torch.zeros(2).long()]] * 24),
+    }
+    (place / f"told_{os.environ['RANK']}").write_text(json.dumps(told))
+
+
+# -- trackers, with modules that have the real ones' signatures --------------------------------
+
+
+class Book:
+    """Whatever is called, with its words."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def note(self, name: str, *words: Any, **named: Any) -> None:
+        self.calls.append([name, list(words), named])
+
+
+def stand_ins(book: Book) -> None:
+    class SummaryWriter:
+        def __init__(self, log_dir: str | None = None, comment: str = "") -> None:
+            book.note("tensorboard", log_dir)
+
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
+            book.note("add_scalar", tag, scalar_value, global_step)
+
+        def flush(self) -> None: ...
+
+        def close(self) -> None:
+            book.note("closed tensorboard")
+
+    class WandbRun:
+        def log(
+            self, data: dict[str, Any], step: int | None = None, commit: bool | None = None
+        ) -> None:
+            book.note("wandb.log", data, step)
+            raise ConnectionError("no network")
+
+        def finish(self, exit_code: int | None = None) -> None:
+            book.note("finished")
+
+    def init(project: str | None = None, name: str | None = None, config: Any = None) -> WandbRun:
+        book.note("wandb.init", project)
+        return WandbRun()
+
+    def log_metrics(metrics: dict[str, float], step: int | None = None) -> None:
+        book.note("log_metrics", metrics, step)
+
+    modules: dict[str, dict[str, Any]] = {
+        "torch.utils.tensorboard": {"SummaryWriter": SummaryWriter},
+        "wandb": {"init": init},
+        "mlflow": {
+            "set_experiment": lambda experiment_name: book.note("experiment", experiment_name),
+            "start_run": lambda run_id=None, run_name=None: book.note("start_run", run_name),
+            "log_metrics": log_metrics,
+            "end_run": lambda status="FINISHED": book.note("end_run", status),
+        },
+    }
+    for name, contents in modules.items():
+        made = types.ModuleType(name)
+        vars(made).update(contents)
+        sys.modules[name] = made
+
+
+def trainer(**more: Any) -> Trainer:
+    model = net()
+    return Trainer(model, optimizer(model), nn.CrossEntropyLoss(), **more)
+
+
+def tracks(place: Path) -> None:
+    rank = distributed.setup_distributed()["rank"]
+    told = {"missing": message(trainer, trackers=["wandb"]), "name": message(
+        trainer, trackers=["tensorbord"]), "thing": message(trainer, trackers=[3])}  # fmt: skip
+    book = Book()
+    stand_ins(book)
+    wanted = {
+        "tensorboard": {"log_dir": "here"},
+        "wandb": {"project": "p"},
+        "mlflow": {"experiment_name": "e", "run_name": "r"},
+    }
+    made = trainer(trackers=wanted, log_every=2)
+    made.train(loader(), loader(), epochs=1)
+    made.close()
+    (place / f"told_{rank}").write_text(json.dumps({**told, "calls": book.calls}))
+
+
+# -- what else it promises ----------------------------------------------------------------------
+
+
+class Forks(nn.Module):
+    """Uses one of its halves only, another one on each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves = nn.ModuleList(nn.Linear(6, 3) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.halves[int(os.environ["RANK"])](x)
+        return out
+
+
+def promises(place: Path) -> None:
+    fit = loader(shuffle=True)
+    rank = distributed.setup_distributed()["rank"]
+
+    # Low precision learns the same to its own precision.
+    for precision in ("bf16", "fp16"):
+        for strategy in ("full_shard", "ddp"):
+            made = trainer(precision=precision, strategy=strategy)
+            first, last = made.train(fit, epochs=2)
+            assert last["train_loss"] < min(1.1, first["train_loss"]), (precision, strategy)
+
+    # Parts that a rank does not use.
+    for strategy in ("full_shard", "ddp"):
+        torch.manual_seed(0)
+        forks = Forks()
+        before = forks.halves[1].weight.detach().clone()
+        made = Trainer(
+            forks,
+            lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            nn.CrossEntropyLoss(),
+            strategy=strategy,
+            find_unused_parameters=True,
+        )
+        made.train(fit, epochs=1)
+        assert not torch.equal(whole(forks)["halves.1.weight"], before)
+
+    # When it ends.
+    assert trainer().train(fit, epochs=9, max_period="2 steps")[-1]["step"] == 2
+    assert trainer().train(fit, max_period="2 epochs")[-1]["epoch"] == 2
+    assert trainer().train(fit, epochs=1, min_period="3 epochs")[-1]["epoch"] == 3
+    quick = trainer()
+    quick.train(fit, max_period="0.05s")
+    assert quick.state.ended == "max_period is over"
+    patient = trainer(on_epoch_end=lambda made: True)
+    assert patient.train(fit, min_period="2 epochs", max_period="9 epochs")[-1]["epoch"] == 2
+    assert patient.state.ended == "asked to stop"
+    asked = trainer(on_epoch_end=lambda made: rank == 1 and os.kill(os.getpid(), signal.SIGTERM))
+    asked.train(fit, max_period="1h")
+    assert asked.state.ended == "asked to stop"
+
+    # Only a part of the parameters; learning rates for many ranks; the norm of nothing but those.
+    model = net()
+    before = whole(model)
+    made = Trainer(
+        model, torch.optim.SGD(model.head.parameters(), 0.1), nn.CrossEntropyLoss(), scale_lr=True
+    )
+    made.train(fit, epochs=1)
+    after = whole(model)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"head.weight", "head.bias"}
+    assert made.bound.optimizer.param_groups[0]["lr"] == 0.1
+
+    # Saved on two ranks by hand, and read back.
+    path = made.save_checkpoint(place / "own.pt")
+    other = net(seed=3)
+    again = Trainer(other, torch.optim.SGD(other.head.parameters(), 0.1), nn.CrossEntropyLoss())
+    assert again.load_checkpoint(path) == path
+    assert all(torch.equal(value, whole(other)[name]) for name, value in after.items())
+    assert again.evaluate(loader(13)) == made.evaluate(loader(13))
+
+    # What was saved last counts, also beside higher steps of an older run; a damaged one does not.
+    fresh = trainer()
+    fresh.train(fit, max_period="2 steps")
+    low = fresh.save_checkpoint(place / "shared")
+    fresh.train(fit, max_period="5 steps")
+    high = fresh.save_checkpoint(place / "shared")
+    fresh.load_checkpoint(low)
+    assert fresh.save_checkpoint(place / "shared") == low
+    assert fresh.load_checkpoint(place / "shared") == low
+    distributed.barrier()
+    if rank == 0:
+        (data,) = low.glob("__0_*")
+        data.write_bytes(data.read_bytes()[:-1] + b"?")
+    distributed.barrier()
+    assert fresh.load_checkpoint(place / "shared") == high
+    told = {
+        "later": message(trainer().train, fit, epochs=1, save_every="1s", save_to=place / "shared"),
+        "stranger": message(Trainer, net(), optimizer(net()), nn.CrossEntropyLoss()),
+        "twice": message(Trainer, made.bare, torch.optim.SGD, nn.CrossEntropyLoss()),
+        "endless": message(made.train, fit),
+        "period": message(made.train, fit, max_period="5 parsecs"),
+        "bare period": message(made.train, fit, max_period="30"),
+        "strategy": message(trainer, strategy="hybrid_sharp"),
+        "config": message(trainer, config={"fsdp": {"shard_sise": 2}}),
+        "both": message(trainer, step=print),
+        "sum": message(Trainer, net(), torch.optim.SGD, nn.MSELoss(reduction="sum")),
+        "batch": message(made.train, [torch.zeros(2)] * 4, epochs=99),
+        "file": message(made.load_checkpoint, place / "spec.json"),
+    }
+    (place / f"told_{rank}").write_text(json.dumps(told))
