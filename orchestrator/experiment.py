@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from orchestrator.errors import UsageError
 
 STAMP = re.compile(r".+_\d{8}_\d{6}")
+SLURM_JOB = "slurm_job"  # a file with the number, there before anything else is
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 
 
@@ -43,7 +45,7 @@ class JobRecord:
 
     job: str
     experiment: str
-    state: str  # starting, running, done, failed, stopped, lost
+    state: str  # queued, starting, running, done, failed, stopped, lost
     command: list[str]
     nodes: list[NodeRecord]
     started: float
@@ -62,10 +64,16 @@ class JobRecord:
     exit_code: int | None = None
     verdict: dict[str, Any] | None = None
     receipts: dict[str, dict[str, Any]] = field(default_factory=dict)  # of `stop`, by node
+    slurm_job: str | None = None  # the job of Slurm's whose nodes these are
+    batch: bool = False  # its head is that job's batch script
+    part_of: int = 0  # run-node: the job has so many nodes, and here is the record of one of them
+
+    def node(self, index: int) -> NodeRecord:
+        return next(node for node in self.nodes if node.index == index)
 
     @property
     def over(self) -> bool:
-        return self.state not in ("starting", "running")
+        return self.state not in ("queued", "starting", "running")
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> JobRecord:
@@ -113,9 +121,18 @@ class Experiment:
     def read_record(self) -> JobRecord:
         path = self.path / "job.json"
         try:
-            return JobRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
+            record = JobRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} is not the record of a job: {error}") from error
+        if record.batch and record.slurm_job is None:  # handed in, and not begun yet
+            return replace(record, slurm_job=self.slurm_job())
+        return record
+
+    def slurm_job(self) -> str | None:
+        try:
+            return (self.path / SLURM_JOB).read_text(encoding="ascii").strip() or None
+        except OSError:
+            return None
 
     def lock(self) -> dict[str, Any] | None:
         """Become the one head of this job; who is, if somebody else is. Ends with the process."""
@@ -158,10 +175,25 @@ class Experiment:
 
     def discard(self) -> None:
         """Undo create(), and what is written before anything is started."""
+        if self.slurm_job() is not None:
+            return  # what waited in Slurm's queue was there before, and tells what became of it
         for file in (".head", "job.json", "config.yaml"):
             (self.path / file).unlink(missing_ok=True)
         for inner in (self.path / "outputs", self.logs, self.path):
             inner.rmdir()
+
+    def again(self) -> Experiment:
+        """The same directory for the next attempt: what the last one told is put aside, what it
+        made (outputs, checkpoints) stays. A job that was only queued has told nothing."""
+        if self.logs.is_dir() and any(self.logs.iterdir()):
+            aside = self.path / "attempts" / str(len(list(self.path.glob("attempts/*"))) + 1)
+            aside.mkdir(parents=True)
+            shutil.copy2(self.path / "job.json", aside)  # a job without a record would be none
+            for name in ("logs", "manifest.json", "hang"):
+                if (self.path / name).exists():
+                    (self.path / name).rename(aside / name)
+            self.logs.mkdir()
+        return self
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -225,6 +257,14 @@ def find(root: Path, wanted: str | None) -> Experiment | None:
     for path in (root / wanted, Path(wanted)):
         if (path / "job.json").is_file():
             return Experiment(path.absolute())
+    return None
+
+
+def of_slurm_job(root: Path, job: str) -> Experiment | None:
+    """What was submitted, or started before, as this job of Slurm's."""
+    for one in reversed(every(root)):
+        if one.slurm_job() == job:
+            return Experiment(one.path.absolute())
     return None
 
 

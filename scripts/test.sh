@@ -9,6 +9,8 @@ need_apt sshd openssh-server
 need_apt ssh openssh-client
 need_apt ip iproute2
 need_apt nft nftables
+need_apt munged munge
+need_apt slurmctld slurm-wlm
 need_venv test
 cd -- "$ROOT"
 

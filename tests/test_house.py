@@ -25,8 +25,18 @@ ARROWS = {
     "experiment": {"errors"},
     "manifest": set(),
     "checkpoints": {"manifest", "experiment", "errors"},
+    "slurm": {"errors"},
     "node": {"node"},
-    "engine": {"engine", "checkpoints", "config", "configfile", "strict", "experiment", "errors"},
+    "engine": {
+        "engine",
+        "checkpoints",
+        "config",
+        "configfile",
+        "strict",
+        "experiment",
+        "errors",
+        "slurm",
+    },
     "head": {
         "head",
         "checkpoints",
@@ -37,7 +47,7 @@ ARROWS = {
         "interrupt",
         "__version__",
     },
-    "doors": {"doors", "head.plan", "config", "errors"},
+    "doors": {"doors", "head", "slurm", "config", "experiment", "errors", "interrupt"},
     "sshd": {"errors"},
     "loopback": {"sshd", "errors"},
     "demo": {"cli", "entry", "loopback", "experiment", "errors", "interrupt", "head.nodes"},
@@ -55,7 +65,7 @@ OTHERS = {
     "configfile": {"yaml"},
     "sshd": {"cryptography"},
     "engine": {"torch", "numpy"},
-    "doors": {"yaml"},
+    "doors": {"yaml", "click"},
     "node/agent.py": {"torch"},  # it is torchrun
 }
 LONGEST_FILE = 400

@@ -13,6 +13,7 @@ from orchestrator import __version__
 from orchestrator.cli.files import checkpoint, prune
 from orchestrator.cli.launch import launch_command, plan_command, verify_command
 from orchestrator.cli.options import Group, experiment_names, shared
+from orchestrator.doors import commands
 from orchestrator.errors import EXIT_USAGE, OrchestratorError
 
 __all__ = ["cli", "emergency_stop_command", "launch_command", "run"]
@@ -135,3 +136,5 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 
 for command in (launch_command, plan_command, verify_command, checkpoint, prune):
     cli.add_command(command)
+for door in (*commands.groups(Group), commands.run_node):
+    cli.add_command(door)

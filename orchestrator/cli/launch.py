@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from orchestrator.cli.options import DEFAULT_CONFIG, DEFAULT_HOOK, shared
 
@@ -69,6 +70,11 @@ from orchestrator.cli.options import DEFAULT_CONFIG, DEFAULT_HOOK, shared
 @click.option("--on-hang", type=click.Choice(["stop", "leave"]), help="What happens then.")
 @click.option("--grace", type=float, help="Seconds between asking ranks to stop and killing them.")
 @click.option("--strict-host-keys", is_flag=True, default=None, help="Refuse unknown hosts too.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["ssh", "slurm"]),
+    help="How nodes are found and reached [default: slurm in an allocation without a node list].",
+)
 @click.option("--detach", is_flag=True, help="Start it and leave it running.")
 @click.option("--dry-run", is_flag=True, help="Print what each node would run; start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: as JSON.")
@@ -82,12 +88,19 @@ def launch_command(**options: Any) -> int:
     Everything behind SCRIPT is handed to it exactly as given. Keys while it runs: d leaves it
     running, Ctrl-C asks it to stop, Ctrl-C again kills it.
     """
+    from orchestrator.doors import allocation
     from orchestrator.head import front
 
-    return front.launch(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)
+    listed = (
+        click.get_current_context().get_parameter_source("nodes") is not ParameterSource.DEFAULT
+    )
+    given = allocation.chosen(options["launcher"], options["nodes"], listed=listed)
+    return front.launch(
+        options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK, allocation=given
+    )
 
 
-NOT_PLANNED = ("detach", "dry_run", "as_json", "quiet", "color")
+NOT_PLANNED = ("launcher", "detach", "dry_run", "as_json", "quiet", "color")
 
 
 @click.command(
@@ -105,7 +118,7 @@ def plan_command(**options: Any) -> int:
 
 
 # A verify run is a job: it takes what a launch takes, but runs a program of ours to its end.
-LAUNCH_ONLY = ("program", "module", "detach", "dry_run", "as_json")
+LAUNCH_ONLY = ("program", "module", "launcher", "detach", "dry_run", "as_json")
 
 
 @click.command(

@@ -29,8 +29,9 @@ class Agreement:
         self.work: dist.Work | None = None
 
     def listen(self) -> None:
-        """SIGTERM is how a stop arrives, on every node at its own moment; Ctrl-C by hand."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        """SIGTERM is how a stop arrives, on every node at its own moment; Ctrl-C by hand; SIGUSR1
+        where Slurm was told to signal the ranks themselves before their time is over."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._signalled)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:

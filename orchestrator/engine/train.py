@@ -1,7 +1,7 @@
 """The built-in training run, one process per rank. Read it from top to bottom.
 
 Started by torchrun on every node: through `master_launch` without a script, or by hand as
-`torchrun ... -m orchestrator.engine.train --config FILE`.
+`torchrun ... -m orchestrator.engine.train --config FILE`; or by srun, which needs no torchrun.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from orchestrator import configfile, strict
 from orchestrator.config import Config
-from orchestrator.engine import agreement, dataset, mesh, models, sources
+from orchestrator.engine import agreement, dataset, mesh, models, sources, started_by
 from orchestrator.engine.checkpoint import Checkpoints
 from orchestrator.engine.optim import Stepper
 from orchestrator.engine.order import Order
@@ -37,6 +37,7 @@ def main() -> None:
     try:
         config = read_config()
         settle(config)
+        started_by.take_place()
         with joined(config) as ranks:
             train(config, ranks)
     except OrchestratorError as error:

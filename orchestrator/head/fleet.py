@@ -12,8 +12,8 @@ from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.head.facts import Facts
 from orchestrator.head.link import Link, python_candidates
 from orchestrator.head.nodes import Node
-from orchestrator.head.ssh import Connection, Ssh
 from orchestrator.head.sshconfig import Destination
+from orchestrator.head.way import Connection, Way
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -75,7 +75,7 @@ def failure_table(failed: Sequence[tuple[Node, OrchestratorError]], total: int, 
     return "\n".join(lines)
 
 
-def connect(ssh: Ssh, node: Node) -> tuple[Destination, Connection]:
+def connect(ssh: Way, node: Node) -> tuple[Destination, Connection]:
     destination = ssh.config.of_node(node)
     return destination, ssh.connect(destination)
 
@@ -86,7 +86,7 @@ def open_link(connection: Connection, python: str | None, timeout: float) -> Lin
     return link
 
 
-def reach(ssh: Ssh, node: Node, python: str | None, request: dict[str, Any]) -> Reached:
+def reach(ssh: Way, node: Node, python: str | None, request: dict[str, Any]) -> Reached:
     """Connect, start the link, probe: one node's whole way, in one go."""
     destination, connection = connect(ssh, node)
     link = open_link(connection, node.python or python, ssh.timeout)

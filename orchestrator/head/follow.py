@@ -23,7 +23,7 @@ from orchestrator.head import outputs
 from orchestrator.head.clock import Clock
 from orchestrator.head.fleet import open_link
 from orchestrator.head.link import Declined, Link
-from orchestrator.head.ssh import Ssh
+from orchestrator.head.way import Way
 
 OFFSET = struct.Struct(">Q")
 SILENCE = 8.0  # the node's link says something every second
@@ -45,7 +45,7 @@ class Message:
 class Follower(threading.Thread):
     def __init__(
         self,
-        ssh: Ssh,
+        ssh: Way,
         job: str,
         node: NodeRecord,
         experiment: Experiment,

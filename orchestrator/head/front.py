@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import configfile, experiment
-from orchestrator.errors import EXIT_DONE, EXIT_NODE, EXIT_STOPPED, UsageError, nearest
+from orchestrator.errors import (
+    EXIT_DONE,
+    EXIT_NODE,
+    EXIT_STOPPED,
+    UsageError,
+    nearest,
+)
 from orchestrator.experiment import Experiment, JobRecord
-from orchestrator.head import explain, look, plan, verdict
+from orchestrator.head import batch, explain, look, plan, queue, verdict
 from orchestrator.head import launch as launching
 from orchestrator.head import stop as stopping
 from orchestrator.head.display import Display
@@ -22,19 +28,28 @@ from orchestrator.head.launch import Launched, Request
 from orchestrator.head.logs import LogFile, tail
 from orchestrator.head.mirror import Mirror
 from orchestrator.head.nodes import read_nodes
+from orchestrator.head.pipes import Allocation, Here, Srun
 from orchestrator.head.plan import Target
 from orchestrator.head.run import Run
 from orchestrator.head.screen import Screen
 from orchestrator.head.ssh import Ssh
 from orchestrator.head.sshconfig import SshConfig
+from orchestrator.head.way import Way
 
 CRASH_LINES = 200  # a crash dump lists every thread and every frame down to torchrun's
 STEAL_SECONDS = 15.0  # for the head that is there to leave
 LAST_LINES = 20  # of a rank that left no traceback
 
 
-def launch(options: dict[str, Any], *, default_config: str, default_hook: str) -> int:
+def launch(
+    options: dict[str, Any],
+    *,
+    default_config: str,
+    default_hook: str,
+    allocation: Allocation | None = None,
+) -> int:
     request = request_of(options, default_config, default_hook)
+    request = replace(request, allocation=allocation)
     if options["dry_run"]:
         return show_plan(request, as_json=options["as_json"])
     if options["as_json"]:
@@ -112,7 +127,7 @@ def detach(launched: Launched) -> int:
 def follow(
     place: Experiment,
     record: JobRecord,
-    ssh: Ssh,
+    ssh: Way,
     options: dict[str, Any],
     launched: Launched | None = None,
 ) -> int:
@@ -139,6 +154,9 @@ def follow(
     if running.detached:
         say(f"left running; take it up again: orchestrator attach {place.name}")
         return 0
+    in_time = running.out_of_time and running.record.state == "stopped"
+    if in_time and batch.again_later(place, running.record, say):
+        return EXIT_STOPPED
     return tell_end(place, running.record)
 
 
@@ -173,7 +191,7 @@ def tell_end(place: Experiment, record: JobRecord) -> int:
         return record.exit_code
     say(f"{record.state} after {took}; all logs are in {place.logs}")
     if cause["node"] is not None:
-        node, rank = record.nodes[cause["node"]], cause["rank"]
+        node, rank = record.node(cause["node"]), cause["rank"]
         prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
         log = LogFile(node.index, node.name, place.log(node), place.ranks(node))
         lines = cause["traceback"].splitlines() or last_words(log, rank)
@@ -186,12 +204,16 @@ def tell_end(place: Experiment, record: JobRecord) -> int:
 # -- a job that runs or ran -------------------------------------------------------------------
 
 
-def locate(options: dict[str, Any]) -> tuple[Experiment | None, JobRecord, Ssh]:
+def locate(options: dict[str, Any]) -> tuple[Experiment | None, JobRecord, Way]:
     """A job by its experiment here, or else by what the nodes of the list know of it."""
     wanted = options["experiment"]
     place = experiment.find(options["experiments"], wanted)
     if place is not None:
-        record = place.read_record()
+        record = batch.settle(place, place.read_record())
+        if record.slurm_job is not None:
+            return place, record, Srun(record.slurm_job)
+        if record.part_of:
+            return place, record, Here()
         file = options["ssh_config"] or (Path(record.ssh_config) if record.ssh_config else None)
         return place, record, Ssh(SshConfig(file), strict=record.strict_host_keys)
     if not options["nodes"].exists():
@@ -203,7 +225,7 @@ def locate(options: dict[str, Any]) -> tuple[Experiment | None, JobRecord, Ssh]:
     return None, look.find_on_nodes(ssh, read_nodes(options["nodes"]), wanted), ssh
 
 
-def at_home(options: dict[str, Any]) -> tuple[Experiment, JobRecord, Ssh]:
+def at_home(options: dict[str, Any]) -> tuple[Experiment, JobRecord, Way]:
     """The same, with a directory here for the logs to come home to."""
     place, record, ssh = locate(options)
     if place is None:
@@ -228,6 +250,8 @@ def attach(options: dict[str, Any]) -> int:
     place, record, ssh = at_home(options)
     if record.over:
         return tell_end(place, record)
+    if record.batch:
+        return watch(place, record)
     holder = place.steal(STEAL_SECONDS) if options["steal"] else place.lock()
     if holder is not None:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
@@ -247,12 +271,28 @@ def attach(options: dict[str, Any]) -> int:
     return follow(place, replace(record, head=experiment.this_head()), ssh, options)
 
 
+def watch(place: Experiment, record: JobRecord, *, anew: bool = False) -> int:
+    """A job whose head is Slurm's: what that prints, until the job is over or left alone."""
+    watching = batch.Watch(place, record, say, anew=anew)
+    say(f"{place.name} is Slurm's job {record.slurm_job}; d leaves it, Ctrl-C stops it")
+    if not watching.go():
+        say(f"left running; take it up again: orchestrator attach {place.name}")
+        return EXIT_DONE
+    if watching.settled:
+        return tell_end(place, watching.record)
+    assert watching.record.exit_code is not None
+    return watching.record.exit_code
+
+
 def whose(head: dict[str, Any]) -> str:
     return f"process {head['pid']} on {head['host']}"
 
 
 def logs(options: dict[str, Any]) -> int:
     place, record, ssh = at_home(options)
+    if record.state == "queued":
+        say(f"{place.name} waits in Slurm's queue: {queue.place(batch.job_of(record))}")
+        record = batch.begun(place, record) if options["follow"] else record
     check_choice(record, options["node"], options["rank"])
     files = log_files(place, record)
     screen = make_screen(files, record, options)
@@ -280,29 +320,36 @@ def check_choice(record: JobRecord, node: int | None, rank: int | None) -> None:
 def status(options: dict[str, Any]) -> int:
     place, record, ssh = locate(options)
     while True:
-        states = look.from_record(record) if record.over else look.ask_nodes(ssh, record)
+        asleep = record.over or record.state == "queued"
+        states = look.from_record(record) if asleep else look.ask_nodes(ssh, record)
         words = look.to_json if options["as_json"] else look.to_text
         if options["watch"] and sys.stdout.isatty():
             sys.stdout.write("\x1b[H\x1b[J")
-        print_out(words(record, states))
-        over = record.over or all(state["state"] == "ended" for state in states)
+        slurm = queue.place(record.slurm_job) if record.slurm_job and not record.over else None
+        print_out(words(record, states, slurm))
+        over = record.over or (
+            record.state != "queued" and all(state["state"] == "ended" for state in states)
+        )
         if over or not options["watch"]:
             unreachable = any(state["state"] == "unreachable" for state in states)
             return EXIT_NODE if unreachable else EXIT_DONE
         time.sleep(1)
-        record = place.read_record() if place else record
+        record = batch.settle(place, place.read_record()) if place else record
 
 
 def stop(options: dict[str, Any]) -> int:
     place, record, ssh = locate(options)
+    grace = 0.0 if options["now"] else options["grace"]
+    grace = record.grace if grace is None else grace
+    if place is not None and record.batch and not record.over:
+        return show_receipts(batch.stop(place, record, grace), as_json=options["as_json"])
     # Of a job that is over, those nodes that could not be told so.
     nodes = [node for node in record.nodes if not record.over or node.state == "lost"]
     if not nodes:
         over = f"orchestrator: {record.job} is over already ({record.state})"
         print_out("[]" if options["as_json"] else over)
         return EXIT_DONE
-    grace = 0.0 if options["now"] else options["grace"]
-    found = stopping.stop_job(ssh, record, nodes, record.grace if grace is None else grace)
+    found = stopping.stop_job(ssh, record, nodes, grace)
     code = show_receipts(found, as_json=options["as_json"])
     why = stopping.conclude(place, found) if place is not None else ""
     if why:

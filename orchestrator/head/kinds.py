@@ -56,6 +56,10 @@ KINDS = {
         "no progress",
         "look at where each rank stands; a rank in another place than the rest is the one",
     ),
+    "elsewhere": (
+        "it was ended on another node",
+        "the terminal of `orchestrator run-node` there, and its experiment, have the cause",
+    ),
     "torchrun": ("torchrun failed", "its own words stand above"),
     "supervisor": (
         "the job's supervisor was killed",

@@ -20,13 +20,15 @@ from orchestrator import __version__, configfile, experiment, interrupt
 from orchestrator.config import Config
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.head import fleet, network, plan, revision, secret, verdict
+from orchestrator.head import batch, fleet, network, plan, revision, secret, verdict
 from orchestrator.head.fleet import Reached
 from orchestrator.head.nodes import Node, read_nodes
+from orchestrator.head.pipes import Allocation, Srun
 from orchestrator.head.plan import DEFAULT_PORT, Found, Plan, Target
 from orchestrator.head.setting import Setting
 from orchestrator.head.ssh import Ssh
 from orchestrator.head.sshconfig import SshConfig
+from orchestrator.head.way import Way
 
 HOOK_TIMEOUT = 70.0
 START_TIMEOUT = 30.0
@@ -45,6 +47,7 @@ class Request:
     command: tuple[str, ...]
     config_file: Path | None = None
     detached: bool = False  # nobody will follow it from here
+    allocation: Allocation | None = None  # its nodes, in place of the list's
 
 
 @dataclass(frozen=True)
@@ -53,22 +56,26 @@ class Launched:
 
     experiment: Experiment
     record: JobRecord
-    ssh: Ssh
+    ssh: Way
     reached: tuple[Reached, ...]
 
 
 Say = Callable[[str], None]
 
 
-def prepare(request: Request) -> tuple[Ssh, list[Reached], list[Node]]:
-    """Reach every node and learn what it is. Starts nothing."""
+def way_to(request: Request) -> tuple[Way, tuple[Node, ...]]:
+    launch, given = request.config.launch, request.allocation
+    if given is not None:
+        return Srun(given.job, given.addresses, timeout=launch.connect_timeout), given.nodes
+    config, strict = SshConfig(request.ssh_config), launch.strict_host_keys
     nodes = read_nodes(request.nodes)
+    return Ssh(config, timeout=launch.connect_timeout, strict=strict), nodes
+
+
+def prepare(request: Request) -> tuple[Way, list[Reached], list[Node]]:
+    """Reach every node and learn what it is. Starts nothing."""
+    ssh, nodes = way_to(request)
     launch = request.config.launch
-    ssh = Ssh(
-        SshConfig(request.ssh_config),
-        timeout=launch.connect_timeout,
-        strict=launch.strict_host_keys,
-    )
     active = [node for node in nodes if not node.spare]
     spares = [node for node in nodes if node.spare]
     probe = {
@@ -93,7 +100,7 @@ def prepare(request: Request) -> tuple[Ssh, list[Reached], list[Node]]:
     return ssh, reached[: len(active)], spares
 
 
-def peers(ssh: Ssh, active: Sequence[Node]) -> list[str]:
+def peers(ssh: Way, active: Sequence[Node]) -> list[str]:
     """To whom every node is asked its way: the master, and all others that a number names.
 
     Names are left to the doctor: a name server that does not answer would hold up the launch.
@@ -183,7 +190,7 @@ def launch(request: Request, say: Say) -> Launched:
     """Start the job on every node, or on none."""
     ssh, reached, spares = prepare(request)
     interrupt.hold()
-    place = experiment.create(request.experiments, request.config.launch.name)
+    place = batch.experiment_of(request.experiments, request.config.launch.name, request.allocation)
     interrupt.undo_with(place.discard)
     interrupt.answer_now()
     job = f"{place.name}-{secrets.token_hex(3)}"
@@ -199,13 +206,11 @@ def launch(request: Request, say: Say) -> Launched:
     write_down(request, record, place)
     announce(made, place, say)
     try:
-        start(request, reached, made)
+        terms = lease(request, made, reached[0].facts.peers_port or 0, secrets.token_hex(32))
+        start(request, reached, made, terms)
     except OrchestratorError as error:
-        now = time.time()
-        told = verdict.not_started(error.what, now)
-        ended = replace(record, state="failed", exit_code=error.exit_code, ended=now, verdict=told)
         with contextlib.suppress(OSError):  # a full disk must not hide why it did not start
-            place.write_record(ended)
+            place.write_record(not_started(record, error))
         raise
     finally:  # not before the start: git alone takes 10 ms, and seconds in a large tree
         text = json.dumps(manifest(request, reached, made), indent=1)
@@ -245,16 +250,15 @@ def announce(made: Plan, place: Experiment, say: Say) -> None:
     say(f"logs in {place.logs}")
 
 
-def start(request: Request, reached: list[Reached], made: Plan) -> None:
+def start(request: Request, reached: list[Reached], made: Plan, terms: dict[str, Any]) -> None:
     """The supervisors of all nodes; if one cannot start, the others are ended again."""
-    terms = lease(request, made, reached[0].facts.peers_port or 0)
 
     def begin(pair: tuple[Reached, plan.NodePlan]) -> dict[str, Any]:
         one, node = pair
         spec = {
             "job": made.job,
             "node": node.index,
-            "nnodes": len(made.nodes),
+            "nnodes": int(node.env["NNODES"]),
             "experiment": Path(node.env["ORCHESTRATOR_EXPERIMENT"]).name,
             "nproc": node.nproc,
             "first_rank": node.first_rank,
@@ -286,19 +290,25 @@ def start(request: Request, reached: list[Reached], made: Plan) -> None:
     raise NodeError(fleet.failure_table(failed, len(reached), "; the others were ended again"))
 
 
-def lease(request: Request, made: Plan, port: int) -> dict[str, Any]:
+def lease(request: Request, made: Plan, port: int, token: str) -> dict[str, Any]:
     """How the supervisors of this job find each other, and when they end it by themselves."""
     launch = request.config.launch
     return {
         "address": made.master_address,
         "port": port,
-        "token": secrets.token_hex(32),
+        "token": token,
         "seconds": launch.node_loss_timeout,
         "wait": launch.on_node_loss == "wait",
         "head": launch.on_head_loss,
         "attached": not request.detached,
         "grace": launch.grace,
     }
+
+
+def not_started(record: JobRecord, error: OrchestratorError) -> JobRecord:
+    now = time.time()
+    told = verdict.not_started(error.what, now)
+    return replace(record, state="failed", exit_code=error.exit_code, ended=now, verdict=told)
 
 
 # -- the record -------------------------------------------------------------------------------
@@ -337,6 +347,8 @@ def first_record(request: Request, made: Plan, job: str, place: Experiment) -> J
         hang_timeout=request.config.launch.hang_timeout,
         on_hang=request.config.launch.on_hang,
         strict_host_keys=request.config.launch.strict_host_keys,
+        slurm_job=request.allocation.job if request.allocation else None,
+        batch=bool(request.allocation and request.allocation.batch),
     )
 
 

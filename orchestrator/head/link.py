@@ -19,7 +19,7 @@ from typing import Any
 
 from orchestrator.errors import NodeError
 from orchestrator.head.lean import paramiko
-from orchestrator.head.ssh import Connection
+from orchestrator.head.way import Connection
 
 HEADER = struct.Struct(">cI")
 READ = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
@@ -29,7 +29,7 @@ NO_COMMAND = "its login shell does not come to our command"
 # What the engine imports beside itself, and what a user's script on a node may import of us.
 OWN = (
     *("__init__", "checkpoints", "config", "configfile", "contradictions", "distributed"),
-    *("errors", "experiment", "manifest", "strict"),
+    *("errors", "experiment", "manifest", "slurm", "strict"),
 )
 # No character in these that any login shell (sh, bash, zsh, csh, fish) treats specially in quotes.
 CHOOSE_PYTHON = (
@@ -80,7 +80,6 @@ class Link:
         self.count = 0
         choose = [CHOOSE_PYTHON, "sh", READ_PROGRAM, *pythons]
         self.channel = connection.run("exec /bin/sh -c " + " ".join(map(quote, choose)), timeout)
-        self.channel.set_combine_stderr(False)
         digest, blob = library()
         install = f"{installer()}\ninstall({digest!r}, {len(blob)}, {self.nonce!r})\n"
         with contextlib.suppress(NodeError):  # it left at once; begin() hears why
@@ -180,6 +179,8 @@ def why_no_link(noise: bytes, errors: str) -> tuple[str, str]:
     said = (errors or noise.decode(errors="replace").strip())[-300:]
     if b"no-python-here" in noise:
         return "there is no such python", "name one with python=/path behind the node in the list"
+    if said.startswith("srun: "):
+        return f"Slurm starts no step there: {said}", "look at: squeue, scontrol show node"
     return (
         f"its login shell ends before our program starts{': ' + said if said else ''}",
         "try: ssh to it with the command `true`; look at its .bashrc for `exit` and `exec`",

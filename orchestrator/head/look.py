@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from orchestrator import experiment
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.experiment import JobRecord, NodeRecord
-from orchestrator.head import fleet
+from orchestrator.head import fleet, queue
 from orchestrator.head.nodes import Node
-from orchestrator.head.ssh import Ssh
+from orchestrator.head.way import Way
 
 
-def ask_nodes(ssh: Ssh, record: JobRecord) -> list[dict[str, Any]]:
+def ask_nodes(ssh: Way, record: JobRecord) -> list[dict[str, Any]]:
     """What every node of the job says of it now: its job_state, or that it is unreachable."""
 
     def ask(node: NodeRecord) -> dict[str, Any]:
@@ -44,13 +45,17 @@ def from_record(record: JobRecord) -> list[dict[str, Any]]:
 def job_now(record: JobRecord, states: Sequence[dict[str, Any]]) -> str:
     if record.over:
         return record.state
-    if all(state["state"] == "ended" for state in states):
+    if states and all(state["state"] == "ended" for state in states):
         return "ended (its logs and its verdict: orchestrator attach)"
     return record.state
 
 
-def to_text(record: JobRecord, states: Sequence[dict[str, Any]]) -> str:
+def to_text(
+    record: JobRecord, states: Sequence[dict[str, Any]], slurm: queue.Place | None = None
+) -> str:
     lines = [f"{record.job}: {job_now(record, states)}, {len(record.nodes)} nodes"]
+    if record.slurm_job is not None:
+        lines[0] += f", Slurm's job {record.slurm_job}" + (f": {slurm}" if slurm else "")
     for node, state in zip(record.nodes, states, strict=True):
         first = f"  node {node.index}  {node.name}  {state['state']}"
         if state.get("why"):
@@ -66,7 +71,9 @@ def to_text(record: JobRecord, states: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def to_json(record: JobRecord, states: Sequence[dict[str, Any]]) -> str:
+def to_json(
+    record: JobRecord, states: Sequence[dict[str, Any]], slurm: queue.Place | None = None
+) -> str:
     nodes = [
         {"index": node.index, "name": node.name, "address": node.address, **state}
         for node, state in zip(record.nodes, states, strict=True)
@@ -77,6 +84,8 @@ def to_json(record: JobRecord, states: Sequence[dict[str, Any]]) -> str:
         "state": job_now(record, states),
     }
     told = {**told, "exit_code": record.exit_code, "verdict": record.verdict, "nodes": nodes}
+    if record.slurm_job is not None:
+        told["slurm"] = {"job": record.slurm_job, **(asdict(slurm) if slurm else {})}
     return json.dumps(told, indent=1)
 
 
@@ -91,7 +100,7 @@ def age(then: float) -> str:
 # -- jobs of another head ---------------------------------------------------------------------
 
 
-def find_on_nodes(ssh: Ssh, nodes: Sequence[Node], wanted: str | None) -> JobRecord:
+def find_on_nodes(ssh: Way, nodes: Sequence[Node], wanted: str | None) -> JobRecord:
     """A job known to the nodes of the list only; the newest where no name is given."""
 
     def ask(node: Node) -> list[dict[str, Any]]:
@@ -122,7 +131,7 @@ def find_on_nodes(ssh: Ssh, nodes: Sequence[Node], wanted: str | None) -> JobRec
 
 
 def _record(
-    newest: dict[str, Any], parts: Sequence[tuple[Node, dict[str, Any]]], ssh: Ssh
+    newest: dict[str, Any], parts: Sequence[tuple[Node, dict[str, Any]]], ssh: Way
 ) -> JobRecord:
     nodes = [
         NodeRecord(

@@ -6,9 +6,9 @@ import queue
 import time
 
 from orchestrator.experiment import Experiment, JobRecord
-from orchestrator.head import look
+from orchestrator.head import batch, look
 from orchestrator.head.follow import Follower, Message
-from orchestrator.head.ssh import Ssh
+from orchestrator.head.way import Way
 
 CATCH_UP_SECONDS = 60.0
 
@@ -16,16 +16,17 @@ CATCH_UP_SECONDS = 60.0
 class Mirror:
     """Does nothing where the job is over, or where a head fills the files."""
 
-    def __init__(self, place: Experiment, record: JobRecord, ssh: Ssh) -> None:
+    def __init__(self, place: Experiment, record: JobRecord, ssh: Way) -> None:
         self.place = place
         self.record = record
         self.ssh = ssh
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.followers: list[Follower] = []
         self.finished: set[int] = set()
+        self.next_ask = time.monotonic() + batch.ASK
 
     def begin(self) -> None:
-        if self.record.over or self.place.lock() is not None:
+        if self.record.over or self.record.batch or self.place.lock() is not None:
             return
         self.followers = [
             Follower(self.ssh, self.record.job, node, self.place, self.inbox.put)
@@ -41,6 +42,9 @@ class Mirror:
         if not self.followers:
             time.sleep(0 if self.record.over else wait)
             self.record = self.place.read_record()
+            if time.monotonic() >= self.next_ask:
+                self.next_ask = time.monotonic() + batch.ASK
+                self.record = batch.settle(self.place, self.record)
             return self.record.over
         try:
             message = self.inbox.get(timeout=wait)
@@ -54,7 +58,7 @@ class Mirror:
 
     def catch_up(self) -> None:
         """Until the files here hold what the nodes had when asked."""
-        if self.record.over:
+        if self.record.over or self.record.batch:
             return
         states = look.ask_nodes(self.ssh, self.record)
         self.begin()

@@ -108,7 +108,7 @@ def make(
     port, port_note = choose_port(config, found[0])
     counts = [count_ranks(one, config.launch.nproc) for one in found]
     world = sum(count for count, _ in counts)
-    draft = _Draft(
+    draft = Draft(
         job, experiment, start, places[0].address, port, len(found), config, user_env, net
     )
     nodes = []
@@ -212,7 +212,8 @@ def choose_port(config: Config, master: Found) -> tuple[int, list[str]]:
 
 def count_ranks(found: Found, nproc: int | None) -> tuple[int, str]:
     if found.node.slots is not None:
-        return found.node.slots, "slots= in the list"
+        why = "slots= in the list" if found.node.line else "--ntasks-per-node"
+        return found.node.slots, why
     if nproc is not None:
         return nproc, "--nproc"
     if found.facts.gpus:
@@ -249,7 +250,7 @@ def resolve_name(kind: str, target: Target, facts: Facts) -> str:
 
 
 @dataclass(frozen=True)
-class _Draft:
+class Draft:
     """What is the same for all nodes."""
 
     job: str

@@ -24,11 +24,12 @@ from orchestrator.errors import (
     EXIT_FAILED,
     EXIT_NODE,
     EXIT_STOPPED,
+    OrchestratorError,
     UsageError,
     nearest,
 )
-from orchestrator.experiment import JobRecord
-from orchestrator.head import checkpoint, removal
+from orchestrator.experiment import Experiment, JobRecord
+from orchestrator.head import checkpoint, queue, removal
 from orchestrator.head.entries import OVER, Found, Plan, scan, settled
 from orchestrator.head.prune_text import conclude, foreign, print_out, show, table, tell, told_json
 from orchestrator.head.removal import InTheWay
@@ -110,10 +111,13 @@ def decide(root: int, options: Mapping[str, Any], rules: Rules) -> Plan:
     on_nodes = bool(options["on_nodes"])
     first = [one for one, why in choose(found, now, rules) if why is None]
     used = {one.name: removal.in_use(root, one.name) for one in first}
+    for one in first:
+        used[one.name] = used[one.name] or in_queue(place / one.name, one.record)
     to_ask = [
         one.record
         for one in first
         if one.record and not used[one.name] and (on_nodes or not settled(one.record))
+        if one.record.slurm_job is None and not one.record.batch
     ]
     plan = Plan(place, [], hidden, on_nodes)
     if to_ask:
@@ -130,6 +134,20 @@ def decide(root: int, options: Mapping[str, Any], rules: Rules) -> Plan:
     for name in [one.name for one in plan.going] + hidden:
         plan.measured[name] = removal.measure(root, name, place / name)
     return plan
+
+
+def in_queue(path: Path, record: JobRecord | None) -> str:
+    """Why a job on nodes of Slurm's must be taken for running, if so."""
+    if record is None or settled(record):
+        return ""
+    job = record.slurm_job or Experiment(path).slurm_job()
+    if job is None:
+        return ""
+    try:
+        found = queue.place(job)
+    except OrchestratorError as error:
+        return f"its record says {record.state}, and Slurm cannot be asked: {error.what}"
+    return "" if found.over else f"it is Slurm's job {job}: {found}"
 
 
 def runs(record: JobRecord, known: Any) -> str:

@@ -14,8 +14,10 @@ from typing import Any
 from orchestrator.errors import OrchestratorError
 from orchestrator.experiment import JobRecord
 from orchestrator.head import fleet
+from orchestrator.head.pipes import Here
 from orchestrator.head.ssh import Ssh
 from orchestrator.head.sshconfig import SshConfig
+from orchestrator.head.way import Way
 
 LIVING_SECONDS = 60.0
 REMOVE_SECONDS = 600.0  # a node's slow disk, a million files
@@ -33,6 +35,7 @@ class Machine:
     python: str
     ssh_config: Path | None
     strict: bool
+    here: bool = False  # this machine, where somebody typed run-node
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,13 @@ def by_machine(
 ) -> dict[Machine, tuple[Run, ...]]:
     found: dict[Machine, dict[Run, None]] = {}
     for record in records:
+        if record.slurm_job is not None:
+            continue  # its nodes were Slurm's, and belong to somebody else now
         file = ssh_config or (Path(record.ssh_config) if record.ssh_config else None)
         for node in record.nodes:
             machine = Machine(
-                node.host, node.user, node.port, node.python, file, record.strict_host_keys
+                *(node.host, node.user, node.port, node.python, file, record.strict_host_keys),
+                here=bool(record.part_of),
             )
             found.setdefault(machine, {})[record.job, node.index] = None
     return {machine: tuple(runs) for machine, runs in found.items()}
@@ -101,7 +107,8 @@ def ask(
     wanted: Mapping[Machine, Sequence[Run]], do: str, timeout: float
 ) -> dict[Machine, dict[str, Any] | OrchestratorError]:
     def one(machine: Machine) -> dict[str, Any]:
-        ssh = Ssh(SshConfig(machine.ssh_config), strict=machine.strict)
+        config = SshConfig(machine.ssh_config)
+        ssh: Way = Here() if machine.here else Ssh(config, strict=machine.strict)
         destination = ssh.config.destination(machine.host, machine.user, machine.port)
         connection = ssh.connect(destination)
         try:

@@ -72,6 +72,7 @@ class Run:
         self.failures: list[Failure] = []
         self.ending = ""  # "", failed, stopped, lost
         self.interrupts = 0
+        self.out_of_time = False  # the reason of a stop: Slurm may start the job again
         self.give_up_at = float("inf")
         self.detached = False
         self.since = time.time()
@@ -84,8 +85,10 @@ class Run:
 
     def go(self, followers: Sequence[Follower]) -> None:
         self.followers = followers
-        before = {number: signal.getsignal(number) for number in SIGNALS}
-        for number in SIGNALS:
+        # Slurm tells a batch script by SIGUSR1 that its time is nearly over.
+        signals = (*SIGNALS, signal.SIGUSR1) if self.record.batch else SIGNALS
+        before = {number: signal.getsignal(number) for number in signals}
+        for number in signals:
             signal.signal(number, lambda signum, _: self.inbox.put(signum))
         for held in interrupt.release():
             self.inbox.put(held)
@@ -132,7 +135,7 @@ class Run:
             self.inbox.put(message)
 
     def handle(self, message: Message) -> None:
-        node = self.nodes[message.node]
+        node = next(one for one in self.nodes if one.record.index == message.node)
         if message.kind == "event":
             self.event(node, message.data)
         elif message.kind == "lost":
@@ -183,6 +186,8 @@ class Run:
             )
         elif kind == "ending" and event.get("headless") and not self.ending:
             self.say(f"node {index} ({name}) ended its part: {event['why']}")
+        elif kind == "ending" and self.record.part_of and not self.ending:
+            self.ended_elsewhere(index, name, event, when)
         elif kind == "ending" and "lost" in event and not self.ending:
             self.give_up_on(self.nodes[event["lost"]], event["why"], when - event["silent"])
         elif kind == "ended":
@@ -192,6 +197,14 @@ class Run:
             elif event["agent"] != 0 and not event["why"] and not self.ending:
                 self.failed(verdict.of_torchrun(index, name, event, when))
         self.changed = True
+
+    def ended_elsewhere(self, index: int, name: str, event: dict[str, Any], when: float) -> None:
+        """Of a job whose other nodes have heads of their own: it failed, or was lost, there."""
+        if event.get("failed") or "lost" in event:
+            self.ending = "lost" if "lost" in event else "failed"
+            self.display.mute()
+            self.say(f"{event['why']}; this node ends its part")
+            self.failures.append(Failure(index, name, None, when, "elsewhere", event["why"]))
 
     def rank_ended(self, node: NodeState, event: dict[str, Any], when: float) -> None:
         index, name, rank = node.record.index, node.record.name, int(event["rank"])
@@ -256,6 +269,9 @@ class Run:
             self.detach()
             return
         self.interrupts += 1
+        self.out_of_time = number == signal.SIGUSR1 and not self.ending
+        if self.out_of_time:
+            self.say("the time limit of Slurm's job is near")
         if self.interrupts == 1 and not self.ending:
             self.ending = "stopped"
             self.say(f"asking all ranks to save and stop ({self.grace:g} s); Ctrl-C again to kill")

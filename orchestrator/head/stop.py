@@ -17,7 +17,7 @@ from orchestrator.errors import (
 from orchestrator.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.head import fleet, verdict
 from orchestrator.head.nodes import Node
-from orchestrator.head.ssh import Ssh
+from orchestrator.head.way import Way
 
 HEAD_SECONDS = 5.0
 PROOF_SECONDS = 20.0  # beyond the grace: SIGKILL, the sweep, and looking again
@@ -45,7 +45,7 @@ class Receipt:
 
 
 def stop_job(
-    ssh: Ssh, record: JobRecord, nodes: Sequence[NodeRecord], grace: float
+    ssh: Way, record: JobRecord, nodes: Sequence[NodeRecord], grace: float
 ) -> list[Receipt]:
     def end(node: NodeRecord) -> list[dict[str, Any]]:
         destination = ssh.config.destination(node.host, node.user, node.port)
@@ -71,7 +71,7 @@ def meanwhile(record: JobRecord) -> str:
     return f"its supervisor will end the job itself when its lease runs out ({after})"
 
 
-def stop_everything(ssh: Ssh, nodes: Sequence[Node], *, all_users: bool) -> list[Receipt]:
+def stop_everything(ssh: Way, nodes: Sequence[Node], *, all_users: bool) -> list[Receipt]:
     def end(node: Node) -> list[dict[str, Any]]:
         _, connection = fleet.connect(ssh, node)
         link = fleet.open_link(connection, node.python, ssh.timeout)

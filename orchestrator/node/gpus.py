@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -11,6 +12,9 @@ AMD = "0x1002"
 
 
 def gpu_count(root: str = "") -> int:
+    given = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    if "SLURM_STEP_ID" in os.environ and given.isdigit():
+        return int(given)  # of the job's own; the others in /dev are somebody else's
     nvidia = sum(1 for name in sysfs.names(f"{root}/dev") if re.fullmatch(r"nvidia\d+", name))
     return nvidia or amd_count(root)
 

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -51,6 +52,7 @@ class Link:
         self.peers: socket.socket | None = None  # where the other nodes' supervisors will call
         self.follower: Follower | None = None
         self.activity: Activity | None = None
+        self.supervisor: subprocess.Popen[bytes] | None = None  # that this link has started
         self.listed: set[tuple[str, str]] = set()  # outputs that the head has been told of
         self.requests: dict[str, Callable[[dict[str, Any]], Any]] = {
             "probe": self.probe,
@@ -206,6 +208,7 @@ class Link:
             with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
                 why = word + file.read()[-2000:]
             raise Refusal(why.decode("utf-8", "replace").strip() or "its supervisor did not start")
+        self.supervisor = supervisor
         if self.peers:
             self.peers.close()  # now it is the supervisor's alone, and closed when that ends
             self.peers = None
@@ -307,5 +310,12 @@ def is_experiment(path: str, job: str) -> bool:
 
 def main(nonce: str) -> None:
     os.write(1, f"\n{nonce}\n".encode())
+    link = Link()
+    step = "SLURM_STEP_ID" in os.environ
+    if step:  # Slurm signals everything in a step; the end of the job has to come home all the same
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError):  # the head is gone; the files have everything
-        Link().loop()
+        link.loop()
+    if step and link.supervisor is not None:
+        link.supervisor.wait()  # Slurm kills what is left of a step when its task ends: this one

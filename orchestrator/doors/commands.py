@@ -1,0 +1,96 @@
+"""The command lines of the doors. Parse, call one function; cli.py adds them to its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+BEHIND = "[LAUNCH-OPTIONS...] [SCRIPT [ARGS...]]"
+THROUGH = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def slurm_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is asked of Slurm; what stands behind goes to master_launch."""
+    for option in (
+        click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar=BEHIND),
+        click.option(
+            "--sbatch", "more", multiple=True, metavar="OPTION", help="Any other one of sbatch's."
+        ),
+        click.option(
+            "--setup", multiple=True, metavar="LINE", help="Shell before it: 'module load cuda'."
+        ),
+        click.option("--no-requeue", is_flag=True, help="Do not go on after the time limit."),
+        click.option("--mem", help="Memory per node: 200G."),
+        click.option("--cpus-per-task", type=click.IntRange(1), metavar="N", help="Per node."),
+        click.option("--account", help="Who pays."),
+        click.option("--partition", help="Where it waits."),
+        click.option("--time", help="Its limit: 24:00:00, or 2-12:00:00."),
+        click.option("--gpus", type=click.IntRange(0), metavar="N", help="GPUs per node."),
+        click.option("--nnodes", type=click.IntRange(1), required=True, metavar="N", help="Nodes."),
+    ):
+        function = option(function)
+    return function
+
+
+@click.command("slurm", context_settings=THROUGH)
+@slurm_options
+def generate_slurm(**options: Any) -> int:
+    """Print a batch file; sbatch FILE starts it. What Slurm asks for comes first."""
+    from orchestrator.doors import batchfile
+
+    return batchfile.generate(options, launch_options(options["words"]))
+
+
+@click.command("slurm", context_settings=THROUGH)
+@slurm_options
+@click.option("--detach", is_flag=True, help="Hand it in and leave.")
+def submit_slurm(**options: Any) -> int:
+    """Hand it in, wait for it, show its logs. What Slurm asks for comes first."""
+    from orchestrator.doors import batchfile
+
+    return batchfile.submit(options, launch_options(options["words"]))
+
+
+def groups(kind: type[click.Group]) -> tuple[click.Group, ...]:
+    """`generate` and `submit`, with a command for each launcher."""
+    generate = kind("generate", help="The same job as a file for another launcher.")
+    generate.add_command(generate_slurm)
+    submit = kind("submit", help="Hand the job in to another launcher, and stay with it.")
+    submit.add_command(submit_slurm)
+    return generate, submit
+
+
+def launch_options(words: tuple[str, ...]) -> dict[str, Any]:
+    """The options of master_launch that another command was given, refused here if wrong."""
+    root = click.get_current_context().find_root().command
+    assert isinstance(root, click.Group)
+    launch = root.commands["launch"]
+    with launch.make_context("master_launch", list(words)) as context:
+        return dict(context.params)
+
+
+# -- a node by hand -------------------------------------------------------------------------------
+
+
+@click.command("run-node", context_settings=THROUGH)
+@click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=600.0,
+    show_default=True,
+    help="Seconds for all nodes to be there.",
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar=BEHIND)
+def run_node(**options: Any) -> int:
+    """Run this machine's part of a job, without SSH: type it on each of the machines.
+
+    MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and NPROC_PER_NODE in the environment say which
+    part. Nothing starts before all nodes are there and agree.
+    """
+    from orchestrator.doors import node
+
+    mine = node.part(os.environ)  # first: its words are better than those of --master-port
+    return node.run(mine, options["wait"], launch_options(options["words"]))

@@ -1,0 +1,256 @@
+"""`orchestrator run-node`: one machine's part of a job, by hand, by the environment, without SSH.
+
+It is the head of this one node: the same supervisor, log, events, verdict and exit codes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator import experiment, interrupt
+from orchestrator.doors import rendezvous
+from orchestrator.doors.batchfile import DEFAULTS
+from orchestrator.doors.rendezvous import Hello, Master
+from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.experiment import JobRecord, NodeRecord
+from orchestrator.head import fleet, front, launch, network, places, plan, queue
+from orchestrator.head.fleet import Reached
+from orchestrator.head.launch import Launched, Request
+from orchestrator.head.member import is_loopback
+from orchestrator.head.nodes import Node
+from orchestrator.head.pipes import Here
+from orchestrator.head.plan import Found, Plan
+
+NAMES = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of which job is this machine's."""
+
+    master: str
+    port: int
+    nnodes: int
+    rank: int
+    world: int | None
+
+
+def part(environ: Mapping[str, str]) -> Part:
+    """From the environment; every variable that is missing or wrong, in one error."""
+    wrong: list[str] = []
+
+    def number(name: str, least: int, default: int | None = None) -> int:
+        text = environ.get(name, "").strip()
+        if text.isdigit() and int(text) >= least:
+            return int(text)
+        if text:
+            wrong.append(f"{name} is {text!r}: a number from {least} on")
+        elif default is None:
+            wrong.append(f"{name} is not set{misspelt(name, environ)}")
+        return default or 0
+
+    nnodes = number("NNODES", 1)
+    rank = number("NODE_RANK", 0, 0 if nnodes == 1 else None)
+    port = number("MASTER_PORT", 1, plan.DEFAULT_PORT)
+    world = number("WORLD_SIZE", 1, 0)
+    number("NPROC_PER_NODE", 1, 0)  # read again with the other options
+    master = environ.get("MASTER_ADDR", "").strip() or ("127.0.0.1" if nnodes == 1 else "")
+    if not master:
+        wrong.append(f"MASTER_ADDR is not set{misspelt('MASTER_ADDR', environ)}")
+    if nnodes and rank >= nnodes:
+        wrong.append(f"NODE_RANK is {rank}, but with NNODES={nnodes} the last is {nnodes - 1}")
+    if wrong:
+        raise UsageError(
+            "the environment does not say which part of the job is this machine's:\n    "
+            + "\n    ".join(wrong),
+            "MASTER_ADDR=10.0.0.1 NNODES=2 NODE_RANK=0 orchestrator run-node train.py"
+            "   (NODE_RANK=1 on the other)",
+        )
+    return Part(master, port, nnodes, rank, world or None)
+
+
+def misspelt(name: str, environ: Mapping[str, str]) -> str:
+    """A variable that somebody may have meant for this one."""
+    near = difflib.get_close_matches(name, [one for one in environ if one not in NAMES], 1, 0.8)
+    return f", but {near[0]} is" if near else ""
+
+
+def run(mine: Part, patience: float, options: dict[str, Any]) -> int:
+    mine = replace(mine, port=options["master_port"] or mine.port)
+    request = front.request_of(options, **DEFAULTS)
+    for name in ("dry_run", "detach"):
+        if options[name]:
+            raise UsageError(f"--{name.replace('_', '-')} is not for run-node", "leave it out")
+    reached = reach(request, mine)
+    count, _ = plan.count_ranks(found_of(reached), request.config.launch.nproc)
+    program = (
+        request.target.name if request.target.kind != "module" else f"-m {request.target.name}"
+    )
+    own = Hello(mine.rank, mine.nnodes, count, socket.gethostname(), program, mine.world)
+    alone = rendezvous.disagreement([own])
+    if alone:
+        raise rendezvous.refusal(alone)
+    if mine.rank:
+        agreed = rendezvous.join(own, (mine.master, mine.port), patience, front.say)
+        launched = start(request, mine, reached, agreed)
+    else:
+        launched = lead(request, mine, reached, own, patience)
+    return front.follow(launched.experiment, launched.record, Here(), options, launched)
+
+
+def reach(request: Request, mine: Part) -> Reached:
+    """The link on this machine, and its facts; the port of torchrun is held from here on."""
+    address = queue.resolved(mine.master)
+    if not address:
+        raise UsageError(f"MASTER_ADDR {mine.master!r} cannot be resolved here")
+    asked: dict[str, Any] = {
+        "cwd": os.getcwd(),  # noqa: PTH109  (as the shell has it, links included)
+        "workdir": request.config.launch.workdir,
+        "peers": [address],
+        "target": {"kind": request.target.kind, "name": request.target.name},
+    }
+    if mine.rank == 0:
+        port = {"wanted": mine.port, "exact": True, "peers": mine.nnodes > 1}
+        asked["port"] = port
+    node = Node(socket.gethostname())
+    reached = fleet.reach(Here(), node, request.config.launch.python, asked)
+    if mine.rank == 0:
+        check_master(mine, reached, address)
+    return reached
+
+
+def check_master(mine: Part, reached: Reached, address: str) -> None:
+    """Is NODE_RANK=0 where MASTER_ADDR is, and once?"""
+    own = [one.address for one in reached.facts.addresses]
+    here = address in own or is_loopback(address)
+    if here and reached.facts.port:
+        return
+    host = socket.gethostname()
+    hello = Hello(0, mine.nnodes, 1, host, "")
+    try:
+        rendezvous.join(hello, (mine.master, mine.port), 2.0, lambda _: None)
+    except CheckFailed:
+        raise
+    except OrchestratorError:
+        pass  # no other node 0 is there
+    if here:
+        raise CheckFailed(
+            f"port {mine.port} is taken on this machine, the master",
+            "set MASTER_PORT to another one, the same on all nodes",
+        )
+    front.say(
+        f"MASTER_ADDR {mine.master} is no address of this machine ({', '.join(own)}): right behind"
+        " NAT, else NODE_RANK=0 belongs on another machine"
+    )
+
+
+def lead(request: Request, mine: Part, reached: Reached, own: Hello, patience: float) -> Launched:
+    """Node 0: once all are there, one name for the job and its experiment, told to all."""
+    with Master(own, mine.port) as master:
+        nodes = master.gather(patience, front.say)
+        place = experiment.create(request.experiments, request.config.launch.name)
+        interrupt.undo_with(place.discard)
+        agreed = {
+            "job": f"{place.name}-{secrets.token_hex(3)}",
+            "experiment": str(place.path),
+            "counts": [one.nproc for one in nodes],
+            "token": secrets.token_hex(32),
+            "peers_port": reached.facts.peers_port or 0,
+        }
+        made = make(request, mine, reached, agreed)
+        interrupt.hold()
+        interrupt.undo_with(None)
+        record = record_of(request, mine, made, place)
+        place.write_record(record)  # others know by it that they see this very directory
+        master.go(agreed)
+    return begin(request, mine, reached, made, place, record, agreed)
+
+
+def start(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any]) -> Launched:
+    """Any other node."""
+    made = make(request, mine, reached, agreed)
+    interrupt.hold()
+    name = f"{request.config.launch.name}-node{mine.rank}"
+    place = experiment.create(request.experiments, name)
+    record = record_of(request, mine, made, place)
+    place.write_record(record)
+    return begin(request, mine, reached, made, place, record, agreed)
+
+
+def begin(
+    request: Request,
+    mine: Part,
+    reached: Reached,
+    made: Plan,
+    place: experiment.Experiment,
+    record: JobRecord,
+    agreed: dict[str, Any],
+) -> Launched:
+    place.lock()
+    for note in made.notes:
+        front.say(note)
+    (node,) = made.nodes
+    front.say(
+        f"node {node.index} of {mine.nnodes}: ranks {node.first_rank} to {node.last_rank} of"
+        f" {made.world_size}, master {made.master_address}:{made.master_port}, {made.start} start"
+    )
+    front.say(f"logs in {place.logs}")
+    terms = launch.lease(request, made, agreed["peers_port"], agreed["token"])
+    try:
+        launch.start(request, [reached], made, terms)
+    except OrchestratorError as error:
+        place.write_record(launch.not_started(record, error))
+        raise
+    return Launched(place, record, Here(), (reached,))
+
+
+def found_of(reached: Reached) -> Found:
+    return Found(reached.node, reached.facts, "")
+
+
+def make(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any]) -> Plan:
+    """This node's part of the plan; the rest of it is made on the other machines."""
+    found = found_of(reached)
+    kind = plan.check_targets(request.target, [found])
+    plan.check_torch([found])
+    config = request.config
+    how, notes = plan.choose_start(config.launch.start, kind, request.target, [found])
+    counts = agreed["counts"]
+    (member,) = plan.members([found])
+    place = places.place(member, member, queue.resolved(mine.master))
+    theirs = frozenset({*config.nccl.variables, *config.env, *request.env})
+    net = network.make([member], config.nccl.profile, theirs)
+    chosen = network.node_settings(member, place, net.fabric, 0, config.nccl.profile)
+    net = replace(net, settings=((),) * mine.rank + (chosen,))
+    draft = plan.Draft(
+        agreed["job"], agreed["experiment"], how, mine.master, mine.port, mine.nnodes, config,
+        request.env, net,
+    )  # fmt: skip
+    name = plan.resolve_name(kind, request.target, found.facts)
+    target = replace(request.target, kind=kind, name=name)
+    first = sum(counts[: mine.rank])
+    node = draft.node(mine.rank, found, place, first, counts[mine.rank], "its own", target)
+    made = Plan(
+        job=agreed["job"],
+        start=how,
+        master_address=mine.master,
+        master_port=mine.port,
+        world_size=sum(counts),
+        nodes=(node,),
+        spares=(),
+        notes=tuple(notes),
+    )
+    return launch.apply_hook(request, [reached], made)
+
+
+def record_of(request: Request, mine: Part, made: Plan, place: experiment.Experiment) -> JobRecord:
+    record = launch.first_record(request, made, made.job, place)
+    node: NodeRecord = replace(record.nodes[0], name=socket.gethostname())
+    return replace(record, nodes=[node], part_of=mine.nnodes, started=time.time())

@@ -1,0 +1,203 @@
+"""Before anything starts by hand on several machines: are all of them there, and do they agree?
+
+Node 0 listens at the master port, which is torchrun's afterwards; every other node says who it is
+and waits for a word. One line of JSON each. Nobody is authenticated, as with torchrun itself: a
+stranger can spoil the start, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from orchestrator.errors import CheckFailed, NodeError
+
+Say = Callable[[str], None]
+LONGEST_LINE = 1 << 16
+RETRY = 0.2  # seconds between two tries to reach node 0
+REMIND = 15.0  # seconds between two words about who is missing
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a node says of itself."""
+
+    rank: int
+    nnodes: int
+    nproc: int
+    host: str
+    program: str = ""
+    world: int | None = None  # WORLD_SIZE, where somebody has set it
+
+    @property
+    def who(self) -> str:
+        return f"node {self.rank} ({self.host})"
+
+
+def disagreement(nodes: Sequence[Hello]) -> str:
+    """Why these cannot be one job, or nothing. Those that are still missing are no reason."""
+    first = nodes[0]
+    seen: dict[int, Hello] = {}
+    for one in nodes:
+        if one.nnodes != first.nnodes:
+            return f"NNODES is {first.nnodes} on {first.who} and {one.nnodes} on {one.who}"
+        if not 0 <= one.rank < one.nnodes:
+            return f"NODE_RANK is {one.rank} on {one.host}; with NNODES={one.nnodes} it is below"
+        if one.rank in seen:
+            return f"NODE_RANK is {one.rank} twice: on {seen[one.rank].host} and on {one.host}"
+        if one.program != first.program:
+            return f"{first.who} starts {first.program}, and {one.who} {one.program}"
+        seen[one.rank] = one
+    world = sum(one.nproc for one in nodes)
+    for one in nodes:
+        if len(nodes) == first.nnodes and one.world not in (None, world):
+            return f"WORLD_SIZE is {one.world} on {one.who}, but all nodes together have {world}"
+    return ""
+
+
+class Master:
+    """Node 0: gathers the others, and tells them to go. As a context, it lets nobody wait."""
+
+    def __init__(self, own: Hello, port: int) -> None:
+        self.own = own
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        try:
+            self.server = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+        except OSError as error:
+            raise CheckFailed(
+                f"port {port} is taken on this machine, the master ({error.strerror})",
+                "set MASTER_PORT to another one, the same on all nodes",
+            ) from error
+        self.there: dict[socket.socket, Hello] = {}
+        self.unread: dict[socket.socket, bytes] = {}
+
+    def __enter__(self) -> Master:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in (self.server, *self.there, *self.unread):
+            one.close()
+
+    @property
+    def nodes(self) -> list[Hello]:
+        return sorted([self.own, *self.there.values()], key=lambda one: one.rank)
+
+    def gather(self, patience: float, say: Say) -> list[Hello]:
+        """All nodes, in their order."""
+        deadline = time.monotonic() + patience
+        remind = time.monotonic() + 1
+        while len(self.there) + 1 < self.own.nnodes:
+            now = time.monotonic()
+            missing = sorted(set(range(self.own.nnodes)) - {one.rank for one in self.nodes})
+            words = f"NODE_RANK {', '.join(map(str, missing))}"
+            if now > deadline:
+                raise self.refuse(f"{words} did not come within {patience:.0f} s")
+            if now > remind:
+                remind = now + REMIND
+                say(f"waiting for {words}")
+                self.tell({"waiting": words})
+            waiting = [self.server, *self.unread, *self.there]
+            for one in select.select(waiting, [], [], min(1.0, deadline - now))[0]:
+                self.hear(one)
+        return self.nodes
+
+    def hear(self, one: socket.socket) -> None:
+        if one is self.server:
+            client, _ = self.server.accept()
+            client.settimeout(5)
+            self.unread[client] = b""
+            return
+        try:
+            data = one.recv(LONGEST_LINE)
+        except OSError:
+            data = b""
+        known = self.unread.get(one, b"") + data
+        if not data or one in self.there or len(known) > LONGEST_LINE:
+            self.drop(one)  # it has left, or it is none of ours
+        elif known.endswith(b"\n"):
+            try:
+                self.there[one] = Hello(**json.loads(known)["orchestrator"])
+            except (ValueError, KeyError, TypeError):
+                self.drop(one)
+                return
+            del self.unread[one]
+            why = disagreement([self.own, *self.there.values()])
+            if why:
+                raise self.refuse(why)
+        else:
+            self.unread[one] = known
+
+    def drop(self, one: socket.socket) -> None:
+        self.there.pop(one, None)
+        self.unread.pop(one, None)
+        one.close()
+
+    def refuse(self, why: str) -> CheckFailed:
+        self.tell({"error": why})
+        return refusal(why)
+
+    def go(self, agreed: dict[str, Any]) -> None:
+        self.tell({"go": agreed})
+
+    def tell(self, word: dict[str, Any]) -> None:
+        for one in self.there:
+            with contextlib.suppress(OSError):
+                one.sendall(json.dumps(word).encode() + b"\n")
+
+
+def refusal(why: str) -> CheckFailed:
+    return CheckFailed(
+        f"the nodes do not agree: {why}; nothing was started",
+        "NODE_RANK is 0 to NNODES-1, each once; NNODES, the program and the master are the same"
+        " on all",
+    )
+
+
+def join(own: Hello, address: tuple[str, int], patience: float, say: Say) -> dict[str, Any]:
+    """Any other node: what node 0 says once all are there."""
+    deadline = time.monotonic() + patience
+    told = time.monotonic() + REMIND / 5
+    why = ""
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection(address, timeout=5) as master:
+                master.sendall(json.dumps({"orchestrator": asdict(own)}).encode() + b"\n")
+                found = answer(master, deadline, say)
+            if found is not None:
+                return found
+            why = "it hangs up: does something else listen there?"
+        except OSError as error:
+            why = error.strerror or str(error)
+        if time.monotonic() > told:
+            told = time.monotonic() + REMIND
+            say(f"node 0 cannot be reached at {address[0]}:{address[1]} yet ({why})")
+        time.sleep(RETRY)
+    raise NodeError(
+        f"node 0 was not there within {patience:.0f} s, at {address[0]}:{address[1]}"
+        f" ({why or 'it does not answer'})",
+        "start it with NODE_RANK=0 on the machine that MASTER_ADDR names; a firewall has to let"
+        " MASTER_PORT through",
+    )
+
+
+def answer(master: socket.socket, deadline: float, say: Say) -> dict[str, Any] | None:
+    with master.makefile("rb") as lines:
+        while True:
+            master.settimeout(max(0.01, deadline - time.monotonic()))
+            line = lines.readline(LONGEST_LINE)
+            if not line:
+                return None
+            word = json.loads(line)
+            if "error" in word:
+                raise refusal(word["error"])
+            if "go" in word:
+                found: dict[str, Any] = word["go"]
+                return found
+            say(f"waiting for {word['waiting']}")

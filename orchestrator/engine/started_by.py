@@ -1,0 +1,56 @@
+"""Who started this rank: torchrun, which tells torch all it needs, or Slurm. For train.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+
+from orchestrator import slurm
+from orchestrator.errors import CheckFailed
+
+
+def take_place() -> None:
+    """A task of srun's becomes a rank; whatever torchrun or a user has set is left as it is."""
+    if "RANK" in os.environ:
+        return
+    task = slurm.task(os.environ)
+    if task is None:
+        tasks = slurm.alone_by_mistake(os.environ)
+        if tasks:
+            tell(f"this is one process of its own; srun before python starts all {tasks} tasks")
+        return
+    found = slurm.variables(task, os.environ)
+    if task.world > 1:
+        found["MASTER_ADDR"] = address_of(found["MASTER_ADDR"])
+    os.environ.update(found)
+    if task.rank == 0:
+        master = f"{found['MASTER_ADDR']}:{found['MASTER_PORT']}"
+        tell(f"ranks from Slurm: {task.world} tasks of srun, master {master}")
+
+
+def address_of(host: str) -> str:
+    """As the network knows it; where only Slurm knows the name of a node, as Slurm says."""
+    try:
+        socket.getaddrinfo(host, None)
+        return host
+    except OSError:
+        pass
+    if shutil.which("scontrol") is not None:
+        asked = ["scontrol", "--oneliner", "show", "node", host]
+        said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+        match = re.search(r"\bNodeAddr=(\S+)", said.stdout)
+        if match is not None:
+            return match[1]
+    raise CheckFailed(
+        f"the name of the first node, {host}, has no address here",
+        "export MASTER_ADDR=ADDRESS before srun",
+    )
+
+
+def tell(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,207 @@
+"""A job whose head is the batch script of a Slurm job, as seen from a login node.
+
+That head writes the record and the logs on the disk that all share; here they are only read, and
+Slurm's queue is asked. front.py calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator import experiment
+from orchestrator.errors import EXIT_FAILED, EXIT_NODE, EXIT_STOPPED, OrchestratorError
+from orchestrator.experiment import Experiment, JobRecord
+from orchestrator.head import queue, verdict
+from orchestrator.head.keys import Keys
+from orchestrator.head.pipes import Allocation
+from orchestrator.head.stop import Receipt
+
+OUTPUT = "slurm.out"  # what the head prints, of all attempts
+LOOK = 0.2  # seconds between two looks at the files
+ASK = 5.0  # between two questions to Slurm's controller, which has many to answer
+REQUEUE_SECONDS = 60.0  # for Slurm to end what is queued again
+KILL_LIMIT = 60.0  # scancel takes KillWait, 30 s where nobody changed it
+SEEN_WITHIN = 10.0  # until a file of another machine shows up on a shared disk
+
+
+def experiment_of(root: Path, name: str, given: Allocation | None) -> Experiment:
+    """In the job itself: a new directory; but one that Slurm starts again goes on in its own."""
+    if given is None or not given.batch:
+        return experiment.create(root, name)
+    mine = experiment.of_slurm_job(root, given.job)
+    if given.directory is not None:
+        mine = Experiment(given.directory)
+    place = mine.again() if mine else experiment.create(root, name)
+    place.write(experiment.SLURM_JOB, given.job + "\n")
+    return place
+
+
+def settle(place: Experiment, record: JobRecord, patience: float = SEEN_WITHIN) -> JobRecord:
+    """What Slurm ended without the head having a chance to say so, is over."""
+    if record.over or record.slurm_job is None:
+        return record
+    found = queue.place(record.slurm_job)
+    deadline = time.monotonic() + patience
+    # Its last words may be on their way; and a job on its way back into the queue has failed,
+    # as Slurm puts it, for a few seconds.
+    while found.over and record.batch and not record.over and time.monotonic() < deadline:
+        time.sleep(LOOK)
+        record = place.read_record()
+        found = queue.place(job_of(record))
+    if not found.over or record.over or place.lock() is not None:
+        return record
+    now = time.time()
+    words = f"Slurm's job {record.slurm_job} is {found}"
+    if found.state == "CANCELLED":
+        told, state, code = verdict.stopped(words, now), "stopped", EXIT_STOPPED
+    else:
+        where = place.path / OUTPUT
+        words += f", and its head left no word; the last of it is in {where}" * where.exists()
+        told, state, code = verdict.not_started(words, now), "failed", EXIT_FAILED
+        if record.nodes:
+            state, code = "lost", EXIT_NODE
+    nodes = [replace(node, state="ended") for node in record.nodes]
+    record = replace(record, state=state, exit_code=code, ended=now, verdict=told, nodes=nodes)
+    place.write_record(record)
+    place.unlock()
+    return record
+
+
+def again_later(place: Experiment, record: JobRecord, say: Callable[[str], None]) -> bool:
+    """In the job itself: stopped for its time limit, back into the queue, to resume there."""
+    nodes = [replace(node, state="queued", ranks={}) for node in record.nodes]
+    later = replace(record, state="queued", nodes=nodes, exit_code=None, ended=None, verdict=None)
+    place.write_record(later)
+    say(f"saved; Slurm's job {record.slurm_job} goes back into the queue")
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which Slurm ends this process
+    try:
+        queue.requeue(job_of(record))
+    except OrchestratorError as error:
+        place.write_record(record)
+        say(f"it cannot be queued again: {error}")
+        return False
+    time.sleep(REQUEUE_SECONDS)
+    return True
+
+
+def begun(place: Experiment, record: JobRecord) -> JobRecord:
+    """Wait until Slurm has started it."""
+    while record.state == "queued":
+        time.sleep(ASK / 5)
+        record = settle(place, place.read_record())
+    return record
+
+
+class Watch:
+    """Shows what the head prints until the job is over, or the user leaves it."""
+
+    def __init__(
+        self, place: Experiment, record: JobRecord, say: Callable[[str], None], *, anew: bool
+    ) -> None:
+        self.place, self.record, self.say = place, record, say
+        self.interrupts: list[int] = []
+        self.answered = 0
+        self.shown = 0 if anew else self.size()
+        self.settled = False  # Slurm ended it, and we had to find the words
+        self.before = ""
+        self.next_ask = 0.0
+
+    def go(self) -> bool:
+        """False where the user left it."""
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.getsignal(number) for number in signals}
+        for number in signals:
+            signal.signal(number, lambda number, _: self.interrupts.append(number))
+        try:
+            with Keys() as keys:
+                while not self.record.over:
+                    if "d" in keys.pressed() or signal.SIGHUP in self.interrupts:
+                        return False
+                    self.turn()
+                    time.sleep(LOOK)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        self.pump()
+        return True
+
+    def turn(self) -> None:
+        self.pump()
+        if len(self.interrupts) > self.answered:
+            self.answered += 1
+            self.say(end(self.record, now=self.answered > 1))
+        self.record = self.place.read_record()
+        if time.monotonic() >= self.next_ask:
+            self.next_ask = time.monotonic() + ASK
+            before = self.record.over
+            self.record = settle(self.place, self.record)
+            self.settled = self.record.over and not before
+            if self.record.state == "queued" and not self.record.over:
+                words = f"Slurm's job {self.record.slurm_job}: {queue.place(job_of(self.record))}"
+                if words != self.before:
+                    self.say(words)
+                self.before = words
+
+    def size(self) -> int:
+        with contextlib.suppress(OSError):
+            return (self.place.path / OUTPUT).stat().st_size
+        return 0
+
+    def pump(self) -> None:
+        """What is new in the head's output, to the screen."""
+        try:
+            with (self.place.path / OUTPUT).open("rb") as file:
+                file.seek(self.shown)
+                data = file.read()
+        except OSError:
+            return  # the job waits yet
+        self.shown += len(data)
+        sys.stdout.write(data.decode("utf-8", "replace"))
+        sys.stdout.flush()
+
+
+def job_of(record: JobRecord) -> str:
+    assert record.slurm_job is not None
+    return record.slurm_job
+
+
+def end(record: JobRecord, *, now: bool) -> str:
+    """Ask for an end, and the words for what was asked."""
+    job = job_of(record)
+    if now or record.state == "queued":
+        queue.cancel(job)
+        return f"Slurm's job {job} is cancelled"
+    queue.ask_to_stop(job)
+    return f"asking the ranks to save and stop ({record.grace:g} s); once more to cancel the job"
+
+
+def stop(place: Experiment, record: JobRecord, grace: float) -> list[Receipt]:
+    """Ask, then cancel; done when the job has left Slurm's queue."""
+    job, began = job_of(record), time.monotonic()
+    killed: dict[str, str] = {}
+    if not queue.place(job).over:
+        end(record, now=grace <= 0)
+    if grace > 0 and not gone(job, grace + KILL_LIMIT / 2):
+        queue.cancel(job)
+        killed = {job: "Slurm's job"}
+    left = () if gone(job, KILL_LIMIT) else (int(job),)
+    if not left:
+        settle(place, place.read_record(), patience=1.0)
+    took = time.monotonic() - began
+    return [Receipt(f"Slurm's job {job}", record.job, took, killed=killed, left=left)]
+
+
+def gone(job: str, patience: float) -> bool:
+    """Has it left the queue, with every process of its own?"""
+    deadline = time.monotonic() + patience
+    while not queue.place(job).over:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK)
+    return True

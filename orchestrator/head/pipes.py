@@ -1,0 +1,152 @@
+"""A way to nodes through the pipes of a program: srun inside a Slurm allocation, or none at all
+for the machine we are on. What runs at the other end is the same as over SSH."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.errors import CheckFailed, NodeError
+from orchestrator.head.nodes import Node
+from orchestrator.head.sshconfig import Destination
+
+STEP = (
+    *("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none"),
+    *("--cpu-bind=none",),  # all ranks of the node live in this one task
+    *("--unbuffered",),  # else Slurm holds bytes back until a line ends
+    *("--export=ALL", "--quiet", "--job-name=orchestrator"),
+)
+# What every srun says where no plugin could bind anything.
+NO_BINDING = b"cluster configuration lacks support for cpu binding\n"
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Nodes that Slurm has given to a job, the first the master; and where each of them is."""
+
+    job: str
+    nodes: tuple[Node, ...]
+    addresses: Mapping[str, str] = field(default_factory=dict)  # node name -> its IP address
+    batch: bool = False  # this process is the batch script: it is told of the time limit
+    directory: Path | None = None  # the experiment that was submitted
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Names that mean themselves: no ssh_config is asked."""
+
+    file: Path | None = None
+
+    def destination(
+        self, host: str, user: str | None = None, port: int | None = None
+    ) -> Destination:
+        return Destination(host=host, user=user or "", port=port or 0, known_as=host, keys=())
+
+    def of_node(self, node: Node) -> Destination:
+        return self.destination(node.host, node.user, node.port)
+
+
+class Srun:
+    """Every connection is a step of its own in one job of Slurm's."""
+
+    config = Plain()
+
+    def __init__(
+        self, job: str, addresses: Mapping[str, str] | None = None, *, timeout: float = 10.0
+    ) -> None:
+        self.job = job
+        self.addresses = addresses or {}
+        self.timeout = timeout
+
+    def connect(self, destination: Destination, timeout: float | None = None) -> Piped:
+        program = shutil.which("srun")
+        if program is None:
+            raise CheckFailed(
+                f"there is no srun here to reach {destination.host} with",
+                "type this where Slurm's commands are, on a login node or in the allocation",
+            )
+        where = (f"--jobid={self.job}", f"--nodelist={destination.host}")
+        return Piped((program, *STEP, *where), self.addresses.get(destination.host, ""))
+
+
+class Here:
+    """This machine, without any network."""
+
+    config = Plain()
+    timeout = 10.0
+
+    def connect(self, destination: Destination, timeout: float | None = None) -> Piped:
+        return Piped((), "")
+
+
+class Piped:
+    """A node that a program leads to."""
+
+    def __init__(self, program: tuple[str, ...], address: str) -> None:
+        self.program = program
+        self.address = address
+        self.open: list[Pipes] = []
+
+    def run(self, command: str, timeout: float) -> Pipes:
+        ours, theirs = socket.socketpair()
+        complaints, stderr = socket.socketpair()
+        with theirs, stderr:
+            try:
+                subprocess.Popen(
+                    [*self.program, "/bin/sh", "-c", command],
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=stderr.fileno(),
+                    env=step_environment(os.environ) if self.program else None,
+                    # An srun holds its step, and so the job on its node: Ctrl-C, and our own
+                    # end, are none of its business.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise NodeError(f"{self.program[0]} cannot be started: {error.strerror}") from error
+        self.open.append(Pipes(ours, complaints, timeout))
+        return self.open[-1]
+
+    def close(self) -> None:
+        for pipes in self.open:
+            pipes.close()
+
+
+class Pipes:
+    """A running program's standard streams, with the manners of paramiko's channel."""
+
+    def __init__(self, both: socket.socket, stderr: socket.socket, timeout: float) -> None:
+        self.both = both
+        self.stderr = stderr
+        self.settimeout, self.recv, self.sendall = both.settimeout, both.recv, both.sendall
+        self.settimeout(timeout)
+
+    def recv_stderr_ready(self) -> bool:
+        return bool(select.select([self.stderr], [], [], 0)[0])
+
+    def recv_stderr(self, nbytes: int, /) -> bytes:
+        lines = self.stderr.recv(nbytes).splitlines(keepends=True)
+        return b"".join(line for line in lines if not line.endswith(NO_BINDING))
+
+    def close(self) -> None:
+        """What runs at the other end is told by the end of its input; who waits here wakes up."""
+        for one in (self.both, self.stderr):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Without what this step's own srun or sbatch was told: srun would take it for options."""
+    own = ("SLURM_CONF", "SLURM_CONF_SERVER")
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in own or not name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SBATCH_"))
+    }

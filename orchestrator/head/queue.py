@@ -1,0 +1,115 @@
+"""Slurm's own commands: what its queue says of a job, and the few things asked of it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.errors import CheckFailed, NodeError
+
+PATIENCE = 30.0  # Slurm's controller may be busy; its commands retry by themselves
+OVER = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT"),
+)
+UNKNOWN = "Invalid job id"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A job in the queue: its state and why it has it. Without a state it has left the queue."""
+
+    state: str = ""
+    reason: str = ""
+
+    @property
+    def over(self) -> bool:
+        return not self.state or self.state in OVER
+
+    def __str__(self) -> str:
+        told = self.reason not in ("", "None")
+        return f"{self.state or 'no longer known'}{f' ({self.reason})' if told else ''}"
+
+
+def run(*words: str, stdin: str | None = None) -> str:
+    """What a command of Slurm's prints; its complaint as an error."""
+    if shutil.which(words[0]) is None:
+        raise CheckFailed(
+            f"there is no {words[0]} here", "type this where Slurm's commands are: a login node"
+        )
+    try:
+        done = subprocess.run(
+            words, input=stdin or "", capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        raise NodeError(
+            f"Slurm does not answer ({words[0]}, {PATIENCE:.0f} s)", "try: scontrol ping"
+        ) from None
+    if done.returncode:
+        said = re.sub(r"^\w+: (error: )?", "", done.stderr.strip(), flags=re.MULTILINE)
+        raise NodeError(f"{words[0]}: {said or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def place(job: str) -> Place:
+    try:
+        said = run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r")
+    except NodeError as error:
+        if UNKNOWN in error.what:
+            return Place()
+        raise
+    lines = said.splitlines()
+    return Place(*lines[0].strip().split("|", 1)) if lines else Place()
+
+
+def ask_to_stop(job: str) -> None:
+    """A word to the batch script alone, which ends the rest in good order."""
+    run("scancel", "--batch", "--signal=TERM", job)
+
+
+def cancel(job: str) -> None:
+    run("scancel", job)
+
+
+def requeue(job: str) -> None:
+    run("scontrol", "requeue", job)
+
+
+def submit(file: str) -> str:
+    """The number of the job that a batch file becomes."""
+    said = run("sbatch", "--parsable", file).strip()
+    return said.partition(";")[0]  # behind it the cluster's name, where there are several
+
+
+# -- nodes ------------------------------------------------------------------------------------
+
+
+def hostnames(text: str) -> list[str] | None:
+    """A list of hosts as Slurm itself expands it, where it can be asked."""
+    if shutil.which("scontrol") is None:
+        return None
+    return run("scontrol", "show", "hostnames", text).split()
+
+
+def addresses(names: Sequence[str]) -> dict[str, str]:
+    """Node -> IP address: of the address that Slurm uses itself, or else of the node's name."""
+    known: dict[str, str] = {}
+    if shutil.which("scontrol") is not None:
+        for line in run("scontrol", "--oneliner", "show", "node", ",".join(names)).splitlines():
+            name = re.search(r"\bNodeName=(\S+)", line)
+            address = re.search(r"\bNodeAddr=(\S+)", line)
+            if name and address:
+                known[name[1]] = address[1]
+    return {name: resolved(known.get(name, name)) for name in names}
+
+
+def resolved(name: str) -> str:
+    """The IP address of a name, as this machine sees it; empty where it has none."""
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return ""

@@ -1,0 +1,59 @@
+"""What a way to the nodes has to offer, over SSH (ssh.py) or a program's pipes (pipes.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.head.nodes import Node
+from orchestrator.head.sshconfig import Destination
+
+
+class Channel(Protocol):
+    """Both ends of one program on a node. After settimeout(), what takes longer is TimeoutError."""
+
+    def settimeout(self, timeout: float | None, /) -> None: ...
+
+    def recv(self, nbytes: int, /) -> bytes: ...
+
+    def sendall(self, s: bytes, /) -> None: ...
+
+    def recv_stderr_ready(self) -> bool: ...
+
+    def recv_stderr(self, nbytes: int, /) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class Connection(Protocol):
+    """One node, reached."""
+
+    address: str  # its IP address as the head sees it, or ""
+
+    def run(self, command: str, timeout: float) -> Channel: ...
+
+    def close(self) -> None: ...
+
+
+class Names(Protocol):
+    """From a node as it is written to where it is."""
+
+    @property
+    def file(self) -> Path | None: ...
+
+    def destination(
+        self, host: str, user: str | None = None, port: int | None = None
+    ) -> Destination: ...
+
+    def of_node(self, node: Node) -> Destination: ...
+
+
+class Way(Protocol):
+    """How the head gets to the nodes of a job."""
+
+    timeout: float
+
+    @property
+    def config(self) -> Names: ...
+
+    def connect(self, destination: Destination, timeout: float | None = None) -> Connection: ...

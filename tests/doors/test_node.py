@@ -1,0 +1,212 @@
+"""A job by hand: the same command on each machine, its part in the environment."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.doors import node
+from orchestrator.doors.rendezvous import Hello, disagreement
+from orchestrator.errors import UsageError
+from tests.clusters.slurm import free_ports
+from tests.launching import BIN, Command
+
+ENDLESS = """
+import sys, time
+print("begun with", sys.argv[1:], flush=True)
+time.sleep(600)
+"""
+ADD = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(float(os.environ["RANK"]))
+dist.all_reduce(total)
+print("sum", total.item(), os.environ["NODE_RANK"], os.environ["ORCHESTRATOR_EXPERIMENT"], sys.argv)
+"""
+
+
+class Machines:
+    """Two machines on which somebody types; here they are one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = str(free_ports(1)[0])
+
+    def command(self, *words: str, **env: str) -> Command:
+        home = {"ORCHESTRATOR_HOME": str(self.directory / "home")}
+        return Command(words, self.directory, {**home, **env})
+
+    def node(self, rank: int, *words: str, **env: str) -> Command:
+        who = {"NODE_RANK": str(rank), "NNODES": "2", "NPROC_PER_NODE": "1"}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port}
+        return self.command(
+            str(BIN / "orchestrator"), "run-node", *words, **{**place, **who, **env}
+        )
+
+    def script(self, text: str) -> str:
+        (self.directory / "job.py").write_text(text)
+        return "job.py"
+
+    def record(self, name: str) -> dict[str, Any]:
+        (path,) = self.directory.glob(f"experiments/{name}_[0-9]*/job.json")
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def nothing_left(self) -> bool:
+        """A supervisor may need a moment to leave after its last word."""
+        deadline = time.monotonic() + 10
+        while self.left() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self.left() == []
+
+    def left(self) -> list[str]:
+        mark = f"ORCHESTRATOR_HOME={self.directory}/home".encode()
+        return [
+            path.parent.name
+            for path in Path("/proc").glob("[0-9]*/environ")
+            if path.exists() and mark in read(path)
+        ]
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Machines:
+    return Machines(tmp_path)
+
+
+def test_two_nodes_by_hand_are_one_job(machines: Machines) -> None:
+    """Different numbers of ranks, arguments as they are, one experiment; an early bird waits."""
+    name = machines.script(ADD)
+    second = machines.node(1, name, "two words", NPROC_PER_NODE="2")
+    second.wait_for("node 0 cannot be reached at 127.0.0.1")
+    first = machines.node(0, name, "two words")
+    assert (first.finish(), second.finish()) == (0, 0), first.text + second.text
+    assert "node 0 of 2: ranks 0 to 0 of 3" in first.text
+    assert "node 1 of 2: ranks 1 to 2 of 3" in second.text
+    place = machines.record("multinode")["experiment"]
+    assert f"node0 rank0 | sum 3.0 0 {place} ['job.py', 'two words']" in first.text
+    for rank in (1, 2):
+        assert f"node1 rank{rank} | sum 3.0 1 {place} ['job.py', 'two words']" in second.text
+    assert machines.record("multinode-node1")["state"] == "done"
+    assert "sum 3.0" in next(Path(place).glob("logs/node_0_*.txt")).read_text()
+
+
+def test_a_failure_ends_it_on_all_nodes(machines: Machines) -> None:
+    name = machines.script(
+        "import os, time\n"
+        "if os.environ['RANK'] == '1': raise ValueError('of its own')\n"
+        "time.sleep(600)\n"
+    )
+    first, second = machines.node(0, name), machines.node(1, name)
+    assert (first.finish(), second.finish()) == (1, 1), first.text + second.text
+    assert "the cause: rank 1 on node 1" in second.text
+    assert "ValueError: of its own" in second.text
+    assert "rank 1 on node 1 failed; this node ends its part" in first.text
+    assert machines.record("multinode")["verdict"]["kind"] == "elsewhere"
+    assert machines.nothing_left()
+
+
+def test_ctrl_c_on_one_of_them_stops_all(machines: Machines) -> None:
+    name = machines.script(ENDLESS)
+    first, second = machines.node(0, name), machines.node(1, name)
+    for command in (first, second):
+        command.wait_for("begun with")
+    second.interrupt(signal.SIGINT)
+    assert (first.finish(), second.finish()) == (130, 130), first.text + second.text
+    assert machines.nothing_left()
+
+
+def test_nodes_that_disagree_are_told_before_anything_starts(machines: Machines) -> None:
+    """Both of them; what else may disagree is below."""
+    name = machines.script(ENDLESS)
+    both = [machines.node(0, name), machines.node(0, name)]
+    assert [command.finish() for command in both] == [3, 3], both[0].text + both[1].text
+    for command in both:
+        assert "NODE_RANK is 0 twice" in command.text
+    assert not (machines.directory / "experiments").exists()
+
+
+def test_a_node_that_never_comes_is_named(machines: Machines) -> None:
+    name = machines.script(ENDLESS)
+    alone = machines.command(
+        *(str(BIN / "orchestrator"), "run-node", "--wait", "1", name),
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": machines.port},
+        **{"NNODES": "3", "NODE_RANK": "0"},
+    )
+    assert alone.finish() == 3
+    assert "NODE_RANK 1, 2 did not come within 1 s" in alone.text
+
+
+def test_torchrun_by_hand_runs_the_engine(machines: Machines) -> None:
+    engine = ["-m", "orchestrator.engine.train", "--set", "training.max_steps=2"]
+    torchrun = [str(BIN / "torchrun"), "--nnodes=1", "--nproc-per-node=2"]
+    place = ["--master-addr=127.0.0.1", f"--master-port={machines.port}"]
+    command = machines.command(*torchrun, *place, *engine)
+    assert command.finish() == 0, command.text
+    assert "hybrid_shard: one copy of the parameters, in 2 shards" in command.text
+    assert "step 2/2" in command.text
+
+
+# -- pure ------------------------------------------------------------------------------------------
+
+GOOD = {"MASTER_ADDR": "10.0.0.1", "NNODES": "2", "NODE_RANK": "1"}
+
+
+def test_a_part_of_a_job() -> None:
+    assert node.part(GOOD) == node.Part("10.0.0.1", 29500, 2, 1, None)
+    assert node.part({"NNODES": "1"}) == node.Part("127.0.0.1", 29500, 1, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"NODE_RANK": None}, "NODE_RANK is not set"),
+        ({"NODE_RANK": None, "NODE_RNAK": "1"}, "NODE_RANK is not set, but NODE_RNAK is"),
+        ({"MASTER_ADDR": None, "MASTER_ADDRESS": "x"}, "not set, but MASTER_ADDRESS is"),
+        ({"NNODES": None}, "NNODES is not set"),
+        ({"NODE_RANK": "two"}, "NODE_RANK is 'two': a number from 0 on"),
+        ({"NODE_RANK": "2"}, "NODE_RANK is 2, but with NNODES=2 the last is 1"),
+        ({"NNODES": "0"}, "NNODES is '0': a number from 1 on"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http': a number from 1 on"),
+        ({"NPROC_PER_NODE": "-1"}, "NPROC_PER_NODE is '-1': a number from 1 on"),
+        ({"WORLD_SIZE": "all"}, "WORLD_SIZE is 'all': a number from 1 on"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(change: dict[str, str | None], words: str) -> None:
+    merged = {**GOOD, **change}
+    with pytest.raises(UsageError) as refused:
+        node.part({name: value for name, value in merged.items() if value is not None})
+    assert words in str(refused.value)
+
+
+def hello(rank: int, **changes: Any) -> Hello:
+    return Hello(**{**{"rank": rank, "nnodes": 2, "nproc": 2, "host": f"h{rank}"}, **changes})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([hello(0), hello(1)], ""),
+        ([hello(0)], ""),
+        ([hello(0), hello(1, world=4)], ""),
+        ([hello(0), hello(1, world=2)], "WORLD_SIZE is 2 on node 1 (h1), but all nodes together"),
+        ([hello(0), hello(1, nnodes=3)], "NNODES is 2 on node 0 (h0) and 3 on node 1 (h1)"),
+        ([hello(0), hello(2)], "NODE_RANK is 2 on h2"),
+        ([hello(0), hello(0, host="x")], "NODE_RANK is 0 twice: on h0 and on x"),
+        ([hello(0, program="a.py"), hello(1, program="b.py")], "node 0 (h0) starts a.py, and"),
+    ],
+)
+def test_who_can_be_one_job(nodes: list[Hello], words: str) -> None:
+    found = disagreement(nodes)
+    assert found.startswith(words) if words else found == ""
