@@ -41,12 +41,14 @@ class Launch:
     on_hang: str = "stop"  # what happens then: stop, or leave
     grace: float = 30.0  # seconds between asking the ranks to stop and killing them
     strict_host_keys: bool = False  # refuse hosts that known_hosts does not list
+    check: str = "quick"  # of the nodes before a start: quick, full (as the doctor does), none
 
     def __post_init__(self) -> None:
         one_of("launch.start", self.start, ("fork", "plain"))
         one_of("launch.on_node_loss", self.on_node_loss, ("stop", "wait"))
         one_of("launch.on_head_loss", self.on_head_loss, ("continue", "stop"))
         one_of("launch.on_hang", self.on_hang, ("stop", "leave"))
+        one_of("launch.check", self.check, ("quick", "full", "none"))
         at_least("launch.nproc", self.nproc, 1)
         if self.master_port is not None and not 1 <= self.master_port <= 65535:
             raise UsageError(f"launch.master_port is {self.master_port}: a port is 1 to 65535")

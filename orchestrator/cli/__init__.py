@@ -11,7 +11,7 @@ import click
 
 from orchestrator import __version__
 from orchestrator.cli.files import checkpoint, prune
-from orchestrator.cli.launch import launch_command, plan_command, verify_command
+from orchestrator.cli.launch import doctor_command, launch_command, plan_command, verify_command
 from orchestrator.cli.options import Group, experiment_names, shared
 from orchestrator.doors import commands
 from orchestrator.errors import EXIT_USAGE, OrchestratorError
@@ -134,7 +134,7 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
     return show.demo(size, keep, arguments)
 
 
-for command in (launch_command, plan_command, verify_command, checkpoint, prune):
+for command in (launch_command, plan_command, doctor_command, verify_command, checkpoint, prune):
     cli.add_command(command)
 for door in (*commands.groups(Group), commands.run_node):
     cli.add_command(door)

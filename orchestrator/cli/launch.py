@@ -69,6 +69,12 @@ from orchestrator.cli.options import DEFAULT_CONFIG, DEFAULT_HOOK, shared
 )
 @click.option("--on-hang", type=click.Choice(["stop", "leave"]), help="What happens then.")
 @click.option("--grace", type=float, help="Seconds between asking ranks to stop and killing them.")
+@click.option(
+    "--check",
+    type=click.Choice(["quick", "full", "none"]),
+    help="Of the nodes before the start [default: quick].",
+)
+@click.option("--no-check", "check", flag_value="none", help="The same as --check none.")
 @click.option("--strict-host-keys", is_flag=True, default=None, help="Refuse unknown hosts too.")
 @click.option(
     "--launcher",
@@ -101,6 +107,11 @@ def launch_command(**options: Any) -> int:
 
 
 NOT_PLANNED = ("launcher", "detach", "dry_run", "as_json", "quiet", "color")
+EXAMINED = (
+    *("nodes", "ssh_config", "experiments", "config_file", "overrides", "env", "nproc"),
+    *("master_port", "start", "python", "workdir", "hook", "connect_timeout"),
+    *("strict_host_keys", "module", "program"),
+)
 
 
 @click.command(
@@ -141,3 +152,20 @@ def verify_command(**options: Any) -> int:
     from orchestrator.head import verify
 
     return verify.verify(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)
+
+
+@click.command("doctor", params=[one for one in launch_command.params if one.name in EXAMINED])
+@click.option("--quick", is_flag=True, help="Only what every launch checks.")
+@click.option("--fix-hints/--no-fix-hints", "hints", default=True, help="What mends each problem.")
+@click.option("--json", "as_json", is_flag=True)
+@click.option("--color/--no-color", default=None, help="Default: colour on a terminal.")
+def doctor_command(**options: Any) -> int:
+    """Examine all nodes, alone and with each other; exit code 3 if a launch would fail.
+
+    With SCRIPT, its copies on the nodes are compared too.
+    """
+    from orchestrator.head import clinic
+
+    rest = {one.name: None for one in launch_command.params if one.name not in options}
+    options = {**rest, **options}
+    return clinic.examine(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)

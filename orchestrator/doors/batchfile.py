@@ -11,7 +11,7 @@ from orchestrator.doors import sbatch
 from orchestrator.doors.sbatch import Wish
 from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head import front
-from orchestrator.head.launch import Request
+from orchestrator.head.request import Request
 
 DEFAULTS = {
     "default_config": "config/multi_node/distributed_two_nodes.yaml",

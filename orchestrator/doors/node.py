@@ -22,11 +22,12 @@ from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.experiment import JobRecord, NodeRecord
 from orchestrator.head import fleet, front, launch, network, places, plan, queue
 from orchestrator.head.fleet import Reached
-from orchestrator.head.launch import Launched, Request
+from orchestrator.head.launch import Launched
 from orchestrator.head.member import is_loopback
 from orchestrator.head.nodes import Node
 from orchestrator.head.pipes import Here
 from orchestrator.head.plan import Found, Plan
+from orchestrator.head.request import Request
 
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE")
 

@@ -24,12 +24,13 @@ from orchestrator.head import launch as launching
 from orchestrator.head import stop as stopping
 from orchestrator.head.display import Display
 from orchestrator.head.follow import Follower
-from orchestrator.head.launch import Launched, Request
+from orchestrator.head.launch import Launched
 from orchestrator.head.logs import LogFile, tail
 from orchestrator.head.mirror import Mirror
 from orchestrator.head.nodes import read_nodes
 from orchestrator.head.pipes import Allocation, Here, Srun
 from orchestrator.head.plan import Target
+from orchestrator.head.request import Request, prepare
 from orchestrator.head.run import Run
 from orchestrator.head.screen import Screen
 from orchestrator.head.ssh import Ssh
@@ -76,7 +77,7 @@ def request_of(options: dict[str, Any], default_config: str, default_hook: str) 
         *("name", "nproc", "master_port", "start", "python", "workdir", "hook"),
         *("connect_timeout", "node_loss_timeout", "on_node_loss", "on_head_loss"),
         *("hang_timeout", "on_hang"),
-        *("grace", "strict_host_keys"),
+        *("grace", "strict_host_keys", "check"),
     )
     typed = {name: options[name] for name in names if options[name] is not None}
     chosen = replace(resolved.launch, **typed)
@@ -104,7 +105,7 @@ def target_of(module: str | None, program: tuple[str, ...]) -> Target:
 
 
 def show_plan(request: Request, *, as_json: bool, why: bool = False) -> int:
-    _, reached, spares = launching.prepare(request)
+    _, reached, spares = prepare(request)
     name = f"{request.config.launch.name}_dry-run"
     where = str(request.experiments.absolute() / name)
     made = launching.make_plan(request, reached, spares, name, where)

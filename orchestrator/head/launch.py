@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import re
@@ -17,37 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__, configfile, experiment, interrupt
-from orchestrator.config import Config
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.head import batch, fleet, network, plan, revision, secret, verdict
+from orchestrator.head import batch, fitness, fleet, network, plan, revision, secret, verdict
 from orchestrator.head.fleet import Reached
-from orchestrator.head.nodes import Node, read_nodes
-from orchestrator.head.pipes import Allocation, Srun
-from orchestrator.head.plan import DEFAULT_PORT, Found, Plan, Target
+from orchestrator.head.nodes import Node
+from orchestrator.head.plan import Found, Plan
+from orchestrator.head.request import Request, prepare
 from orchestrator.head.setting import Setting
-from orchestrator.head.ssh import Ssh
-from orchestrator.head.sshconfig import SshConfig
 from orchestrator.head.way import Way
 
 HOOK_TIMEOUT = 70.0
 START_TIMEOUT = 30.0
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user typed, resolved with the config file."""
-
-    nodes: Path
-    ssh_config: Path | None
-    experiments: Path
-    config: Config
-    target: Target
-    env: dict[str, str]
-    command: tuple[str, ...]
-    config_file: Path | None = None
-    detached: bool = False  # nobody will follow it from here
-    allocation: Allocation | None = None  # its nodes, in place of the list's
 
 
 @dataclass(frozen=True)
@@ -61,60 +41,6 @@ class Launched:
 
 
 Say = Callable[[str], None]
-
-
-def way_to(request: Request) -> tuple[Way, tuple[Node, ...]]:
-    launch, given = request.config.launch, request.allocation
-    if given is not None:
-        return Srun(given.job, given.addresses, timeout=launch.connect_timeout), given.nodes
-    config, strict = SshConfig(request.ssh_config), launch.strict_host_keys
-    nodes = read_nodes(request.nodes)
-    return Ssh(config, timeout=launch.connect_timeout, strict=strict), nodes
-
-
-def prepare(request: Request) -> tuple[Way, list[Reached], list[Node]]:
-    """Reach every node and learn what it is. Starts nothing."""
-    ssh, nodes = way_to(request)
-    launch = request.config.launch
-    active = [node for node in nodes if not node.spare]
-    spares = [node for node in nodes if node.spare]
-    probe = {
-        "cwd": str(Path.cwd()),
-        "workdir": launch.workdir,
-        "peers": peers(ssh, active),
-        "target": {"kind": request.target.kind, "name": request.target.name},
-    }
-    port = {
-        "wanted": launch.master_port or DEFAULT_PORT,
-        "exact": launch.master_port is not None,
-        "peers": len(active) > 1,
-    }
-
-    def reach(node: Node) -> Reached:
-        extra = {"port": port} if node is active[0] else {}
-        return fleet.reach(ssh, node, launch.python, {**probe, **extra})
-
-    everyone = [*active, *spares]
-    results = fleet.everywhere(everyone, reach)
-    reached = fleet.all_or_table(everyone, results, "; nothing was started")
-    return ssh, reached[: len(active)], spares
-
-
-def peers(ssh: Way, active: Sequence[Node]) -> list[str]:
-    """To whom every node is asked its way: the master, and all others that a number names.
-
-    Names are left to the doctor: a name server that does not answer would hold up the launch.
-    """
-    hosts = [ssh.config.of_node(node).host for node in active]
-    return list(dict.fromkeys([hosts[0], *filter(is_numeric, hosts[1:])]))
-
-
-def is_numeric(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def make_plan(
@@ -196,6 +122,7 @@ def launch(request: Request, say: Say) -> Launched:
     job = f"{place.name}-{secrets.token_hex(3)}"
     try:
         made = make_plan(request, reached, spares, job, str(place.path))
+        fitness.check(request, reached, say)
     except OrchestratorError:
         place.discard()
         raise

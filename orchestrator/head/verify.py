@@ -16,8 +16,8 @@ from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from orchestrator.experiment import Experiment
 from orchestrator.head import chart, findings, front, prediction, verify_text
 from orchestrator.head import launch as launching
-from orchestrator.head.launch import Request
 from orchestrator.head.plan import Target
+from orchestrator.head.request import Request
 
 PROGRAM = "orchestrator.engine.verify"  # travels with what is shipped to every node
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}

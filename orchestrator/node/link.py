@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from orchestrator.node import dial as dialing
 from orchestrator.node import ending, outputs, processes, remains
 from orchestrator.node.follow import Follower
 from orchestrator.node.hang import Activity, collect
@@ -57,6 +58,8 @@ class Link:
         self.requests: dict[str, Callable[[dict[str, Any]], Any]] = {
             "probe": self.probe,
             "checkup": self.checkup,
+            "listen": dialing.listen,
+            "dial": dialing.dial,
             "hook": self.hook,
             "start": self.start,
             "follow": self.follow,

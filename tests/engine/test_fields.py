@@ -31,6 +31,7 @@ from orchestrator.engine import dataset, tokens
 from orchestrator.engine.order import Order
 from orchestrator.engine.sums import Sums
 from tests.conftest import Cluster
+from tests.end_to_end.test_doctor import other_torch
 from tests.engine import own
 from tests.engine.worlds import Job, run
 from tests.launching import BIN, Command, Head
@@ -453,6 +454,17 @@ def test_a_launch_that_wants_to_know_its_hosts(head: Head) -> None:
     assert wary.finish() == 4
     assert "host key is not known" in wary.text
     head.run(*words)
+
+
+@shows("launch.check")
+def test_a_launch_that_looks_at_its_nodes(head: Head, tmp_path: Path) -> None:
+    python = other_torch(tmp_path / "other", "2.12.1")
+    one, two = head.cluster.addresses
+    head.node_list = head.cluster.write_list([one, f"{two} python={python}"])
+    command = head.launch("--set", "launch.check=quick", head.script("x.py", ""))
+    assert command.finish() == 3
+    assert "torch: 2.12.1" in command.text
+    head.run("--set", "launch.check=none", "x.py")
 
 
 @shows("launch.connect_timeout")

@@ -1,0 +1,172 @@
+"""Checks of the machines: GPUs and who holds them, disks, memory, limits, clocks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.head.facts import Disk
+from orchestrator.head.finding import (
+    BAD,
+    UNKNOWN,
+    WARN,
+    Case,
+    Examined,
+    Finding,
+    gib,
+    listed,
+    unequal,
+)
+
+SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error
+SHM_LEAST = 16 << 20
+DISK_LEAST, DISK_LITTLE = 256 << 20, 2 << 30
+NOFILE_LEAST = 1024
+CLOCK_OFF = 1.0  # seconds
+FATAL_XIDS = {48, 63, 64, 74, 79, 92, 94, 95, 119, 120}  # memory, NVLink, lost from the bus, GSP
+
+
+def gpus(case: Case) -> Iterator[Finding]:
+    counts = [(one.name, facts.gpus) for one, facts in case.seen]
+    yield from unequal("gpus", WARN, "GPUs", counts, "slots= in the node list evens them out")
+    models = [
+        (one.name, ", ".join(sorted({card.model for card in facts.cards})))
+        for one, facts in case.seen
+        if facts.cards
+    ]
+    yield from unequal("gpus", WARN, "GPU models", models, "the slowest sets the pace")
+    for one, facts in case.seen:
+        if facts.gpus and one.slots and one.slots > facts.gpus:
+            what = f"{one.name} has {facts.gpus} GPUs, and slots={one.slots} in the node list"
+            yield Finding("gpus", BAD, (one.name,), what, f"slots={facts.gpus}")
+    yield from sick(case)
+
+
+def sick(case: Case) -> Iterator[Finding]:
+    for one, checkup in case.looked:
+        if checkup.problems.get("gpus"):
+            what = f"{one.name}: {checkup.problems['gpus']}"
+            yield Finding("gpus", BAD, (one.name,), what, f"on {one.name}: nvidia-smi")
+        for gpu in checkup.gpus or ():
+            who = f"GPU {gpu.index} of {one.name}"
+            worn = gpu.rows_failed or gpu.pages_pending or gpu.rows_pending
+            if gpu.problem:
+                yield Finding("gpus", BAD, (one.name,), f"{who}: {gpu.problem}", "reset it")
+            elif gpu.ecc_errors:
+                what = f"{who}: {gpu.ecc_errors} uncorrected memory errors since its driver started"
+                yield Finding("gpus", BAD, (one.name,), what, "reset it; replace it if they recur")
+            elif worn:
+                what = f"{who}: memory that failed waits to be remapped"
+                yield Finding("gpus", WARN, (one.name,), what, "reboot the node")
+            if gpu.pcie_width and gpu.pcie_width_most and gpu.pcie_width < gpu.pcie_width_most:
+                what = f"{who}: PCIe x{gpu.pcie_width} of x{gpu.pcie_width_most}"
+                yield Finding("gpus", WARN, (one.name,), what, "seat the card anew")
+        for xid in checkup.xids or ():
+            if xid.xid in FATAL_XIDS:
+                what = f"{one.name}: Xid {xid.xid} at {xid.pci}, {xid.count} times: {xid.words}"
+                yield Finding(
+                    "gpus", WARN, (one.name,), what, "https://docs.nvidia.com/deploy/xid-errors/"
+                )
+
+
+def busy(case: Case) -> Iterator[Finding]:
+    for one, checkup in case.looked:
+        holders = checkup.holders or ()
+        for user in sorted({holder.user or "somebody" for holder in holders}):
+            theirs = [h for h in holders if (h.user or "somebody") == user]
+            used = sum(holder.used or 0 for holder in theirs)
+            pids = listed([str(holder.pid) for holder in theirs])
+            jobs = sorted({holder.job for holder in theirs if holder.job})
+            mine = one.facts is not None and user == one.facts.user
+            what = f"{one.name}: {user} holds {gib(used)} on its GPUs (PID {pids})"
+            what += f", job {', '.join(jobs)}" if jobs else ""
+            fix = f"orchestrator stop {jobs[0].rpartition('-')[0]}" if jobs and mine else ""
+            yield Finding("busy", WARN, (one.name,), what, fix or f"ask {user}, or wait")
+
+
+def ours(case: Case) -> Iterator[Finding]:
+    for one, facts in case.seen:
+        for left in facts.leftovers:
+            if left.alive:
+                what, level = f"{one.name}: the job {left.job} runs there", WARN
+                fix = f"orchestrator status; orchestrator stop {left.job.rpartition('-')[0]}"
+            else:
+                what = f"{one.name}: the job {left.job} was left without its supervisor"
+                level, fix = WARN, "emergency_stop ends what lives; then prune --on-nodes"
+            yield Finding("ours", level, (one.name,), what, fix)
+
+
+def workdir(case: Case) -> Iterator[Finding]:
+    for one, facts in case.seen:
+        if not facts.workdir_exists:
+            fix = f"ssh {one.name} mkdir -p {facts.workdir}, or workdir= behind it in the list"
+            what = f"{one.name}: there is no directory {facts.workdir}"
+            yield Finding("workdir", BAD, (one.name,), what, fix)
+        elif facts.disk and not facts.disk.writable:
+            what = f"{one.name}: {facts.workdir} cannot be written"
+            yield Finding("workdir", WARN, (one.name,), what, "workdir= behind it in the list")
+
+
+def disk(case: Case) -> Iterator[Finding]:
+    for one, facts in case.seen:
+        if facts.disk is None:
+            why = facts.problems.get("disk", "it does not answer")
+            what = f"{one.name}: the disk of {facts.workdir}: {why}"
+            yield Finding("disk", BAD if "answer" in why else UNKNOWN, (one.name,), what)
+            continue
+        yield from space(one, facts.disk)
+
+
+def space(one: Examined, found: Disk) -> Iterator[Finding]:
+    where = f"{found.mounted} on {one.name}"
+    fix = f"ssh {one.name} df -h {found.mounted}; orchestrator prune --keep 5 --on-nodes"
+    if found.free < DISK_LITTLE:
+        level = BAD if found.free < DISK_LEAST else WARN
+        what = f"{where}: {gib(found.free)} free of {gib(found.total)}"
+        yield Finding("disk", level, (one.name,), what, fix)
+    elif found.inodes and found.inodes_free < 1000:
+        what = f"{where}: {found.inodes_free} inodes left: no more files"
+        yield Finding("disk", BAD, (one.name,), what, f"ssh {one.name} df -i {found.mounted}")
+
+
+def shm(case: Case) -> Iterator[Finding]:
+    for one, facts in case.seen:
+        found = facts.shm
+        if found is None:
+            yield Finding("shm", WARN, (one.name,), f"{one.name}: no /dev/shm", "mount -t tmpfs")
+        elif found.free < SHM_LEAST:
+            what = f"{one.name}: /dev/shm is full: {gib(found.free)} free of {gib(found.total)}"
+            yield Finding("shm", BAD, (one.name,), what, f"ssh {one.name} ls -la /dev/shm")
+        elif found.total <= SHM_DEFAULT:
+            what = f"{one.name}: /dev/shm has {gib(found.total)} in all"
+            fix = "docker run --shm-size=16g, or --ipc=host; in Kubernetes an emptyDir in memory"
+            yield Finding("shm", WARN, (one.name,), what, fix)
+
+
+def limits(case: Case) -> Iterator[Finding]:
+    pinned: dict[int, list[str]] = {}
+    files: dict[int, list[str]] = {}
+    for one, facts in case.seen:
+        if facts.limits is None:
+            continue
+        memlock, nofile = facts.limits.memlock[0], facts.limits.nofile[0]
+        if memlock != -1 and any(port.active and not port.software for port in facts.rdma):
+            pinned.setdefault(memlock, []).append(one.name)
+        if nofile != -1 and nofile < NOFILE_LEAST:
+            files.setdefault(nofile, []).append(one.name)
+    there = "as root there, in /etc/security/limits.conf; then log in anew"
+    for limit, names in pinned.items():
+        what = f"memlock is {gib(limit)} on {listed(names)}, and RDMA pins more"
+        yield Finding("limits", BAD, tuple(names), what, f"'* - memlock unlimited', {there}")
+    for limit, names in files.items():
+        what = f"{limit} open files at most (ulimit -n) on {listed(names)}"
+        yield Finding("limits", WARN, tuple(names), what, f"'* - nofile 65536', {there}")
+
+
+def clock(case: Case) -> Iterator[Finding]:
+    for one, facts in case.seen:
+        off = facts.clock_offset
+        if abs(off) > CLOCK_OFF:
+            which = "ahead of" if off > 0 else "behind"
+            what = f"{one.name}: its clock is {abs(off):.1f} s {which} this machine's"
+            fix = f"on {one.name}: chronyc makestep, or timedatectl set-ntp true"
+            yield Finding("clock", WARN, (one.name,), what, fix)

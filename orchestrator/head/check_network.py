@@ -1,0 +1,140 @@
+"""Checks of the network: interfaces, who really reaches whom, names that mislead. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from orchestrator.head.finding import BAD, WARN, Case, Finding, listed, unequal
+from orchestrator.head.member import is_loopback
+
+
+def net(case: Case) -> Iterator[Finding]:
+    """The interface of each node towards the master, and that they are alike."""
+    if case.network_error:
+        what, fix = case.network_error
+        names = tuple(one.name for one, _ in case.seen)
+        named = tuple(name for name in names if is_named(name, what))
+        yield Finding("net", BAD, named or names, what, fix)
+        return
+    speeds = []
+    for one, facts in case.seen:
+        place = case.places.get(one.name)
+        found = facts.interface(place.interface) if place else None
+        if found is None:
+            continue
+        if found.state not in ("up", "unknown"):
+            what = f"{one.name}: {found.name} is {found.state}"
+            fix = f"on {one.name}: ip link set {found.name} up"
+            yield Finding("net", BAD, (one.name,), what, fix)
+        if found.speed and found.kind != "loopback":
+            speeds.append((one.name, f"{found.speed} Mb/s"))
+    yield from unequal(
+        "net", WARN, "speed of the interface", speeds, "ethtool INTERFACE; the cable"
+    )
+    yield from ports_down(case)
+
+
+def is_named(name: str, text: str) -> bool:
+    """10.0.0.1 is not in a sentence about 10.0.0.12."""
+    return re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\d)", text) is not None
+
+
+def ports_down(case: Case) -> Iterator[Finding]:
+    active = [
+        (one.name, sum(port.active and not port.software for port in facts.rdma))
+        for one, facts in case.seen
+        if facts.rdma
+    ]
+    fix = "on these nodes: ibstat, or rdma link"
+    yield from unequal("net", WARN, "RDMA ports that are up", active, fix)
+
+
+def mtu(case: Case) -> Iterator[Finding]:
+    sizes = []
+    for one, facts in case.seen:
+        place = case.places.get(one.name)
+        found = facts.interface(place.interface) if place else None
+        if found and found.kind != "loopback":
+            sizes.append((one.name, found.mtu))
+    fix = "on these nodes, as root: ip link set INTERFACE mtu {most}"
+    yield from unequal("mtu", WARN, "MTU", sizes, fix)
+
+
+def links(case: Case) -> Iterator[Finding]:
+    """Who could not reach whom: one blocked node is one finding, and not one per pair."""
+    if not case.full:
+        return
+    blocked: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for (source, target, port), why in case.silent.items():
+        blocked.setdefault((source, target), []).append((why, port))
+    towards, away = Counter(t for _, t in blocked), Counter(s for s, _ in blocked)
+    others = len(case.seen) - 1
+    for target in [name for name, count in towards.items() if others > 1 and count == others]:
+        pairs = [pair for pair in blocked if pair[1] == target]
+        yield unreached(f"nobody reaches {target}", blocked, pairs, (target,))
+    for source in [name for name, count in away.items() if others > 1 and count == others]:
+        pairs = [pair for pair in blocked if pair[0] == source]
+        if pairs:
+            yield unreached(f"{source} reaches nobody", blocked, pairs, (source,))
+    for source, target in list(blocked):
+        what = f"{source} does not reach {target}"
+        yield unreached(what, blocked, [(source, target)], (source, target))
+
+
+def unreached(
+    what: str,
+    blocked: dict[tuple[str, str], list[tuple[str, int]]],
+    pairs: list[tuple[str, str]],
+    nodes: tuple[str, ...],
+) -> Finding:
+    """Takes these pairs out: they are told now."""
+    told = [one for pair in pairs for one in blocked.pop(pair, [])]
+    whys = sorted({why for why, _ in told})
+    ports = sorted({port for _, port in told})
+    where = f"port {ports[0]}" if len(ports) == 1 else f"ports {', '.join(map(str, ports))}"
+    hint = "a firewall drops it" if any("no answer" in why for why in whys) else "see the reason"
+    fix = f"{hint}: open all TCP ports between the nodes, as collectives use any of them"
+    return Finding("links", BAD, nodes, f"{what} ({where}: {'; '.join(whys)})", fix)
+
+
+def port(case: Case) -> Iterator[Finding]:
+    wanted, exact = case.port
+    if not case.seen or case.nodes[0].facts is None:
+        return
+    master, facts = case.nodes[0], case.nodes[0].facts
+    if facts.port is None or facts.port == wanted:
+        return
+    fix = f"on {master.name}: ss -ltnp 'sport = :{wanted}'"
+    if exact or not facts.port:
+        what = f"port {wanted} is taken on the master, {master.name}"
+        yield Finding("port", BAD, (master.name,), what, fix)
+    else:
+        what = f"port {wanted} is taken on the master, {master.name}: {facts.port} would be used"
+        yield Finding("port", WARN, (master.name,), what, fix)
+
+
+def names(case: Case) -> Iterator[Finding]:
+    """Two names of one machine, and a machine's own name that leads elsewhere."""
+    seen = case.seen
+    for i, (one, facts) in enumerate(seen):
+        for other, more in seen[i + 1 :]:
+            if facts.same_machine(more) and not is_loopback(one.reached):
+                what = f"{one.name} and {other.name} are the same machine ({facts.hostname})"
+                fix = "strike one of them from the node list"
+                yield Finding("names", BAD, (one.name, other.name), what, fix)
+    for one, checkup in case.looked:
+        own = {address.address for address in one.facts.addresses} if one.facts else set()
+        if "names" in checkup.problems:
+            hostname = one.facts.hostname if one.facts else ""
+            what = f"{one.name}: its own name {hostname!r} does not resolve"
+            fix = f"as root there: echo 127.0.1.1 {hostname} >>/etc/hosts"
+            yield Finding("names", WARN, (one.name,), what, fix)
+        strange = [
+            name for name in checkup.names or () if name not in own and not is_loopback(name)
+        ]
+        if strange:
+            what = f"{one.name}: its own name resolves to {listed(strange)}, which it does not have"
+            fix = f"mend /etc/hosts on {one.name}: whoever asks there for itself is sent elsewhere"
+            yield Finding("names", WARN, (one.name,), what, fix)

@@ -1,0 +1,117 @@
+"""Checks of what runs on the nodes: Python, torch, NCCL, drivers, the code itself. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from orchestrator.head.finding import BAD, UNKNOWN, WARN, Case, Finding, listed, odd_ones, unequal
+
+
+def reach(case: Case) -> Iterator[Finding]:
+    for one in case.nodes:
+        if one.error:
+            yield Finding(one.ask, BAD, (one.name,), f"{one.name}: {one.error}", one.fix)
+
+
+def python(case: Case) -> Iterator[Finding]:
+    versions = [(one.name, minor(facts.python_version)) for one, facts in case.seen]
+    fix = "python=/path/to/python{most} behind these nodes in the list"
+    yield from unequal("python", WARN, "Python", versions, fix)
+
+
+def torch(case: Case) -> Iterator[Finding]:
+    """Another release is another wire format; another build of the same one mostly works."""
+    if not case.torch_needed:
+        return
+    there = [(one.name, facts.torch) for one, facts in case.seen if facts.torch]
+    for one, facts in case.seen:
+        if not facts.torch:
+            fix = f"on {one.name}: {facts.python} -m pip install torch" + version_of(there)
+            what = f"{one.name}: {facts.python} has no torch"
+            yield Finding("torch", BAD, (one.name,), what, fix)
+    releases = [(name, release(version)) for name, version in there]
+    _, others = odd_ones(releases)
+    fix = "on these nodes: python -m pip install torch=={most}"
+    yield from unequal("torch", BAD, "torch", releases, fix)
+    builds = [(name, v) for name, v in there if not any(name in who for who in others.values())]
+    yield from unequal("torch", WARN, "builds of torch", builds)
+    yield from imports(case)
+
+
+def imports(case: Case) -> Iterator[Finding]:
+    for one, checkup in case.looked:
+        if checkup.torch is None:
+            why = checkup.problems.get("torch", "")
+            yield Finding("torch", UNKNOWN, (one.name,), f"{one.name}: torch was not tried: {why}")
+        elif checkup.torch.error:
+            what = f"{one.name}: importing torch fails: {checkup.torch.error}"
+            fix = f"on {one.name}: {checkup.torch.python} -c 'import torch'"
+            yield Finding("torch", BAD, (one.name,), what, fix)
+        elif one.facts and one.facts.gpus and checkup.torch.available is False:
+            what = f"{one.name} has {one.facts.gpus} GPUs, and its torch can use none"
+            built = (
+                f"it is built for {'CUDA ' + checkup.torch.cuda if checkup.torch.cuda else 'CPUs'}"
+            )
+            fix = f"on {one.name}: nvidia-smi; {checkup.torch.python} -m torch.utils.collect_env"
+            yield Finding("torch", BAD, (one.name,), f"{what}: {built}", fix)
+
+
+def minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def release(version: str) -> str:
+    """2.13.0+cu130 -> 2.13.0"""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return match.group() if match else version
+
+
+def version_of(there: list[tuple[str, str]]) -> str:
+    most, _ = odd_ones([(name, release(version)) for name, version in there])
+    return f"=={most}" if most else ""
+
+
+def nccl(case: Case) -> Iterator[Finding]:
+    found = {one.name: facts.software.nccl for one, facts in case.seen if facts.gpus}
+    for one, checkup in case.looked:
+        if one.name in found and checkup.torch and checkup.torch.nccl:
+            found[one.name] = checkup.torch.nccl
+    values = [(name, version) for name, version in found.items() if version]
+    fix = "the same torch wheel on all nodes brings the same NCCL"
+    yield from unequal("nccl", BAD, "NCCL", values, fix)
+
+
+def driver(case: Case) -> Iterator[Finding]:
+    for kind in ("nvidia_driver", "amd_driver"):
+        values = [(one.name, getattr(facts.software, kind)) for one, facts in case.seen]
+        values = [(name, version) for name, version in values if version]
+        name = f"{kind.partition('_')[0].upper()} driver"
+        yield from unequal("driver", WARN, name, values)
+
+
+def code(case: Case) -> Iterator[Finding]:
+    """The same revision with the same changes, or where there is no git the same program."""
+    yield from unknown_code(case)
+    known = [(one, checkup.code) for one, checkup in case.looked]
+    commits = [(one.name, found.commit[:12] if found else "") for one, found in known]
+    if any(commit for _, commit in commits):
+        fix = "git pull, or rsync -a, on these nodes; or one workdir on a disk that all share"
+        yield from unequal("code", BAD, "revision of the code", commits, fix)
+        _, others = odd_ones(commits)
+        same = [one for one in known if not any(one[0].name in who for who in others.values())]
+        states = [(one.name, found.diff if found else "") for one, found in same]
+        for _, names in odd_ones(states)[1].items():
+            files = {name for one, found in same if found for name in found.changed}
+            what = f"uncommitted changes differ on {listed(names)}: {listed(sorted(files))}"
+            yield Finding("code", BAD, tuple(names), what, "commit them, or rsync -a the workdir")
+    scripts = [(one.name, checkup.script[:12]) for one, checkup in case.looked if checkup.script]
+    fix = "copy it: rsync -a WORKDIR/ NODE:WORKDIR/"
+    yield from unequal("code", BAD, "sha256 of the program", scripts, fix)
+
+
+def unknown_code(case: Case) -> Iterator[Finding]:
+    for one, checkup in case.looked:
+        why = checkup.problems.get("code", "")
+        if why and "not installed" not in why:
+            yield Finding("code", UNKNOWN, (one.name,), f"{one.name}: its revision: {why}")

@@ -1,0 +1,38 @@
+"""`orchestrator doctor`: all nodes that can be reached are examined, the others are named."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.errors import EXIT_CHECK, EXIT_DONE, OrchestratorError
+from orchestrator.head import doctor_text, fitness, front
+from orchestrator.head.finding import Examined
+from orchestrator.head.fleet import Reached
+from orchestrator.head.request import everybody
+
+
+def examine(options: dict[str, Any], *, default_config: str, default_hook: str) -> int:
+    began = time.monotonic()
+    request = front.request_of({**options, "detach": False}, default_config, default_hook)
+    _, nodes, results, _ = everybody(request)
+    reached = [one for one in results if isinstance(one, Reached)]
+    lost = [
+        Examined(node.name, error=error.what, fix=error.fix)
+        for node, error in zip(nodes, results, strict=True)
+        if isinstance(error, OrchestratorError)
+    ]
+    found = fitness.diagnose(request, reached, lost, full=not options["quick"])
+    found = replace(found, seconds=time.monotonic() - began)
+    if options["as_json"]:
+        front.print_out(json.dumps(doctor_text.to_json(found), indent=1))
+    else:
+        colour = options["color"]
+        if colour is None:
+            colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        front.print_out(doctor_text.to_text(found, colour=colour, hints=options["hints"]))
+    return EXIT_CHECK if found.bad else EXIT_DONE

@@ -1,0 +1,100 @@
+"""What the doctor says: findings, and what they are drawn from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.head.checkup import Checkup
+from orchestrator.head.facts import Facts
+from orchestrator.head.member import MOST_NAMES
+from orchestrator.head.places import Place
+
+BAD, WARN, UNKNOWN = "bad", "warn", "unknown"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One problem, once, with all nodes that have it. bad: a launch would fail or mislead."""
+
+    check: str
+    level: str
+    nodes: tuple[str, ...]
+    what: str
+    fix: str = ""  # something to type, or to do
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One node: what it said of itself, or why it could not be asked."""
+
+    name: str
+    facts: Facts | None = None
+    reached: str = ""
+    error: str = ""
+    fix: str = ""
+    ask: str = "reach"  # the check that the error belongs to
+    checkup: Checkup | None = None
+    slots: int | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """All nodes, and what was asked of them together. Without `full`, checkups are missing."""
+
+    nodes: tuple[Examined, ...]
+    full: bool
+    torch_needed: bool = True
+    places: Mapping[str, Place] = field(default_factory=dict)  # by node
+    network_error: tuple[str, str] | None = None  # what, fix
+    port: tuple[int, bool] = (0, False)  # the master's: wanted, and no other
+    silent: Mapping[tuple[str, str, int], str] = field(default_factory=dict)  # from, to, port: why
+
+    @property
+    def seen(self) -> list[tuple[Examined, Facts]]:
+        return [(one, one.facts) for one in self.nodes if one.facts is not None]
+
+    @property
+    def looked(self) -> list[tuple[Examined, Checkup]]:
+        return [(one, one.checkup) for one in self.nodes if one.checkup is not None]
+
+
+Check = Callable[[Case], Iterator[Finding]]
+
+
+def listed(names: Sequence[str]) -> str:
+    """gpu01, gpu02 and 62 others"""
+    more = len(names) - MOST_NAMES
+    shown = ", ".join(names[:MOST_NAMES])
+    return f"{shown} and {more} other{'s' if more > 1 else ''}" if more > 0 else shown
+
+
+def odd_ones(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[str]]]:
+    """(what most have, with a tie what the first has; each other value -> who has it)."""
+    if not values:
+        return None, {}
+    counts = Counter(value for _, value in values)
+    most = max(counts, key=lambda value: (counts[value], value == values[0][1]))
+    others: dict[Any, list[str]] = {}
+    for name, value in values:
+        if value != most:
+            others.setdefault(value, []).append(name)
+    return most, others
+
+
+def unequal(
+    check: str, level: str, what: str, values: Sequence[tuple[str, Any]], fix: str = ""
+) -> Iterator[Finding]:
+    """A finding for each value that is not the one of most; {most} and {value} in the words."""
+    most, others = odd_ones(values)
+    for value, names in others.items():
+        words = f"{what}: {value or 'none'} on {listed(names)}, {most or 'none'} on the others"
+        yield Finding(check, level, tuple(names), words, fix.format(most=most, value=value))
+
+
+def gib(size: float) -> str:
+    if size < 1 << 20:
+        return f"{size / (1 << 10):.0f} KiB"
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"

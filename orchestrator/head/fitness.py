@@ -1,0 +1,48 @@
+"""Are the nodes fit for this job? Asked before each start, and by the doctor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from orchestrator.errors import CheckFailed
+from orchestrator.head import doctor
+from orchestrator.head.doctor import Diagnosis
+from orchestrator.head.doctor_text import to_text
+from orchestrator.head.finding import WARN, Examined
+from orchestrator.head.fleet import Reached
+from orchestrator.head.plan import DEFAULT_PORT
+from orchestrator.head.request import Request
+
+
+def check(request: Request, reached: Sequence[Reached], say: Callable[[str], None]) -> None:
+    """What would make this job fail or mislead is an error now, with all the findings."""
+    how = request.config.launch.check
+    if how == "none":
+        return
+    found = diagnose(request, reached, [], full=how == "full")
+    if found.bad:
+        raise CheckFailed(
+            f"the nodes are not fit; nothing was started\n\n{to_text(found, colour=False)}",
+            "mend it, or start all the same: --no-check",
+        )
+    for one in found.findings:
+        if one.level == WARN and one.check not in doctor.OF_OTHERS:
+            say(f"warning: {one.what}" + (f" -> {one.fix}" if one.fix else ""))
+
+
+def diagnose(
+    request: Request, reached: Sequence[Reached], others: Sequence[Examined], *, full: bool
+) -> Diagnosis:
+    """Of the nodes that were reached, and of `others`, with the reason why they were not."""
+    began = time.monotonic()
+    launch, kind = request.config.launch, request.target.kind
+    case = doctor.examine(
+        [*(Examined(one.node.name) for one in reached), *others],
+        reached,
+        full=full,
+        port=(launch.master_port or DEFAULT_PORT, launch.master_port is not None),
+        script=request.target.name if kind == "auto" else "",
+        torch_needed=kind != "program",
+    )
+    return doctor.judge(case, began)

@@ -1,0 +1,254 @@
+"""The doctor on hosts that are broken in one way each, for real; and on healthy ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clusters.netns import NetnsCluster
+from tests.conftest import require_namespaces
+from tests.end_to_end.test_verdicts import SKEWED
+from tests.launching import Head
+from tests.node.trees import hca
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetnsCluster]:
+    require_namespaces()
+    with NetnsCluster(3, tmp_path_factory.mktemp("doctor"), second_nic=True) as running:
+        yield running
+
+
+@pytest.fixture
+def ward(cluster: NetnsCluster, tmp_path: Path) -> Head:
+    return Head(cluster, tmp_path)
+
+
+@contextlib.contextmanager
+def broken(cluster: NetnsCluster, host: int, how: str, mend: str) -> Iterator[None]:
+    cluster.exec(host, ["sh", "-ec", how])
+    try:
+        yield
+    finally:
+        cluster.exec(host, ["sh", "-ec", mend])
+
+
+def examine(head: Head, *words: str, code: int) -> list[dict[str, Any]]:
+    """Its findings; the text form must tell the same, once each, and end alike."""
+    shown = head.command("orchestrator", "doctor", "--json", *words)
+    assert shown.finish() == code, shown.text
+    told = json.loads(shown.text)
+    assert told["ok"] == (code == 0)
+    findings: list[dict[str, Any]] = told["findings"]
+    return findings
+
+
+def only(findings: list[dict[str, Any]], check: str, level: str, *nodes: str) -> dict[str, Any]:
+    """There is exactly this one."""
+    assert [(one["check"], one["level"]) for one in findings] == [(check, level)], findings
+    assert sorted(findings[0]["nodes"]) == sorted(nodes)
+    return findings[0]
+
+
+def test_a_healthy_cluster_gives_no_alarm(ward: Head) -> None:
+    assert examine(ward, code=0) == []
+    text = ward.command("orchestrator", "doctor", "--quick")
+    assert text.finish() == 0
+    assert "all is well" in text.text and "links" not in text.text
+    assert ward.nothing_left()
+
+
+def test_another_torch_on_one_node(ward: Head, tmp_path: Path) -> None:
+    """A second environment: the real torch, of another version. A launch refuses it, too."""
+    python = other_torch(tmp_path / "other", "2.12.1")
+    one, two, three = ward.cluster.addresses
+    ward.node_list = ward.cluster.write_list([one, f"{two} python={python}", three])
+    found = only(examine(ward, "--quick", code=3), "torch", "bad", two)
+    assert "2.12.1" in found["what"] and "2.13.0" in found["what"]
+    assert found["fix"].endswith("-m pip install torch==2.13.0")
+    launch = ward.launch(ward.script("x.py", "print('never')"))
+    assert launch.finish() == 3
+    assert "nothing was started" in launch.text and found["what"] in launch.text
+    assert not ward.experiments and not list((ward.directory / "experiments").iterdir())
+    ward.run("--no-check", "x.py")
+
+
+def other_torch(place: Path, version: str) -> Path:
+    """A virtual environment whose torch is ours, but for the version it says it is."""
+    import torch
+
+    words = [sys.executable, "-m", "venv", "--without-pip", str(place)]
+    subprocess.run(words, check=True)
+    (site,) = place.glob("lib/python*/site-packages")
+    real = Path(torch.__file__).parent
+    (site / "rest.pth").write_text(f"{real.parent}\n")
+    (site / "torch").mkdir()
+    for entry in real.iterdir():
+        if entry.name != "version.py":
+            (site / "torch" / entry.name).symlink_to(entry)
+    text = (real / "version.py").read_text().replace("2.13.0", version)
+    (site / "torch" / "version.py").write_text(text)
+    return place / "bin" / "python"
+
+
+def test_a_firewall_one_way(ward: Head, cluster: NetnsCluster) -> None:
+    """Node 2 may not call the master's port; all else is open."""
+    rule = f"ip saddr {cluster.addresses[2]} tcp dport 29500 drop"
+    chain = "nft add chain inet wall i '{ type filter hook input priority 0 ; }'"
+    how = f"nft add table inet wall; {chain}; nft add rule inet wall i {rule}"
+    with broken(cluster, 0, how, "nft delete table inet wall"):
+        findings = examine(ward, code=3)
+    found = only(findings, "links", "bad", cluster.addresses[0], cluster.addresses[2])
+    words = f"{cluster.addresses[2]} does not reach {cluster.addresses[0]} (port 29500: no answer"
+    assert words in found["what"]
+
+
+def test_a_smaller_mtu(ward: Head, cluster: NetnsCluster) -> None:
+    how, mend = "ip link set eth0 mtu 1400", "ip link set eth0 mtu 1500"
+    with broken(cluster, 1, how, mend):
+        found = only(examine(ward, "--quick", code=0), "mtu", "warn", cluster.addresses[1])
+    assert "1400" in found["what"] and "mtu 1500" in found["fix"]
+
+
+def test_shared_memory_that_is_full_or_small(ward: Head, cluster: NetnsCluster) -> None:
+    small = "mount -t tmpfs -o size=64m none /dev/shm"
+    with broken(cluster, 2, small, "umount /dev/shm"):
+        only(examine(ward, "--quick", code=0), "shm", "warn", cluster.addresses[2])
+        fill = "head -c 60M /dev/zero >/dev/shm/full"
+        with broken(cluster, 2, fill, "rm /dev/shm/full"):
+            found = only(examine(ward, "--quick", code=3), "shm", "bad", cluster.addresses[2])
+    assert "/dev/shm is full" in found["what"]
+
+
+HOLDS = """
+import socket, sys
+server = socket.create_server(("", 29500))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_port_that_is_held(ward: Head, cluster: NetnsCluster) -> None:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    holder = cluster.popen(0, [sys.executable, "-c", HOLDS], **pipes)
+    assert holder.stdout and holder.stdout.readline()
+    try:
+        found = only(examine(ward, "--quick", code=0), "port", "warn", cluster.addresses[0])
+        assert "29501 would be used" in found["what"]
+        findings = examine(ward, "--quick", "--master-port", "29500", code=3)
+        only(findings, "port", "bad", cluster.addresses[0])
+    finally:
+        holder.communicate()
+
+
+def test_a_clock_of_its_own(ward: Head, tmp_path: Path) -> None:
+    wrapper, python = tmp_path / "python", tmp_path / "skewed.py"
+    python.write_text(SKEWED.format(shift=-90, wrapper=str(wrapper)))
+    words = shlex.join([sys.executable, str(python)])
+    wrapper.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    wrapper.chmod(0o755)
+    one, two, three = ward.cluster.addresses
+    ward.node_list = ward.cluster.write_list([one, two, f"{three} python={wrapper}"])
+    found = only(examine(ward, "--quick", code=0), "clock", "warn", three)
+    assert "90.0 s behind" in found["what"]
+
+
+def test_memlock_and_rdma(ward: Head, cluster: NetnsCluster, tmp_path: Path) -> None:
+    """Low memlock says nothing where nothing pins memory, and is fatal where RDMA does."""
+    rc = cluster.home(1) / ".bashrc"
+    rc.write_text("ulimit -l 64\n")
+    try:
+        assert examine(ward, "--quick", code=0) == []
+        for i in range(3):
+            own = tmp_path / f"class{i}"
+            subprocess.run(["cp", "-a", "/sys/class", str(own)], check=False, capture_output=True)
+            hca(own, "mlx5_0", top="infiniband")
+            cluster.exec(i, ["mount", "--bind", str(own), "/sys/class"])
+        # Not this machine's own limit, which may be low enough for a finding, too.
+        findings = [f for f in examine(ward, "--quick", code=3) if "64 KiB" in f["what"]]
+        only(findings, "limits", "bad", cluster.addresses[1])
+    finally:
+        rc.unlink()
+        for i in range(3):
+            cluster.exec(i, ["sh", "-c", "umount /sys/class || true"])
+
+
+def test_no_way_to_the_master(ward: Head, cluster: NetnsCluster) -> None:
+    """The head reaches node 2 by an address of its own, which leads to none of the others."""
+    alone = "ip address add 10.79.0.9/32 dev lo"
+    route = "ip route replace unreachable " + cluster.addresses[0]
+    with broken(
+        cluster, 2, f"{alone}; {route}", f"ip route del unreachable {cluster.addresses[0]}"
+    ):
+        findings = examine(ward, "--quick", code=3)
+    only(findings, "net", "bad", cluster.addresses[0], cluster.addresses[2])
+
+
+def test_hosts_that_cannot_be_asked(ward: Head, cluster: NetnsCluster) -> None:
+    """One is down, one shows another key; the third is examined all the same."""
+    one, two, three = cluster.addresses
+    cluster.kill_sshd(1)
+    cluster.change_host_key(2)
+    try:
+        findings = examine(ward, "--quick", code=3)
+        kinds = {tuple(f["nodes"]): (f["check"], f["level"]) for f in findings}
+        assert kinds == {(two,): ("reach", "bad"), (three,): ("reach", "bad")}
+        text = ward.command("orchestrator", "doctor", "--quick")
+        assert text.finish() == 3
+        assert "refuses connections" in text.text and "host key" in text.text
+        (row,) = (line for line in text.lines if line.startswith(one))
+        assert "BAD" not in row
+    finally:
+        cluster.start_sshd(1)
+        cluster.restore_host_key(2)
+
+
+def test_other_code_on_one_node(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
+    """Each node has its own copy; one was edited, and nobody remembers."""
+    place = tmp_path / "own"
+    place.mkdir()
+    cluster = netns_cluster(2, tmpfs=[place], tmpfs_size="4g")
+    head = Head(cluster, tmp_path)
+    git = "git -c user.name=a -c user.email=a@b -c init.defaultBranch=main"
+    for i in range(2):
+        commands = (
+            f"cd {place} && {git} init -q . && echo 'x = 1' >train.py && {git} add . && "
+            f"GIT_AUTHOR_DATE='2026-01-01T00:00:00Z' GIT_COMMITTER_DATE='2026-01-01T00:00:00Z' "
+            f"{git} commit -qm one"
+        )
+        cluster.exec(i, ["sh", "-ec", commands])
+    words = ("--workdir", str(place), "train.py")
+    assert examine(head, *words, code=0) == []
+    cluster.exec(1, ["sh", "-c", f"echo 'x = 2' >{place}/train.py"])
+    findings = [f for f in examine(head, *words, code=3) if f["check"] == "code"]
+    assert {f["level"] for f in findings} == {"bad"}
+    assert any("uncommitted changes differ" in f["what"] for f in findings)
+
+
+def test_one_machine_under_two_names(ward: Head, cluster: NetnsCluster) -> None:
+    one, two, _ = cluster.addresses
+    other = two.rpartition(".")[0] + ".77"
+    known = cluster.known_hosts.read_text()
+    (line,) = (line for line in known.splitlines() if line.startswith(one))
+    with broken(
+        cluster, 0, f"ip address add {other}/24 dev eth0", f"ip address del {other}/24 dev eth0"
+    ):
+        cluster.known_hosts.write_text(known + line.replace(one, other) + "\n")
+        ward.node_list = cluster.write_list([one, other])
+        findings = [f for f in examine(ward, "--quick", code=3) if f["check"] == "names"]
+        cluster.known_hosts.write_text(known)
+    assert "are the same machine" in only(findings, "names", "bad", one, other)["what"]
+
+
+def test_unknown_words(ward: Head) -> None:
+    wrong = ward.command("orchestrator", "doctor", "--qick")
+    assert wrong.finish() == 2
+    assert "--quick" in wrong.text
