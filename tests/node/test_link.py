@@ -565,6 +565,14 @@ open(sys.argv[1], "wb").write(client.recv(4096))
 """
 
 
+def spare_others(monkeypatch: pytest.MonkeyPatch, ours: set[str]) -> None:
+    """Not a word to jobs that really run here."""
+    tagged = node_link.processes.tagged_jobs
+    monkeypatch.setattr(
+        node_link.processes, "tagged_jobs", lambda: {one for one in tagged() if one.job in ours}
+    )
+
+
 def test_all_jobs_end_known_by_directory_or_tag(
     home: Path, new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,13 +582,9 @@ def test_all_jobs_end_known_by_directory_or_tag(
         job.start(job.spec(script(tmp_path, WAITS)))
         wait_until(lambda job=job: job.said("ready"))
     Path(lost.run.path).rename(tmp_path / "away")
-    tagged = node_link.processes.tagged_jobs
-    ours = {job.run.job for job in (known, lost, over)}
-    assert {job.run.job for job in (known, lost)} <= {one.job for one in tagged()}
-    # Not a word to jobs that really run here.
-    monkeypatch.setattr(
-        node_link.processes, "tagged_jobs", lambda: {one for one in tagged() if one.job in ours}
-    )
+    tagged = {one.job for one in node_link.processes.tagged_jobs()}
+    assert {job.run.job for job in (known, lost)} <= tagged
+    spare_others(monkeypatch, {job.run.job for job in (known, lost, over)})
     found = node_link.Link().end_all({"why": "emergency", "grace": 0.0, "wait": 10.0})["receipts"]
     assert {receipt["job"] for receipt in found} == {known.run.job, lost.run.job}
     assert all(receipt["killed"] for receipt in found)
@@ -588,18 +592,22 @@ def test_all_jobs_end_known_by_directory_or_tag(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may")
-def test_jobs_of_all_users_end_when_root_wants_it(home: Path, tmp_path: Path) -> None:
+def test_jobs_of_all_users_end_when_root_wants_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One with a supervisor to ask, one without; and nothing in their files is believed."""
+    jobs = {name: f"theirs-{os.getpid()}-{name}" for name in ("listens", "alone")}
+    spare_others(monkeypatch, set(jobs.values()))
     asked = tmp_path / "asked"
     tmp_path.chmod(0o777)
     for parent in tmp_path.parents[:2]:
         parent.chmod(0o755)
     processes = {}
-    for name in ("listens", "alone"):
+    for name, job in jobs.items():
         directory = tmp_path / name
         directory.mkdir()
         os.chown(directory, 65534, 65534)
-        env = {"ORCHESTRATOR_JOB": f"theirs-{os.getpid()}-{name}", "NODE_RANK": "0"}
+        env = {"ORCHESTRATOR_JOB": job, "NODE_RANK": "0"}
         words = ["/usr/bin/python3", "-c", LISTENS, str(asked)] if name == "listens" else SLEEPS
         processes[name] = subprocess.Popen(
             words,
@@ -611,7 +619,7 @@ def test_jobs_of_all_users_end_when_root_wants_it(home: Path, tmp_path: Path) ->
     assert processes["listens"].stdout
     assert processes["listens"].stdout.read(1) == b"."
     mine = node_link.Link().end_all({"why": "emergency", "grace": 0.0, "wait": 5.0})["receipts"]
-    assert not [one for one in mine if one["job"].startswith("theirs-")]
+    assert mine == []
     words = {"why": "emergency", "grace": 0.0, "wait": 5.0, "all_users": True}
     threading.Thread(target=processes["alone"].wait).start()  # or it stays as a zombie
     found = node_link.Link().end_all(words)["receipts"]
