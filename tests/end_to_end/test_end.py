@@ -13,7 +13,7 @@ import pytest
 from orchestrator.config import Config
 from tests.clusters.netns import NetnsCluster
 from tests.conftest import Cluster
-from tests.launching import Head
+from tests.launching import Command, Head
 
 # Rank 3 fails at step 5; the others wait for it in a collective, or ignore every polite word.
 FAIL = """
@@ -126,10 +126,22 @@ def test_ctrl_c_twice_kills(head: Head) -> None:
     assert head.nothing_left() and sleepers(head.cluster) == 0
 
 
-@pytest.mark.parametrize("after", [0.1, 0.3, 0.5, 0.8, 1.2, 1.8])
+def until_it_answers(command: Command) -> None:
+    """Before it has its first line behind it, an interrupt is Python's own matter."""
+    bit = 1 << (signal.SIGTERM - 1)
+    while True:
+        status = Path(f"/proc/{command.process.pid}/status").read_text()
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+        if int(caught.split()[1], 16) & bit:
+            return
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.1, 0.3, 0.5, 0.8, 1.2, 1.8])
 def test_ctrl_c_ten_times_at_any_moment(head: Head, after: float) -> None:
     """During connecting, planning, starting, importing: an answer, and nothing left."""
     command = head.launch("--nproc", "2", head.script("save.py", SAVE), "stubborn")
+    until_it_answers(command)
     time.sleep(after)  # the moment itself is what is tested
     for _ in range(10):
         command.interrupt()
