@@ -71,12 +71,15 @@ class Watch:
         idle = min((f.activity.get("idle", 0.0) for f in followers), default=0.0)
         if idle <= self.timeout and hang.oldest_wait(stuck, clock) <= self.timeout:
             return None  # busy with something that says nothing
-        self._keep(ranks)
+        if ranks:
+            self._keep(ranks)
+        fix = "" if ranks else "orchestrator doctor: does every node reach the master's port?"
         words = f"no progress for {max(idle, self.timeout):.0f} s: {hang.reading(stuck)}"
         who = hang.culprit(stuck)
         node = who.node if who else followers[0].node.index
         name = next(f.node.name for f in followers if f.node.index == node)
-        return Failure(node, name, who.rank if who else None, time.time(), "hang", words)
+        rank = who.rank if who else None
+        return Failure(node, name, rank, time.time(), "hang", words, fix=fix)
 
     def _keep(self, ranks: Sequence[tuple[Stuck, dict[str, Any]]]) -> None:
         place = self.experiment.path / "hang"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+from tests.clusters.netns import NetnsCluster
 from tests.launching import Head
 
 GROUP = (
@@ -104,3 +108,23 @@ def test_left_as_it_is_on_request(head: Head) -> None:
     command = head.run(*options, head.script("sleeps.py", text))
     assert command.text.count("left as it is (--on-hang leave)") == 1
     assert head.record["state"] == "done"
+
+
+def test_ranks_that_never_start(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
+    """A firewall before the master's port: torchrun waits for the other node, without a word."""
+    cluster = netns_cluster(2)
+    for words in (
+        "add table inet wall",
+        "add chain inet wall in { type filter hook input priority 0 ; }",
+        "add rule inet wall in tcp dport 29500 drop",
+    ):
+        cluster.exec(0, ["nft", words])
+    head = Head(cluster, tmp_path)
+    command = head.launch("--hang-timeout", "4", head.script("x.py", "print('never')"))
+    assert command.finish() == 1, command.text
+    verdict = head.record["verdict"]
+    assert (verdict["kind"], verdict["rank"]) == ("hang", None)
+    assert "no rank has started" in verdict["message"]
+    assert verdict["fix"].startswith("orchestrator doctor")
+    assert not (head.experiment / "hang").exists()
+    assert head.nothing_left()
