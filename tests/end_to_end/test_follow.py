@@ -55,7 +55,7 @@ def numbered(head: Head, node: int, rank: int) -> bool:
 
 
 @pytest.mark.timeout(240)
-def test_a_link_that_is_cut_for_thirty_seconds(
+def test_a_link_that_is_cut_for_a_while(
     netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
 ) -> None:
     cluster = netns_cluster(2)
@@ -65,7 +65,7 @@ def test_a_link_that_is_cut_for_thirty_seconds(
     cluster.cut(1)
     began = time.monotonic()
     command.wait_for(r"node 1 .*no word", patience=15)
-    time.sleep(max(0.0, 30 - (time.monotonic() - began)))
+    time.sleep(max(0.0, 12 - (time.monotonic() - began)))
     assert command.process.poll() is None
     before = len(head.log(1))
     cluster.restore(1)
