@@ -6,13 +6,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from orchestrator.cluster import Cluster
     from orchestrator.engine.trainer import Trainer
+    from orchestrator.errors import JobFailed, OrchestratorError
+    from orchestrator.job import Job, Line, Receipt, Verdict
 
-__all__ = ["Trainer"]
+__all__ = [
+    "Cluster",
+    "Job",
+    "JobFailed",
+    "Line",
+    "OrchestratorError",
+    "Receipt",
+    "Trainer",
+    "Verdict",
+]
 __version__ = "0.1.0"
 
-# Imported when somebody asks for it: the head must not load torch.
-LATER = {"Trainer": "orchestrator.engine.trainer"}
+# Imported when somebody asks for it: the head must not load torch, nor a command what it needs not.
+LATER = {
+    "Cluster": "orchestrator.cluster",
+    "Job": "orchestrator.job",
+    "JobFailed": "orchestrator.errors",
+    "Line": "orchestrator.job",
+    "OrchestratorError": "orchestrator.errors",
+    "Receipt": "orchestrator.job",
+    "Trainer": "orchestrator.engine.trainer",
+    "Verdict": "orchestrator.job",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -35,6 +35,13 @@ class JobFailed(OrchestratorError):
 
     exit_code = EXIT_FAILED
 
+    def __init__(
+        self, what: str, fix: str = "", *, exit_code: int = EXIT_FAILED, verdict: object = None
+    ) -> None:
+        super().__init__(what, fix)
+        self.exit_code = exit_code
+        self.verdict = verdict  # where the Python API raises it: a Verdict
+
 
 class UsageError(OrchestratorError):
     """An option, a config or a node list that cannot be meant as written."""

@@ -154,6 +154,21 @@ class Experiment:
         (self.path / ".steal").unlink(missing_ok=True)
         return None
 
+    @property
+    def followed(self) -> bool:
+        """Does a head follow this job now?"""
+        try:
+            fd = os.open(self.path / ".head", os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
     def thief(self) -> dict[str, Any] | None:
         """Another head that wants to take this one's place, if there is one."""
         try:

@@ -54,8 +54,11 @@ ARROWS = {
     "cli": {"cli", "head", "doors", "demo", "config", "experiment", "errors", "__version__"},
     "entry": {"cli", "interrupt"},
     "__main__": {"entry"},
-    "__init__": {"engine"},  # when somebody asks for it
+    "__init__": {"cluster", "job", "engine", "errors"},  # when somebody asks for it
     "distributed": {"engine"},
+    "cluster": {"job", "background", "experiment", "errors"},
+    "job": {"background", "head.verdict", "head.logs", "experiment", "errors"},
+    "background": {"cli", "doors", "head", "experiment", "interrupt", "errors"},
 }
 # Room -> what of others'. Standard library only, where it is not here.
 OTHERS = {
@@ -66,6 +69,9 @@ OTHERS = {
     "sshd": {"cryptography"},
     "engine": {"torch", "numpy"},
     "doors": {"yaml", "click"},
+    "cluster": {"cloudpickle", "typing_extensions"},
+    "background": {"click"},
+    "node/call.py": {"cloudpickle"},  # which travels with the call
     "node/agent.py": {"torch"},  # it is torchrun
 }
 LONGEST_FILE = 400

@@ -25,7 +25,7 @@ from orchestrator.head import stop as stopping
 from orchestrator.head.display import Display
 from orchestrator.head.follow import Follower
 from orchestrator.head.launch import Launched
-from orchestrator.head.logs import LogFile, tail
+from orchestrator.head.logs import LogFile, last_words
 from orchestrator.head.mirror import Mirror
 from orchestrator.head.nodes import read_nodes
 from orchestrator.head.pipes import Allocation, Here, Srun
@@ -37,9 +37,7 @@ from orchestrator.head.ssh import Ssh
 from orchestrator.head.sshconfig import SshConfig
 from orchestrator.head.way import Way
 
-CRASH_LINES = 200  # a crash dump lists every thread and every frame down to torchrun's
 STEAL_SECONDS = 15.0  # for the head that is there to leave
-LAST_LINES = 20  # of a rank that left no traceback
 
 
 def launch(
@@ -146,7 +144,7 @@ def follow(
         Follower(ssh, record.job, node, place, running.post, link, head=running.since)
         for node, link in zip(record.nodes, links, strict=True)
     ]
-    running.go(followers)
+    running.go(followers, options.get("keys"))
     display.finish()
     place.unlock()
     if running.thief is not None:
@@ -234,17 +232,6 @@ def at_home(options: dict[str, Any]) -> tuple[Experiment, JobRecord, Way]:
         say(f"{place.name} was started elsewhere; its logs come to {place.logs}")
         record = place.read_record()
     return place, record, ssh
-
-
-def last_words(log: LogFile, rank: int | None) -> list[str]:
-    """The end of a rank's log; of a crash dump, the user's own frames on top of it."""
-    lines = tail(log, CRASH_LINES, rank)
-    starts = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
-    if not starts:
-        return lines[-LAST_LINES:]
-    dump = lines[starts[-1] :]
-    ours = (i for i, line in enumerate(dump) if "orchestrator/node/rank.py" in line)
-    return dump[: next(ours, LAST_LINES)]
 
 
 def attach(options: dict[str, Any]) -> int:
@@ -339,23 +326,34 @@ def status(options: dict[str, Any]) -> int:
 
 
 def stop(options: dict[str, Any]) -> int:
-    place, record, ssh = locate(options)
-    grace = 0.0 if options["now"] else options["grace"]
-    grace = record.grace if grace is None else grace
-    if place is not None and record.batch and not record.over:
-        return show_receipts(batch.stop(place, record, grace), as_json=options["as_json"])
-    # Of a job that is over, those nodes that could not be told so.
-    nodes = [node for node in record.nodes if not record.over or node.state == "lost"]
-    if not nodes:
+    place, record, found = end_job(options)
+    if found is None:
         over = f"orchestrator: {record.job} is over already ({record.state})"
         print_out("[]" if options["as_json"] else over)
         return EXIT_DONE
-    found = stopping.stop_job(ssh, record, nodes, grace)
     code = show_receipts(found, as_json=options["as_json"])
     why = stopping.conclude(place, found) if place is not None else ""
     if why:
         sys.stderr.write(f"orchestrator: these receipts are not in job.json: {why}\n")
     return code
+
+
+def end_job(
+    options: dict[str, Any],
+) -> tuple[Experiment | None, JobRecord, list[stopping.Receipt] | None]:
+    """End a job on its nodes: where its record is to be concluded, the record, the receipts.
+
+    No receipts: there is nothing to end.
+    """
+    place, record, ssh = locate(options)
+    grace = 0.0 if options["now"] else options["grace"]
+    grace = record.grace if grace is None else grace
+    if place is not None and record.batch and not record.over:
+        return None, record, batch.stop(place, record, grace)
+    # Of a job that is over, those nodes that could not be told so.
+    nodes = [node for node in record.nodes if not record.over or node.state == "lost"]
+    found = stopping.stop_job(ssh, record, nodes, grace) if nodes else None
+    return place, record, found
 
 
 def emergency_stop(options: dict[str, Any]) -> int:

@@ -18,7 +18,17 @@ from typing import Any
 from orchestrator import __version__, configfile, experiment, interrupt
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.head import batch, fitness, fleet, network, plan, revision, secret, verdict
+from orchestrator.head import (
+    batch,
+    fitness,
+    fleet,
+    network,
+    parcel,
+    plan,
+    revision,
+    secret,
+    verdict,
+)
 from orchestrator.head.fleet import Reached
 from orchestrator.head.nodes import Node
 from orchestrator.head.plan import Found, Plan
@@ -115,6 +125,8 @@ def hook_text(path: str | None) -> str:
 def launch(request: Request, say: Say) -> Launched:
     """Start the job on every node, or on none."""
     ssh, reached, spares = prepare(request)
+    if request.parcel is not None:
+        parcel.check(reached)
     interrupt.hold()
     place = batch.experiment_of(request.experiments, request.config.launch.name, request.allocation)
     interrupt.undo_with(place.discard)
@@ -133,6 +145,8 @@ def launch(request: Request, say: Say) -> Launched:
     write_down(request, record, place)
     announce(made, place, say)
     try:
+        if request.parcel is not None:
+            parcel.deliver(reached, made, request.parcel)
         terms = lease(request, made, reached[0].facts.peers_port or 0, secrets.token_hex(32))
         start(request, reached, made, terms)
     except OrchestratorError as error:

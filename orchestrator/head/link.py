@@ -125,6 +125,12 @@ class Link:
             self._send(HEADER.pack(b"J", len(text)) + text)
             return self.count
 
+    def put(self, data: bytes, timeout: float) -> None:
+        """Bytes that the next request is about."""
+        self.channel.settimeout(timeout)
+        with self.sending:
+            self._send(HEADER.pack(b"P", len(data)) + data)
+
     def header(self, deadline: float, silence: str) -> tuple[bytes, int]:
         kind, size = HEADER.unpack(self.exactly(HEADER.size, deadline, silence))
         return kind, size

@@ -20,6 +20,8 @@ LONGEST = 64 * 1024 - 1  # characters of a line before it is cut; with the mark,
 CONTINUED = "…"
 _BLOCK = 64 * 1024
 _TAIL_LOOKS_BACK = 16 << 20  # bytes; the last words of a rank are not further away than that
+_CRASH_LINES = 200  # a crash dump lists every thread and every frame down to torchrun's
+_LAST_LINES = 20  # of a rank that left no traceback
 _RECORD = re.compile(r"^([0-9]{1,18}) ([0-9]{1,9}|-)$", re.MULTILINE)
 
 
@@ -276,6 +278,17 @@ def tail(log: LogFile, lines: int, rank: int | None) -> list[str]:
         if settle or sure:
             return found
         window = min(window * 8, _TAIL_LOOKS_BACK)
+
+
+def last_words(log: LogFile, rank: int | None) -> list[str]:
+    """The end of a rank's log; of a crash dump, the user's own frames on top of it."""
+    lines = tail(log, _CRASH_LINES, rank)
+    starts = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    if not starts:
+        return lines[-_LAST_LINES:]
+    dump = lines[starts[-1] :]
+    ours = (i for i, line in enumerate(dump) if "orchestrator/node/rank.py" in line)
+    return dump[: next(ours, _LAST_LINES)]
 
 
 def _last_lines(

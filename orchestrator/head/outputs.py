@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.head.link import Link
 
 ANSWER_SECONDS = 20.0
+RESULTS = "results/"  # of Cluster.run: somebody waits for them, of whatever size
 LARGEST = 64 << 20  # bytes of one file; what is larger stays where it is, and is named
 
 
@@ -19,7 +20,7 @@ def bring(link: Link, job: str, node: int, outputs: Path) -> str:
     for one in found["files"]:
         if not plain(one["path"]):
             continue  # no node of ours would name such a path
-        if one["size"] > LARGEST:
+        if one["size"] > LARGEST and not one["path"].startswith(RESULTS):
             stays.append(f"{one['path']} ({one['size'] / 1e6:,.0f} MB)")
         elif not (outputs / one["path"]).exists():
             fetch(link, {"job": job, "node": node, **one}, outputs / one["path"])

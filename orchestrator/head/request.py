@@ -33,6 +33,7 @@ class Request:
     config_file: Path | None = None
     detached: bool = False  # nobody will follow it from here
     allocation: Allocation | None = None  # its nodes, in place of the list's
+    parcel: Path | None = None  # a directory: what travels to the nodes beside the program
 
 
 def way_to(request: Request) -> tuple[Way, tuple[Node, ...]]:

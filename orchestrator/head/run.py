@@ -83,7 +83,7 @@ class Run:
 
     # -- the loop ----------------------------------------------------------------------------
 
-    def go(self, followers: Sequence[Follower]) -> None:
+    def go(self, followers: Sequence[Follower], typed: Keys | None = None) -> None:
         self.followers = followers
         # Slurm tells a batch script by SIGUSR1 that its time is nearly over.
         signals = (*SIGNALS, signal.SIGUSR1) if self.record.batch else SIGNALS
@@ -93,7 +93,7 @@ class Run:
         for held in interrupt.release():
             self.inbox.put(held)
         try:
-            with Keys() as keys:
+            with typed or Keys() as keys:
                 for follower in followers:
                     follower.start()
                 while not self.detached and not all(n.over or n.given_up for n in self.nodes):

@@ -1,7 +1,8 @@
 """The node's end of the one SSH channel the head keeps to this node.
 
 Frames on standard input and output: one byte kind, four bytes length, payload. 'J' is JSON (a
-request with "do", its answer, a heartbeat); to the head also 'L' log bytes, 'R' ranks records, 'E'
+request with "do", its answer, a heartbeat); from the head also 'P' a piece of a parcel, before the
+request that is about it; to the head also 'L' log bytes, 'R' ranks records, 'E'
 events, each with the eight-byte offset of the file they come from. Ends when the head hangs up;
 jobs do not.
 """
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.node import dial as dialing
-from orchestrator.node import ending, outputs, processes, remains
+from orchestrator.node import ending, outputs, parcel, processes, remains
 from orchestrator.node.follow import Follower
 from orchestrator.node.hang import Activity, collect
 from orchestrator.node.hook import HookError, run_hook
@@ -54,6 +55,8 @@ class Link:
         self.follower: Follower | None = None
         self.activity: Activity | None = None
         self.supervisor: subprocess.Popen[bytes] | None = None  # that this link has started
+        self.piece = bytearray()  # what the next request is about
+        self.parcels: dict[str, RunDir] = {}  # that wait for the start of their jobs
         self.listed: set[tuple[str, str]] = set()  # outputs that the head has been told of
         self.requests: dict[str, Callable[[dict[str, Any]], Any]] = {
             "probe": self.probe,
@@ -61,6 +64,7 @@ class Link:
             "listen": dialing.listen,
             "dial": dialing.dial,
             "hook": self.hook,
+            "parcel": self.parcel,
             "start": self.start,
             "follow": self.follow,
             "leave": self.leave,
@@ -138,12 +142,15 @@ class Link:
         self.heard = time.monotonic()
         self.incoming += data
         while len(self.incoming) >= HEADER.size:
-            _, size = HEADER.unpack_from(self.incoming)
+            kind, size = HEADER.unpack_from(self.incoming)
             if len(self.incoming) < HEADER.size + size:
                 break
-            request = json.loads(bytes(self.incoming[HEADER.size : HEADER.size + size]))
+            payload = bytes(self.incoming[HEADER.size : HEADER.size + size])
             del self.incoming[: HEADER.size + size]
-            self.serve(request)
+            if kind == b"P":
+                self.piece += payload
+            else:
+                self.serve(json.loads(payload))
         return bool(data)
 
     def serve(self, request: dict[str, Any]) -> None:
@@ -177,6 +184,13 @@ class Link:
         changed, unset = run_hook(request["text"], request["env"], request["workdir"])
         return {"env": changed, "unset": unset}
 
+    def parcel(self, request: dict[str, Any]) -> dict[str, Any]:
+        run = RunDir(request["job"], request["node"])
+        self.parcels[run.path] = run
+        piece, self.piece = self.piece, bytearray()
+        parcel.keep(run, request["name"], piece)
+        return {}
+
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
         spec = request["spec"]
         run = RunDir(spec["job"], spec["node"])
@@ -184,6 +198,7 @@ class Link:
             run.create()
         except FileExistsError:
             raise Refusal(f"job {spec['job']} already has node {spec['node']} here") from None
+        parcel.hand_over(run)
         shared = is_experiment(spec["env"]["ORCHESTRATOR_EXPERIMENT"], spec["job"])
         if not shared:
             own = os.path.join(run.path, "experiment")
@@ -320,5 +335,7 @@ def main(nonce: str) -> None:
             signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError):  # the head is gone; the files have everything
         link.loop()
+    for run in link.parcels.values():
+        parcel.discard(run)
     if step and link.supervisor is not None:
         link.supervisor.wait()  # Slurm kills what is left of a step when its task ends: this one

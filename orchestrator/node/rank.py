@@ -40,6 +40,7 @@ HELD = (*FORWARDED, signal.SIGQUIT)
 # A device that only a live CUDA (uvm) or ROCm (kfd) context holds open; NVML alone does not.
 CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 STACKS = signal.SIGRTMIN + 9  # as node/hang.py sends it
+CALL = os.path.join(os.path.dirname(__file__), "call.py")  # the program of Cluster.run
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
@@ -294,8 +295,9 @@ def end_globals() -> None:
         names = vars(sys.modules["__main__"])
         names.update(dict.fromkeys(set(names) - {"__builtins__"}))
     gc.collect()
-    for file in (thing for thing in gc.get_objects() if type(thing) in BUFFERED):
-        if not file.closed and file.writable():
+    ours = [sys.__stdout__, sys.__stderr__]  # frozen by agent.py, gc does not know these two
+    for file in (*ours, *(thing for thing in gc.get_objects() if type(thing) in BUFFERED)):
+        if file is not None and not file.closed and file.writable():
             file.flush()
 
 
@@ -351,7 +353,7 @@ def users_frames(frames: TracebackType | None) -> TracebackType | None:
     """The traceback from the program's own first frame on."""
     while frames is not None:
         name = frames.tb_frame.f_code.co_filename
-        if name not in (__file__, runpy.__file__) and not name.startswith("<frozen "):
+        if name not in (__file__, CALL, runpy.__file__) and not name.startswith("<frozen "):
             return frames
         frames = frames.tb_next
     return None

@@ -37,6 +37,7 @@ class RunDir:
         self.events = os.path.join(self.path, "events.jsonl")
         self.socket = os.path.join(self.path, "socket")
         self.reports = os.path.join(self.path, "reports")
+        self.parcel = os.path.join(self.path, "parcel")  # see parcel.py
         self.ending = os.path.join(self.path, "ending")  # there once its end was asked for
 
     def create(self) -> None:

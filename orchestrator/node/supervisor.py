@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -341,6 +342,7 @@ class Supervisor:
             while self.read_output(fd):
                 pass
         self.log.flush(everything=True)
+        shutil.rmtree(self.run.parcel, ignore_errors=True)
         left = [process.pid for process in self.living()]
         ranks = {
             str(n): {k: r.get(k) for k in ("state", "code", "pid")} for n, r in self.ranks.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from collections.abc import Callable
 
@@ -44,6 +45,24 @@ def test_an_allocation_is_trained_on(login: Login) -> None:
     assert [node["name"] for node in record["nodes"]] == ["n1", "n2"]
     for node in (0, 1):
         assert login.log(node).count(f"sum 6.0 {record['slurm_job']} {words}") == 2
+
+
+CALLS = """
+from orchestrator import Cluster
+
+def work(x):
+    import os
+    return os.environ["RANK"], x
+
+print(Cluster().run(work, 5))
+"""
+
+
+def test_a_python_program_finds_the_nodes_of_its_allocation(login: Login) -> None:
+    program = login.script(CALLS, "calls.py")
+    command = login.command("salloc", "--quiet", "--nodes=2", sys.executable, program)
+    assert command.finish() == 0, command.text
+    assert command.lines[-1] == "[('0', 5), ('1', 5)]"
 
 
 def test_what_a_rank_fails_of_is_the_verdict(login: Login) -> None:

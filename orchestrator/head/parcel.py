@@ -1,0 +1,58 @@
+"""What travels to the nodes beside the program: the function of Cluster.run and its arguments.
+
+node/parcel.py keeps it there, node/call.py calls it. launch.py sends it before the start.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.errors import CheckFailed
+from orchestrator.head import fleet
+from orchestrator.head.fleet import Reached
+from orchestrator.head.link import Link
+from orchestrator.head.plan import NodePlan, Plan
+
+CALL = "orchestrator.node.call"  # travels with what is shipped to every node
+PIECE = 4 << 20  # until the node is heard of
+STEP = 1 << 18  # paramiko copies what is left after every 32 KB: 1.7 of 7.6 s with larger ones
+PIECE_SECONDS = 60.0
+
+
+def check(reached: Sequence[Reached]) -> None:
+    """A pickled function holds bytecode, which only the same Python can run."""
+    mine = ".".join(map(str, sys.version_info[:2]))
+    others = [
+        f"{one.node.name} ({one.facts.python_version}, {one.facts.python})"
+        for one in reached
+        if one.facts.python_version.split(".")[:2] != mine.split(".")
+    ]
+    if others:
+        raise CheckFailed(
+            f"a function can be sent only to the same Python, which is {mine} here; other ones:\n"
+            f"    {', '.join(others)}",
+            f"name a Python {mine} that has torch: python=/path in the list, or python='/path'; "
+            "or write a script, and launch that",
+        )
+
+
+def deliver(reached: Sequence[Reached], made: Plan, parcel: Path) -> None:
+    """To all nodes before the first one starts: none is to wait there for a slower one's data."""
+
+    def one(pair: tuple[Reached, NodePlan]) -> None:
+        send(pair[0].link, made.job, pair[1].index, parcel)
+
+    results = fleet.everywhere(list(zip(reached, made.nodes, strict=True)), one)
+    fleet.all_or_table([one.node for one in reached], results, "; nothing was started")
+
+
+def send(link: Link, job: str, node: int, parcel: Path) -> None:
+    """Every file of a directory here, in pieces."""
+    for path in sorted(parcel.iterdir()):
+        with path.open("rb") as file:
+            while data := file.read(PIECE):
+                for at in range(0, len(data), STEP):
+                    link.put(data[at : at + STEP], PIECE_SECONDS)
+                link.ask("parcel", PIECE_SECONDS, job=job, node=node, name=path.name)

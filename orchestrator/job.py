@@ -1,0 +1,387 @@
+"""A job as a Python program sees it: orchestrator.Job. Made by cluster.py.
+
+Everything it tells is read from the experiment's directory, which the job's head fills; the head is
+a process of its own (background.py).
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from orchestrator.background import INTERRUPT, LEAVE, Background
+from orchestrator.errors import (
+    EXIT_DONE,
+    EXIT_NODE,
+    JobFailed,
+    NodeError,
+    OrchestratorError,
+    UsageError,
+)
+from orchestrator.experiment import Experiment, JobRecord
+from orchestrator.head import verdict as verdicts
+from orchestrator.head.logs import NO_RANK, LineSplitter, LogFile, LogReader
+
+CALLED = "Cluster.run"  # the first word of the command of a job that has results
+LOOK_SECONDS = 0.2  # between two looks at what the head has written
+LEAVE_SECONDS = 10.0
+ASK_SECONDS = 10.0  # between two questions whether Slurm still has a job
+CATCH_UP_SECONDS = 60.0
+TOO_SOON = 5.0  # a head that ends sooner would end again
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a job did not end well. As text: the traceback, and the lines that the command shows."""
+
+    kind: str  # exception, out_of_memory, signal, hang, lost, stopped, ...
+    title: str
+    message: str
+    node: int | None  # of the cause, where it is known
+    node_name: str
+    rank: int | None
+    where: str  # the user's own line: file:line in function
+    traceback: str
+    fix: str
+    time: float
+    same: tuple[int, ...]  # ranks that failed in the same way
+    others: int  # more ranks that ended because of it
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.traceback.rstrip()}\n{self.text}" if self.traceback else self.text
+
+    @staticmethod
+    def of(told: dict[str, Any]) -> Verdict:
+        """From what job.json says."""
+        names = ("kind", "title", "message", "node", "node_name", "rank", "where", "traceback")
+        known = {name: told[name] for name in (*names, "fix", "time", "others")}
+        return Verdict(**known, same=tuple(told["same"]), text="\n".join(verdicts.to_lines(told)))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a job's logs. As text: with its node and rank in front."""
+
+    text: str
+    node: int
+    rank: int | None  # None: torchrun's own words
+
+    def __str__(self) -> str:
+        rank = "" if self.rank is None else f" rank{self.rank}"
+        return f"node{self.node}{rank} | {self.text}"
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """One node's end of the job: what was ended there. stop() returns them when all is proved."""
+
+    node: str
+    ended: dict[int, str]  # PID -> name: what lived before
+    killed: dict[int, str]  # of these, what did not go when asked
+    took: float
+
+
+class RemoteTraceback(Exception):
+    """Where an exception of Cluster.run came from; it is that exception's __cause__."""
+
+
+class Job:
+    """A job that runs, or ran.
+
+    As a context manager it is waited for at the end of the block, and stopped where an exception
+    leaves the block.
+    """
+
+    def __init__(
+        self, place: Experiment, options: dict[str, Any], head: Background | None = None
+    ) -> None:
+        self._place = place
+        self._options = {**options, "experiment": str(place.path)}
+        self._head = head
+        self._came = 0.0  # when we last took it up
+        self._left = False
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name}: {self.status}>"
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.leave_block(error)
+
+    def leave_block(self, error: BaseException | None) -> None:
+        """What the end of a `with` block does."""
+        if self._left or self._record().over:
+            return
+        if error is None:
+            self.wait()
+        elif isinstance(error, KeyboardInterrupt):
+            self._interrupt()
+        else:
+            self.stop()
+
+    # -- what is known ---------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Of the experiment: Cluster.attach(name) finds it again."""
+        return self._place.name
+
+    @property
+    def directory(self) -> Path:
+        """The experiment's: logs/, outputs/, job.json, and in head.txt what its head said."""
+        return self._place.path
+
+    @property
+    def status(self) -> str:
+        """queued (in Slurm), starting, running, done, failed, stopped, lost: as its head says."""
+        return self._record().state
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; then what master_launch would have ended with."""
+        return self._record().exit_code
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Why it did not end well; None while it runs, and when it is done."""
+        told = self._record().verdict
+        return Verdict.of(told) if told else None
+
+    def _record(self) -> JobRecord:
+        return self._place.read_record()
+
+    # -- waiting ---------------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None = None, *, check: bool = False) -> int:
+        """Until it is over; its exit code. With check, anything but 0 is raised as JobFailed.
+
+        TimeoutError where it takes longer; the job goes on. Ctrl-C asks the ranks to save and
+        stop, a second one kills them; then it is raised.
+        """
+        try:
+            record = self._until_over(timeout)
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+        assert record.exit_code is not None
+        if check and record.exit_code != EXIT_DONE:
+            raise self._failure(record)
+        return record.exit_code
+
+    def _until_over(self, timeout: float | None) -> JobRecord:
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        while True:
+            record = self._record()
+            left = deadline - time.monotonic()
+            if record.over:
+                self._head = None  # it leaves
+                return record
+            if left <= 0:
+                raise TimeoutError(f"{self.name} still runs after {timeout:g} s")
+            self._pause(min(left, LOOK_SECONDS))
+
+    def _pause(self, seconds: float) -> None:
+        """Until the next look; what nobody follows is taken up first."""
+        if self._head is not None and not self._head.gone(seconds):
+            return
+        self._head = None
+        self.take_up()
+        if self._head is None:
+            time.sleep(seconds)
+
+    def take_up(self) -> None:
+        """See to it that a head follows the job, and that its logs so far are here."""
+        record, now, before = self._record(), time.monotonic(), self._came
+        if record.over or self._place.followed:
+            return
+        if record.batch or record.part_of:  # its head is where its job is; is it still there?
+            if now - before > ASK_SECONDS:
+                self._came = now
+                Background("take_up", options=self._options).answer()
+            return
+        if before and now - before < TOO_SOON:
+            raise OrchestratorError(
+                f"the head of {self.name} ends as soon as it starts",
+                f"its last words are in {self.directory / 'head.txt'}",
+            )
+        self._came, self._left = now, False
+        self._head = Background("take_up", options=self._options)
+        self._catch_up(self._head.answer()["logs"])
+
+    def _catch_up(self, sizes: dict[str, int]) -> None:
+        deadline = time.monotonic() + CATCH_UP_SECONDS
+        while time.monotonic() < deadline and not self._record().over:
+            files = {str(file.node): file for file in self._log_files()}
+            if all(files[node].size() >= size for node, size in sizes.items()):
+                return
+            time.sleep(0.05)
+
+    def _interrupt(self) -> None:
+        """As Ctrl-C on the command: the first asks the ranks to save and stop, the second kills."""
+        for now in (False, True):
+            try:
+                if self._head is None or self._head.gone():
+                    self.stop(now=now)
+                else:
+                    self._head.press(INTERRUPT)
+                    self._until_over(None)
+                return
+            except KeyboardInterrupt:
+                continue
+
+    def _failure(self, record: JobRecord) -> JobFailed:
+        told, code = self.verdict, record.exit_code or 0
+        what = f"{self.name}: {record.state}, exit code {code}" + (f"\n{told}" if told else "")
+        return JobFailed(what, f"all logs are in {self._place.logs}", exit_code=code, verdict=told)
+
+    # -- logs ------------------------------------------------------------------------------------
+
+    def logs(
+        self, *, rank: int | None = None, node: int | None = None, follow: bool = False
+    ) -> Iterator[Line]:
+        """The lines so far; with follow, all until the job is over. Looks on: Ctrl-C ends only it.
+
+        str(line) has the node and the rank in front, line.text has not.
+        """
+        check_choice(self._record(), node, rank)
+        self.take_up()
+        return self._lines(rank, node, follow=follow)
+
+    def _log_files(self) -> list[LogFile]:
+        place, nodes = self._place, self._record().nodes
+        return [LogFile(n.index, n.name, place.log(n), place.ranks(n)) for n in nodes]
+
+    def _lines(self, rank: int | None, node: int | None, *, follow: bool) -> Iterator[Line]:
+        files = [file for file in self._log_files() if node in (None, file.node)]
+        readers = [LogReader(file) for file in files]
+        streams: dict[tuple[int, str], LineSplitter] = {}
+        over = False
+        while not over:
+            over = not follow or self._record().over  # before the last look
+            while any(reader.behind() for reader in readers):
+                for reader in readers:
+                    for stream, data in reader.read():
+                        if rank is None or stream == str(rank):
+                            at = (reader.log.node, stream)
+                            splitter = streams.setdefault(at, LineSplitter())
+                            yield from lines(at, splitter.feed(data))
+            if not over:
+                self._pause(LOOK_SECONDS)
+        for at, splitter in sorted(streams.items()):
+            yield from lines(at, splitter.flush())
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def stop(self, *, grace: float | None = None, now: bool = False) -> tuple[Receipt, ...]:
+        """End it on all nodes and prove it; a receipt per node, none where it is over already.
+
+        The ranks are asked to save and stop; what is left after the grace (or at once, with now)
+        is killed. NodeError where a node could not be reached, JobFailed where something lives on.
+        """
+        words = {**self._options, "grace": grace, "now": now}
+        told = Background("stop", options=words).answer()
+        if told["code"] == EXIT_NODE:
+            raise NodeError(told["text"])
+        if told["code"] != EXIT_DONE:
+            raise JobFailed(told["text"], verdict=self.verdict)
+        if told["why"]:
+            raise OrchestratorError(f"it is stopped, but job.json does not say so: {told['why']}")
+        return tuple(
+            Receipt(
+                one["node"],
+                {int(pid): name for pid, name in one["ended"].items()},
+                {int(pid): name for pid, name in one["killed"].items()},
+                one["took"],
+            )
+            for one in told["receipts"]
+        )
+
+    def detach(self) -> None:
+        """Leave it running without a head: no log comes home until somebody takes it up again.
+
+        wait(), logs() and Cluster.attach() do. No `with` block waits for it or ends it.
+        """
+        self._left = True
+        if self._head is not None:
+            self._head.press(LEAVE)
+            if not self._head.gone(LEAVE_SECONDS):
+                raise OrchestratorError(f"the head of {self.name} does not leave")
+            self._head, self._came = None, 0.0
+
+    # -- results ---------------------------------------------------------------------------------
+
+    def results(self, timeout: float | None = None) -> list[Any]:
+        """What the function of Cluster.run or Cluster.submit returned, by rank; waits for it.
+
+        The exception that ended the job is raised as it was, with the traceback of its rank as
+        its cause; JobFailed where there was none, or where it cannot be had here.
+        """
+        if self._record().command[:1] != [CALLED]:
+            raise UsageError(
+                f"{self.name} ran a program, which has no results",
+                "cluster.run(function, ...) has; what a program wrote is in "
+                f"{self.directory / 'outputs'}",
+            )
+        self.wait(timeout)
+        record = self._record()
+        if record.exit_code != EXIT_DONE:
+            self._raise_cause(record)
+        world = sum(node.nproc for node in record.nodes)
+        return [self._result(rank) for rank in range(world)]
+
+    def _result(self, rank: int) -> Any:
+        path = self.directory / "outputs" / "results" / f"rank_{rank}.pkl"
+        try:
+            with path.open("rb") as file:
+                return pickle.load(file)
+        except FileNotFoundError:
+            raise JobFailed(
+                f"rank {rank} ended well, but left no result: did it call sys.exit?",
+                f"what did not come home is named in {self.directory / 'head.txt'}",
+            ) from None
+        except Exception as error:
+            raise JobFailed(
+                f"the result of rank {rank} cannot be read here: {type(error).__name__}: {error}",
+                "return what this Python knows, too: numbers, strings, numpy arrays; of tensors, "
+                "those that are on the CPU, where torch is installed here",
+            ) from error
+
+    def _raise_cause(self, record: JobRecord) -> NoReturn:
+        told = self.verdict
+        if told is None or told.rank is None:
+            raise self._failure(record)
+        path = self.directory / "outputs" / "results" / f"rank_{told.rank}.error"
+        try:
+            with path.open("rb") as file:
+                error = pickle.load(file)
+        except Exception as worse:  # noqa: BLE001  there is none, or its class is not known here
+            raise self._failure(record) from worse if path.exists() else None
+        who = f"rank {told.rank} on node {told.node} ({told.node_name})"
+        raise error from RemoteTraceback(f"\n\n{who}:\n{told.traceback}")
+
+
+def check_choice(record: JobRecord, node: int | None, rank: int | None) -> None:
+    nodes, world = [one.index for one in record.nodes], sum(one.nproc for one in record.nodes)
+    if node is not None and node not in nodes:
+        raise UsageError(f"node={node}: this job has nodes {nodes[0]} to {nodes[-1]}")
+    if rank is not None and not 0 <= rank < world:
+        raise UsageError(f"rank={rank}: this job has ranks 0 to {world - 1}")
+
+
+def lines(at: tuple[int, str], texts: list[str]) -> Iterator[Line]:
+    node, stream = at
+    rank = None if stream == NO_RANK else int(stream)
+    return (Line(text, node, rank) for text in texts)

@@ -1,0 +1,67 @@
+"""What every rank of Cluster.run runs: the function that came with the job.
+
+What it returns, or the exception that ended it, goes home among the outputs. Stands alone, like
+rank.py: it shares a process with the user's code.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import Any
+
+
+def main() -> None:
+    parcel = os.path.join(os.environ["ORCHESTRATOR_RUN"], "parcel")
+    sys.path.append(sys.path[0])  # our own library; as with -m the working directory comes first
+    sys.path[0] = os.getcwd()
+    sys.path.insert(0, os.path.join(parcel, "cloudpickle.zip"))
+    import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # the head's own version
+
+    del sys.path[0]
+    try:
+        with open(os.path.join(parcel, "call.pkl"), "rb") as file:
+            function, args, kwargs = pickle.load(file)
+        keep(cloudpickle, function(*args, **kwargs))
+    except Exception as error:
+        keep_error(cloudpickle, error)
+        raise
+
+
+def keep(cloudpickle: Any, result: Any) -> None:
+    try:
+        write("pkl", lambda file: cloudpickle.dump(result, file))
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001  it is the user's own object
+        kind = type(result).__name__
+        raise TypeError(
+            f"what it returned cannot be sent home: {error} (a {kind}; return numbers, strings,"
+            " tensors, or lists and dicts of them)"
+        ) from None
+
+
+def keep_error(cloudpickle: Any, error: Exception) -> None:
+    """The exception itself, where it comes out of a pickle as it went in; else its words do."""
+    try:
+        data = cloudpickle.dumps(error)
+        if type(pickle.loads(data)) is type(error):
+            write("error", lambda file: file.write(data))
+    except Exception as worse:  # noqa: BLE001  it is the user's own object, and theirs is the news
+        sys.stderr.write(f"orchestrator: this {type(error).__name__} stays here: {worse}\n")
+
+
+def write(kind: str, fill: Any) -> None:
+    """A whole file or none."""
+    place = os.path.join(os.environ["ORCHESTRATOR_EXPERIMENT"], "outputs", "results")
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    name = f"rank_{os.environ['RANK']}.{kind}"
+    new = os.path.join(place, f".{name}.new")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        fill(file)
+    os.replace(new, os.path.join(place, name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Files that a job's ranks need and that only the head has: a function and what it is called with.
+
+They come before the start, in pieces, and wait beside the run directory until that exists. They
+hold whatever the user handed over, so they are 0600, and go when the job has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+from orchestrator.node.rundir import RunDir
+
+NAME = re.compile(r"[A-Za-z0-9_]+[.](pkl|zip)")
+
+
+def keep(run: RunDir, name: str, data: bytes | bytearray) -> None:
+    """Append a piece to one of the files."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"not the name of a parcel's file: {name!r}")
+    place = waiting(run)
+    os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    fd = os.open(os.path.join(place, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with open(fd, "ab") as file:
+        file.write(data)
+
+
+def waiting(run: RunDir) -> str:
+    return run.path + ".parcel"
+
+
+def hand_over(run: RunDir) -> None:
+    """The run directory is there now."""
+    if os.path.isdir(waiting(run)):
+        os.rename(waiting(run), run.parcel)
+
+
+def discard(run: RunDir) -> None:
+    """Of a job that was never started."""
+    shutil.rmtree(waiting(run), ignore_errors=True)

@@ -1,0 +1,401 @@
+"""Cluster and Job as a Python program uses them: this process is the program."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import Cluster, Job, JobFailed
+from orchestrator.errors import CheckFailed, NodeError, UsageError
+from orchestrator.experiment import Experiment
+from tests.launching import PATIENCE, Head
+
+SLEEPS = """
+import os, signal, sys, time
+def save(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("begun", os.environ["RANK"], flush=True)
+time.sleep(600)
+"""
+
+
+FAILS = """
+import os, time
+assert os.environ["RANK"] == "0", "no"
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def cluster(head: Head, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.chdir(head.directory)
+    return Cluster(head.node_list, ssh_config=head.cluster.ssh_config)
+
+
+def begun(job: Job) -> None:
+    """Both ranks have said their first word."""
+    found = job.logs(follow=True)
+    said: set[str] = set()
+    while len(said) < 2:
+        line = next(found)
+        said |= {line.text} if line.text.startswith("begun") else set()
+
+
+def interrupt_soon(seconds: float) -> None:
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def test_a_job_from_start_to_end(
+    cluster: Cluster, head: Head, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handlers = [signal.getsignal(number) for number in range(1, 32)]
+    head.script(
+        "say.py",
+        "import os, sys\nprint(sys.argv[1:], os.environ['COLOUR'], os.environ['RANK'], end='!')",
+    )
+    with cluster.launch(
+        "say.py", args=["--x", 1, Path("a b"), "$HOME"], env={"COLOUR": "red"}, name="said"
+    ) as job:
+        assert job.status in ("starting", "running") and job.exit_code is None
+    assert job.wait() == 0
+    assert (job.status, job.exit_code, job.verdict, job.stop()) == ("done", 0, None, ())
+    words = "['--x', '1', 'a b', '$HOME'] red {}!"
+    texts = sorted(line.text for line in job.logs() if line.rank is not None)
+    assert texts == [words.format(rank) for rank in range(2)]
+    (line,) = job.logs(rank=1)
+    assert str(line) == f"node1 rank1 | {words.format(1)}"
+    assert not list(job.logs(node=0, rank=1))
+    assert repr(job) == f"<Job {job.name}: done>" and job.name.startswith("said_")
+    with pytest.raises(UsageError, match="ran a program"):
+        job.results()
+    with pytest.raises(UsageError, match="ranks 0 to 1"):
+        job.logs(rank=2)
+    assert [one.name for one in cluster.jobs()] == [job.name]
+    assert cluster.attach().name == cluster.attach(job.directory).name == job.name
+    assert [signal.getsignal(number) for number in range(1, 32)] == handlers
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_verdict_of_a_failing_job(cluster: Cluster, head: Head) -> None:
+    head.script("fail.py", FAILS)
+    job = cluster.launch("fail.py")
+    assert job.wait() == 1
+    told = job.verdict
+    assert told is not None
+    assert (told.kind, told.rank, told.node) == ("exception", 1, 1)
+    assert told.message == "AssertionError: no" and "fail.py:3" in told.where
+    assert "Traceback" in str(told) and "the cause: rank 1 on node 1" in str(told)
+    with pytest.raises(JobFailed, match="the cause: rank 1 on node 1") as raised:
+        job.wait(check=True)
+    assert raised.value.verdict == told and raised.value.exit_code == 1
+
+
+def test_results_come_by_rank(cluster: Cluster) -> None:
+    import operator
+
+    offset = 10  # a closure
+
+    def work(factor: int, *, power: int) -> tuple[int, int, str]:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        box = [None] * dist.get_world_size()
+        dist.all_gather_object(box, dist.get_rank())
+        dist.destroy_process_group()
+        return operator.mul(box[-1] or 0, factor) + offset, int(os.environ["RANK"]) ** power, "é"
+
+    four = cluster.with_options(nproc=2)
+    assert four.run(work, 2, power=2) == [(16, rank**2, "é") for rank in range(4)]
+    job = cluster.jobs()[-1]
+    assert job.name.startswith("work_") and job.results() == four.attach(job.name).results()
+
+
+class Picky(Exception):
+    """Comes out of no pickle: it wants two words and keeps one."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} {two}")
+
+
+def test_what_comes_out_of_no_pickle_is_told(cluster: Cluster) -> None:
+    def picky() -> None:
+        raise Picky("no", "way")
+
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        with pytest.raises(JobFailed, match="Picky: no way") as raised:
+            cluster.run(picky)
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert "in picky" in str(raised.value) and "call.py" not in str(raised.value)
+    with pytest.raises(TypeError, match=r"what it returned cannot be sent home: .*generator"):
+        cluster.run(lambda: (one for one in "ab"))
+
+
+def test_what_cannot_travel_starts_nothing(cluster: Cluster) -> None:
+    lock = threading.Lock()
+    with pytest.raises(UsageError, match=r"cannot be sent to the nodes: .*lock"):
+        cluster.run(lambda: lock)
+    assert cluster.jobs() == []
+
+
+def test_a_function_that_hangs(cluster: Cluster, head: Head) -> None:
+    def hangs() -> None:
+        def save(*_: object) -> None:
+            print("saved", flush=True)
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, save)
+        print("begun", os.environ["RANK"], flush=True)
+        time.sleep(600)
+
+    job = cluster.submit(hangs)
+    begun(job)
+    with pytest.raises(TimeoutError, match=r"still runs after 0.1 s"):
+        job.wait(timeout=0.1)
+    with pytest.raises(TimeoutError):
+        job.results(timeout=0.1)
+    assert job.status == "running"
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_soon(0.3)
+        job.wait()
+    assert (job.status, job.exit_code) == ("stopped", 130)
+    assert [line.text for line in job.logs() if "saved" in line.text] == ["saved"] * 2
+    with pytest.raises(JobFailed, match="stopped") as raised:
+        job.results()
+    assert raised.value.exit_code == 130
+    assert head.nothing_left()
+
+
+def test_several_at_once_beside_a_running_loop(cluster: Cluster) -> None:
+    def where(name: str) -> tuple[str, int]:
+        return name, int(os.environ["RANK"])
+
+    async def main() -> tuple[list[Any], list[Any]]:
+        here = cluster.submit(where, "here")  # blocks the loop, and nothing worse
+        there = await asyncio.to_thread(cluster.run, functools.partial(where, name="there"))
+        return here.results(), there
+
+    assert asyncio.run(main()) == tuple([(name, 0), (name, 1)] for name in ("here", "there"))
+    assert len({job.name for job in cluster.jobs()}) == 2
+
+
+# -- interrupts and deaths ------------------------------------------------------------------------
+
+
+def test_ctrl_c_while_it_starts_leaves_nothing(cluster: Cluster, head: Head) -> None:
+    head.script("sleeps.py", SLEEPS)
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_soon(0.5)
+        cluster.launch("sleeps.py")
+        time.sleep(PATIENCE)
+    assert all(job.status == "stopped" for job in cluster.jobs())
+    assert head.nothing_left()
+
+
+def test_an_exception_leaves_no_job_behind_in_its_block(cluster: Cluster, head: Head) -> None:
+    head.script("sleeps.py", SLEEPS)
+    with pytest.raises(ZeroDivisionError), cluster:
+        job = cluster.launch("sleeps.py")
+        begun(job)
+        raise ZeroDivisionError
+    assert job.status == "stopped" and head.nothing_left()
+
+
+def while_followed(job: Job) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while Experiment(job.directory).followed:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+KILLED = """
+import os, sys
+from orchestrator import Cluster
+job = Cluster(sys.argv[1], ssh_config=sys.argv[2]).launch("sleeps.py")
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_killed_program_and_a_killed_head_are_no_end(cluster: Cluster, head: Head) -> None:
+    head.script("sleeps.py", SLEEPS)
+    words = [str(head.node_list), str(head.cluster.ssh_config)]
+    done = subprocess.run([sys.executable, "-c", KILLED, *words], cwd=head.directory, check=False)
+    assert done.returncode == -signal.SIGKILL
+    job = cluster.attach()
+    begun(job)  # its head lives on, and brings the logs home
+    assert job.status == "running"
+    os.kill(head.record["head"]["pid"], signal.SIGKILL)
+    while_followed(job)
+    again = cluster.attach(job.name)
+    begun(again)
+    with again:
+        again.detach()  # neither waited for nor stopped
+    while_followed(job)
+    assert job.status == "running"
+    begun(again)  # whoever looks on takes it up again
+    receipts = again.stop(now=True)
+    assert len(receipts) == 2 and any(one.ended for one in receipts)
+    assert job.status == "stopped" and job.wait() == 130
+    assert head.nothing_left()
+
+
+NOTEBOOK = """
+import sys, traceback
+from orchestrator import Cluster
+cluster = Cluster(sys.argv[1], ssh_config=sys.argv[2])
+class Own(LookupError): pass
+
+def work(x):
+    import os, time
+    if os.environ["RANK"] == "1": raise Own(x, 3)
+    time.sleep(60)
+
+try: cluster.run(work, 2)
+except Own as error: print("caught", error.args); print(error.__cause__)
+
+print(sorted({"torch", "paramiko", "yaml", "click"} & set(sys.modules)))
+"""
+CAUGHT = r"""caught \(2, 3\)
+
+
+rank 1 on node 1 \(.+\):
+Traceback \(most recent call last\):
+  File "<stdin>", line 3, in work
+Own: \(2, 3\)
+
+\[\]
+"""
+
+
+def test_typed_at_an_interpreter(head: Head) -> None:
+    """What is defined in __main__ has no module that a node could import."""
+    (head.directory / "empty").touch()
+    words = [str(head.node_list), str(head.cluster.ssh_config)]
+    done = subprocess.run(
+        [sys.executable, "-q", "-i", "empty", *words],
+        cwd=head.directory,
+        input=NOTEBOOK,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.fullmatch(CAUGHT, done.stdout), done.stdout
+
+
+# -- what is wrong is said by type ----------------------------------------------------------------
+
+
+def test_errors_have_their_types(cluster: Cluster, head: Head) -> None:
+    with pytest.raises(CheckFailed, match=r"there is no .*nowhere\.py"):
+        cluster.launch("nowhere.py")
+    with pytest.raises(UsageError, match=r"launch\.nproc"):
+        cluster.launch("x.py", nproc="two")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"did you mean 'max_steps'"):
+        cluster.launch(set={"training.max_stepz": 5})
+    nobody = Cluster(head.script("nobody", "127.0.0.99:9\n"), ssh_config=head.cluster.ssh_config)
+    with pytest.raises(NodeError, match="refuses connections"):
+        nobody.run(print)
+    with pytest.raises(UsageError, match="no experiment 'x'"):
+        Cluster("no list").attach("x")
+    assert cluster.jobs() == []
+
+
+def test_large_ones_travel_and_do_not_stay(
+    netns_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes that share no disk with the head."""
+    hosts = netns_cluster(2, tmpfs=[str(tmp_path)], tmpfs_size="256m")
+    monkeypatch.chdir(tmp_path)
+    data = os.urandom(3 << 20)
+
+    def work(sent: bytes) -> tuple[bytes, int, bytes]:
+        parcel = Path(os.environ["ORCHESTRATOR_RUN"], "parcel")
+        mode = (parcel / "call.pkl").stat().st_mode | parcel.stat().st_mode
+        return sent[:9], stat.S_IMODE(mode), bytes(65 << 20) if os.environ["RANK"] == "1" else b""
+
+    one, two = Cluster(hosts.node_list, ssh_config=hosts.ssh_config).run(work, data)
+    assert one == (data[:9], 0o700, b"") and two == (data[:9], 0o700, bytes(65 << 20))
+    for node in range(2):
+        (run,) = (hosts.run_home(node) / "runs").glob("*/*")
+        assert not (run / "parcel").exists() and (run / "log").exists()
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "python_api.md"
+SNIPPETS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+PROGRAMS = {
+    "train.py": 'import os\nprint("epoch 3") if os.environ["RANK"] == "1" else None\n',
+    "broken.py": "raise ValueError('bad luck')\n",
+}
+
+
+def test_the_page_does_as_it_says(head: Head) -> None:
+    for name, text in PROGRAMS.items():
+        head.script(name, text)
+    known = f'"{head.node_list}", ssh_config="{head.cluster.ssh_config}"'
+    code = "\n".join(SNIPPETS).replace('"node_ip_list.txt"', known)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=head.directory, capture_output=True, text=True, check=True
+    )
+    said = re.sub(r"^[01] \S+/broken", "0 broken", done.stdout, flags=re.M).splitlines()
+    assert said == [
+        "0",
+        "node1 rank1 | epoch 3",
+        "0 broken.py:1 in <module> ValueError: bad luck",
+        "done",
+        "[(0, 10.0), (1, 10.0)]",
+    ]
+    assert done.stderr == ""
+
+
+TYPED = """
+import logging
+from pathlib import Path
+from orchestrator import Cluster, Job, JobFailed, Verdict
+
+def double(x: int, *, times: int = 2) -> float:
+    return x * times / 1
+
+logging.getLogger("orchestrator")
+with Cluster(Path("nodes"), ssh_config="c", nproc=2, env={"A": "b"}) as cluster:
+    job: Job = cluster.launch("train.py", args=["--x", 3], set={"training.max_steps": 5})
+code: int = job.wait(timeout=3.0, check=True)
+told: Verdict | None = job.verdict
+words: list[str] = [line.text for line in job.logs(rank=0, follow=True)]
+results: list[float] = cluster.run(double, 2, times=3)
+"""
+WRONG = {
+    'cluster.run(double, "two")': "arg-type",
+    "cluster.launch('x', nprocs=2)": "call-arg",
+    "job.verdict.rank": "union-attr",
+    "words2: list[int] = cluster.run(double, 1)": "arg-type",
+}
+
+
+def test_it_is_typed(tmp_path: Path) -> None:
+    """mypy --strict, as pyproject.toml has it, on what a user writes."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(TYPED + "\n".join(WRONG) + "\n")
+    command = [sys.executable, "-m", "mypy", str(mine)]  # shares the cache of the house's own
+    done = subprocess.run(command, cwd=PAGE.parents[1], capture_output=True, text=True, check=False)
+    found = re.findall(r"mine\.py:(\d+): error: .*\[([a-z-]+)\]$", done.stdout, re.M)
+    first = TYPED.count("\n") + 1
+    assert found == [(str(first + at), kind) for at, kind in enumerate(WRONG.values())], done.stdout

@@ -1,0 +1,45 @@
+"""Files for a job that has not started: in pieces, the user's alone, gone if it never starts."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node import parcel
+from orchestrator.node.rundir import RunDir
+
+
+def keep(run: RunDir, name: str, *pieces: bytes) -> None:
+    for piece in pieces:
+        parcel.keep(run, name, piece)
+
+
+def test_pieces_become_a_file_of_the_run(home: Path) -> None:
+    run = RunDir("job", 0)
+    keep(run, "call.pkl", b"one", b"", b"two")
+    keep(RunDir("job", 1), "call.pkl", b"another node of the same home")
+    run.create()
+    parcel.hand_over(run)
+    (file,) = Path(run.parcel).iterdir()
+    assert file.read_bytes() == b"onetwo"
+    for path, mode in ((file, 0o600), (file.parent, 0o700), (Path(run.path).parent, 0o700)):
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+    parcel.discard(RunDir("job", 1))
+    assert [path.name for path in (home / "runs/job").iterdir()] == ["0"]
+
+
+def test_a_run_without_one_has_none(home: Path) -> None:
+    run = RunDir("job", 0)
+    run.create()
+    parcel.hand_over(run)
+    parcel.discard(run)
+    assert not list(Path(run.path).iterdir())
+
+
+@pytest.mark.parametrize("name", ["../x.pkl", "/x.pkl", "x/y.pkl", ".pkl", "x.py", "x.pkl\n", ""])
+def test_no_name_leads_elsewhere(home: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="not the name"):
+        keep(RunDir("job", 0), name, b"")
+    assert not home.exists()

@@ -1,0 +1,58 @@
+"""What the Python API decides before anything runs. The rest: end_to_end/test_python_api.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator import Cluster, OrchestratorError
+from orchestrator.cluster import Options, as_typed, merged
+from orchestrator.config import Launch
+
+
+def test_every_launch_option_can_be_given() -> None:
+    launch = {field.name for field in dataclasses.fields(Launch)}
+    assert set(Options.__annotations__) == launch | {"config", "set", "env"}
+
+
+def test_later_options_win_one_by_one() -> None:
+    first: Options = {"nproc": 2, "env": {"A": "1", "B": "1"}, "set": {"x.y": 1}}
+    then: Options = {"nproc": 4, "env": {"B": "2"}, "config": "c.yaml", "workdir": Path("/w")}
+    told = as_typed(merged(first, then))
+    assert told == {
+        "config_file": str(Path("c.yaml").absolute()),
+        "overrides": ["launch.nproc=4", 'launch.workdir="/w"', "x.y=1"],
+        "env": ["A=1", "B=2"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("Cluster(nprok=2)", "no option 'nprok'; did you mean 'nproc'"),
+        ("Cluster().with_options(grase=2)", "did you mean 'grace'"),
+        ("Cluster().launch('x', timeout=2)", "no option 'timeout'"),
+        ("Cluster().launch('x', args='--a 1')", r"a list: args=\['--a', '1'\]"),
+        ("Cluster().launch('x', module='y')", "which one"),
+        ("Cluster().launch(args=['x'])", "the built-in engine takes no args"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(call: str, words: str) -> None:
+    with pytest.raises(OrchestratorError, match=words):
+        eval(call, {"Cluster": Cluster})
+
+
+def test_importing_it_is_light() -> None:
+    code = "import sys; from orchestrator import Cluster, Job, Verdict; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "paramiko", "click", "yaml", "cloudpickle", "asyncio"}
+    assert not heavy & set(done.stdout.split())
+    import orchestrator
+
+    with pytest.raises(AttributeError, match="no attribute 'Clutser'"):
+        _ = orchestrator.Clutser
+    assert (Path(orchestrator.__file__).parent / "py.typed").exists()
