@@ -19,6 +19,7 @@ from orchestrator import __version__, configfile, experiment, interrupt
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.head import batch, fitness, fleet, network, plan, revision, secret, verdict
+from orchestrator.head.accelerate import counted, planned
 from orchestrator.head.fleet import Reached
 from orchestrator.head.nodes import Node
 from orchestrator.head.plan import Found, Plan
@@ -48,9 +49,10 @@ def make_plan(
 ) -> Plan:
     found = [Found(one.node, one.facts, one.connection.address) for one in reached]
     hinted = variables(hook_text(request.config.launch.hook))
-    made = plan.make(
-        job, directory, request.target, found, spares, request.config, request.env, hinted
-    )
+    by = request.accelerate
+    config = counted(request.config, by, found, len(found)) if by else request.config
+    made = plan.make(job, directory, request.target, found, spares, config, request.env, hinted)
+    made = planned(made, by, found) if by else made
     return warned(apply_hook(request, reached, made), found)
 
 
@@ -191,6 +193,7 @@ def start(request: Request, reached: list[Reached], made: Plan, terms: dict[str,
             "first_rank": node.first_rank,
             "start": made.start,
             "agent": node.agent,
+            "files": node.files,
             "env": node.env,
             "unset": node.unset,
             "workdir": node.workdir,
