@@ -7,6 +7,7 @@ Neither Docker's daemon nor a kubelet can run here. A container is what they mak
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,6 +60,11 @@ class Containers:
 
     def forget(self) -> None:
         self.hosts.write_text(self.first)
+
+    def terminate(self, i: int, mark: str) -> None:
+        """SIGTERM to process 1 of the container with this in its environment."""
+        first = min(self.cluster.processes(i, mark))
+        subprocess.run(self.cluster.words(i, ["kill", "-TERM", str(first)]), check=True)
 
     def run(self, i: int, hostname: str, words: list[str], env: Mapping[str, str]) -> Command:
         first = [*UNSHARE, "sh", "-c", START, "sh", hostname, str(self.workdir)]

@@ -6,7 +6,6 @@ import importlib.resources
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -202,7 +201,7 @@ def containers(cluster: NetnsCluster, tmp_path: Path) -> Iterator[Containers]:
 SHOW = """
 import json, runpy, sys
 print("given", json.dumps(sys.argv[1:]), flush=True)
-sys.argv[1:] = ["--set", "training.max_steps=3", "--set", "model.num_layers=1"]
+del sys.argv[1:]
 runpy.run_module("orchestrator.engine.train", run_name="__main__")
 """
 
@@ -217,7 +216,7 @@ def in_place(words: list[str], workdir: Path, put: Callable[[str], str]) -> list
 
 def test_compose_runs_it_with_every_argument_as_it_was(containers: Containers) -> None:
     (containers.workdir / "show.py").write_text(SHOW)
-    services = compose(*PAIR, "show.py", *ODD)["services"]
+    services = compose(*PAIR, *SMALL, "show.py", *ODD)["services"]
     for i, name in enumerate(services):
         containers.name(i, name)
     running: list[Command] = []
@@ -238,6 +237,7 @@ def test_compose_runs_it_with_every_argument_as_it_was(containers: Containers) -
 
 def test_kubernetes_runs_it_and_goes_on_after_an_eviction(containers: Containers) -> None:
     """A pod that comes before the first one's name is known; an eviction; the next attempt."""
+    shutil.copytree(dockerfile.CLONE / "config", containers.workdir / "config")  # COPY . .
     _, job = kubernetes(*PAIR, "--name", "run", "--set", "training.max_steps=100000", *SMALL[2:])
     (node,) = pod(job)["containers"]
     words = in_place(node["command"], containers.workdir, lambda word: expanded(word, HERE))
@@ -254,13 +254,10 @@ def test_kubernetes_runs_it_and_goes_on_after_an_eviction(containers: Containers
         containers.name(index, f"{name}.default.svc.cluster.local", name, f"run-{index}")
     first = start(0)
     first.wait_for(r"step +10/")
-    oldest = min(containers.cluster.processes(1, "JOB_COMPLETION_INDEX=1"))
-    containers.cluster.kill(1, oldest, signal.SIGTERM)
+    containers.terminate(1, "JOB_COMPLETION_INDEX=1")
     assert (first.finish(), second.finish()) == (130, 130), first.text + second.text
     assert 130 not in job["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
     first, second = start(0), start(1)
     first.wait_for("resumed")
-    containers.cluster.kill(
-        0, min(containers.cluster.processes(0, "JOB_COMPLETION_INDEX=0")), signal.SIGTERM
-    )
+    containers.terminate(0, "JOB_COMPLETION_INDEX=0")
     assert (first.finish(), second.finish()) == (130, 130), first.text + second.text
