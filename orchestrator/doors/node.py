@@ -90,8 +90,8 @@ def misspelt(name: str, environ: Mapping[str, str]) -> str:
 
 
 def run(mine: Part, patience: float, options: dict[str, Any]) -> int:
-    mine = replace(mine, port=options["master_port"] or mine.port)
     request = front.request_of(options, **DEFAULTS)
+    mine = replace(mine, port=request.config.launch.master_port or mine.port)
     for name in ("dry_run", "detach"):
         if options[name]:
             raise UsageError(f"--{name.replace('_', '-')} is not for run-node", "leave it out")
@@ -241,6 +241,7 @@ def begin(
     )
     front.say(f"logs in {place.logs}")
     terms = launch.lease(request, made, agreed["peers_port"], agreed["token"])
+    terms["address"] = queue.resolved(mine.master)  # supervisors ask no name server
     try:
         launch.start(request, [reached], made, terms)
     except OrchestratorError as error:

@@ -283,6 +283,9 @@ def changed(by: Accelerate, machines: Machines) -> list[str]:
     ip = by.keys.get("main_process_ip")
     if ip not in (None, machines.ip):
         said.append(f"main_process_ip {ip}: the nodes reach the master at {machines.ip}")
+    port = by.number("main_process_port")
+    if port and port != machines.port:
+        said.append(f"main_process_port {port}: the nodes meet at {machines.port}")
     speed = by.keys.get("deepspeed_config") or {}
     launcher = speed.get("deepspeed_multinode_launcher") or "standard"
     if by.kind == "DEEPSPEED" and launcher != "standard":

@@ -32,7 +32,7 @@ torch.distributed.all_reduce(tensor)
 accelerator.print(f"After all-reduce: {tensor.item()}")
 
 expected_sum = sum(range(accelerator.num_processes))
-assert tensor.item() == expected_sum, f"All-reduce failed! Got {tensor.item()}, expected {expected_sum}"
+assert tensor.item() == expected_sum, f"All-reduce failed! Got {tensor.item()}, not {expected_sum}"
 
 accelerator.print("✅ Multi-node setup successful!")
 """

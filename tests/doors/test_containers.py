@@ -238,7 +238,7 @@ def test_compose_runs_it_with_every_argument_as_it_was(containers: Containers) -
 def test_kubernetes_runs_it_and_goes_on_after_an_eviction(containers: Containers) -> None:
     """A pod that comes before the first one's name is known; an eviction; the next attempt."""
     shutil.copytree(dockerfile.CLONE / "config", containers.workdir / "config")  # COPY . .
-    _, job = kubernetes(*PAIR, "--name", "run", "--set", "training.max_steps=100000", *SMALL[2:])
+    _, job = kubernetes(*PAIR, "--name", "run", "--set", "training.max_steps=40", *SMALL[2:])
     (node,) = pod(job)["containers"]
     words = in_place(node["command"], containers.workdir, lambda word: expanded(word, HERE))
 
@@ -253,11 +253,11 @@ def test_kubernetes_runs_it_and_goes_on_after_an_eviction(containers: Containers
         name = f"run-{index}.run"
         containers.name(index, f"{name}.default.svc.cluster.local", name, f"run-{index}")
     first = start(0)
-    first.wait_for(r"step +10/")
+    first.wait_for(r"step +1/40")
     containers.terminate(1, "JOB_COMPLETION_INDEX=1")
     assert (first.finish(), second.finish()) == (130, 130), first.text + second.text
     assert 130 not in job["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
     first, second = start(0), start(1)
-    first.wait_for("resumed")
-    containers.terminate(0, "JOB_COMPLETION_INDEX=0")
-    assert (first.finish(), second.finish()) == (130, 130), first.text + second.text
+    first.wait_for("resuming after step")
+    assert (first.finish(), second.finish()) == (0, 0), first.text + second.text
+    assert "step 40/40" in first.text

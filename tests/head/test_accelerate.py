@@ -16,7 +16,7 @@ from orchestrator.head import accelerate, plan
 from orchestrator.head.accelerate import KEYS, Accelerate
 from orchestrator.head.nodes import Node
 from orchestrator.head.plan import Found, Plan
-from orchestrator.node import probe
+from orchestrator.node import software
 from tests.head.found import facts as machine
 
 SEED = {
@@ -43,8 +43,8 @@ def planned(
         name = f"10.0.0.{i + 1}"
         seen = machine(f"eth0 {name}/24", gpus=count, port=29500, **known)
         found.append(Found(Node(name), seen, name))
-    launch = accelerate.settle(Launch(nproc=nproc), by)
-    config = Config(launch=accelerate.counted(launch, by, found, len(found)))
+    settled = Config(launch=accelerate.settle(Launch(nproc=nproc), by))
+    config = accelerate.counted(settled, by, found, len(found))
     target = plan.Target("auto", "train.py", ("--lr", "1e-4"))
     made = plan.make("job", "/e", target, found, [], config, {})
     return accelerate.planned(made, by, found)
@@ -169,7 +169,7 @@ def test_who_asks_for_it(tmp_path: Path) -> None:
 
 def test_a_node_tells_what_its_accelerate_knows() -> None:
     """Read from the one that is installed here, without importing it."""
-    version, keys = probe.accelerate()
+    version, keys = software.accelerate()
     assert re.fullmatch(r"\d+\.\d+\..+", version)
     assert set(keys) == set(KEYS)
     assert "accelerate" not in sys.modules
