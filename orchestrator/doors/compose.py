@@ -54,7 +54,14 @@ def service(wish: Wish, entry: Entry, rank: int) -> dict[str, Any]:
         "init": True,  # process 1 that collects the ended
         "environment": own,
         "networks": [NETWORK],
-        "volumes": [{"type": "bind", "source": "./experiments", "target": EXPERIMENTS}],
+        "volumes": [
+            {
+                "type": "bind",
+                "source": "./experiments",
+                "target": EXPERIMENTS,
+                "bind": {"create_host_path": True},
+            }
+        ],
         "shm_size": f"{number}{unit}b",  # NCCL and data loaders; Docker gives 64 MB
         "ulimits": {"memlock": -1, "stack": 64 << 20},
         "stop_grace_period": f"{entry.stop_seconds}s",

@@ -49,11 +49,13 @@ class Entry:
     port: int
     name: str
     stop_seconds: int
-    resumes: bool  # the engine; a program of the user's own may or may not
 
 
-def entry(wish: Wish, options: dict[str, Any], launch: dict[str, Any]) -> Entry:
-    """From what was typed; whatever is wrong with it is told now."""
+def entry(
+    wish: Wish, options: dict[str, Any], launch: dict[str, Any], *, again: bool = False
+) -> Entry:
+    """From what was typed; whatever is wrong with it is told now. `again`: it may be restarted,
+    and finds what it wrote before."""
     for name, why in NOT_HERE.items():
         if launch[name]:
             raise UsageError(f"--{name.replace('_', '-')} has no place here: {why}", "leave it out")
@@ -72,9 +74,12 @@ def entry(wish: Wish, options: dict[str, Any], launch: dict[str, Any]) -> Entry:
             words += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
         if request.config_file.is_absolute():
             sys.stderr.write(f"note: {request.config_file} has to be in the image, too\n")
+    name = options["name"] or chosen.name
+    if launch["name"] is None:
+        words += ["--name", name]
     engine = request.target.kind == "engine"
-    if engine and request.config.checkpoint.resume == "never":
-        words += ["--set", "checkpoint.resume=auto"]
+    if again and engine and request.config.checkpoint.resume == "never":
+        words += ["--set", "checkpoint.resume=auto"]  # from experiments of this name alone
     for word in (*options["words"], wish.image):
         check_text(word)
     env: dict[str, str | None] = {"MASTER_PORT": str(chosen.master_port or DEFAULT_PORT)}
@@ -87,9 +92,8 @@ def entry(wish: Wish, options: dict[str, Any], launch: dict[str, Any]) -> Entry:
         words=(*words, *options["words"]),
         env=env,
         port=chosen.master_port or DEFAULT_PORT,
-        name=options["name"] or chosen.name,
+        name=name,
         stop_seconds=round(chosen.grace) + MARGIN,
-        resumes=engine,
     )
 
 

@@ -18,7 +18,7 @@ OURS = "orchestrator/job"
 
 def generate(options: dict[str, Any], launch: dict[str, Any]) -> int:
     wish = Wish(options["nnodes"], options["image"], options["gpus"], options["shm_size"])
-    entry = container.entry(wish, options, launch)
+    entry = container.entry(wish, options, launch, again=options["volume"] is not None)
     unset = [name for name, value in entry.env.items() if value is None]
     if unset:
         raise UsageError(

@@ -33,7 +33,7 @@ ODD = ["two words", "it's", 'say "hi"', "a\nb\tc", "$(touch x)", "$HOME ${HOME} 
 ODD += ["", " ", "#no", "- x", "a: b", "0o17", "1_0", "yes", "~", "\\n", "*", "!!int", "é\u2028🙂"]
 ODD += ["\x7f\x01\x85", "%d{{}}", "--", "-x"]
 HERE = {"HOME": "of the shell", "x": "of the shell", "MASTER_PORT": "expanded"}
-SMALL = ["--set", "training.max_steps=3", "--set", "model.num_layers=1"]
+SMALL = ["--set", "training.max_steps=3", "--set", "training.batch_size=1"]
 
 
 def generated(*words: str) -> str:
@@ -118,9 +118,13 @@ def test_a_pod_is_found_by_name_and_ends_for_good_only_by_itself() -> None:
 
 
 def test_the_engine_resumes_and_a_script_is_left_alone() -> None:
-    assert "checkpoint.resume=auto" in pod(kubernetes(*PAIR)[1])["containers"][0]["command"]
-    script = pod(kubernetes(*PAIR, "train.py")[1])["containers"][0]["command"]
+    kept = [*PAIR, "--name", "mine", "--volume", "shared"]
+    engine = pod(kubernetes(*kept)[1])["containers"][0]["command"]
+    at = engine.index("--name")
+    assert engine[at:][:4] == ["--name", "mine", "--set", "checkpoint.resume=auto"]
+    script = pod(kubernetes(*kept, "train.py")[1])["containers"][0]["command"]
     assert script[-1] == "train.py" and "--set" not in script
+    assert "--set" not in compose(*PAIR)["services"]["node0"]["entrypoint"], "it is not restarted"
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))))
@@ -238,7 +242,8 @@ def test_compose_runs_it_with_every_argument_as_it_was(containers: Containers) -
 def test_kubernetes_runs_it_and_goes_on_after_an_eviction(containers: Containers) -> None:
     """A pod that comes before the first one's name is known; an eviction; the next attempt."""
     shutil.copytree(dockerfile.CLONE / "config", containers.workdir / "config")  # COPY . .
-    _, job = kubernetes(*PAIR, "--name", "run", "--set", "training.max_steps=40", *SMALL[2:])
+    kept = ["--name", "run", "--volume", "shared"]
+    _, job = kubernetes(*PAIR, *kept, "--set", "training.max_steps=40", *SMALL[2:])
     (node,) = pod(job)["containers"]
     words = in_place(node["command"], containers.workdir, lambda word: expanded(word, HERE))
 
