@@ -45,12 +45,10 @@ def probe(request: dict[str, Any], root: str = "") -> dict[str, Any]:
             what = DISK[name].format(workdir)
             raise ValueError(f"{what}: {problems[name]}; a disk that hangs?")
     total, available = limits.memory_kb(root)
-    version, keys = software.accelerate() if request.get("accelerate") else ("", [])
     return {
         **{name: found.get(name) for name in ("disk", "shm")},
         **{name: found.get(name, []) for name in ("leftovers", "cards", "interfaces", "rdma")},
-        "accelerate": version,
-        "accelerate_keys": keys,
+        **(software.accelerate() if request.get("accelerate") else {}),
         "hostname": socket.gethostname(),
         "boot": sysfs.text(f"{root}/proc/sys/kernel/random/boot_id"),
         "network": network_space(),

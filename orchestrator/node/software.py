@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import sys
+from typing import Any
 
 from orchestrator.node import sysfs
 
@@ -47,11 +48,11 @@ def torch_home() -> str:
     return os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
 
 
-def accelerate() -> tuple[str, list[str]]:
+def accelerate() -> dict[str, Any]:
     """Its version, and the keys that its files may have; importing it would import torch."""
     spec = importlib.util.find_spec("accelerate")
     if spec is None or not spec.origin:
-        return "", []
+        return {}
     home = os.path.dirname(spec.origin)
     version = value(sysfs.text(spec.origin), "__version__") or "of an unknown version"
     try:
@@ -66,7 +67,7 @@ def accelerate() -> tuple[str, list[str]]:
         for field in one.body
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
     ]
-    return version, keys
+    return {"accelerate": version, "accelerate_keys": keys}
 
 
 def value(text: str, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,19 @@ if __name__ == "__main__":
 """
 
 
+BOTH = """
+import runpy
+for name in ("verify.py", "train.py"):
+    runpy.run_path(name, run_name="__main__")
+"""
+# Without torch: quick.
+TOLD = """
+import os, sys
+names = ("RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU")
+print(*(os.environ[name] for name in names), sys.argv[1:])
+"""
+
+
 def config(directory: Path, **keys: object) -> str:
     """A file for node 1 of another network, for twice two processes."""
     known = {
@@ -88,14 +102,20 @@ def config(directory: Path, **keys: object) -> str:
 
 
 def test_one_file_starts_all_nodes_and_the_sum_is_right(head: Head) -> None:
-    file = config(head.directory)
-    run = head.run("--accelerate-config", file, head.script("verify.py", VERIFY))
+    head.script("verify.py", VERIFY)
+    head.script("train.py", TRAIN)
+    both = head.script("both.py", BOTH)
+    run = head.run("--accelerate-config", config(head.directory), both, "two words")
     assert "4 ranks, master" in run.text and ":29511, plain start" in run.text
     for rank in range(4):
         line = rf"node{rank // 2} rank{rank} | Rank {rank}/4 on node {rank // 2}/2"
         assert line in run.text
     assert "rank0 | After all-reduce: 6.0" in run.text
     assert "Multi-node setup successful!" in run.text
+    assert "rank0 | Training on 4 in bf16" in run.text
+    assert "rank0 | Epoch 2: Loss = " in run.text
+    ends = re.findall(r"(batches 2 weight .+ \['two words'\])", run.text)
+    assert len(ends) == 4 and len(set(ends)) == 1, "all ranks have the same weights"
     kept = yaml.safe_load(head.node_file(0, "accelerate.yaml").read_text())
     assert (kept["machine_rank"], kept["mixed_precision"]) == (0, "bf16")
 
@@ -133,7 +153,8 @@ def test_the_files_for_each_node_serve_accelerate_itself(tmp_path: Path) -> None
     (tmp_path / "train.py").write_text(TRAIN)
     port = str(free_ports(1)[0])
     where = ["--nnodes", "2", "--main-process-ip", "127.0.0.1", "--main-process-port", port]
-    words = ["generate", "accelerate", *where, "--accelerate-config", config(tmp_path)]
+    file = config(tmp_path, num_processes=2)
+    words = ["generate", "accelerate", *where, "--accelerate-config", file]
     made = Command([str(BIN / "orchestrator"), *words, "train.py", "two words"], tmp_path, {})
     assert made.finish() == 0, made.text
     typed = [line for line in made.lines if not line.startswith("#")]
@@ -141,7 +162,7 @@ def test_the_files_for_each_node_serve_accelerate_itself(tmp_path: Path) -> None
     shell = {"PATH": f"{BIN}:/usr/bin:/bin", "ACCELERATE_USE_CPU": "true"}
     running = [Command(["sh", "-c", line], tmp_path, shell) for line in typed]
     assert [one.finish() for one in running] == [0, 0], running[0].text + running[1].text
-    assert "Training on 4 in bf16" in running[0].text
+    assert "Training on 2 in bf16" in running[0].text
     ends = {line for one in running for line in one.lines if line.startswith("batches")}
     assert len(ends) == 1, "all ranks have the same weights"
     assert "['two words']" in ends.pop()
@@ -160,14 +181,14 @@ def by_hand(directory: Path, rank: int, *words: str, **env: str) -> Command:
     )
 
 
-def test_by_hand_the_nodes_train_by_accelerate_too(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
+def test_by_hand_the_nodes_start_by_accelerate_too(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TOLD)
     file = config(tmp_path, machine_rank=0, num_processes=2, main_process_port=None)
     words = ("--accelerate-config", file, "train.py", "-x")
     both = [by_hand(tmp_path, rank, *words) for rank in (0, 1)]
     assert [one.finish() for one in both] == [0, 0], both[0].text + both[1].text
-    assert "Training on 2 in bf16" in both[0].text
-    assert "['-x']" in both[1].text
+    for rank in (0, 1):
+        assert f"rank{rank} | {rank} 2 bf16 true ['-x']" in both[rank].text
 
 
 def test_another_machine_rank_by_hand_is_named(tmp_path: Path) -> None:
