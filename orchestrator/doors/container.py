@@ -66,7 +66,9 @@ def entry(
         )
     if launch["experiments"] != Path("experiments"):
         raise UsageError(f"--experiments is {EXPERIMENTS} in the containers", "leave it out")
-    request = front.request_of(launch, **DEFAULTS)
+    passed = [word for word in launch["env"] if "=" not in word]  # need not be set here
+    given = tuple(word for word in launch["env"] if "=" in word)
+    request = front.request_of({**launch, "env": given}, **DEFAULTS)
     chosen = request.config.launch
     words = ["orchestrator", "run-node", "--wait", str(WAIT), "--experiments", EXPERIMENTS]
     if request.config_file is not None:
@@ -87,7 +89,7 @@ def entry(
     nproc = chosen.nproc or wish.gpus
     if nproc:
         env["NPROC_PER_NODE"] = str(nproc)
-    env.update({word: None for word in launch["env"] if "=" not in word})
+    env.update(dict.fromkeys(passed))
     return Entry(
         words=(*words, *options["words"]),
         env=env,

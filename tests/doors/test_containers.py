@@ -16,7 +16,7 @@ import pytest
 import ruamel.yaml
 import yaml
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator import cli
@@ -126,6 +126,7 @@ def test_the_engine_resumes_and_a_script_is_left_alone() -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))))
+@example(ODD)
 @settings(max_examples=50, deadline=None)
 def test_every_argument_comes_back_from_yaml(words: list[str]) -> None:
     """Through YAML 1.1 and 1.2, and what each system puts in place of its variables."""
@@ -161,8 +162,9 @@ def test_what_cannot_be_meant_is_refused(words: list[str], said: str) -> None:
 
 
 def test_compose_takes_a_secret_from_the_shell() -> None:
-    services = compose(*PAIR, "--env", "HOME", "a.py")["services"]
-    assert services["node0"]["environment"]["HOME"] is None
+    services = compose(*PAIR, "--env", "NOT_SET_HERE", "--env", "A=b", "a.py")["services"]
+    assert services["node0"]["environment"]["NOT_SET_HERE"] is None
+    assert services["node0"]["entrypoint"][-3:] == ["--env", "A=b", "a.py"]
 
 
 def test_the_image_gets_of_us_what_pip_needs() -> None:
@@ -222,7 +224,10 @@ def test_compose_runs_it_with_every_argument_as_it_was(containers: Containers) -
     running[0].wait_for("step 1/3")
     check = service["healthcheck"]["test"][1:]
     health = in_place(check, containers.workdir, str)
-    assert containers.run(1, "node1", health, {}).finish() == 0
+    for rank in (0, 1):  # of the two parts in the directory they share, each tells its own
+        checked = containers.run(rank, f"node{rank}", health, {})
+        assert checked.finish() == 0, checked.text
+        assert f"node {rank}  node{rank} " in checked.text
     assert [one.finish() for one in running] == [0, 0], running[0].text + running[1].text
     for rank, one in enumerate(running):
         given_line = one.text.partition(f"node{rank} rank{rank} | given ")[2].partition("\n")[0]
