@@ -14,6 +14,7 @@ from orchestrator.head.accelerate import (
     Machines,
     check_counts,
     check_keys,
+    name_of,
     read,
     text,
 )
@@ -30,7 +31,7 @@ def generate(options: dict[str, Any]) -> int:
     check_counts(by, machines)
     out: Path = options["out"]
     ranks = range(len(machines.counts))
-    places = [out / f"accelerate_node{rank}.yaml" for rank in ranks]
+    places = [out / name_of(rank) for rank in ranks]
     there = [str(place) for place in places if place.exists()]
     if there and not options["force"]:
         raise UsageError(f"{there[0]} is there already", "--force, or another directory: --out DIR")

@@ -16,7 +16,6 @@ from orchestrator.errors import CheckFailed, UsageError, nearest
 from orchestrator.head.plan import Found, NodePlan, Plan, program_words
 from orchestrator.head.setting import Setting
 
-FILE = "accelerate.yaml"  # in the node's run directory, where its agent starts
 PROGRAM = "accelerate.commands.launch"
 # What accelerate 1.15 has in a file, for where no node can be asked.
 KEYS = (
@@ -297,15 +296,21 @@ def changed(by: Accelerate, machines: Machines) -> list[str]:
 
 
 def of_node(by: Accelerate, node: NodePlan, machines: Machines, cpu: bool) -> NodePlan:
-    words = (node.python, "-u", "-m", PROGRAM, "--config_file", FILE)
+    file = name_of(node.index)  # in the node's run directory, where its agent starts
+    words = (node.python, "-u", "-m", PROGRAM, "--config_file", file)
     setting = Setting("ACCELERATE_USE_CPU", "true", "no GPU, or use_cpu in accelerate's file")
     return replace(
         node,
         agent=words,
         paste=(*words, *program_words(node.target, node.workdir, node.library)),
         settings=(*([setting] if cpu else []), *node.settings),
-        files=((FILE, text(by, node.index, machines, cpu)),),
+        files=((file, text(by, node.index, machines, cpu)),),
     )
+
+
+def name_of(rank: int) -> str:
+    """Of the file: one of its own per node, on a disk that they may share."""
+    return f"accelerate_node{rank}.yaml"
 
 
 def text(by: Accelerate, rank: int, machines: Machines, cpu: bool = False) -> str:

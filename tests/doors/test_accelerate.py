@@ -92,7 +92,7 @@ def config(directory: Path, **keys: object) -> str:
         "machine_rank": 1,
         "num_machines": 2,
         "num_processes": 4,
-        "main_process_port": 29511,
+        "main_process_port": free_ports(1)[0],
         "rdzv_backend": "c10d",
         "mixed_precision": "bf16",
         "same_network": True,
@@ -105,8 +105,10 @@ def test_one_file_starts_all_nodes_and_the_sum_is_right(head: Head) -> None:
     head.script("verify.py", VERIFY)
     head.script("train.py", TRAIN)
     both = head.script("both.py", BOTH)
-    run = head.run("--accelerate-config", config(head.directory), both, "two words")
-    assert "4 ranks, master" in run.text and ":29511, plain start" in run.text
+    file = config(head.directory)
+    run = head.run("--accelerate-config", file, both, "two words")
+    port = yaml.safe_load((head.directory / file).read_text())["main_process_port"]
+    assert "4 ranks, master" in run.text and f":{port}, plain start" in run.text
     for rank in range(4):
         line = rf"node{rank // 2} rank{rank} | Rank {rank}/4 on node {rank // 2}/2"
         assert line in run.text
@@ -116,7 +118,7 @@ def test_one_file_starts_all_nodes_and_the_sum_is_right(head: Head) -> None:
     assert "rank0 | Epoch 2: Loss = " in run.text
     ends = re.findall(r"(batches 2 weight .+ \['two words'\])", run.text)
     assert len(ends) == 4 and len(set(ends)) == 1, "all ranks have the same weights"
-    kept = yaml.safe_load(head.node_file(0, "accelerate.yaml").read_text())
+    kept = yaml.safe_load(head.node_file(0, "accelerate_node0.yaml").read_text())
     assert (kept["machine_rank"], kept["mixed_precision"]) == (0, "bf16")
 
 
@@ -151,8 +153,7 @@ def test_what_does_not_fit_is_named_before_anything_starts(
 
 def test_the_files_for_each_node_serve_accelerate_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    port = str(free_ports(1)[0])
-    where = ["--nnodes", "2", "--main-process-ip", "127.0.0.1", "--main-process-port", port]
+    where = ["--nnodes", "2", "--main-process-ip", "127.0.0.1"]
     file = config(tmp_path, num_processes=2)
     words = ["generate", "accelerate", *where, "--accelerate-config", file]
     made = Command([str(BIN / "orchestrator"), *words, "train.py", "two words"], tmp_path, {})
@@ -172,7 +173,7 @@ def test_the_files_for_each_node_serve_accelerate_itself(tmp_path: Path) -> None
 
 
 def by_hand(directory: Path, rank: int, *words: str, **env: str) -> Command:
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512", "NNODES": "2"}
+    place = {"MASTER_ADDR": "127.0.0.1", "NNODES": "2"}
     home = {"ORCHESTRATOR_HOME": str(directory / "home")}
     return Command(
         [str(BIN / "orchestrator"), "run-node", *words],
@@ -183,7 +184,7 @@ def by_hand(directory: Path, rank: int, *words: str, **env: str) -> Command:
 
 def test_by_hand_the_nodes_start_by_accelerate_too(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TOLD)
-    file = config(tmp_path, machine_rank=0, num_processes=2, main_process_port=None)
+    file = config(tmp_path, machine_rank=0, num_processes=2)
     words = ("--accelerate-config", file, "train.py", "-x")
     both = [by_hand(tmp_path, rank, *words) for rank in (0, 1)]
     assert [one.finish() for one in both] == [0, 0], both[0].text + both[1].text

@@ -51,7 +51,7 @@ def planned(
 
 
 def files(made: Plan) -> list[dict[str, Any]]:
-    return [yaml.safe_load(dict(node.files)[accelerate.FILE]) for node in made.nodes]
+    return [yaml.safe_load(text) for node in made.nodes for _, text in node.files]
 
 
 def test_one_file_serves_all_nodes() -> None:
@@ -66,12 +66,18 @@ def test_one_file_serves_all_nodes() -> None:
             "deepspeed_config": speed,
         }
     node = made.nodes[1]
-    assert node.agent[1:] == ("-u", "-m", accelerate.PROGRAM, "--config_file", accelerate.FILE)
+    assert node.agent[1:] == (
+        "-u",
+        "-m",
+        accelerate.PROGRAM,
+        "--config_file",
+        "accelerate_node1.yaml",
+    )
     assert node.paste[-3:] == ("/job/train.py", "--lr", "1e-4")
     assert made.start == "plain"
     assert any(note.startswith("rdzv_backend c10d would") for note in made.notes)
     shell = "\n".join(plan.shell_lines(made, node))
-    assert "cat > accelerate.yaml <<'END'\ncompute_environment: LOCAL_MACHINE\n" in shell
+    assert "cat > accelerate_node1.yaml <<'END'\ncompute_environment: LOCAL_MACHINE\n" in shell
 
 
 def test_without_a_file_everything_is_computed() -> None:
