@@ -202,7 +202,11 @@ def lead(request: Request, mine: Part, reached: Reached, own: Hello, patience: f
             "token": secrets.token_hex(32),
             "peers_port": reached.facts.peers_port or 0,
         }
-        made = make(request, mine, reached, agreed)
+        try:
+            made = make(request, mine, reached, agreed)
+        except OrchestratorError:
+            place.discard()
+            raise
         interrupt.hold()
         interrupt.undo_with(None)
         record = record_of(request, mine, made, place)

@@ -192,6 +192,18 @@ def test_by_hand_the_nodes_start_by_accelerate_too(tmp_path: Path) -> None:
         assert f"rank{rank} | {rank} 2 bf16 true ['-x']" in both[rank].text
 
 
+def test_what_node_0_refuses_is_told_to_all(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TOLD)
+    file = config(tmp_path, machine_rank=0, num_processes=4)
+    words = ("--nproc", "1", "--accelerate-config", file, "train.py")
+    both = [by_hand(tmp_path, rank, *words) for rank in (0, 1)]
+    assert [one.finish() for one in both] == [3, 3], both[0].text + both[1].text
+    for one in both:
+        assert "num_processes is 4 in a.yaml, but these 2 nodes run 2 ranks" in one.text
+    assert "error: node 0 (" in both[1].text
+    assert not list(tmp_path.glob("experiments/*"))
+
+
 def test_another_machine_rank_by_hand_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     file = config(tmp_path)
