@@ -245,7 +245,8 @@ def begin(
     )
     front.say(f"logs in {place.logs}")
     terms = launch.lease(request, made, agreed["peers_port"], agreed["token"])
-    terms["address"] = queue.resolved(mine.master)  # supervisors ask no name server
+    # Supervisors ask no name server: one that hangs would hold up all that they do.
+    terms["address"] = queue.resolved(mine.master) or mine.master
     try:
         launch.start(request, [reached], made, terms)
     except OrchestratorError as error:
