@@ -128,6 +128,14 @@ class Experiment:
             return replace(record, slurm_job=self.slurm_job())
         return record
 
+    @property
+    def elsewhere(self) -> bool:
+        """Is this another machine's part of a job?"""
+        with contextlib.suppress(UsageError):
+            record = self.read_record()
+            return bool(record.part_of) and record.head["host"] != os.uname().nodename
+        return False
+
     def slurm_job(self) -> str | None:
         try:
             return (self.path / SLURM_JOB).read_text(encoding="ascii").strip() or None
@@ -265,10 +273,11 @@ def every(root: Path) -> list[Experiment]:
 
 
 def find(root: Path, wanted: str | None) -> Experiment | None:
-    """By directory or by name; left out, the newest."""
+    """By directory or by name; left out, the newest. Of the parts of a job by hand, on a disk that
+    its machines share: this machine's, where it has one."""
     if wanted is None:
-        known = every(root)
-        return known[-1] if known else None
+        known = every(root)[::-1]
+        return next((one for one in known if not one.elsewhere), known[0] if known else None)
     for path in (root / wanted, Path(wanted)):
         if (path / "job.json").is_file():
             return Experiment(path.absolute())

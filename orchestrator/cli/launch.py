@@ -78,8 +78,15 @@ from orchestrator.cli.options import DEFAULT_CONFIG, DEFAULT_HOOK, shared
 @click.option("--strict-host-keys", is_flag=True, default=None, help="Refuse unknown hosts too.")
 @click.option(
     "--launcher",
-    type=click.Choice(["ssh", "slurm"]),
-    help="How nodes are found and reached [default: slurm in an allocation without a node list].",
+    type=click.Choice(["ssh", "slurm", "accelerate"]),
+    help="How nodes are reached [default: slurm in an allocation without a node list]; accelerate:"
+    " ranks are started by `accelerate launch`.",
+)
+@click.option(
+    "--accelerate-config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="By accelerate, with this file of its; one for all nodes.",
 )
 @click.option("--detach", is_flag=True, help="Start it and leave it running.")
 @click.option("--dry-run", is_flag=True, help="Print what each node would run; start nothing.")
@@ -129,7 +136,9 @@ def plan_command(**options: Any) -> int:
 
 
 # A verify run is a job: it takes what a launch takes, but runs a program of ours to its end.
-LAUNCH_ONLY = ("program", "module", "launcher", "detach", "dry_run", "as_json")
+LAUNCH_ONLY = (
+    *("program", "module", "launcher", "accelerate_config", "detach", "dry_run", "as_json"),
+)
 
 
 @click.command(

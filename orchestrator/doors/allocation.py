@@ -15,6 +15,8 @@ from orchestrator.head.pipes import Allocation
 
 def chosen(launcher: str | None, nodes: Path, *, listed: bool) -> Allocation | None:
     """Slurm's nodes where they are meant: asked for, or there is no list and we are inside."""
+    if launcher == "accelerate":  # it starts ranks; nodes are found as without it
+        launcher = "slurm" if in_batch() and not listed else None
     if launcher == "ssh" or (launcher is None and (listed or nodes.exists())):
         return None
     given = slurm.given(os.environ)
@@ -35,7 +37,7 @@ def chosen(launcher: str | None, nodes: Path, *, listed: bool) -> Allocation | N
     tasks = given.tasks_per_node
     slots = tasks if tasks and tasks > 1 and not os.environ.get("SLURM_GPUS_ON_NODE") else None
     found = tuple(Node(name, slots=slots) for name in given.nodes)
-    batch = os.environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in os.environ
+    batch = in_batch()
     if batch:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the time limit: too early to save anything
     directory = os.environ.get("ORCHESTRATOR_SUBMITTED") if batch else None
@@ -46,6 +48,11 @@ def chosen(launcher: str | None, nodes: Path, *, listed: bool) -> Allocation | N
         batch,
         Path(directory) if directory else None,
     )
+
+
+def in_batch() -> bool:
+    """Is this the batch script of a job of Slurm's?"""
+    return os.environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in os.environ
 
 
 def check_called_once() -> None:

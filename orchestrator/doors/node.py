@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,8 @@ from orchestrator.doors.batchfile import DEFAULTS
 from orchestrator.doors.rendezvous import Hello, Master
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.experiment import JobRecord, NodeRecord
-from orchestrator.head import fleet, front, launch, network, places, plan, queue
+from orchestrator.head import accelerate, fleet, front, launch, network, places, plan, queue
+from orchestrator.head.accelerate import Accelerate
 from orchestrator.head.fleet import Reached
 from orchestrator.head.launch import Launched
 from orchestrator.head.member import is_loopback
@@ -29,6 +30,7 @@ from orchestrator.head.pipes import Here
 from orchestrator.head.plan import Found, Plan
 from orchestrator.head.request import Request
 
+INDEX = "JOB_COMPLETION_INDEX"  # the same from Kubernetes, in an Indexed Job
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE")
 
 
@@ -58,7 +60,10 @@ def part(environ: Mapping[str, str]) -> Part:
         return default or 0
 
     nnodes = number("NNODES", 1)
-    rank = number("NODE_RANK", 0, 0 if nnodes == 1 else None)
+    indexed = environ.get(INDEX, "") and not environ.get("NODE_RANK", "").strip()
+    rank = number(INDEX if indexed else "NODE_RANK", 0, 0 if nnodes == 1 else None)
+    if environ.get(INDEX, str(rank)) != str(rank):
+        wrong.append(f"NODE_RANK is {rank}, but {INDEX} is {environ[INDEX]}")
     port = number("MASTER_PORT", 1, plan.DEFAULT_PORT)
     world = number("WORLD_SIZE", 1, 0)
     number("NPROC_PER_NODE", 1, 0)  # read again with the other options
@@ -66,7 +71,8 @@ def part(environ: Mapping[str, str]) -> Part:
     if not master:
         wrong.append(f"MASTER_ADDR is not set{misspelt('MASTER_ADDR', environ)}")
     if nnodes and rank >= nnodes:
-        wrong.append(f"NODE_RANK is {rank}, but with NNODES={nnodes} the last is {nnodes - 1}")
+        name = INDEX if indexed else "NODE_RANK"
+        wrong.append(f"{name} is {rank}, but with NNODES={nnodes} the last is {nnodes - 1}")
     if wrong:
         raise UsageError(
             "the environment does not say which part of the job is this machine's:\n    "
@@ -84,12 +90,14 @@ def misspelt(name: str, environ: Mapping[str, str]) -> str:
 
 
 def run(mine: Part, patience: float, options: dict[str, Any]) -> int:
-    mine = replace(mine, port=options["master_port"] or mine.port)
     request = front.request_of(options, **DEFAULTS)
+    mine = replace(mine, port=request.config.launch.master_port or mine.port)
     for name in ("dry_run", "detach"):
         if options[name]:
             raise UsageError(f"--{name.replace('_', '-')} is not for run-node", "leave it out")
-    reached = reach(request, mine)
+    reached = reach(request, mine, patience)
+    if request.accelerate is not None:
+        request = checked(request, request.accelerate, mine, found_of(reached))
     count, _ = plan.count_ranks(found_of(reached), request.config.launch.nproc)
     program = (
         request.target.name if request.target.kind != "module" else f"-m {request.target.name}"
@@ -106,16 +114,45 @@ def run(mine: Part, patience: float, options: dict[str, Any]) -> int:
     return front.follow(launched.experiment, launched.record, Here(), options, launched)
 
 
-def reach(request: Request, mine: Part) -> Reached:
+def checked(request: Request, by: Accelerate, mine: Part, found: Found) -> Request:
+    """What this machine alone can tell of accelerate's file, before it meets the others."""
+    accelerate.check_installed(by, found)
+    rank = by.number("machine_rank") or 0  # 0 stands in a file that serves all
+    if rank not in (0, mine.rank):
+        raise CheckFailed(
+            f"machine_rank is {rank} in {by.file}, but NODE_RANK is {mine.rank}",
+            "leave machine_rank out of the file: it is computed",
+        )
+    config = accelerate.counted(request.config, by, [found], mine.nnodes)
+    return replace(request, config=config)
+
+
+def address_of(master: str, patience: float) -> str:
+    """Its IP address. A container's name is known only once that container has been started."""
+    deadline, told = time.monotonic() + patience, time.monotonic() + 1
+    while not (address := queue.resolved(master)):
+        now = time.monotonic()
+        if now > deadline:
+            raise UsageError(
+                f"MASTER_ADDR {master!r} could not be resolved here within {patience:.0f} s",
+                "write the master's IP address, or correct its name",
+            )
+        if now > told:
+            told = now + rendezvous.REMIND
+            front.say(f"MASTER_ADDR {master!r} cannot be resolved here yet")
+        time.sleep(rendezvous.RETRY)
+    return address
+
+
+def reach(request: Request, mine: Part, patience: float) -> Reached:
     """The link on this machine, and its facts; the port of torchrun is held from here on."""
-    address = queue.resolved(mine.master)
-    if not address:
-        raise UsageError(f"MASTER_ADDR {mine.master!r} cannot be resolved here")
+    address = address_of(mine.master, patience)
     asked: dict[str, Any] = {
         "cwd": os.getcwd(),  # noqa: PTH109  (as the shell has it, links included)
         "workdir": request.config.launch.workdir,
         "peers": [address],
         "target": {"kind": request.target.kind, "name": request.target.name},
+        "accelerate": request.accelerate is not None,
     }
     if mine.rank == 0:
         port = {"wanted": mine.port, "exact": True, "peers": mine.nnodes > 1}
@@ -165,7 +202,11 @@ def lead(request: Request, mine: Part, reached: Reached, own: Hello, patience: f
             "token": secrets.token_hex(32),
             "peers_port": reached.facts.peers_port or 0,
         }
-        made = make(request, mine, reached, agreed)
+        try:
+            made = make(request, mine, reached, agreed)
+        except OrchestratorError:
+            place.discard()
+            raise
         interrupt.hold()
         interrupt.undo_with(None)
         record = record_of(request, mine, made, place)
@@ -204,6 +245,8 @@ def begin(
     )
     front.say(f"logs in {place.logs}")
     terms = launch.lease(request, made, agreed["peers_port"], agreed["token"])
+    # Supervisors ask no name server: one that hangs would hold up all that they do.
+    terms["address"] = queue.resolved(mine.master) or mine.master
     try:
         launch.start(request, [reached], made, terms)
     except OrchestratorError as error:
@@ -248,7 +291,18 @@ def make(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any])
         spares=(),
         notes=tuple(notes),
     )
+    if request.accelerate is not None:
+        made = by_accelerate(request.accelerate, mine, made, found, counts)
     return launch.apply_hook(request, [reached], made)
+
+
+def by_accelerate(
+    by: Accelerate, mine: Part, made: Plan, found: Found, counts: Sequence[int]
+) -> Plan:
+    master = {mine.master, queue.resolved(mine.master)}
+    if mine.rank == 0:
+        master |= {one.address for one in found.facts.addresses}
+    return accelerate.started(made, by, [found], counts, master)
 
 
 def record_of(request: Request, mine: Part, made: Plan, place: experiment.Experiment) -> JobRecord:

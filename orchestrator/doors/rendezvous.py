@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orchestrator.errors import CheckFailed, NodeError
+from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
 
 Say = Callable[[str], None]
 LONGEST_LINE = 1 << 16
@@ -77,11 +77,14 @@ class Master:
             ) from error
         self.there: dict[socket.socket, Hello] = {}
         self.unread: dict[socket.socket, bytes] = {}
+        self.refused = False
 
     def __enter__(self) -> Master:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: object, *__: object) -> None:
+        if isinstance(error, OrchestratorError) and not self.refused:
+            self.tell({"failed": f"{self.own.who} starts nothing: {error.what}"})
         for one in (self.server, *self.there, *self.unread):
             one.close()
 
@@ -140,6 +143,7 @@ class Master:
         one.close()
 
     def refuse(self, why: str) -> CheckFailed:
+        self.refused = True
         self.tell({"error": why})
         return refusal(why)
 
@@ -197,6 +201,8 @@ def answer(master: socket.socket, deadline: float, say: Say) -> dict[str, Any] |
             word = json.loads(line)
             if "error" in word:
                 raise refusal(word["error"])
+            if "failed" in word:
+                raise CheckFailed(word["failed"], "what to do stands there")
             if "go" in word:
                 found: dict[str, Any] = word["go"]
                 return found

@@ -201,6 +201,8 @@ class Facts:
     environment: dict[str, str] = field(default_factory=dict)  # NCCL_* and the like, as they are
     leftovers: tuple[Leftover, ...] = ()
     problems: dict[str, str] = field(default_factory=dict)  # part -> why it is not known
+    accelerate: str = ""  # its version, where it was asked for and is there
+    accelerate_keys: tuple[str, ...] = ()  # what this version knows in its files
 
     @staticmethod
     def of(probe: dict[str, Any], clock_offset: float) -> Facts:

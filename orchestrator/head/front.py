@@ -19,7 +19,7 @@ from orchestrator.errors import (
     nearest,
 )
 from orchestrator.experiment import Experiment, JobRecord
-from orchestrator.head import batch, explain, look, plan, queue, verdict
+from orchestrator.head import accelerate, batch, explain, look, plan, queue, verdict
 from orchestrator.head import launch as launching
 from orchestrator.head import stop as stopping
 from orchestrator.head.display import Display
@@ -79,6 +79,9 @@ def request_of(options: dict[str, Any], default_config: str, default_hook: str) 
     )
     typed = {name: options[name] for name in names if options[name] is not None}
     chosen = replace(resolved.launch, **typed)
+    by = accelerate.asked(options.get("launcher"), options.get("accelerate_config"), target.kind)
+    if by is not None:
+        chosen = accelerate.settle(chosen, by)
     if chosen.hook is None and Path(default_hook).is_file():
         chosen = replace(chosen, hook=default_hook)
     return Request(
@@ -91,6 +94,7 @@ def request_of(options: dict[str, Any], default_config: str, default_hook: str) 
         command=tuple(sys.argv),
         config_file=file,
         detached=options["detach"],
+        accelerate=by,
     )
 
 

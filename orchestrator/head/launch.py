@@ -29,6 +29,7 @@ from orchestrator.head import (
     secret,
     verdict,
 )
+from orchestrator.head.accelerate import counted, planned
 from orchestrator.head.fleet import Reached
 from orchestrator.head.nodes import Node
 from orchestrator.head.plan import Found, Plan
@@ -58,9 +59,10 @@ def make_plan(
 ) -> Plan:
     found = [Found(one.node, one.facts, one.connection.address) for one in reached]
     hinted = variables(hook_text(request.config.launch.hook))
-    made = plan.make(
-        job, directory, request.target, found, spares, request.config, request.env, hinted
-    )
+    by = request.accelerate
+    config = counted(request.config, by, found, len(found)) if by else request.config
+    made = plan.make(job, directory, request.target, found, spares, config, request.env, hinted)
+    made = planned(made, by, found) if by else made
     return warned(apply_hook(request, reached, made), found)
 
 
@@ -205,6 +207,7 @@ def start(request: Request, reached: list[Reached], made: Plan, terms: dict[str,
             "first_rank": node.first_rank,
             "start": made.start,
             "agent": node.agent,
+            "files": node.files,
             "env": node.env,
             "unset": node.unset,
             "workdir": node.workdir,

@@ -62,6 +62,7 @@ class NodePlan:
     library: str = ""  # where our program lies on the node
     unset: tuple[str, ...] = ()  # what the hook took out of the environment
     paste: tuple[str, ...] = ()  # the same job without a supervisor, for a shell
+    files: tuple[tuple[str, str], ...] = ()  # (name, text) that the agent finds where it starts
 
     @property
     def env(self) -> dict[str, str]:
@@ -356,6 +357,8 @@ def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
         script = script_path(node.target, node.workdir, node.library)
         first = node.library if node.target.kind == "engine" else posixpath.dirname(script)
         lines.append(f'export PYTHONPATH={shlex.quote(first)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
+    for name, text in node.files:
+        lines.append(f"cat > {shlex.quote(name)} <<'END'\n{text}END")
     lines.append(" ".join(map(shlex.quote, node.paste)))
     return lines
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from orchestrator.config import Config
 from orchestrator.errors import OrchestratorError
 from orchestrator.head import fleet
+from orchestrator.head.accelerate import Accelerate
 from orchestrator.head.fleet import Reached
 from orchestrator.head.nodes import Node, read_nodes
 from orchestrator.head.pipes import Allocation, Srun
@@ -34,6 +35,7 @@ class Request:
     detached: bool = False  # nobody will follow it from here
     allocation: Allocation | None = None  # its nodes, in place of the list's
     parcel: Path | None = None  # a directory: what travels to the nodes beside the program
+    accelerate: Accelerate | None = None  # starts the ranks, in place of torchrun
 
 
 def way_to(request: Request) -> tuple[Way, tuple[Node, ...]]:
@@ -65,6 +67,7 @@ def everybody(
         "workdir": launch.workdir,
         "peers": peers(ssh, active),
         "target": {"kind": request.target.kind, "name": request.target.name},
+        "accelerate": request.accelerate is not None,
     }
     port = {
         "wanted": launch.master_port or DEFAULT_PORT,

@@ -207,6 +207,8 @@ class Link:
         held = [one.fileno() for one in (self.port and self.port.holder, self.peers) if one]
         if self.peers and spec.get("lease"):
             spec["lease"]["fd"] = self.peers.fileno()
+        for name, text in spec.pop("files", []):
+            run.write(name, text)
         run.write_spec({**spec, "library": LIBRARY})  # it stays as long as this run may need it
         with open(os.path.join(run.path, "supervisor.err"), "wb") as errors:
             supervisor = subprocess.Popen(

@@ -48,6 +48,7 @@ def probe(request: dict[str, Any], root: str = "") -> dict[str, Any]:
     return {
         **{name: found.get(name) for name in ("disk", "shm")},
         **{name: found.get(name, []) for name in ("leftovers", "cards", "interfaces", "rdma")},
+        **(software.accelerate() if request.get("accelerate") else {}),
         "hostname": socket.gethostname(),
         "boot": sysfs.text(f"{root}/proc/sys/kernel/random/boot_id"),
         "network": network_space(),

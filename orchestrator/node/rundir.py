@@ -56,6 +56,12 @@ class RunDir:
         with open(fd, "w", encoding="ascii") as file:
             json.dump(spec, file)
 
+    def write(self, name: str, text: str) -> None:
+        """A file that the agent finds in the directory it starts in."""
+        fd = os.open(os.path.join(self.path, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+
     def read_spec(self) -> dict[str, Any]:
         with open(self.spec, encoding="ascii") as file:
             spec: dict[str, Any] = json.load(file)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import glob
 import importlib.util
 import os
 import re
 import sys
+from typing import Any
 
 from orchestrator.node import sysfs
 
@@ -44,6 +46,28 @@ def torch_home() -> str:
     """Importing torch takes over a second; where it is, is known at once."""
     spec = importlib.util.find_spec("torch")
     return os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
+
+
+def accelerate() -> dict[str, Any]:
+    """Its version, and the keys that its files may have; importing it would import torch."""
+    spec = importlib.util.find_spec("accelerate")
+    if spec is None or not spec.origin:
+        return {}
+    home = os.path.dirname(spec.origin)
+    version = value(sysfs.text(spec.origin), "__version__") or "of an unknown version"
+    try:
+        body = ast.parse(sysfs.text(os.path.join(home, "commands/config/config_args.py"))).body
+    except SyntaxError:  # of a newer Python
+        body = []
+    classes = [one for one in body if isinstance(one, ast.ClassDef)]
+    keys = [
+        field.target.id
+        for one in classes
+        if one.name in ("BaseConfig", "ClusterConfig")
+        for field in one.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    ]
+    return {"accelerate": version, "accelerate_keys": keys}
 
 
 def value(text: str, name: str) -> str:

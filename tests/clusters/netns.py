@@ -143,11 +143,15 @@ class NetnsCluster(Faults):
     # Being one host
 
     def popen(self, i: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(self.words(i, argv), text=True, **options)
+
+    def words(self, i: int, argv: Sequence[str]) -> list[str]:
+        """What starts a program inside host `i`, with a clean environment."""
         home = self.home_path
         setting = [f"{name}={value}" for name, value in self.environment.items()]
         clean = ["env", "-i", f"--chdir={home}", f"HOME={home}", *setting]
         enter = ["nsenter", "--target", str(self._inits[i]), *SPACES, *clean]
-        return subprocess.Popen([*enter, *argv], text=True, **options)
+        return [*enter, *argv]
 
     def path(self, i: int, path: str | Path) -> Path:
         """What host `i` calls `path`, as a path that this process can open."""

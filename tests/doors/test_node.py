@@ -148,6 +148,15 @@ def test_a_node_that_never_comes_is_named(machines: Machines) -> None:
     assert "NODE_RANK 1, 2 did not come within 1 s" in alone.text
 
 
+def test_a_master_without_an_address_is_named(machines: Machines) -> None:
+    name = machines.script(ENDLESS)
+    words = (str(BIN / "orchestrator"), "run-node", "--wait", "0.5", name)
+    place = {"MASTER_ADDR": "nowhere.invalid", "NNODES": "2", "NODE_RANK": "1"}
+    alone = machines.command(*words, **place)
+    assert alone.finish() == 2
+    assert "MASTER_ADDR 'nowhere.invalid' could not be resolved here within" in alone.text
+
+
 def test_torchrun_by_hand_runs_the_engine(machines: Machines) -> None:
     engine = ["-m", "orchestrator.engine.train", "--set", "training.max_steps=2"]
     torchrun = [str(BIN / "torchrun"), "--nnodes=1", "--nproc-per-node=2"]
@@ -166,6 +175,9 @@ GOOD = {"MASTER_ADDR": "10.0.0.1", "NNODES": "2", "NODE_RANK": "1"}
 def test_a_part_of_a_job() -> None:
     assert node.part(GOOD) == node.Part("10.0.0.1", 29500, 2, 1, None)
     assert node.part({"NNODES": "1"}) == node.Part("127.0.0.1", 29500, 1, 0, None)
+    indexed = {"MASTER_ADDR": "run-0.run", "NNODES": "2", "JOB_COMPLETION_INDEX": "1"}
+    assert node.part(indexed) == node.Part("run-0.run", 29500, 2, 1, None)
+    assert node.part({**indexed, "NODE_RANK": "1"}).rank == 1
 
 
 @pytest.mark.parametrize(
@@ -177,6 +189,8 @@ def test_a_part_of_a_job() -> None:
         ({"NNODES": None}, "NNODES is not set"),
         ({"NODE_RANK": "two"}, "NODE_RANK is 'two': a number from 0 on"),
         ({"NODE_RANK": "2"}, "NODE_RANK is 2, but with NNODES=2 the last is 1"),
+        ({"JOB_COMPLETION_INDEX": "0"}, "NODE_RANK is 1, but JOB_COMPLETION_INDEX is 0"),
+        ({"NODE_RANK": None, "JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX is 2, but with"),
         ({"NNODES": "0"}, "NNODES is '0': a number from 1 on"),
         ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http': a number from 1 on"),
         ({"NPROC_PER_NODE": "-1"}, "NPROC_PER_NODE is '-1': a number from 1 on"),

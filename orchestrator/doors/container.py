@@ -1,0 +1,151 @@
+"""What every container of a job runs, whoever starts it: `orchestrator run-node`, and YAML for it.
+
+compose.py and kubernetes.py write it down, each in its own form.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.doors.batchfile import DEFAULTS
+from orchestrator.errors import UsageError
+from orchestrator.head import front
+from orchestrator.head.plan import DEFAULT_PORT
+
+EXPERIMENTS = "/experiments"  # in every container: what is behind it outlives them
+WAIT = 1800  # seconds for all nodes to be there: an image of many GB may have to come first
+MARGIN = 30  # seconds beyond the ranks' grace before a container is killed
+SIZE = re.compile(r"(\d+)([mg])i?b?", re.IGNORECASE)
+# Of the options of master_launch: what has no place in a container, and why.
+NOT_HERE = {
+    "detach": "a container ends with its program",
+    "dry_run": "it runs where the containers do",
+    "as_json": "it goes with --dry-run",
+    "ssh_config": "containers are not reached by SSH",
+}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked of the containers."""
+
+    nnodes: int
+    image: str
+    gpus: int | None  # per node
+    shm_size: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What each of them runs, and what it finds in its environment beside its own rank."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str | None]  # None: the value is taken where the container is started
+    port: int
+    name: str
+    stop_seconds: int
+
+
+def entry(
+    wish: Wish, options: dict[str, Any], launch: dict[str, Any], *, again: bool = False
+) -> Entry:
+    """From what was typed; whatever is wrong with it is told now. `again`: it may be restarted,
+    and finds what it wrote before."""
+    for name, why in NOT_HERE.items():
+        if launch[name]:
+            raise UsageError(f"--{name.replace('_', '-')} has no place here: {why}", "leave it out")
+    if launch["launcher"] in ("ssh", "slurm"):
+        raise UsageError(
+            f"--launcher {launch['launcher']}: each container is told its part, and starts it",
+            "leave it out",
+        )
+    if launch["experiments"] != Path("experiments"):
+        raise UsageError(f"--experiments is {EXPERIMENTS} in the containers", "leave it out")
+    passed = [word for word in launch["env"] if "=" not in word]  # need not be set here
+    given = tuple(word for word in launch["env"] if "=" in word)
+    request = front.request_of({**launch, "env": given}, **DEFAULTS)
+    chosen = request.config.launch
+    words = ["orchestrator", "run-node", "--wait", str(WAIT), "--experiments", EXPERIMENTS]
+    if request.config_file is not None:
+        if str(request.config_file) not in options["words"]:
+            words += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
+        if request.config_file.is_absolute():
+            sys.stderr.write(f"note: {request.config_file} has to be in the image, too\n")
+    name = options["name"] or chosen.name
+    if launch["name"] is None:
+        words += ["--name", name]
+    engine = request.target.kind == "engine"
+    if again and engine and request.config.checkpoint.resume == "never":
+        words += ["--set", "checkpoint.resume=auto"]  # from experiments of this name alone
+    for word in (*options["words"], wish.image):
+        check_text(word)
+    env: dict[str, str | None] = {"MASTER_PORT": str(chosen.master_port or DEFAULT_PORT)}
+    env["NNODES"] = str(wish.nnodes)
+    nproc = chosen.nproc or wish.gpus
+    if nproc:
+        env["NPROC_PER_NODE"] = str(nproc)
+    env.update(dict.fromkeys(passed))
+    return Entry(
+        words=(*words, *options["words"]),
+        env=env,
+        port=chosen.master_port or DEFAULT_PORT,
+        name=name,
+        stop_seconds=round(chosen.grace) + MARGIN,
+    )
+
+
+def check_text(word: str) -> None:
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{word!r} is not UTF-8, and YAML can hold nothing else",
+            "put it into a file in the image",
+        ) from error
+
+
+def size(text: str) -> tuple[int, str]:
+    """(8, "g") of 8g, 8G, 8gb, 8Gi."""
+    match = SIZE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--shm-size {text}: this is no size", "write 8g, or 512m")
+    return int(match[1]), match[2].lower()
+
+
+def literal(text: str) -> str:
+    """Both Compose and Kubernetes put values in place of $NAME, ${NAME}, $(NAME); $$ is one $."""
+    return text.replace("$", "$$")
+
+
+def dumped(document: Mapping[str, Any]) -> str:
+    """YAML in which every text is quoted: what is text here is a number to some other reader."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            super().increase_indent(flow, False)
+
+    class Quoted(str):
+        pass
+
+    def quote(node: Any) -> Any:
+        if isinstance(node, Mapping):
+            return {key: quote(inner) for key, inner in node.items()}
+        if isinstance(node, (list, tuple)):
+            return [quote(inner) for inner in node]
+        return Quoted(node) if isinstance(node, str) else node
+
+    def as_quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
+
+    Dumper.add_representer(Quoted, as_quoted)
+    return str(
+        yaml.dump(
+            quote(document), Dumper=Dumper, sort_keys=False, width=float("inf"), allow_unicode=True
+        )
+    )
