@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.config import Config, Distributed
-from orchestrator.engine import ranks, roll_call
+from orchestrator.engine import ranks, roll_call, started_by
 from orchestrator.engine.roll_call import debug
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.strict import one_of
@@ -57,6 +57,7 @@ def setup_distributed(backend: str | None = None, timeout: float = 600.0) -> Nod
     chosen = choose_backend(backend)
     if dist.is_initialized():
         return get_node_info()
+    started_by.take_place()  # a task of srun's has no RANK yet, and would train alone
     if chosen == "mpi":
         dist.init_process_group("mpi")
     else:

@@ -1,4 +1,4 @@
-"""Who started this rank: torchrun, which tells torch all it needs, or Slurm. For train.py."""
+"""Who started this rank: torchrun, which tells torch all it needs, or Slurm."""
 
 from __future__ import annotations
 
