@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clusters.netns import NetnsCluster
 from tests.clusters.slurm import Slurm, free_ports
 from tests.conftest import Cluster
 from tests.launching import BIN, Command
@@ -161,6 +162,8 @@ def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Reader:
     own.chmod(0o755)
     here = {"10.0.0.1": cluster.addresses[0], "10.0.0.2": cluster.addresses[1]}
     here["29500"] = str(free_ports(1)[0])
+    if not isinstance(cluster, NetnsCluster):
+        here["emergency_stop"] = "true"  # it would end what other tests run on this machine
     return Reader(tmp_path, {"PATH": f"{own.parent}:{BIN}:{os.environ['PATH']}"}, here)
 
 
