@@ -105,7 +105,7 @@ class Reader:
         for there, here in self.here.items():
             text = re.sub(rf"{re.escape(there)}(?!\d)", here, text)
         if piece.machine in self.running or not piece.machine:
-            self.settle()
+            self.settle()  # only commands on several machines run at the same time
         if NOT_RUN.intersection(piece.marks):
             return
         if piece.file:
@@ -119,14 +119,14 @@ class Reader:
             self.start(piece.machine, self.on(self.here[piece.machine], text), text)
         elif piece.language in ("sh", "code"):
             self.start("", ["bash", "-euo", "pipefail", "-c", text], text)
-            self.settle()
         elif piece.language == "python":
             name = f"line_{piece.line}.py"
             (self.directory / name).write_text(text)
             self.start("", ["python", name], text)
-            self.settle()
         else:
             raise AssertionError(f"nothing is done with this block ({piece.language})")
+        if not piece.machine:
+            self.settle()
 
     def on(self, address: str, text: str) -> list[str]:
         setting = [f"{name}={self.env[name]}" for name in ("PATH", *CPU)]
@@ -202,7 +202,7 @@ def test_a_page_that_is_wrong_is_found(page: str, words: str, tmp_path: Path) ->
 
 
 def test_what_is_old_or_said_twice_is_left_alone(tmp_path: Path) -> None:
-    page = "```sh old\nfalse\n```\n`orchestrator --version` of\n```sh\norchestrator --version\n```\n"
+    page = "```sh old\nfalse\n```\n`orchestrator -h` of\n```sh\norchestrator -h\n```\n"
     assert [one.line for one in pieces(page)] == [1, 5]
     reader = Reader(tmp_path, {}, {"10.0.0.1": "127.0.0.1"})
     reader.read(page + "```sh a.sh\necho 10.0.0.1 10.0.0.11\n```\n```sh\nbash a.sh\n```\n")
