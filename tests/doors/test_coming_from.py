@@ -130,7 +130,7 @@ class Reader:
 
     def on(self, address: str, text: str) -> list[str]:
         setting = [f"{name}={self.env[name]}" for name in ("PATH", *CPU)]
-        words = ["env", "-C", str(self.directory), *setting, "bash", "-euc", text]
+        words = ["env", "-C", str(self.directory), *setting, "bash", "-ec", text]
         return ["ssh", address, shlex.join(words)]
 
     def start(self, machine: str, words: list[str], text: str) -> None:
