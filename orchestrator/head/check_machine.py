@@ -19,7 +19,7 @@ from orchestrator.head.finding import (
 
 SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error
 SHM_LEAST = 16 << 20
-DISK_LEAST, DISK_LITTLE = 256 << 20, 2 << 30
+DISK_LEAST, DISK_LITTLE = 16 << 20, 2 << 30
 NOFILE_LEAST = 1024
 CLOCK_OFF = 1.0  # seconds
 FATAL_XIDS = {48, 63, 64, 74, 79, 92, 94, 95, 119, 120}  # memory, NVLink, lost from the bus, GSP
@@ -135,7 +135,8 @@ def shm(case: Case) -> Iterator[Finding]:
             yield Finding("shm", WARN, (one.name,), f"{one.name}: no /dev/shm", "mount -t tmpfs")
         elif found.free < SHM_LEAST:
             what = f"{one.name}: /dev/shm is full: {gib(found.free)} free of {gib(found.total)}"
-            yield Finding("shm", BAD, (one.name,), what, f"ssh {one.name} ls -la /dev/shm")
+            level = BAD if facts.gpus else WARN  # NCCL cannot start without; gloo does
+            yield Finding("shm", level, (one.name,), what, f"ssh {one.name} ls -la /dev/shm")
         elif found.total <= SHM_DEFAULT:
             what = f"{one.name}: /dev/shm has {gib(found.total)} in all"
             fix = "docker run --shm-size=16g, or --ipc=host; in Kubernetes an emptyDir in memory"
@@ -143,20 +144,21 @@ def shm(case: Case) -> Iterator[Finding]:
 
 
 def limits(case: Case) -> Iterator[Finding]:
-    pinned: dict[int, list[str]] = {}
+    pinned: dict[tuple[int, str], list[str]] = {}
     files: dict[int, list[str]] = {}
     for one, facts in case.seen:
         if facts.limits is None:
             continue
         memlock, nofile = facts.limits.memlock[0], facts.limits.nofile[0]
         if memlock != -1 and any(port.active and not port.software for port in facts.rdma):
-            pinned.setdefault(memlock, []).append(one.name)
+            level = BAD if facts.gpus else WARN  # gloo, on CPUs, does not use RDMA
+            pinned.setdefault((memlock, level), []).append(one.name)
         if nofile != -1 and nofile < NOFILE_LEAST:
             files.setdefault(nofile, []).append(one.name)
     there = "as root there, in /etc/security/limits.conf; then log in anew"
-    for limit, names in pinned.items():
+    for (limit, level), names in pinned.items():
         what = f"memlock is {gib(limit)} on {listed(names)}, and RDMA pins more"
-        yield Finding("limits", BAD, tuple(names), what, f"'* - memlock unlimited', {there}")
+        yield Finding("limits", level, tuple(names), what, f"'* - memlock unlimited', {there}")
     for limit, names in files.items():
         what = f"{limit} open files at most (ulimit -n) on {listed(names)}"
         yield Finding("limits", WARN, tuple(names), what, f"'* - nofile 65536', {there}")

@@ -89,6 +89,7 @@ READ_ONLY = Disk("/job", 100 * GIB, 50 * GIB, 10**6, 9**6, "/", "ext4", "/dev/sd
 CONTAINER = Disk(
     "/dev/shm", 64 << 20, 64 << 20, 9**6, 9**6, "/dev/shm", "tmpfs", "shm", writable=True
 )
+FULL = Disk("/dev/shm", 64 * GIB, 4096, 9**6, 9**6, "/dev/shm", "tmpfs", "tmpfs", writable=True)
 PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"python_version": "3.9.2"}, "python", WARN, "Python: 3.9 on gpu4, 3.11 on the others"),
     ({"torch": ""}, "torch", BAD, "gpu4: /usr/bin/python3 has no torch"),
@@ -131,6 +132,7 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"disk": None, "problems": {"disk": "it did not answer within 3 s"}}, "disk", BAD,
      "did not answer"),
     ({"shm": CONTAINER}, "shm", WARN, "/dev/shm has 64 MiB in all"),
+    ({"shm": FULL}, "shm", BAD, "/dev/shm is full: 4 KiB free of 64.0 GiB"),
     ({"limits": Limits((1 << 20, 1 << 20), (65536, 65536), (-1, -1), (0, -1))}, "limits", BAD,
      "memlock is 64 KiB on gpu4"),
     ({"limits": Limits((256, 4096), (-1, -1), (-1, -1), (0, -1))}, "limits", WARN,
