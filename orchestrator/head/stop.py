@@ -125,7 +125,7 @@ def words(receipt: Receipt) -> str:
         return f"{whose}: GPU MEMORY STILL HELD by dead processes: {held}; it may need a GPU reset"
     parts = ["ended, nothing left"]
     many = len({**receipt.ended, **receipt.killed})
-    if many:
+    if receipt.ended:  # else it had ended before
         how = f", {len(receipt.killed)} of them killed" if receipt.killed else ""
         parts[0] = f"ended {many} processes{how} in {receipt.took:.1f} s, nothing left"
     if receipt.port:
