@@ -13,9 +13,9 @@ from orchestrator.head.finding import (
     Examined,
     Finding,
     gib,
-    listed,
     unequal,
 )
+from orchestrator.head.member import listed
 
 SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error
 SHM_LEAST = 16 << 20

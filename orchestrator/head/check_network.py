@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from orchestrator.head.finding import BAD, WARN, Case, Finding, listed, unequal
-from orchestrator.head.member import is_loopback
+from orchestrator.head.finding import BAD, WARN, Case, Finding, unequal
+from orchestrator.head.member import is_loopback, listed
 
 
 def net(case: Case) -> Iterator[Finding]:

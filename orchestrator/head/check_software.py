@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from orchestrator.head.finding import BAD, UNKNOWN, WARN, Case, Finding, listed, odd_ones, unequal
+from orchestrator.head.finding import BAD, UNKNOWN, WARN, Case, Finding, odd_ones, unequal
+from orchestrator.head.member import listed
 
 
 def reach(case: Case) -> Iterator[Finding]:

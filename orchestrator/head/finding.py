@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.head.checkup import Checkup
 from orchestrator.head.facts import Facts
-from orchestrator.head.member import MOST_NAMES
+from orchestrator.head.member import listed
 from orchestrator.head.places import Place
 
 BAD, WARN, UNKNOWN = "bad", "warn", "unknown"
@@ -62,13 +62,6 @@ class Case:
 
 
 Check = Callable[[Case], Iterator[Finding]]
-
-
-def listed(names: Sequence[str]) -> str:
-    """gpu01, gpu02 and 62 others"""
-    more = len(names) - MOST_NAMES
-    shown = ", ".join(names[:MOST_NAMES])
-    return f"{shown} and {more} other{'s' if more > 1 else ''}" if more > 0 else shown
 
 
 def odd_ones(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[str]]]:

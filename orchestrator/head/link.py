@@ -24,7 +24,6 @@ from orchestrator.head.way import Connection
 HEADER = struct.Struct(">cI")
 READ = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
 NOISE_LIMIT = 1 << 20
-NO_COMMAND = "its login shell does not come to our command"
 
 # What the engine imports beside itself, and what a user's script on a node may import of us.
 OWN = (

@@ -26,7 +26,11 @@ def is_loopback(address: str) -> bool:
 
 
 def names(members: Sequence[Member]) -> str:
+    return listed([one.name for one in members])
+
+
+def listed(words: Sequence[str]) -> str:
     """gpu01, gpu02 and 62 others"""
-    shown = ", ".join(one.name for one in members[:MOST_NAMES])
-    more = len(members) - MOST_NAMES
+    shown = ", ".join(words[:MOST_NAMES])
+    more = len(words) - MOST_NAMES
     return f"{shown} and {more} other{'s' if more > 1 else ''}" if more > 0 else shown
