@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/config.md from the classes of orchestrator/config.py: their fields are the reference.
+"""Writes docs/config.md from the classes of orchestrator/config/schema.py: their fields are the reference.
 
 scripts/config_reference.py [--check]
 """
@@ -18,10 +18,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from orchestrator import config  # noqa: E402
+from orchestrator.config import schema  # noqa: E402
 
 PAGE = ROOT / "docs/config.md"
-SOURCE = ROOT / "orchestrator/config.py"
+SOURCE = ROOT / "orchestrator/config/schema.py"
 HEAD = """# Every key of a config file
 
 Made by `scripts/config_reference.py` from the classes that read it. A file has some of these
@@ -83,9 +83,9 @@ def shown(value: Any) -> str:
 
 def page() -> str:
     words = comments()
-    hints = typing.get_type_hints(config.Config)
+    hints = typing.get_type_hints(schema.Config)
     parts = [HEAD]
-    for item in dataclasses.fields(config.Config):
+    for item in dataclasses.fields(schema.Config):
         kind = hints[item.name]
         if dataclasses.is_dataclass(kind):
             parts.append(section(item.name, kind, words))

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator import Cluster, OrchestratorError
 from orchestrator.cluster import Options, as_typed, merged
-from orchestrator.config import Launch
+from orchestrator.config.schema import Launch
 
 
 def test_every_launch_option_can_be_given() -> None:

@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.config import Config, Launch, Nccl
-from orchestrator.configfile import dump, load
+from orchestrator.config.build import build
+from orchestrator.config.load import dump, load
+from orchestrator.config.schema import Config, Launch, Nccl
 from orchestrator.errors import EXIT_USAGE, UsageError
-from orchestrator.strict import build
 
 ROOT = Path(__file__).parents[1]
 

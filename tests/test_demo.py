@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import configfile, demo
-from orchestrator.config import Fsdp, Launch, Optimizer
+from orchestrator import demo
+from orchestrator.config import load
+from orchestrator.config.schema import Fsdp, Launch, Optimizer
 from orchestrator.errors import CheckFailed
 from orchestrator.sshd import free_port
 from tests.clusters.require import require_sshd
@@ -158,7 +159,7 @@ def test_without_torch_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_settings_of_an_installed_package_are_those_of_the_repository(tmp_path: Path) -> None:
     built_in = tmp_path / "demo.yaml"
     built_in.write_text(demo.SETTINGS)
-    assert configfile.load(built_in) == configfile.load(REPOSITORY / demo.CONFIG)
+    assert load.load(built_in) == load.load(REPOSITORY / demo.CONFIG)
 
 
 def test_the_curve() -> None:
@@ -177,7 +178,7 @@ def test_the_curve() -> None:
 
 def test_the_default_config_of_a_launch_is_what_the_engine_has_by_default() -> None:
     """It shows every section; nobody needs to guess what a key that is left out would be."""
-    shown = configfile.load(REPOSITORY / "config/multi_node/distributed_two_nodes.yaml")
+    shown = load.load(REPOSITORY / "config/multi_node/distributed_two_nodes.yaml")
     assert shown.launch == Launch()
     assert shown.optimizer == Optimizer()
     assert shown.fsdp == Fsdp()

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator import checkpoints
-from orchestrator.config import Config
+from orchestrator.config.schema import Config
 from orchestrator.engine.mesh import Mesh, shards_again
 from orchestrator.engine.optim import local_tensor, sharded_like
 from orchestrator.engine.ranks import Ranks, gather

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.config import Config, Distributed
+from orchestrator.config.build import one_of
+from orchestrator.config.schema import Config, Distributed
 from orchestrator.engine import ranks, roll_call, started_by
 from orchestrator.engine.roll_call import debug
 from orchestrator.errors import CheckFailed, UsageError
-from orchestrator.strict import one_of
 
 __all__ = ["NodeInfo", "all_reduce_tensor", "barrier", "broadcast_object", "choose_backend"]
 __all__ += ["cleanup_distributed", "debug", "gather_tensors", "get_node_info", "is_master_node"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from orchestrator.config import Config
+from orchestrator.config.schema import Config
 from orchestrator.engine.order import Order
 from orchestrator.engine.sources import Source, sources
 

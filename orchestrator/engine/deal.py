@@ -24,10 +24,10 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from orchestrator.config.build import one_of
 from orchestrator.engine.ranks import Ranks, gather, host_group
 from orchestrator.engine.train import seed_all
 from orchestrator.errors import CheckFailed
-from orchestrator.strict import one_of
 
 EPOCHS = 1 << 40  # beyond any step, whose seeds are others
 

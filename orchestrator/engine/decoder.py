@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestrator.config import Model
+from orchestrator.config.schema import Model
 from orchestrator.engine import cross_entropy
 from orchestrator.engine.sums import Sums
 

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
-from orchestrator.config import COPIED, Config
+from orchestrator.config.schema import COPIED, Config
 from orchestrator.engine.ranks import Ranks, gather, wait_as_long
 from orchestrator.errors import CheckFailed, UsageError, nearest
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.config import Config
+from orchestrator.config.schema import Config
 from orchestrator.engine import decoder, ranking, target
 from orchestrator.engine.sums import Sums, as_sums
 from orchestrator.errors import CheckFailed, UsageError

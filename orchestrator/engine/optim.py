@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from orchestrator.config import Config, Scheduler
+from orchestrator.config.schema import Config, Scheduler
 from orchestrator.engine.mesh import Mesh
 
 FIRST_SCALE = 2.0**16  # of fp16 losses, as in torch.amp

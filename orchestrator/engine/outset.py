@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator import checkpoints, strict
-from orchestrator.config import SHARDED, Config
+from orchestrator import checkpoints
+from orchestrator.config import build
+from orchestrator.config.build import at_least, one_of
+from orchestrator.config.schema import SHARDED, Config
 from orchestrator.engine import mesh
 from orchestrator.engine.losses import Totals
 from orchestrator.engine.ranks import Ranks, gather, host_group
 from orchestrator.engine.train import outputs_directory
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
-from orchestrator.strict import at_least, one_of
 
 OVER_RANKS = (*SHARDED, "ddp")
 STRATEGIES = (*OVER_RANKS, "dp", "none")
@@ -55,7 +56,7 @@ def config(
         if not isinstance(values, Mapping):
             raise UsageError(f"config[{section!r}] must hold keys, not {values!r}")
         given.update(values)
-    return strict.build(Config, merged)
+    return build.build(Config, merged)
 
 
 def placed(ranks: Ranks, device: str | torch.device | None) -> Ranks:

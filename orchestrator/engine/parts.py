@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.config import Config
+from orchestrator.config.schema import Config
 from orchestrator.engine import cross_entropy, decoder, mesh, models, target
 from orchestrator.engine.world import World
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from orchestrator.config import Profiling
+from orchestrator.config.schema import Profiling
 from orchestrator.engine import overlap
 from orchestrator.engine.ranks import Ranks, host_group
 from orchestrator.errors import UsageError

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from orchestrator.config import Config
+from orchestrator.config.schema import Config
 from orchestrator.errors import CheckFailed
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.config import Config
+from orchestrator.config.schema import Config
 from orchestrator.engine import agreement, mesh, metrics, models, speed
 from orchestrator.engine.mesh import Mesh
 from orchestrator.engine.optim import Report

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from orchestrator.config import Config
+from orchestrator.config.schema import Config
 from orchestrator.engine import synthetic, target, tokens
 from orchestrator.engine.cross_entropy import IGNORED
 from orchestrator.engine.library import shared_text

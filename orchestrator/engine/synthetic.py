@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from orchestrator.config import Config, Model
+from orchestrator.config.schema import Config, Model
 from orchestrator.engine.order import HALF, mixed
 
 STRIDES = 4

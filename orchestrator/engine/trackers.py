@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from orchestrator.config.build import one_of
 from orchestrator.engine.ranks import Ranks, gather
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
-from orchestrator.strict import one_of
 
 
 class Tracker(Protocol):

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from orchestrator import configfile, strict
-from orchestrator.config import Config
+from orchestrator.config import build, load
+from orchestrator.config.schema import Config
 from orchestrator.engine import agreement, dataset, mesh, models, sources, started_by
 from orchestrator.engine.checkpoint import Checkpoints
 from orchestrator.engine.optim import Stepper
@@ -179,8 +179,8 @@ def read_config() -> Config:
     run = os.environ.get("ORCHESTRATOR_RUN")
     if options.config is None and run:
         spec = json.loads(Path(run, "spec.json").read_text(encoding="ascii"))
-        return strict.build(Config, spec["config"])
-    return configfile.load(options.config, options.set)
+        return build.build(Config, spec["config"])
+    return load.load(options.config, options.set)
 
 
 def settle(config: Config) -> None:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestrator import checkpoints
+from orchestrator.config.build import at_least
 from orchestrator.engine import agreement, collectives, deal, local, mesh, outset, period, ranks
 from orchestrator.engine.bound import Bound, Factory, names_of
 from orchestrator.engine.checkpoint import Checkpoints
@@ -32,7 +33,6 @@ from orchestrator.engine.run import say
 from orchestrator.engine.trackers import Tracker, Trackers
 from orchestrator.engine.train import seed_all, to_device
 from orchestrator.errors import CheckFailed, JobFailed, UsageError
-from orchestrator.strict import at_least
 
 NONE_FOR_EVER = 1 << 30
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import Config, Launch
+from orchestrator.config.schema import Config, Launch
 from orchestrator.errors import CheckFailed, UsageError, nearest
 from orchestrator.head.plan import Found, NodePlan, Plan, program_words
 from orchestrator.head.setting import Setting

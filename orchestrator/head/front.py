@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import configfile, experiment
+from orchestrator import experiment
+from orchestrator.config import load
 from orchestrator.errors import (
     EXIT_DONE,
     EXIT_NODE,
@@ -70,7 +71,7 @@ def request_of(options: dict[str, Any], default_config: str, default_hook: str) 
     file = options["config_file"]
     if file is None and target.kind == "engine" and Path(default_config).is_file():
         file = Path(default_config)
-    resolved = configfile.load(file, options["overrides"])
+    resolved = load.load(file, options["overrides"])
     names = (
         *("name", "nproc", "master_port", "start", "python", "workdir", "hook"),
         *("connect_timeout", "node_loss_timeout", "on_node_loss", "on_head_loss"),

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import __version__, configfile, experiment, interrupt
+from orchestrator import __version__, experiment, interrupt
+from orchestrator.config import load
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.head import (
@@ -169,7 +170,7 @@ def write_down(request: Request, record: JobRecord, place: Experiment) -> None:
     shown = replace(request.config, env=secret.redacted(request.config.env))
     try:
         place.write_record(record)
-        place.write("config.yaml", configfile.dump(shown))
+        place.write("config.yaml", load.dump(shown))
     except OSError as error:
         place.discard()
         raise UsageError(
@@ -212,7 +213,7 @@ def start(request: Request, reached: list[Reached], made: Plan, terms: dict[str,
             "unset": node.unset,
             "workdir": node.workdir,
             "target": asdict(node.target),
-            "config": configfile.as_data(request.config),  # what the engine reads
+            "config": load.as_data(request.config),  # what the engine reads
             "lease": terms,
             "port": 0 if node.index else made.master_port,  # free again when it is over
         }

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config import Config
+from orchestrator.config.schema import Config
 from orchestrator.errors import CheckFailed
 from orchestrator.head import network
 from orchestrator.head.facts import Facts

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config import COPIED, Config
+from orchestrator.config.schema import COPIED, Config
 
 MEASURED = ("hybrid_shard", "full_shard", "ddp")
 

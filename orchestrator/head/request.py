@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.config import Config
+from orchestrator.config.schema import Config
 from orchestrator.errors import OrchestratorError
 from orchestrator.head import fleet
 from orchestrator.head.accelerate import Accelerate

@@ -16,14 +16,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from orchestrator import configfile
+from orchestrator.config import load
 from orchestrator.engine.models import build, initialise
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", action="append", default=[])
-    config = configfile.load(None, parser.parse_args().set)
+    config = load.load(None, parser.parse_args().set)
     training, data = config.training, config.dataset
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")

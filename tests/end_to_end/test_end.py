@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import Config
+from orchestrator.config.schema import Config
 from tests.clusters.netns import NetnsCluster
 from tests.conftest import Cluster
 from tests.launching import Command, Head

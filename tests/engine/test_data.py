@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from orchestrator import strict
-from orchestrator.config import Config
+from orchestrator.config import build
+from orchestrator.config.schema import Config
 from orchestrator.engine import dataset, library, sources, tokens
 from orchestrator.engine.order import Order
 from orchestrator.errors import CheckFailed, UsageError
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 def config(**sections: Any) -> Config:
-    return strict.build(Config, sections)
+    return build.build(Config, sections)
 
 
 # -- order --------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.config import Scheduler
+from orchestrator.config.schema import Scheduler
 from orchestrator.engine.mesh import group_size
 from orchestrator.engine.optim import schedule
 from orchestrator.errors import CheckFailed

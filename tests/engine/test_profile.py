@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from orchestrator.config import Profiling
+from orchestrator.config.schema import Profiling
 from orchestrator.engine import overlap
 from orchestrator.engine.profile import Profile
 from orchestrator.engine.ranks import Ranks
@@ -179,7 +179,7 @@ def test_two_ranks_share_what_they_saw(tmp_path: Path) -> None:
 def test_it_is_imported_only_when_it_is_enabled() -> None:
     code = (
         "import orchestrator.engine.profile as p, sys; from pathlib import Path;"
-        "from orchestrator.config import Profiling\n"
+        "from orchestrator.config.schema import Profiling\n"
         "sys.modules['torch.profiler'] = None\n"  # an import of it fails from here on
         "with p.Profile(Profiling(), Path('.'), None, print) as profile: profile.step()"
     )

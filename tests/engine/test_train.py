@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator import strict
-from orchestrator.config import Config
+from orchestrator.config import build
+from orchestrator.config.schema import Config
 from orchestrator.engine.optim import schedule
 from orchestrator.engine.order import Order
 from tests.engine import own
@@ -70,7 +70,7 @@ def weights(job: Job) -> dict[str, torch.Tensor]:
 
 def plain_loop() -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
     """What the config means, in the fewest lines: nothing of the engine but the order of data."""
-    made: Config = strict.build(Config, config())
+    made: Config = build.build(Config, config())
     torch.manual_seed(0)
     model = own.model()
     groups = [

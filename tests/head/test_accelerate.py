@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.config import Config, Launch
+from orchestrator.config.schema import Config, Launch
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.head import accelerate, plan
 from orchestrator.head.accelerate import KEYS, Accelerate

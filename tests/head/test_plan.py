@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.config import Config, Launch, Nccl
+from orchestrator.config.schema import Config, Launch, Nccl
 from orchestrator.errors import CheckFailed
 from orchestrator.head import plan
 from orchestrator.head.nodes import Node, parse_nodes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import Config, Fsdp, Training
+from orchestrator.config.schema import Config, Fsdp, Training
 from orchestrator.head import prediction
 from orchestrator.head.prediction import Message, Times
 

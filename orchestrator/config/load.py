@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import Config
+from orchestrator.config.build import build, rest_of
+from orchestrator.config.schema import Config
 from orchestrator.errors import UsageError, nearest
-from orchestrator.strict import build, rest_of
 
 VARIABLES = ("nccl", "env")  # the sections that hold environment of the ranks
 SECTIONS = {

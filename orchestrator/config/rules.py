@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import UsageError
 
 if TYPE_CHECKING:
-    from orchestrator.config import Config
+    from orchestrator.config.schema import Config
 
 
 def refuse(config: Config) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator import contradictions
+from orchestrator.config import rules
+from orchestrator.config.build import REST, above, at_least, multiple, one_of, part
 from orchestrator.errors import UsageError
-from orchestrator.strict import REST, above, at_least, multiple, one_of, part
 
 SHARDED = ("hybrid_shard", "full_shard", "shard_grad_op")
 COPIED = ("ddp", "no_shard")  # two names of one thing: a whole copy on every rank
@@ -396,4 +396,4 @@ class Config:
     env: dict[str, str] = field(default_factory=dict)  # more environment for every rank
 
     def __post_init__(self) -> None:
-        contradictions.refuse(self)
+        rules.refuse(self)
