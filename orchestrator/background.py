@@ -30,7 +30,7 @@ from orchestrator import errors
 from orchestrator.errors import OrchestratorError, UsageError
 
 if TYPE_CHECKING:
-    from orchestrator.experiment import Experiment
+    from orchestrator.records.experiment import Experiment
 
 # Isolated, and then on the asking program's own path: no module of its directory gets in first.
 START = "import json,sys;r=json.loads(sys.stdin.buffer.readline());sys.path[:]=r.pop('path');"
@@ -192,8 +192,8 @@ def launch(answers: Answers, request: dict[str, Any]) -> None:
 
 def take_up(answers: Answers, request: dict[str, Any]) -> None:
     """Become the head of a job that has none, and say how much of its logs is yet to come."""
-    from orchestrator import experiment
     from orchestrator.head import front, look
+    from orchestrator.records import experiment
 
     options = paths({**request["options"], "quiet": True, "color": False})
     place, record, ssh = front.at_home(options)

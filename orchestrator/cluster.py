@@ -16,11 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
-from orchestrator import experiment
 from orchestrator.background import INTERRUPT, Background
 from orchestrator.errors import OrchestratorError, UsageError, nearest
-from orchestrator.experiment import NAME, Experiment
 from orchestrator.job import CALLED, Job
+from orchestrator.records import experiment
+from orchestrator.records.experiment import NAME, Experiment
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -27,10 +27,11 @@ from typing import Any
 
 import click
 
-from orchestrator import experiment, interrupt
+from orchestrator import interrupt
 from orchestrator.errors import CheckFailed, UsageError
-from orchestrator.experiment import Experiment
 from orchestrator.loopback import LoopbackCluster, sweep
+from orchestrator.records import experiment
+from orchestrator.records.experiment import Experiment
 
 CONFIG = Path("config/demo.yaml")
 NODES = Path("node_ip_list.txt")

@@ -23,9 +23,9 @@ from orchestrator.errors import (
     OrchestratorError,
     UsageError,
 )
-from orchestrator.experiment import Experiment, JobRecord
 from orchestrator.head import verdict as verdicts
 from orchestrator.head.logs import NO_RANK, LineSplitter, LogFile, LogReader
+from orchestrator.records.experiment import Experiment, JobRecord
 
 CALLED = "Cluster.run"  # the first word of the command of a job that has results
 LOOK_SECONDS = 0.2  # between two looks at what the head has written

@@ -22,9 +22,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import checkpoints
-from orchestrator.checkpoints import Checkpoint, FileRecord
 from orchestrator.errors import JobFailed, UsageError
+from orchestrator.records import checkpoint_store
+from orchestrator.records.checkpoint_store import Checkpoint, FileRecord
 
 FILES = {".metadata": b"about", "__0_0.distcp": b"a" * 1000, "__1_0.distcp": b"b" * 1000}
 
@@ -33,29 +33,29 @@ def write(
     directory: Path, step: int, files: Mapping[str, bytes] = FILES, token: str = "run"
 ) -> dict[str, FileRecord]:
     """What the ranks do before it is published."""
-    place = checkpoints.partial(directory, step, token)
+    place = checkpoint_store.partial(directory, step, token)
     place.mkdir(parents=True)
     for name, content in files.items():
         (place / name).write_bytes(content)
-    return {name: checkpoints.digest(place / name) for name in files}
+    return {name: checkpoint_store.digest(place / name) for name in files}
 
 
 def save(
     directory: Path, step: int, files: Mapping[str, bytes] = FILES, progress: Any = None
 ) -> Path:
     records = write(directory, step, files)
-    place = checkpoints.partial(directory, step, "run")
-    return checkpoints.publish(place, directory, step, progress, 2, records)
+    place = checkpoint_store.partial(directory, step, "run")
+    return checkpoint_store.publish(place, directory, step, progress, 2, records)
 
 
 def steps(directory: Path) -> list[int]:
-    return [one.step for one in checkpoints.every(directory)]
+    return [one.step for one in checkpoint_store.every(directory)]
 
 
 def good(directory: Path) -> list[Checkpoint]:
     """Those that verify; what only looks whole must not exist."""
-    found = [one for one in checkpoints.every(directory) if one.complete]
-    assert [checkpoints.verify(one) for one in found] == [[]] * len(found)
+    found = [one for one in checkpoint_store.every(directory) if one.complete]
+    assert [checkpoint_store.verify(one) for one in found] == [[]] * len(found)
     return found
 
 
@@ -77,9 +77,9 @@ def test_what_is_published_is_found(tmp_path: Path) -> None:
     before = time.time()
     for step in (20, 120, 3):
         place = save(tmp_path, step, progress={**progress, "step": step})
-        assert place == tmp_path / f"step_{step:08d}" == checkpoints.final(tmp_path, step)
+        assert place == tmp_path / f"step_{step:08d}" == checkpoint_store.final(tmp_path, step)
     assert listing(tmp_path) == ["step_00000003", "step_00000020", "step_00000120"]
-    found = checkpoints.every(tmp_path)
+    found = checkpoint_store.every(tmp_path)
     assert [one.step for one in found] == [120, 20, 3]
     newest = found[0]
     assert newest.path == tmp_path / "step_00000120"
@@ -112,10 +112,10 @@ def test_a_digest_of_many_pieces(tmp_path: Path) -> None:
     content = random.Random(0).randbytes(2_500_000)
     (tmp_path / "file").write_bytes(content)
     seen: list[int] = []
-    found = checkpoints.digest(tmp_path / "file", sync=True, seen=seen.append)
+    found = checkpoint_store.digest(tmp_path / "file", sync=True, seen=seen.append)
     assert found.size == sum(seen) == len(content)
     assert len(seen) == 3
-    assert found == checkpoints.digest(tmp_path / "file")
+    assert found == checkpoint_store.digest(tmp_path / "file")
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
@@ -129,14 +129,14 @@ def test_what_may_be_somebody_elses_is_put_aside_not_deleted(tmp_path: Path) -> 
     (tmp_path / "step_00000005").mkdir(parents=True)
     (tmp_path / "step_00000005" / "precious").touch()
     save(tmp_path, 5)
-    checkpoints.clean(tmp_path, "next")
+    checkpoint_store.clean(tmp_path, "next")
     assert len(good(tmp_path)) == 1
     assert len(list(tmp_path.rglob("precious"))) == 1
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])
 def test_what_is_in_the_way_stays(tmp_path: Path, kind: str) -> None:
-    place = checkpoints.final(tmp_path, 5)
+    place = checkpoint_store.final(tmp_path, 5)
     (tmp_path / "elsewhere").mkdir()
     place.touch() if kind == "file" else place.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(JobFailed, match="in the way"):
@@ -160,17 +160,17 @@ def test_what_is_not_whole_is_not_published(
     tmp_path: Path, spoil: Callable[[Path, dict[str, FileRecord]], None], words: str
 ) -> None:
     files = write(tmp_path, 5)
-    place = checkpoints.partial(tmp_path, 5, "run")
+    place = checkpoint_store.partial(tmp_path, 5, "run")
     spoil(place, files)
     with pytest.raises(JobFailed, match=words):
-        checkpoints.publish(place, tmp_path, 5, None, 2, files)
+        checkpoint_store.publish(place, tmp_path, 5, None, 2, files)
     assert steps(tmp_path) == []
 
 
 @pytest.mark.parametrize("token", ["", "a/b", "..\n", "a b", "\0"])
 def test_a_token_is_part_of_a_name(tmp_path: Path, token: str) -> None:
     with pytest.raises(UsageError):
-        checkpoints.partial(tmp_path, 5, token)
+        checkpoint_store.partial(tmp_path, 5, token)
 
 
 # -- killed -----------------------------------------------------------------------------------
@@ -207,21 +207,21 @@ def ends_at(number: int, failure: Callable[[], BaseException], *, once: bool) ->
 def first_save(directory: Path) -> Callable[[], object]:
     save(directory, 1, progress="old")
     records = write(directory, 2)
-    place = checkpoints.partial(directory, 2, "run")
-    return lambda: checkpoints.publish(place, directory, 2, "new", 2, records)
+    place = checkpoint_store.partial(directory, 2, "run")
+    return lambda: checkpoint_store.publish(place, directory, 2, "new", 2, records)
 
 
 def save_again(directory: Path) -> Callable[[], object]:
     save(directory, 1, progress="old")
     records = write(directory, 1, {**FILES, ".metadata": b"newer"})
-    place = checkpoints.partial(directory, 1, "run")
-    return lambda: checkpoints.publish(place, directory, 1, "new", 2, records)
+    place = checkpoint_store.partial(directory, 1, "run")
+    return lambda: checkpoint_store.publish(place, directory, 1, "new", 2, records)
 
 
 def prune(directory: Path) -> Callable[[], object]:
     for step in (1, 2, 3):
         save(directory, step)
-    return lambda: checkpoints.prune(directory, 1)
+    return lambda: checkpoint_store.prune(directory, 1)
 
 
 def clean(directory: Path) -> Callable[[], object]:
@@ -232,7 +232,7 @@ def clean(directory: Path) -> Callable[[], object]:
     shutil.copytree(directory / "step_00000002", directory / ".step_00000002.b.aside")
     shutil.copytree(directory / "step_00000002", directory / ".step_00000002.c.gone")
     write(directory, 4, token="earlier")
-    return lambda: checkpoints.clean(directory, "later")
+    return lambda: checkpoint_store.clean(directory, "later")
 
 
 OPERATIONS = [first_save, save_again, prune, clean]
@@ -255,12 +255,12 @@ def test_a_kill_at_any_moment_leaves_what_was_whole(
             break
         assert max(one.step for one in good(directory)) >= before, listing(directory)
         seen = [(one.step, one.progress) for one in good(directory)]
-        checkpoints.clean(directory, "later")
+        checkpoint_store.clean(directory, "later")
         assert [(one.step, one.progress) for one in good(directory)] == seen
         assert [name for name in listing(directory) if name.startswith(".")] == []
         assert len(listing(directory)) == len(seen), "half of one has a name"
         save(directory, before + 1)
-        assert checkpoints.prune(directory, 1)
+        assert checkpoint_store.prune(directory, 1)
         assert steps(directory) == [before + 1]
     assert number > 5
 
@@ -283,7 +283,7 @@ def test_an_error_at_any_moment_leaves_what_was_whole(
         except LookupError:
             break
         assert max(one.step for one in good(directory)) >= before, listing(directory)
-        checkpoints.clean(directory, "later")
+        checkpoint_store.clean(directory, "later")
         assert max(one.step for one in good(directory)) >= before
     assert number > 5
 
@@ -323,7 +323,7 @@ def test_sigkill(tmp_path: Path) -> None:
         assert found[0].step >= max(told)
         assert [one.progress for one in found] == [one.step for one in found]
         last = found[0].step
-    checkpoints.clean(directory, "")
+    checkpoint_store.clean(directory, "")
     assert {name[:5] for name in listing(directory)} == {"step_"}
 
 
@@ -340,10 +340,12 @@ def test_any_flipped_bit_is_found(data: st.DataObject) -> None:
         bit = data.draw(st.integers(0, len(content) * 8 - 1))
         content[bit // 8] ^= 1 << bit % 8
         (place / file).write_bytes(content)
-        (found,) = checkpoints.every(Path(name))
+        (found,) = checkpoint_store.every(Path(name))
         assert found.complete  # the sizes are right: only reading it all can tell
-        assert checkpoints.verify(found) == [f"{file} is damaged: its sha256 is not the manifest's"]
-        assert checkpoints.verify(found, [one for one in FILES if one != file]) == []
+        assert checkpoint_store.verify(found) == [
+            f"{file} is damaged: its sha256 is not the manifest's"
+        ]
+        assert checkpoint_store.verify(found, [one for one in FILES if one != file]) == []
 
 
 @pytest.mark.parametrize(
@@ -361,23 +363,23 @@ def test_a_spoilt_file(tmp_path: Path, spoil: Callable[[Path], object], words: s
     place = save(tmp_path, 5)
     save(tmp_path, 4)
     spoil(place / "__0_0.distcp")
-    newest, whole = checkpoints.every(tmp_path)
+    newest, whole = checkpoint_store.every(tmp_path)
     assert (newest.complete, newest.problem) == (False, words)
-    assert checkpoints.verify(newest) == [words]
-    assert checkpoints.verify(newest, ["__1_0.distcp"]) == []
+    assert checkpoint_store.verify(newest) == [words]
+    assert checkpoint_store.verify(newest, ["__1_0.distcp"]) == []
     assert whole.complete
 
 
 def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 5)
-    (found,) = checkpoints.every(tmp_path)
+    (found,) = checkpoint_store.every(tmp_path)
 
     def refuse(path: Path, *args: Any, **options: Any) -> FileRecord:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(checkpoints, "digest", refuse)
+    monkeypatch.setattr(checkpoint_store, "digest", refuse)
     words = "__0_0.distcp cannot be read: Input/output error"
-    assert checkpoints.verify(found, ["__0_0.distcp"]) == [words]
+    assert checkpoint_store.verify(found, ["__0_0.distcp"]) == [words]
 
 
 RECORD = {"size": 1, "sha256": "0" * 64}
@@ -415,12 +417,12 @@ RECORD = {"size": 1, "sha256": "0" * 64}
 def test_a_wrong_manifest(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
     change(save(tmp_path, 5), **fields)
     save(tmp_path, 4)
-    wrong, whole = checkpoints.every(tmp_path)
+    wrong, whole = checkpoint_store.every(tmp_path)
     assert (wrong.step, wrong.complete) == (5, False)
     assert words in wrong.problem
-    assert any(words in problem for problem in checkpoints.verify(wrong))
+    assert any(words in problem for problem in checkpoint_store.verify(wrong))
     assert whole.complete
-    checkpoints.prune(tmp_path, 1)
+    checkpoint_store.prune(tmp_path, 1)
     assert steps(tmp_path) == [5, 4]
 
 
@@ -440,9 +442,9 @@ def test_a_wrong_manifest(tmp_path: Path, fields: dict[str, Any], words: str) ->
 def test_what_is_no_manifest(tmp_path: Path, content: bytes | None, words: str) -> None:
     path = save(tmp_path, 5) / "manifest.json"
     path.unlink() if content is None else path.write_bytes(content)
-    (found,) = checkpoints.every(tmp_path)
+    (found,) = checkpoint_store.every(tmp_path)
     assert words in found.problem
-    assert checkpoints.verify(found) == [found.problem] == checkpoints.verify(found, [])
+    assert checkpoint_store.verify(found) == [found.problem] == checkpoint_store.verify(found, [])
     assert not found.files
 
 
@@ -456,7 +458,7 @@ def test_a_manifest_that_is_no_file(tmp_path: Path, kind: str) -> None:
         os.mkfifo(path)
     else:
         path.symlink_to(kept)
-    (found,) = checkpoints.every(tmp_path)
+    (found,) = checkpoint_store.every(tmp_path)
     assert found.problem == "manifest.json is not a plain file"
 
 
@@ -477,8 +479,8 @@ def test_no_manifest_is_an_accident(fields: Any) -> None:
             change(place, **fields)
         else:
             (place / "manifest.json").write_text(json.dumps(fields))
-        (found,) = checkpoints.every(Path(name))
-        assert found.complete == (not found.problem) == (not checkpoints.verify(found))
+        (found,) = checkpoint_store.every(Path(name))
+        assert found.complete == (not found.problem) == (not checkpoint_store.verify(found))
         assert found.problem.isprintable()
 
 
@@ -487,7 +489,7 @@ def test_no_manifest_is_an_accident(fields: Any) -> None:
 def test_any_progress_comes_back(progress: Any) -> None:
     with tempfile.TemporaryDirectory() as name:
         save(Path(name), 5, progress=progress)
-        (found,) = checkpoints.every(Path(name))
+        (found,) = checkpoint_store.every(Path(name))
         assert repr(found.progress) == repr(progress)  # NaN is not equal to itself
 
 
@@ -514,8 +516,8 @@ def test_foreign_directories_are_left_alone(tmp_path: Path, name: str) -> None:
     save(tmp_path, 7)
     save(tmp_path, 6).rename(tmp_path / name)
     assert steps(tmp_path) == [7]
-    assert checkpoints.prune(tmp_path, 1) == []
-    checkpoints.clean(tmp_path, "")
+    assert checkpoint_store.prune(tmp_path, 1) == []
+    checkpoint_store.clean(tmp_path, "")
     assert name in listing(tmp_path)
 
 
@@ -526,8 +528,8 @@ def test_links_are_never_followed(tmp_path: Path, name: str) -> None:
     save(directory, 7)
     (directory / name).symlink_to(elsewhere)
     assert steps(directory) == [7]
-    assert checkpoints.prune(directory, 1) == []
-    checkpoints.clean(directory, "")
+    assert checkpoint_store.prune(directory, 1) == []
+    checkpoint_store.clean(directory, "")
     assert (directory / name).is_symlink()
     assert len(good(tmp_path / "elsewhere")) == 1
 
@@ -538,7 +540,7 @@ def test_a_link_inside_is_not_followed_when_deleting(tmp_path: Path) -> None:
     (tmp_path / "precious" / "file").touch()
     (save(directory, 5) / "link").symlink_to(tmp_path / "precious")
     save(directory, 6)
-    assert checkpoints.prune(directory, 1) == [directory / "step_00000005"]
+    assert checkpoint_store.prune(directory, 1) == [directory / "step_00000005"]
     assert (tmp_path / "precious" / "file").exists()
 
 
@@ -549,10 +551,10 @@ def test_odd_names(tmp_path: Path, name: str) -> None:
     save(directory, 6, {name: b"content"})
     assert len(good(directory)) == 2
     (directory / "step_00000006" / name).unlink()
-    assert checkpoints.every(directory)[0].problem.isprintable()
-    assert [one.step for one in checkpoints.resolve(name, tmp_path)] == [6, 5]
+    assert checkpoint_store.every(directory)[0].problem.isprintable()
+    assert [one.step for one in checkpoint_store.resolve(name, tmp_path)] == [6, 5]
     (directory / "step_00000006" / name).write_bytes(b"content")
-    assert checkpoints.prune(directory, 1) == [directory / "step_00000005"]
+    assert checkpoint_store.prune(directory, 1) == [directory / "step_00000005"]
     assert len(good(directory)) == 1
 
 
@@ -562,16 +564,16 @@ def test_a_thousand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for step in range(1000):
             save(tmp_path, step, {".metadata": b"x"})
     assert steps(tmp_path) == list(range(999, -1, -1))
-    assert len(checkpoints.prune(tmp_path, 3)) == 997
+    assert len(checkpoint_store.prune(tmp_path, 3)) == 997
     assert listing(tmp_path) == ["step_00000997", "step_00000998", "step_00000999"]
 
 
 def test_no_directory_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for directory in (tmp_path / "none", tmp_path / "file", tmp_path / "file" / "below"):
-        assert checkpoints.every(directory) == []
-        assert checkpoints.prune(directory, 1) == []
-        checkpoints.clean(directory, "x")
+        assert checkpoint_store.every(directory) == []
+        assert checkpoint_store.prune(directory, 1) == []
+        checkpoint_store.clean(directory, "x")
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
@@ -585,7 +587,7 @@ def test_an_unreadable_directory_is_an_error(
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(UsageError, match=os.strerror(number)):
-        checkpoints.every(tmp_path)
+        checkpoint_store.every(tmp_path)
 
 
 def test_an_unreadable_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -595,7 +597,7 @@ def test_an_unreadable_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
-    (found,) = checkpoints.every(tmp_path)
+    (found,) = checkpoint_store.every(tmp_path)
     assert found.problem == "manifest.json cannot be read: Permission denied"
 
 
@@ -635,20 +637,20 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_a_user_may_mean(root: Path, text: str | None, expected: list[int]) -> None:
-    found = checkpoints.resolve(text, Path("experiments"))
+    found = checkpoint_store.resolve(text, Path("experiments"))
     assert [one.step for one in found] == expected
     assert all(one.path.is_absolute() for one in found)
 
 
 def test_an_absolute_path_needs_no_experiments(root: Path) -> None:
     for text in ("elsewhere", "experiments/run_20260101_000000"):
-        found = checkpoints.resolve(str(root / text), Path("none"))
-        assert found == checkpoints.resolve(text)
+        found = checkpoint_store.resolve(str(root / text), Path("none"))
+        assert found == checkpoint_store.resolve(text)
 
 
 def test_a_step_without_a_manifest_says_so(root: Path) -> None:
     (root / "elsewhere" / "step_00000040" / "manifest.json").unlink()
-    (found,) = checkpoints.resolve("elsewhere/step_00000040")
+    (found,) = checkpoint_store.resolve("elsewhere/step_00000040")
     assert found.problem == "there is no manifest.json"
 
 
@@ -665,13 +667,13 @@ def test_a_step_without_a_manifest_says_so(root: Path) -> None:
 )
 def test_what_nobody_can_mean(root: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
-        checkpoints.resolve(text)
+        checkpoint_store.resolve(text)
     assert f"did you mean {text!r}" not in str(error.value)
 
 
 def test_no_experiment_has_any(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has a checkpoint"):
-        checkpoints.resolve(None, tmp_path)
+        checkpoint_store.resolve(None, tmp_path)
 
 
 # -- removing ---------------------------------------------------------------------------------
@@ -706,9 +708,9 @@ def make(directory: Path, kinds: str) -> None:
 def test_pruning(tmp_path: Path, kinds: str, keep: int, left: list[int]) -> None:
     make(tmp_path, kinds)
     before = steps(tmp_path)
-    gone = checkpoints.prune(tmp_path, keep)
+    gone = checkpoint_store.prune(tmp_path, keep)
     assert steps(tmp_path) == left
-    assert gone == [checkpoints.final(tmp_path, s) for s in sorted(set(before) - set(left))]
+    assert gone == [checkpoint_store.final(tmp_path, s) for s in sorted(set(before) - set(left))]
     assert len(listing(tmp_path)) == len(left)
 
 
@@ -718,7 +720,7 @@ def test_pruning_keeps_its_promise(kinds: str, keep: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         make(Path(name), kinds)
         whole = [one.step for one in good(Path(name))]
-        checkpoints.prune(Path(name), keep)
+        checkpoint_store.prune(Path(name), keep)
         assert [one.step for one in good(Path(name))] == whole[: max(keep, 1)]
 
 
@@ -730,10 +732,10 @@ def test_what_cannot_be_deleted_is_out_of_sight(
     with monkeypatch.context() as patch:
         busy = OSError(errno.EBUSY, "Device or resource busy")
         patch.setattr(os, "unlink", lambda *args, **options: (_ for _ in ()).throw(busy))
-        checkpoints.prune(tmp_path, 1)
+        checkpoint_store.prune(tmp_path, 1)
     assert steps(tmp_path) == [2]
     assert len(listing(tmp_path)) == 2
-    checkpoints.clean(tmp_path, "next")
+    checkpoint_store.clean(tmp_path, "next")
     assert listing(tmp_path) == ["step_00000002"]
 
 
@@ -744,9 +746,9 @@ def test_cleaning(tmp_path: Path) -> None:
     (tmp_path / ".step_00000004.abc.gone").mkdir()
     (tmp_path / ".seen_mine_0").touch()
     assert steps(tmp_path) == [3]
-    checkpoints.clean(tmp_path, "mine")
+    checkpoint_store.clean(tmp_path, "mine")
     assert listing(tmp_path) == [".seen_mine_0", ".step_00000005.mine.partial", "step_00000003"]
-    checkpoints.clean(tmp_path, "")
+    checkpoint_store.clean(tmp_path, "")
     assert listing(tmp_path) == [".seen_mine_0", "step_00000003"]
 
 
@@ -756,4 +758,4 @@ def test_a_whole_one_aside_stands_in_for_a_spoilt_one(tmp_path: Path) -> None:
     os.truncate(spoilt / "__0_0.distcp", 1)
     for _ in range(2):
         assert [one.path.name for one in good(tmp_path)] == [".step_00000005.a.aside"]
-        checkpoints.clean(tmp_path, "x")
+        checkpoint_store.clean(tmp_path, "x")

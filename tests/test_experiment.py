@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import experiment
 from orchestrator.errors import UsageError
-from orchestrator.experiment import Experiment, JobRecord, NodeRecord, create, every, find
+from orchestrator.records import experiment
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord, create, every, find
 
 NODE = NodeRecord(0, "bob@gpu01", "gpu01", "bob", None, "10.0.0.1", "/usr/bin/python3", 0, 2)
 

@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator import experiment, interrupt
+from orchestrator import interrupt
 from orchestrator.doors import rendezvous
 from orchestrator.doors.batchfile import DEFAULTS
 from orchestrator.doors.rendezvous import Hello, Master
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
-from orchestrator.experiment import JobRecord, NodeRecord
 from orchestrator.head import accelerate, fleet, front, launch, network, places, plan, queue
 from orchestrator.head.accelerate import Accelerate
 from orchestrator.head.fleet import Reached
@@ -29,6 +28,8 @@ from orchestrator.head.nodes import Node
 from orchestrator.head.pipes import Here
 from orchestrator.head.plan import Found, Plan
 from orchestrator.head.request import Request
+from orchestrator.records import experiment
+from orchestrator.records.experiment import JobRecord, NodeRecord
 
 INDEX = "JOB_COMPLETION_INDEX"  # the same from Kubernetes, in an Indexed Job
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE")

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import experiment
 from orchestrator.errors import OrchestratorError, UsageError
-from orchestrator.experiment import Experiment, JobRecord
 from orchestrator.head import queue, secret
 from orchestrator.head.batch import OUTPUT
+from orchestrator.records import experiment
+from orchestrator.records.experiment import Experiment, JobRecord
 
 TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+|infinite|UNLIMITED")
 ONE_WORD = re.compile(r"[A-Za-z0-9_.,:@%+=/\[\]*&|()!~^-]+")

@@ -2,7 +2,7 @@
 
 Every rank writes its own shards through torch.distributed.checkpoint, so a checkpoint can be read
 by any other number of ranks and any strategy. What makes one trustworthy (manifest, checksums, the
-rename that publishes it) is in orchestrator.checkpoints, which needs no torch.
+rename that publishes it) is in orchestrator.records.checkpoint_store, which needs no torch.
 
 Where nodes share no disk, every node keeps a complete checkpoint of its own, if it holds a whole
 copy of the parameters.
@@ -28,12 +28,12 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from orchestrator import checkpoints
 from orchestrator.config.schema import Config
 from orchestrator.engine.mesh import Mesh, shards_again
 from orchestrator.engine.optim import local_tensor, sharded_like
 from orchestrator.engine.ranks import Ranks, gather
 from orchestrator.errors import CheckFailed, OrchestratorError
+from orchestrator.records import checkpoint_store
 
 Say = Callable[[str], None]
 SEEN_WITHIN = 3.0  # seconds until a file of another node shows up on a shared disk (NFS caches)
@@ -89,7 +89,7 @@ class Checkpoints:
         self.staged: dict[str, Tensor] = {}
         self.last_saved = -1
         if self.writers.first:
-            checkpoints.clean(directory, self.token)
+            checkpoint_store.clean(directory, self.token)
 
     # -- saving -------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Checkpoints:
 
     def _write(self, step: int, state: dict[str, Tensor], progress: Any, began: float) -> None:
         """In a thread of its own, with a process group of its own."""
-        place = checkpoints.partial(self.directory, step, self.token)
+        place = checkpoint_store.partial(self.directory, step, self.token)
         try:
             save(
                 state,
@@ -149,8 +149,10 @@ class Checkpoints:
             files = self._digests(place)
             size = 0
             if self.writers.first:
-                checkpoints.publish(place, self.directory, step, progress, self.ranks.world, files)
-                checkpoints.prune(self.directory, self.config.keep)
+                checkpoint_store.publish(
+                    place, self.directory, step, progress, self.ranks.world, files
+                )
+                checkpoint_store.prune(self.directory, self.config.keep)
                 size = sum(record.size for record in files.values())
             failed = ""
         except (Exception, CheckpointException) as error:  # noqa: BLE001 (a BaseException)
@@ -159,7 +161,7 @@ class Checkpoints:
         failed = next((one for one in gather(failed, self.writers.group) if one), "")
         if failed:
             if self.writers.first:
-                checkpoints.clean(self.directory, "")
+                checkpoint_store.clean(self.directory, "")
             self.problem = (
                 f"NOT SAVED: the checkpoint of step {step} failed: {failed}; training goes on, and"
                 " the checkpoints before it are as they were"
@@ -168,17 +170,17 @@ class Checkpoints:
             seconds = time.perf_counter() - began
             self.written = f"saved step {step}: {size / 1e6:,.1f} MB in {seconds:.2f} s"
 
-    def _digests(self, place: Path) -> dict[str, checkpoints.FileRecord]:
+    def _digests(self, place: Path) -> dict[str, checkpoint_store.FileRecord]:
         """Of the files that each rank wrote; the first has them all, the others nothing."""
         own = sorted(path.name for path in place.glob(f"__{self.writers.index}_*"))
         if self.writers.first:
             own.append(".metadata")
         records: Any = None
         try:
-            records = {name: checkpoints.digest(place / name) for name in own}
+            records = {name: checkpoint_store.digest(place / name) for name in own}
         except OSError as error:
             records = str(error)
-        found: dict[str, checkpoints.FileRecord] = {}
+        found: dict[str, checkpoint_store.FileRecord] = {}
         for one in gather(records, self.writers.group):
             if isinstance(one, str):
                 raise OSError(one)
@@ -223,9 +225,9 @@ class Checkpoints:
         self.say("nothing to resume from: starting anew")
         return None
 
-    def _candidates(self) -> list[checkpoints.Checkpoint]:
+    def _candidates(self) -> list[checkpoint_store.Checkpoint]:
         """Newest first, and only those that every writer group has."""
-        found: list[checkpoints.Checkpoint] = []
+        found: list[checkpoint_store.Checkpoint] = []
         problem = ""
         if self.writers.first:
             try:
@@ -241,23 +243,25 @@ class Checkpoints:
         leader = dist.get_global_rank(self.writers.group, 0) if self.writers.group else 0
         return [one for one in told[leader][3] if one.step in common]
 
-    def _look(self) -> list[checkpoints.Checkpoint]:
+    def _look(self) -> list[checkpoint_store.Checkpoint]:
         wanted = self.config.resume
         if wanted != "auto":
-            return checkpoints.resolve(wanted)
-        found = checkpoints.every(self.directory)
+            return checkpoint_store.resolve(wanted)
+        found = checkpoint_store.every(self.directory)
         if self.config.directory is None and not found:
             found = earlier_runs(self.directory)
         return found
 
-    def _verify(self, found: checkpoints.Checkpoint) -> list[str]:
+    def _verify(self, found: checkpoint_store.Checkpoint) -> list[str]:
         """All ranks share the reading; all come to the same answer."""
         mine = sorted(found.files)[self.writers.index :: self.writers.size]
-        told = gather(checkpoints.verify(found, mine) or ([found.problem] if found.problem else []))
+        told = gather(
+            checkpoint_store.verify(found, mine) or ([found.problem] if found.problem else [])
+        )
         return list(dict.fromkeys(problem for problems in told for problem in problems))
 
 
-def earlier_runs(directory: Path) -> list[checkpoints.Checkpoint]:
+def earlier_runs(directory: Path) -> list[checkpoint_store.Checkpoint]:
     """Of the experiments of the same name beside this one, the newest that has a checkpoint.
 
     A node that shares no disk has its own: runs/<experiment>-<id>/<node>/experiment.
@@ -271,7 +275,7 @@ def earlier_runs(directory: Path) -> list[checkpoints.Checkpoint]:
     pattern = f"{glob.escape(named[1])}_[0-9]*_[0-9]*"
     for other in sorted(run.parent.glob(pattern), reverse=True):
         for place in other.glob(str(inner)) if other != run else ():
-            if found := checkpoints.every(place):
+            if found := checkpoint_store.every(place):
                 return found
     return []
 

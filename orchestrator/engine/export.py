@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from orchestrator import checkpoints
-from orchestrator.checkpoints import shown
 from orchestrator.errors import EXIT_STOPPED, CheckFailed, JobFailed, OrchestratorError, UsageError
+from orchestrator.records import checkpoint_store
+from orchestrator.records.checkpoint_store import shown
 
 WEIGHTS = "model."  # what engine/checkpoint.py puts before the names of parameters and buffers
 CHOICES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -78,8 +78,8 @@ def export(path: Path, out: Path, dtype: str | None = None, force: bool = False)
         raise UsageError(f"{shown(out)} {problem}", "name the file to write")
     if os.path.lexists(out) and not force:
         raise UsageError(f"{shown(out)} is there already", "--force replaces it")
-    found = checkpoints.load(path)
-    problems = checkpoints.verify(found)
+    found = checkpoint_store.load(path)
+    problems = checkpoint_store.verify(found)
     if problems:
         raise CheckFailed(f"{shown(path)} is not exported: {'; '.join(problems[:3])}")
     if ".metadata" not in found.files:

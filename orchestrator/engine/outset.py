@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator import checkpoints
 from orchestrator.config import build
 from orchestrator.config.build import at_least, one_of
 from orchestrator.config.schema import SHARDED, Config
@@ -23,6 +22,7 @@ from orchestrator.engine.losses import Totals
 from orchestrator.engine.ranks import Ranks, gather, host_group
 from orchestrator.engine.train import outputs_directory
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.records import checkpoint_store
 
 OVER_RANKS = (*SHARDED, "ddp")
 STRATEGIES = (*OVER_RANKS, "dp", "none")
@@ -216,7 +216,7 @@ def saved_steps(path: Path) -> list[int]:
 
     Asked before anything is made: a wrong path must not leave an empty directory behind.
     """
-    found: list[checkpoints.Checkpoint] = []
+    found: list[checkpoint_store.Checkpoint] = []
     problem: tuple[str, str] | None = None
     if path.is_file():
         problem = (
@@ -225,7 +225,7 @@ def saved_steps(path: Path) -> list[int]:
         )
     else:
         try:
-            found = checkpoints.resolve(str(path))
+            found = checkpoint_store.resolve(str(path))
         except OrchestratorError as error:
             problem = (error.what, error.fix)
     for rank, told in enumerate(gather(problem)):
@@ -237,7 +237,7 @@ def saved_steps(path: Path) -> list[int]:
 
 def refuse_later(path: Path, step: int) -> None:
     """Saved beside them, new ones would be the oldest, and the first to be taken away."""
-    later = max((one.step for one in checkpoints.every(path)), default=0)
+    later = max((one.step for one in checkpoint_store.every(path)), default=0)
     for one in gather(later):
         if one > step:
             raise UsageError(

@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from orchestrator import checkpoints
 from orchestrator.config.build import at_least
 from orchestrator.engine import agreement, collectives, deal, local, mesh, outset, period, ranks
 from orchestrator.engine.bound import Bound, Factory, names_of
@@ -33,6 +32,7 @@ from orchestrator.engine.run import say
 from orchestrator.engine.trackers import Tracker, Trackers
 from orchestrator.engine.train import seed_all, to_device
 from orchestrator.errors import CheckFailed, JobFailed, UsageError
+from orchestrator.records import checkpoint_store
 
 NONE_FOR_EVER = 1 << 30
 
@@ -342,15 +342,15 @@ class Trainer:
         place.wait()
         if problem:
             raise JobFailed(problem)
-        return checkpoints.final(place.directory, self.state.step)
+        return checkpoint_store.final(place.directory, self.state.step)
 
     def load_checkpoint(self, directory: str | Path) -> Path:
         """What was saved last into a directory and verifies, or one step; every rank calls it."""
         path = Path(directory).absolute()
         steps = outset.saved_steps(path)
-        parent = path.parent if checkpoints.STEP.fullmatch(path.name) else path
+        parent = path.parent if checkpoint_store.STEP.fullmatch(path.name) else path
         for step in steps:
-            found = checkpoints.final(parent, step)
+            found = checkpoint_store.final(parent, step)
             try:
                 place = self._saving(parent, NONE_FOR_EVER, str(found))
                 progress = place.resume(self.bare, self.bound)
@@ -385,7 +385,7 @@ class Trainer:
         place.save(self.state.step, self.bare, self.bound, progress)
 
     def _resume(self, place: Path) -> None:
-        found = ranks.gather(bool(checkpoints.every(place.absolute())))
+        found = ranks.gather(bool(checkpoint_store.every(place.absolute())))
         if all(found):
             self.load_checkpoint(place)
         elif any(found):

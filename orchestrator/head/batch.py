@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator import experiment
 from orchestrator.errors import EXIT_FAILED, EXIT_NODE, EXIT_STOPPED, OrchestratorError
-from orchestrator.experiment import Experiment, JobRecord
 from orchestrator.head import queue, verdict
 from orchestrator.head.keys import Keys
 from orchestrator.head.pipes import Allocation
 from orchestrator.head.stop import Receipt
+from orchestrator.records import experiment
+from orchestrator.records.experiment import Experiment, JobRecord
 
 OUTPUT = "slurm.out"  # what the head prints, of all attempts
 LOOK = 0.2  # seconds between two looks at the files

@@ -17,8 +17,6 @@ from typing import Any
 
 import click
 
-from orchestrator import checkpoints
-from orchestrator.checkpoints import Checkpoint, shown
 from orchestrator.errors import (
     EXIT_CHECK,
     EXIT_DONE,
@@ -27,6 +25,8 @@ from orchestrator.errors import (
     JobFailed,
     UsageError,
 )
+from orchestrator.records import checkpoint_store
+from orchestrator.records.checkpoint_store import Checkpoint, shown
 
 HOME = Path(__file__).parents[2]
 READERS = 4  # files read at a time: one alone does not fill a network disk
@@ -95,10 +95,12 @@ def verify(options: dict[str, Any]) -> int:
 def read_all(one: Checkpoint) -> list[str]:
     """All its problems, in the order of its files."""
     if not one.files:
-        return checkpoints.verify(one)
+        return checkpoint_store.verify(one)
     progress = Progress(f"step {one.step}", one.size)
     with ThreadPoolExecutor(READERS) as readers:
-        found = readers.map(lambda name: checkpoints.verify(one, [name], progress.add), one.files)
+        found = readers.map(
+            lambda name: checkpoint_store.verify(one, [name], progress.add), one.files
+        )
         problems = [problem for problems in found for problem in problems]
     progress.clear()
     return problems
@@ -178,7 +180,7 @@ def candidates(options: dict[str, Any]) -> list[Checkpoint]:
 
 
 def resolve(options: dict[str, Any]) -> list[Checkpoint]:
-    return checkpoints.resolve(options["experiment"], options["experiments"])
+    return checkpoint_store.resolve(options["experiment"], options["experiments"])
 
 
 # -- words ------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.experiment import JobRecord
 from orchestrator.head.removal import DIRECTORY, GONE, Measure, pinned
+from orchestrator.records.experiment import JobRecord
 
 STAMP = re.compile(r"[^.].*_([0-9]{8}_[0-9]{6})", re.DOTALL)
 LARGEST_RECORD = 64 << 20

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import NodeError, OrchestratorError, UsageError
-from orchestrator.experiment import Experiment, NodeRecord
 from orchestrator.head import outputs
 from orchestrator.head.clock import Clock
 from orchestrator.head.fleet import open_link
 from orchestrator.head.link import Declined, Link
 from orchestrator.head.way import Way
+from orchestrator.records.experiment import Experiment, NodeRecord
 
 OFFSET = struct.Struct(">Q")
 SILENCE = 8.0  # the node's link says something every second

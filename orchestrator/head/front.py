@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import experiment
 from orchestrator.config import load
 from orchestrator.errors import (
     EXIT_DONE,
@@ -19,7 +18,6 @@ from orchestrator.errors import (
     UsageError,
     nearest,
 )
-from orchestrator.experiment import Experiment, JobRecord
 from orchestrator.head import accelerate, batch, explain, look, plan, queue, verdict
 from orchestrator.head import launch as launching
 from orchestrator.head import stop as stopping
@@ -37,6 +35,8 @@ from orchestrator.head.screen import Screen
 from orchestrator.head.ssh import Ssh
 from orchestrator.head.sshconfig import SshConfig
 from orchestrator.head.way import Way
+from orchestrator.records import experiment
+from orchestrator.records.experiment import Experiment, JobRecord
 
 STEAL_SECONDS = 15.0  # for the head that is there to leave
 

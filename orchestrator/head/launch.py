@@ -15,10 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import __version__, experiment, interrupt
+from orchestrator import __version__, interrupt
 from orchestrator.config import load
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
-from orchestrator.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.head import (
     batch,
     fitness,
@@ -37,6 +36,8 @@ from orchestrator.head.plan import Found, Plan
 from orchestrator.head.request import Request, prepare
 from orchestrator.head.setting import Setting
 from orchestrator.head.way import Way
+from orchestrator.records import experiment
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 HOOK_TIMEOUT = 70.0
 START_TIMEOUT = 30.0

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator import experiment
 from orchestrator.errors import OrchestratorError, UsageError
-from orchestrator.experiment import JobRecord, NodeRecord
 from orchestrator.head import fleet, queue
 from orchestrator.head.nodes import Node
 from orchestrator.head.way import Way
+from orchestrator.records import experiment
+from orchestrator.records.experiment import JobRecord, NodeRecord
 
 
 def ask_nodes(ssh: Way, record: JobRecord) -> list[dict[str, Any]]:

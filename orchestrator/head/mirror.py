@@ -5,10 +5,10 @@ from __future__ import annotations
 import queue
 import time
 
-from orchestrator.experiment import Experiment, JobRecord
 from orchestrator.head import batch, look
 from orchestrator.head.follow import Follower, Message
 from orchestrator.head.way import Way
+from orchestrator.records.experiment import Experiment, JobRecord
 
 CATCH_UP_SECONDS = 60.0
 

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.checkpoints import shown
 from orchestrator.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -28,11 +27,12 @@ from orchestrator.errors import (
     UsageError,
     nearest,
 )
-from orchestrator.experiment import Experiment, JobRecord
 from orchestrator.head import checkpoint, queue, removal
 from orchestrator.head.entries import OVER, Found, Plan, scan, settled
 from orchestrator.head.prune_text import conclude, foreign, print_out, show, table, tell, told_json
 from orchestrator.head.removal import InTheWay
+from orchestrator.records.checkpoint_store import shown
+from orchestrator.records.experiment import Experiment, JobRecord
 
 AGE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(.*)", re.DOTALL)
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}

@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.checkpoints import shown
 from orchestrator.head import checkpoint
 from orchestrator.head.checkpoint import in_words
 from orchestrator.head.entries import Found, Plan
+from orchestrator.records.checkpoint_store import shown
 
 
 def print_out(text: str) -> None:

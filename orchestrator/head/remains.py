@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.experiment import JobRecord
 from orchestrator.head import fleet
 from orchestrator.head.pipes import Here
 from orchestrator.head.ssh import Ssh
 from orchestrator.head.sshconfig import SshConfig
 from orchestrator.head.way import Way
+from orchestrator.records.experiment import JobRecord
 
 LIVING_SECONDS = 60.0
 REMOVE_SECONDS = 600.0  # a node's slow disk, a million files

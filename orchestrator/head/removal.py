@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.checkpoints import shown
+from orchestrator.records.checkpoint_store import shown
 
 GONE = re.compile(r"\.(.+)\.gone-[0-9a-f]{8}", re.DOTALL)
 PIN = ".pin"

@@ -14,13 +14,13 @@ from typing import Any
 
 from orchestrator import interrupt
 from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
-from orchestrator.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.head import verdict
 from orchestrator.head.display import Display
 from orchestrator.head.follow import Follower, Message
 from orchestrator.head.keys import Keys
 from orchestrator.head.verdict import Failure
 from orchestrator.head.watch import Watch
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 HEARSAY = 0.3  # what fails by itself in this time says so, before it is ended for another
 PEER_GRACE = 0.5  # after a failure elsewhere nothing can go on: time enough to print why

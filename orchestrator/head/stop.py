@@ -14,10 +14,10 @@ from orchestrator.errors import (
     EXIT_STOPPED,
     OrchestratorError,
 )
-from orchestrator.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.head import fleet, verdict
 from orchestrator.head.nodes import Node
 from orchestrator.head.way import Way
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 HEAD_SECONDS = 5.0
 PROOF_SECONDS = 20.0  # beyond the grace: SIGKILL, the sweep, and looking again

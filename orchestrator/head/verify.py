@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
-from orchestrator.experiment import Experiment
 from orchestrator.head import chart, findings, front, prediction, verify_text
 from orchestrator.head import launch as launching
 from orchestrator.head.plan import Target
 from orchestrator.head.request import Request
+from orchestrator.records.experiment import Experiment
 
 PROGRAM = "orchestrator.engine.verify"  # travels with what is shipped to every node
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchestrator.errors import NodeError
-from orchestrator.experiment import Experiment
 from orchestrator.head import hang
 from orchestrator.head.follow import Follower
 from orchestrator.head.hang import Stuck
 from orchestrator.head.verdict import Failure
+from orchestrator.records.experiment import Experiment
 
 ANSWER_SECONDS = 10.0  # nodes that have not told by then are left out
 

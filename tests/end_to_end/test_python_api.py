@@ -19,7 +19,7 @@ import pytest
 
 from orchestrator import Cluster, Job, JobFailed
 from orchestrator.errors import CheckFailed, NodeError, UsageError
-from orchestrator.experiment import Experiment
+from orchestrator.records.experiment import Experiment
 from tests.launching import PATIENCE, Head
 
 SLEEPS = """

@@ -18,10 +18,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from orchestrator import checkpoints
 from orchestrator.engine import export
 from orchestrator.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.head import checkpoint
+from orchestrator.records import checkpoint_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # no_dist
 
@@ -67,14 +67,14 @@ WHOLE = {
 
 
 def publish(directory: Path, step: int) -> Path:
-    place = checkpoints.partial(directory, step, "run")
-    files = {path.name: checkpoints.digest(path) for path in place.iterdir()}
-    return checkpoints.publish(place, directory, step, None, 3, files)
+    place = checkpoint_store.partial(directory, step, "run")
+    files = {path.name: checkpoint_store.digest(path) for path in place.iterdir()}
+    return checkpoint_store.publish(place, directory, step, None, 3, files)
 
 
 def save(directory: Path, step: int, state: dict[str, Any]) -> Path:
     """By one rank."""
-    place = checkpoints.partial(directory, step, "run")
+    place = checkpoint_store.partial(directory, step, "run")
     directory.mkdir(exist_ok=True)
     dcp.save(state, storage_writer=dcp.FileSystemWriter(place), no_dist=True)
     return publish(directory, step)
@@ -83,7 +83,7 @@ def save(directory: Path, step: int, state: dict[str, Any]) -> Path:
 @pytest.fixture(scope="module")
 def of_three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkpoints")
-    place = checkpoints.partial(directory, 120, "run")
+    place = checkpoint_store.partial(directory, 120, "run")
     words = [sys.executable, "-c", RANKS, str(place)]
     subprocess.run(words, cwd=Path(__file__).parents[2], timeout=60, check=True)
     place.with_name(place.name + ".store").unlink(missing_ok=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator import checkpoints
 from orchestrator.head import checkpoint
+from orchestrator.records import checkpoint_store
 from tests.test_checkpoints import change, experiment, save
 
 ORCHESTRATOR = str(Path(sys.executable).parent / "orchestrator")
@@ -50,7 +50,7 @@ def typed(root: Path) -> Typed:
 
 
 def saved(root: Path, step: int, experiment: str = "run_20260102_000000") -> Path:
-    return checkpoints.final(root / "experiments" / experiment / "outputs/checkpoints", step)
+    return checkpoint_store.final(root / "experiments" / experiment / "outputs/checkpoints", step)
 
 
 def flip(file: Path) -> None:
@@ -220,9 +220,9 @@ def options(root: Path, **more: Any) -> dict[str, Any]:
 def test_what_is_pruned_meanwhile_is_not_damaged(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = checkpoints.resolve(None, root / "experiments")
-    checkpoints.prune(saved(root, 30).parent, 2)
-    monkeypatch.setattr(checkpoints, "resolve", lambda *places: found)
+    found = checkpoint_store.resolve(None, root / "experiments")
+    checkpoint_store.prune(saved(root, 30).parent, 2)
+    monkeypatch.setattr(checkpoint_store, "resolve", lambda *places: found)
     assert checkpoint.verify(options(root)) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["step"] for one in told["checkpoints"]] == [32, 31]

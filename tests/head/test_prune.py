@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import UsageError
-from orchestrator.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.head import entries, prune, removal
 from orchestrator.head.entries import Found
 from orchestrator.head.prune import Rules
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 ORCHESTRATOR = str(Path(sys.executable).parent / "orchestrator")
 NODE = NodeRecord(0, "10.9.9.9", "10.9.9.9", None, None, "10.9.9.9", "python3", 0, 1)

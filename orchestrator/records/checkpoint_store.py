@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import experiment, manifest
 from orchestrator.errors import JobFailed, UsageError, nearest
-from orchestrator.manifest import FileRecord, Manifest, digest, shown
+from orchestrator.records import checkpoint_manifest, experiment
+from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
 
 __all__ = ["Checkpoint", "FileRecord", "clean", "digest", "every", "final", "load", "partial"]
 __all__ += ["prune", "publish", "resolve", "shown", "verify"]
@@ -94,12 +94,14 @@ def publish(
     One that is there already is replaced: until the new one is in place, the old one can be found.
     """
     place = final(directory, step)
-    text = manifest.to_json(Manifest(step, time.time(), progress, world, files))
+    text = checkpoint_manifest.to_json(Manifest(step, time.time(), progress, world, files))
     with _in_words(f"the checkpoint of step {step} could not be saved in {shown(directory)}"):
-        problem = manifest.unfit_names(files) or manifest.shortfall(partial, files)
+        problem = checkpoint_manifest.unfit_names(files) or checkpoint_manifest.shortfall(
+            partial, files
+        )
         if problem:
             raise JobFailed(f"the checkpoint of step {step} is not published: {problem}")
-        manifest.write(partial, text)
+        checkpoint_manifest.write(partial, text)
         _sync_directory(partial)
         _put_in_place(partial, place, step)
     return place
@@ -180,16 +182,18 @@ def load(path: Path) -> Checkpoint:
     named = STEP.fullmatch(path.name) or HIDDEN.fullmatch(path.name)
     step = int(named[1]) if named else 0
     try:
-        found = manifest.read(path)
+        found = checkpoint_manifest.read(path)
         if named and found.step != step:
             raise ValueError(f"is that of step {found.step}")
     except FileNotFoundError:
-        return Checkpoint(path, step, problem=f"there is no {manifest.NAME}")
+        return Checkpoint(path, step, problem=f"there is no {checkpoint_manifest.NAME}")
     except OSError as error:
-        return Checkpoint(path, step, problem=f"{manifest.NAME} cannot be read: {error.strerror}")
+        return Checkpoint(
+            path, step, problem=f"{checkpoint_manifest.NAME} cannot be read: {error.strerror}"
+        )
     except (ValueError, RecursionError) as error:
-        return Checkpoint(path, step, problem=f"{manifest.NAME} {error}")
-    return Checkpoint(path, **vars(found), problem=manifest.shortfall(path, found.files))
+        return Checkpoint(path, step, problem=f"{checkpoint_manifest.NAME} {error}")
+    return Checkpoint(path, **vars(found), problem=checkpoint_manifest.shortfall(path, found.files))
 
 
 def verify(
@@ -203,7 +207,7 @@ def verify(
     problems = []
     for name in checkpoint.files if only is None else only:
         record = checkpoint.files[name]
-        problem = manifest.mis_sized(checkpoint.path, name, record)
+        problem = checkpoint_manifest.mis_sized(checkpoint.path, name, record)
         if not problem:
             try:
                 if digest(checkpoint.path / name, seen=seen) != record:
