@@ -6,10 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.cluster import Cluster
+    from orchestrator.api.cluster import Cluster
+    from orchestrator.api.job import Job, Line, Receipt, Verdict
     from orchestrator.engine.trainer import Trainer
     from orchestrator.errors import JobFailed, OrchestratorError
-    from orchestrator.job import Job, Line, Receipt, Verdict
 
 __all__ = [
     "Cluster",
@@ -25,14 +25,14 @@ __version__ = "0.1.0"
 
 # Imported when somebody asks for it: the head must not load torch, nor a command what it needs not.
 LATER = {
-    "Cluster": "orchestrator.cluster",
-    "Job": "orchestrator.job",
+    "Cluster": "orchestrator.api.cluster",
+    "Job": "orchestrator.api.job",
     "JobFailed": "orchestrator.errors",
-    "Line": "orchestrator.job",
+    "Line": "orchestrator.api.job",
     "OrchestratorError": "orchestrator.errors",
-    "Receipt": "orchestrator.job",
+    "Receipt": "orchestrator.api.job",
     "Trainer": "orchestrator.engine.trainer",
-    "Verdict": "orchestrator.job",
+    "Verdict": "orchestrator.api.job",
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Cluster, OrchestratorError
-from orchestrator.cluster import Options, as_typed, merged
+from orchestrator.api.cluster import Options, as_typed, merged
 from orchestrator.config.schema import Launch
 
 

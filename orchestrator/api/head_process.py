@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Isolated, and then on the asking program's own path: no module of its directory gets in first.
 START = "import json,sys;r=json.loads(sys.stdin.buffer.readline());sys.path[:]=r.pop('path');"
-START += "from orchestrator.background import main;main(r)"
+START += "from orchestrator.api.head_process import main;main(r)"
 INTERRUPT = b"\x03"
 LEAVE = b"d"
 

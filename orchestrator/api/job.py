@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from orchestrator.background import INTERRUPT, LEAVE, Background
+from orchestrator.api.head_process import INTERRUPT, LEAVE, Background
 from orchestrator.errors import (
     EXIT_DONE,
     EXIT_NODE,

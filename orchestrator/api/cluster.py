@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
-from orchestrator.background import INTERRUPT, Background
+from orchestrator.api.head_process import INTERRUPT, Background
+from orchestrator.api.job import CALLED, Job
 from orchestrator.errors import OrchestratorError, UsageError, nearest
-from orchestrator.job import CALLED, Job
 from orchestrator.records import experiment
 from orchestrator.records.experiment import NAME, Experiment
 
