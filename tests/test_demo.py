@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import demo
 from orchestrator.config import load
 from orchestrator.config.schema import Fsdp, Launch, Optimizer
 from orchestrator.errors import CheckFailed
-from orchestrator.sshd import free_port
+from orchestrator.local_cluster import demo
+from orchestrator.local_cluster.sshd import free_port
 from tests.clusters.require import require_sshd
 from tests.launching import BIN, Command
 

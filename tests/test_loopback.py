@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import sshd
 from orchestrator.errors import CheckFailed, UsageError
-from orchestrator.loopback import LoopbackCluster
+from orchestrator.local_cluster import sshd
+from orchestrator.local_cluster.cluster import LoopbackCluster
 from tests.clusters.require import lacking, require_namespaces, require_sshd
 
 

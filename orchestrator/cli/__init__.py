@@ -129,7 +129,7 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 
     What stands behind --size and --keep goes to master_launch.
     """
-    from orchestrator import demo as show
+    from orchestrator.local_cluster import demo as show
 
     return show.demo(size, keep, arguments)
 

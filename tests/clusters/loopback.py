@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.loopback import LoopbackCluster, LoopbackNode, end
+from orchestrator.local_cluster.cluster import LoopbackCluster, LoopbackNode, end
 from tests.clusters.faults import Faults
 
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.loopback import end
-from orchestrator.sshd import (
+from orchestrator.local_cluster.cluster import end
+from orchestrator.local_cluster.sshd import (
     account,
     await_banner,
     client_config,

@@ -29,7 +29,7 @@ import click
 
 from orchestrator import interrupt
 from orchestrator.errors import CheckFailed, UsageError
-from orchestrator.loopback import LoopbackCluster, sweep
+from orchestrator.local_cluster.cluster import LoopbackCluster, sweep
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from orchestrator.errors import UsageError
-from orchestrator.sshd import (
+from orchestrator.local_cluster.sshd import (
     account,
     await_banner,
     client_config,
@@ -166,7 +166,7 @@ class LoopbackCluster:
     def _start_keeper(self) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
         return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.loopback", str(self.directory)],
+            [sys.executable, "-m", "orchestrator.local_cluster.cluster", str(self.directory)],
             stdin=subprocess.PIPE,
             env=environment,
             start_new_session=True,  # Ctrl-C in the terminal is not for it
