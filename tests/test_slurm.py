@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator import slurm
+from orchestrator import slurm_environment
 from orchestrator.errors import CheckFailed
 
 
@@ -22,7 +22,7 @@ from orchestrator.errors import CheckFailed
     ],
 )
 def test_a_hostlist_expands_as_slurm_does_it(text: str, names: list[str]) -> None:
-    assert slurm.hosts(text) == names
+    assert slurm_environment.hosts(text) == names
 
 
 @pytest.mark.parametrize(
@@ -30,23 +30,23 @@ def test_a_hostlist_expands_as_slurm_does_it(text: str, names: list[str]) -> Non
     ["", "n[1-2", "n1]", "n[]", "n[a-b]", "n[3-1]", "n[1-99999999]", ",n1", "n1,,n2", "n[[1]]"],
 )
 def test_what_is_no_hostlist_is_refused(text: str) -> None:
-    with pytest.raises(slurm.BadHostlist):
-        slurm.hosts(text)
+    with pytest.raises(slurm_environment.BadHostlist):
+        slurm_environment.hosts(text)
 
 
 def test_a_hostlist_does_not_fill_the_memory() -> None:
-    with pytest.raises(slurm.BadHostlist, match="more than"):
-        slurm.hosts("a[1-999]b[1-999]")
+    with pytest.raises(slurm_environment.BadHostlist, match="more than"):
+        slurm_environment.hosts("a[1-999]b[1-999]")
 
 
 BATCH = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
 
 
 def test_an_allocation() -> None:
-    assert slurm.given({}) is None
-    assert slurm.given(BATCH) == slurm.Given("12", ("n1", "n2"), None)
+    assert slurm_environment.given({}) is None
+    assert slurm_environment.given(BATCH) == slurm_environment.Given("12", ("n1", "n2"), None)
     old = {"SLURM_JOBID": "7", "SLURM_NODELIST": "n1", "SLURM_NTASKS_PER_NODE": "4"}
-    assert slurm.given(old) == slurm.Given("7", ("n1",), 4)
+    assert slurm_environment.given(old) == slurm_environment.Given("7", ("n1",), 4)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_an_allocation() -> None:
 )
 def test_half_an_allocation_is_named(change: dict[str, str], words: str) -> None:
     with pytest.raises(CheckFailed, match="half a Slurm environment") as refused:
-        slurm.given({**BATCH, **change})
+        slurm_environment.given({**BATCH, **change})
     assert words in str(refused.value)
 
 
@@ -73,36 +73,38 @@ TASK = {
 
 
 def test_a_task_becomes_a_rank() -> None:
-    task = slurm.task(TASK)
+    task = slurm_environment.task(TASK)
     assert task is not None
-    found = slurm.variables(task, TASK)
+    found = slurm_environment.variables(task, TASK)
     port = found.pop("MASTER_PORT")
     names = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "GROUP_RANK": "1"}
     assert found == {**names, "MASTER_ADDR": "n1"}
     assert 20000 <= int(port) < 30000
-    other = slurm.task({**TASK, "SLURM_STEP_ID": "1"})
+    other = slurm_environment.task({**TASK, "SLURM_STEP_ID": "1"})
     assert other is not None
     assert other.port != int(port), "two steps of a job may run at the same time"
     mine = {**TASK, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-    assert slurm.variables(task, mine)["MASTER_ADDR"] == "10.0.0.1"
-    assert slurm.variables(task, mine)["MASTER_PORT"] == "29500"
+    assert slurm_environment.variables(task, mine)["MASTER_ADDR"] == "10.0.0.1"
+    assert slurm_environment.variables(task, mine)["MASTER_PORT"] == "29500"
 
 
 @pytest.mark.parametrize(("visible", "local"), [("0", "0"), ("0,1", "1"), ("", "1")])
 def test_with_one_gpu_per_task_it_is_number_0(visible: str, local: str) -> None:
-    task = slurm.task(TASK)
+    task = slurm_environment.task(TASK)
     assert task is not None
-    assert slurm.variables(task, {"CUDA_VISIBLE_DEVICES": visible})["LOCAL_RANK"] == local
+    assert (
+        slurm_environment.variables(task, {"CUDA_VISIBLE_DEVICES": visible})["LOCAL_RANK"] == local
+    )
 
 
 def test_no_task_outside_of_srun() -> None:
     """The batch script has SLURM_PROCID=0, too, and is no rank of anything."""
     batch = {name: value for name, value in TASK.items() if name != "SLURM_STEP_ID"}
-    assert slurm.task(batch) is None
-    assert slurm.alone_by_mistake(batch) == 4
-    assert slurm.alone_by_mistake({**batch, "SLURM_NTASKS": "1"}) == 0
-    assert slurm.task({}) is None
-    assert slurm.alone_by_mistake({}) == 0
+    assert slurm_environment.task(batch) is None
+    assert slurm_environment.alone_by_mistake(batch) == 4
+    assert slurm_environment.alone_by_mistake({**batch, "SLURM_NTASKS": "1"}) == 0
+    assert slurm_environment.task({}) is None
+    assert slurm_environment.alone_by_mistake({}) == 0
 
 
 @pytest.mark.parametrize(
@@ -120,5 +122,5 @@ def test_half_a_task_is_named(change: dict[str, str | None], words: str) -> None
     merged = {**TASK, **change}
     environ = {name: value for name, value in merged.items() if value is not None}
     with pytest.raises(CheckFailed) as refused:
-        slurm.task(environ)
+        slurm_environment.task(environ)
     assert words in str(refused.value)

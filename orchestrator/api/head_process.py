@@ -157,11 +157,11 @@ def launch(answers: Answers, request: dict[str, Any]) -> None:
 
     from orchestrator.cli.launch import launch_command
     from orchestrator.cli.options import DEFAULT_CONFIG, DEFAULT_HOOK
-    from orchestrator.doors import allocation
     from orchestrator.head import front
     from orchestrator.head import launch as launching
     from orchestrator.head.parcel import CALL
     from orchestrator.head.plan import Target
+    from orchestrator.launchers.slurm import allocation
 
     try:
         with launch_command.make_context("master_launch", []) as context:

@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import click
 
 from orchestrator import __version__
+from orchestrator.cli import launchers
 from orchestrator.cli.files import checkpoint, prune
 from orchestrator.cli.launch import doctor_command, launch_command, plan_command, verify_command
 from orchestrator.cli.options import Group, experiment_names, shared
-from orchestrator.doors import commands
 from orchestrator.errors import EXIT_USAGE, OrchestratorError
 
 __all__ = ["cli", "emergency_stop_command", "launch_command", "run"]
@@ -136,5 +136,5 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 
 for command in (launch_command, plan_command, doctor_command, verify_command, checkpoint, prune):
     cli.add_command(command)
-for door in (*commands.groups(Group), commands.run_node):
+for door in (*launchers.groups(Group), launchers.run_node):
     cli.add_command(door)

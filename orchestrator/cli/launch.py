@@ -101,8 +101,8 @@ def launch_command(**options: Any) -> int:
     Everything behind SCRIPT is handed to it exactly as given. Keys while it runs: d leaves it
     running, Ctrl-C asks it to stop, Ctrl-C again kills it.
     """
-    from orchestrator.doors import allocation
     from orchestrator.head import front
+    from orchestrator.launchers.slurm import allocation
 
     listed = (
         click.get_current_context().get_parameter_source("nodes") is not ParameterSource.DEFAULT

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 
-from orchestrator import slurm
+from orchestrator import slurm_environment
 from orchestrator.errors import CheckFailed
 
 
@@ -17,13 +17,13 @@ def take_place() -> None:
     """A task of srun's becomes a rank; whatever torchrun or a user has set is left as it is."""
     if "RANK" in os.environ:
         return
-    task = slurm.task(os.environ)
+    task = slurm_environment.task(os.environ)
     if task is None:
-        tasks = slurm.alone_by_mistake(os.environ)
+        tasks = slurm_environment.alone_by_mistake(os.environ)
         if tasks:
             tell(f"this is one process of its own; srun before python starts all {tasks} tasks")
         return
-    found = slurm.variables(task, os.environ)
+    found = slurm_environment.variables(task, os.environ)
     if task.world > 1:
         found["MASTER_ADDR"] = address_of(found["MASTER_ADDR"])
     os.environ.update(found)

@@ -20,8 +20,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator import cli
-from orchestrator.doors import container, dockerfile
 from orchestrator.errors import OrchestratorError
+from orchestrator.launchers.containers import container, dockerfile
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces
 from tests.doors.containers import Containers, composed, expanded

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.doors import node
-from orchestrator.doors.rendezvous import Hello, disagreement
 from orchestrator.errors import UsageError
+from orchestrator.launchers.by_hand import run_node as node
+from orchestrator.launchers.by_hand.rendezvous import Hello, disagreement
 from tests.clusters.slurm import free_ports
 from tests.launching import BIN, Command
 

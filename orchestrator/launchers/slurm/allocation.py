@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from orchestrator import slurm
+from orchestrator import slurm_environment
 from orchestrator.errors import CheckFailed
 from orchestrator.head import queue
 from orchestrator.head.nodes import Node
@@ -19,7 +19,7 @@ def chosen(launcher: str | None, nodes: Path, *, listed: bool) -> Allocation | N
         launcher = "slurm" if in_batch() and not listed else None
     if launcher == "ssh" or (launcher is None and (listed or nodes.exists())):
         return None
-    given = slurm.given(os.environ)
+    given = slurm_environment.given(os.environ)
     if given is None:
         if launcher is None:
             return None  # the reader of node lists says what is missing

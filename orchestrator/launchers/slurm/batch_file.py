@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from orchestrator.doors import sbatch
-from orchestrator.doors.sbatch import Wish
 from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head import front
 from orchestrator.head.request import Request
+from orchestrator.launchers.slurm import sbatch
+from orchestrator.launchers.slurm.sbatch import Wish
 
 DEFAULTS = {
     "default_config": "config/multi_node/distributed_two_nodes.yaml",

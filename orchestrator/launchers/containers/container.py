@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.doors.batchfile import DEFAULTS
 from orchestrator.errors import UsageError
 from orchestrator.head import front
 from orchestrator.head.plan import DEFAULT_PORT
+from orchestrator.launchers.slurm.batch_file import DEFAULTS
 
 EXPERIMENTS = "/experiments"  # in every container: what is behind it outlives them
 WAIT = 1800  # seconds for all nodes to be there: an image of many GB may have to come first

@@ -41,9 +41,9 @@ def slurm_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @slurm_options
 def generate_slurm(**options: Any) -> int:
     """Print a batch file; sbatch FILE starts it. What Slurm asks for comes first."""
-    from orchestrator.doors import batchfile
+    from orchestrator.launchers.slurm import batch_file
 
-    return batchfile.generate(options, launch_options(options["words"]))
+    return batch_file.generate(options, launch_options(options["words"]))
 
 
 @click.command("slurm", context_settings=THROUGH)
@@ -51,9 +51,9 @@ def generate_slurm(**options: Any) -> int:
 @click.option("--detach", is_flag=True, help="Hand it in and leave.")
 def submit_slurm(**options: Any) -> int:
     """Hand it in, wait for it, show its logs. What Slurm asks for comes first."""
-    from orchestrator.doors import batchfile
+    from orchestrator.launchers.slurm import batch_file
 
-    return batchfile.submit(options, launch_options(options["words"]))
+    return batch_file.submit(options, launch_options(options["words"]))
 
 
 def groups(kind: type[click.Group]) -> tuple[click.Group, ...]:
@@ -94,7 +94,7 @@ def run_node(**options: Any) -> int:
     MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and NPROC_PER_NODE in the environment say which
     part. Nothing starts before all nodes are there and agree.
     """
-    from orchestrator.doors import node
+    from orchestrator.launchers.by_hand import run_node as node
 
     mine = node.part(os.environ)  # first: its words are better than those of --master-port
     return node.run(mine, options["wait"], launch_options(options["words"]))
@@ -121,7 +121,7 @@ def generate_accelerate(**options: Any) -> int:
 
     `master_launch --accelerate-config FILE SCRIPT` does all of it by itself.
     """
-    from orchestrator.doors import accelerate
+    from orchestrator.launchers import accelerate
 
     return accelerate.generate(options)
 
@@ -149,7 +149,7 @@ def container_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @container_options
 def generate_compose(**options: Any) -> int:
     """Print a Compose file: a service per node, on one machine."""
-    from orchestrator.doors import compose
+    from orchestrator.launchers.containers import compose
 
     return compose.generate(options, launch_options(options["words"]))
 
@@ -163,7 +163,7 @@ def generate_compose(**options: Any) -> int:
 )
 def generate_kubernetes(**options: Any) -> int:
     """Print an Indexed Job and its Service: a pod per node."""
-    from orchestrator.doors import kubernetes
+    from orchestrator.launchers.containers import kubernetes
 
     return kubernetes.generate(options, launch_options(options["words"]))
 
@@ -172,6 +172,6 @@ def generate_kubernetes(**options: Any) -> int:
 @click.option("--base", help="An image with torch [default: one of PyTorch's, with CUDA].")
 def generate_dockerfile(base: str | None) -> int:
     """Print a Dockerfile: torch, this package, and the directory it is built in."""
-    from orchestrator.doors import dockerfile
+    from orchestrator.launchers.containers import dockerfile
 
     return dockerfile.generate(base or dockerfile.BASE)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from orchestrator.doors import container
-from orchestrator.doors.container import EXPERIMENTS, Entry, Wish
 from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head import front
+from orchestrator.launchers.containers import container
+from orchestrator.launchers.containers.container import EXPERIMENTS, Entry, Wish
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 NETWORK = "training"

@@ -15,9 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator import interrupt
-from orchestrator.doors import rendezvous
-from orchestrator.doors.batchfile import DEFAULTS
-from orchestrator.doors.rendezvous import Hello, Master
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.head import accelerate, fleet, front, launch, network, places, plan, queue
 from orchestrator.head.accelerate import Accelerate
@@ -28,6 +25,9 @@ from orchestrator.head.nodes import Node
 from orchestrator.head.pipes import Here
 from orchestrator.head.plan import Found, Plan
 from orchestrator.head.request import Request
+from orchestrator.launchers.by_hand import rendezvous
+from orchestrator.launchers.by_hand.rendezvous import Hello, Master
+from orchestrator.launchers.slurm.batch_file import DEFAULTS
 from orchestrator.records import experiment
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
