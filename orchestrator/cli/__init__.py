@@ -11,9 +11,9 @@ import click
 
 from orchestrator import __version__
 from orchestrator.cli import launchers
-from orchestrator.cli.files import checkpoint, prune
 from orchestrator.cli.launch import doctor_command, launch_command, plan_command, verify_command
 from orchestrator.cli.options import Group, experiment_names, shared
+from orchestrator.cli.records import checkpoint, prune
 from orchestrator.errors import EXIT_USAGE, OrchestratorError
 
 __all__ = ["cli", "emergency_stop_command", "launch_command", "run"]
