@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.head.facts import Disk
 from orchestrator.head.finding import (
     BAD,
     UNKNOWN,
@@ -15,6 +14,7 @@ from orchestrator.head.finding import (
     gib,
     unequal,
 )
+from orchestrator.head.inventory.facts import Disk
 from orchestrator.head.member import listed
 
 SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import CheckFailed
-from orchestrator.head.facts import Facts, Gid, RdmaPort
+from orchestrator.head.inventory.facts import Facts, Gid, RdmaPort
 from orchestrator.head.member import Member, names
 from orchestrator.head.setting import Setting
 

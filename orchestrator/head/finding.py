@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.head.checkup import Checkup
-from orchestrator.head.facts import Facts
+from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.member import listed
 from orchestrator.head.places import Place
 

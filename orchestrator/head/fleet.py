@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from orchestrator.errors import NodeError, OrchestratorError
-from orchestrator.head.facts import Facts
+from orchestrator.head.inventory.facts import Facts
+from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.link import Link, python_candidates
-from orchestrator.head.nodes import Node
 from orchestrator.head.sshconfig import Destination
 from orchestrator.head.way import Connection, Way
 

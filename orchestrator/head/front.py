@@ -23,10 +23,10 @@ from orchestrator.head import launch as launching
 from orchestrator.head import stop as stopping
 from orchestrator.head.display import Display
 from orchestrator.head.follow import Follower
+from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.launch import Launched
 from orchestrator.head.logs import LogFile, last_words
 from orchestrator.head.mirror import Mirror
-from orchestrator.head.nodes import read_nodes
 from orchestrator.head.pipes import Allocation, Here, Srun
 from orchestrator.head.plan import Target
 from orchestrator.head.request import Request, prepare

@@ -31,7 +31,7 @@ from orchestrator.head import (
 )
 from orchestrator.head.accelerate import counted, planned
 from orchestrator.head.fleet import Reached
-from orchestrator.head.nodes import Node
+from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.plan import Found, Plan
 from orchestrator.head.request import Request, prepare
 from orchestrator.head.setting import Setting

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.head import fleet, queue
-from orchestrator.head.nodes import Node
+from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.way import Way
 from orchestrator.records import experiment
 from orchestrator.records.experiment import JobRecord, NodeRecord

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.head.facts import Facts
+from orchestrator.head.inventory.facts import Facts
 
 MOST_NAMES = 5
 

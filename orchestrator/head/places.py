@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import CheckFailed
-from orchestrator.head.facts import Address, Facts
+from orchestrator.head.inventory.facts import Address, Facts
 from orchestrator.head.member import Member, is_loopback
 
 OWN_BRIDGES = ("docker", "virbr", "br-", "cni", "podman", "lxcbr", "flannel", "veth")

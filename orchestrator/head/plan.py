@@ -13,10 +13,10 @@ from typing import Any
 from orchestrator.config.schema import Config
 from orchestrator.errors import CheckFailed
 from orchestrator.head import network
-from orchestrator.head.facts import Facts
+from orchestrator.head.inventory.facts import Facts
+from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.member import Member
 from orchestrator.head.network import Network
-from orchestrator.head.nodes import Node
 from orchestrator.head.places import Place
 from orchestrator.head.setting import Setting
 

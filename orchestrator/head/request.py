@@ -12,7 +12,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.head import fleet
 from orchestrator.head.accelerate import Accelerate
 from orchestrator.head.fleet import Reached
-from orchestrator.head.nodes import Node, read_nodes
+from orchestrator.head.inventory.node_list import Node, read_nodes
 from orchestrator.head.pipes import Allocation, Srun
 from orchestrator.head.plan import DEFAULT_PORT, Target
 from orchestrator.head.ssh import Ssh

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.errors import UsageError
-from orchestrator.head.nodes import Node
+from orchestrator.head.inventory.node_list import Node
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")

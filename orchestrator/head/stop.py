@@ -15,7 +15,7 @@ from orchestrator.errors import (
     OrchestratorError,
 )
 from orchestrator.head import fleet, verdict
-from orchestrator.head.nodes import Node
+from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.way import Way
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 

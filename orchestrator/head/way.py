@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.head.nodes import Node
+from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.sshconfig import Destination
 
 

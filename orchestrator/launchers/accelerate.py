@@ -18,7 +18,7 @@ from orchestrator.head.accelerate import (
     read,
     text,
 )
-from orchestrator.head.nodes import Node, read_nodes
+from orchestrator.head.inventory.node_list import Node, read_nodes
 from orchestrator.head.plan import DEFAULT_PORT
 
 

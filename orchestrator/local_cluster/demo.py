@@ -114,7 +114,7 @@ def launch_options(arguments: Sequence[str]) -> dict[str, Any]:
 
 def listed_port(size: int) -> int:
     """The port of the node list here, if its nodes are those of the demo and it is free; else 0."""
-    from orchestrator.head.nodes import read_nodes
+    from orchestrator.head.inventory.node_list import read_nodes
 
     addresses = [f"127.0.0.{2 + i}" for i in range(size)]
     try:
@@ -271,7 +271,7 @@ def invitation(cluster: LoopbackCluster) -> str:
 
 def listed(cluster: LoopbackCluster) -> bool:
     """Whether the node list here leads to this cluster."""
-    from orchestrator.head.nodes import read_nodes
+    from orchestrator.head.inventory.node_list import read_nodes
 
     try:
         nodes = read_nodes(NODES)

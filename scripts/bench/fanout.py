@@ -111,7 +111,7 @@ def as_head(node_list: str, rounds: str) -> None:
     """Connect to all, then `true` on all, several times; the seconds of each time as JSON."""
     from orchestrator.errors import NodeError
     from orchestrator.head import fleet
-    from orchestrator.head.nodes import read_nodes
+    from orchestrator.head.inventory.node_list import read_nodes
     from orchestrator.head.ssh import Connection, Ssh
     from orchestrator.head.sshconfig import SshConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from orchestrator.head.facts import Address, Facts, Gid, Interface, RdmaPort, Software
+from orchestrator.head.inventory.facts import Address, Facts, Gid, Interface, RdmaPort, Software
 
 LOOPBACK = ("lo 127.0.0.1/8", "lo ::1/128")
 

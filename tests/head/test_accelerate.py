@@ -14,7 +14,7 @@ from orchestrator.config.schema import Config, Launch
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.head import accelerate, plan
 from orchestrator.head.accelerate import KEYS, Accelerate
-from orchestrator.head.nodes import Node
+from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.plan import Found, Plan
 from orchestrator.node import software
 from tests.head.found import facts as machine

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.errors import EXIT_CHECK, CheckFailed
 from orchestrator.head import fabric, network
-from orchestrator.head.facts import Gid, Interface, RdmaPort
+from orchestrator.head.inventory.facts import Gid, Interface, RdmaPort
 from orchestrator.head.member import Member
 from orchestrator.head.network import Network
 from tests.head.found import facts, infiniband, interface, roce, software

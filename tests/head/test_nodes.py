@@ -17,7 +17,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.errors import EXIT_USAGE, UsageError
-from orchestrator.head.nodes import MAX_NODES, Node, NodeListError, parse_nodes, read_nodes
+from orchestrator.head.inventory.node_list import (
+    MAX_NODES,
+    Node,
+    NodeListError,
+    parse_nodes,
+    read_nodes,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -435,7 +441,7 @@ def test_a_file_without_permission(tmp_path: Path) -> None:
 
 def test_a_piped_list_can_be_read() -> None:
     code = (
-        "import sys; from pathlib import Path; from orchestrator.head.nodes import read_nodes;"
+        "import sys; from pathlib import Path; from orchestrator.head.inventory.node_list import read_nodes;"
         "print(*(n.host for n in read_nodes(Path('/dev/stdin'))));"
         "print([m for m in ('torch', 'paramiko') if m in sys.modules])"
     )

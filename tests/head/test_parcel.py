@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.errors import CheckFailed
 from orchestrator.head import parcel
-from orchestrator.head.nodes import Node
+from orchestrator.head.inventory.node_list import Node
 from tests.head.found import facts
 
 MINE = "{}.{}".format(*sys.version_info[:2])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from orchestrator.errors import EXIT_CHECK, CheckFailed
-from orchestrator.head.facts import Facts
+from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.member import Member
 from orchestrator.head.places import Place, find
 from tests.head.found import facts, interface

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orchestrator.config.schema import Config, Launch, Nccl
 from orchestrator.errors import CheckFailed
 from orchestrator.head import plan
-from orchestrator.head.nodes import Node, parse_nodes
+from orchestrator.head.inventory.node_list import Node, parse_nodes
 from orchestrator.head.plan import Found, Plan, Target, shell_lines, to_json, to_text
 from tests.head.found import facts
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import UsageError
 from orchestrator.head import sshconfig
-from orchestrator.head.nodes import parse_nodes
+from orchestrator.head.inventory.node_list import parse_nodes
 from orchestrator.head.sshconfig import Destination, SshConfig
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh to ask")

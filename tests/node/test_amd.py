@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.head.checkup import Gpu, Holder
-from orchestrator.head.typed import typed
+from orchestrator.head.inventory.from_json import typed
 from orchestrator.node import amd
 from tests.node.trees import plant
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.head.checkup import Checkup, Code, Holder, Torch
-from orchestrator.head.typed import typed
+from orchestrator.head.inventory.from_json import typed
 from orchestrator.node.checkup import checkup
 from tests.node.test_nvidia import HEALTHY, LOST, UUID
 from tests.node.trees import plant

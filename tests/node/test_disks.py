@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.head.facts import Disk, Limits
-from orchestrator.head.typed import typed
+from orchestrator.head.inventory.facts import Disk, Limits
+from orchestrator.head.inventory.from_json import typed
 from orchestrator.node import disks, limits
 
 MOUNTINFO = r"""22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw

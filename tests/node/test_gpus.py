@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.head.facts import Card
-from orchestrator.head.typed import typed
+from orchestrator.head.inventory.facts import Card
+from orchestrator.head.inventory.from_json import typed
 from orchestrator.node import gpus
 from tests.node.trees import plant
 

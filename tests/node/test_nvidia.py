@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.head.checkup import Gpu, Holder, Xid
-from orchestrator.head.typed import typed
+from orchestrator.head.inventory.from_json import typed
 from orchestrator.node import nvidia
 
 UUID = "GPU-6c35a82c-6ee1-5a9b-1b5a-2f6f7ad4f9a1"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.facts import Facts
+from orchestrator.head.inventory.facts import Facts
 from orchestrator.node import probe
 from orchestrator.node.probe import Port, resolve_target
 from tests.node.trees import hca, plant

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.head.facts import RdmaPort
-from orchestrator.head.typed import typed
+from orchestrator.head.inventory.facts import RdmaPort
+from orchestrator.head.inventory.from_json import typed
 from orchestrator.node import rdma
 from tests.node.trees import LOCAL, hca, mapped, plant, roce
 

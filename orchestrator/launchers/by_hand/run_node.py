@@ -19,9 +19,9 @@ from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.head import accelerate, fleet, front, launch, network, places, plan, queue
 from orchestrator.head.accelerate import Accelerate
 from orchestrator.head.fleet import Reached
+from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.launch import Launched
 from orchestrator.head.member import is_loopback
-from orchestrator.head.nodes import Node
 from orchestrator.head.pipes import Here
 from orchestrator.head.plan import Found, Plan
 from orchestrator.head.request import Request

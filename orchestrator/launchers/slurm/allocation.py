@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator import slurm_environment
 from orchestrator.errors import CheckFailed
 from orchestrator.head import queue
-from orchestrator.head.nodes import Node
+from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.pipes import Allocation
 
 

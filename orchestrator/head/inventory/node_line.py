@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.errors import nearest
-from orchestrator.head.node_host import Word, Wrong, cut, expand, split_host
+from orchestrator.head.inventory.node_host import Word, Wrong, cut, expand, split_host
 
 # What a value looks like, that in words, and an example. `spare` takes no value.
 OPTIONS = {

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import UsageError
-from orchestrator.head.node_host import MAX_NODES, Wrong, cut, same_host, too_many
-from orchestrator.head.node_line import Line, read_line
+from orchestrator.head.inventory.node_host import MAX_NODES, Wrong, cut, same_host, too_many
+from orchestrator.head.inventory.node_line import Line, read_line
 
 __all__ = ["MAX_NODES", "Node", "NodeListError", "Problem", "parse_nodes", "read_nodes"]
 
