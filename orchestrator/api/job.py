@@ -24,7 +24,7 @@ from orchestrator.errors import (
     UsageError,
 )
 from orchestrator.head import verdict as verdicts
-from orchestrator.head.logs import NO_RANK, LineSplitter, LogFile, LogReader
+from orchestrator.head.screen.log_reader import NO_RANK, LineSplitter, LogFile, LogReader
 from orchestrator.records.experiment import Experiment, JobRecord
 
 CALLED = "Cluster.run"  # the first word of the command of a job that has results

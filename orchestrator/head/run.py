@@ -15,9 +15,9 @@ from typing import Any
 from orchestrator import interrupt
 from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
 from orchestrator.head import verdict
-from orchestrator.head.display import Display
 from orchestrator.head.follow import Follower, Message
-from orchestrator.head.keys import Keys
+from orchestrator.head.screen.display import Display
+from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.verdict import Failure
 from orchestrator.head.watch import Watch
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord

@@ -14,8 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.head import logs
-from orchestrator.head.logs import CONTINUED, LineSplitter, LogFile, LogReader, clean, tail
+from orchestrator.head.screen import log_reader
+from orchestrator.head.screen.log_reader import (
+    CONTINUED,
+    LineSplitter,
+    LogFile,
+    LogReader,
+    clean,
+    tail,
+)
 
 RESET = "\x1b[0m"
 
@@ -115,7 +122,7 @@ def test_lines_do_not_depend_on_where_the_bytes_were_split(
     data: bytes, cuts: list[int], color: bool
 ) -> None:
     edges = [0, *sorted(cut for cut in cuts if cut <= len(data)), len(data)]
-    with mock.patch.object(logs, "LONGEST", 7):
+    with mock.patch.object(log_reader, "LONGEST", 7):
         splitter = LineSplitter(color)
         lines = []
         for begin, end in pairwise(edges):
@@ -149,7 +156,7 @@ def test_a_line_without_an_end_comes_in_pieces_and_does_not_grow_memory() -> Non
 
 
 def test_where_a_long_line_is_cut() -> None:
-    with mock.patch.object(logs, "LONGEST", 7):
+    with mock.patch.object(log_reader, "LONGEST", 7):
         assert lines_of(b"0123456\n") == ["0123456"]
         assert lines_of(b"01234567\n") == ["0123456…", "7"]
         assert lines_of("äöüß漢字😀!".encode()) == ["äöüß漢字😀…", "!"]
@@ -199,7 +206,7 @@ def test_every_byte_is_read_once_and_by_the_right_stream(
     read = []
     written = 0
     # blocks of 16 bytes, so that records come in several of them
-    with tempfile.TemporaryDirectory() as directory, mock.patch.object(logs, "_BLOCK", 16):
+    with tempfile.TemporaryDirectory() as directory, mock.patch.object(log_reader, "_BLOCK", 16):
         log = log_in(Path(directory))
         reader = LogReader(log)
         for limit in limits:
@@ -222,7 +229,7 @@ def joined(pieces: Iterable[tuple[str, bytes]], stream: str | None) -> bytes:
 def test_bytes_that_arrive_while_reading_are_not_given_to_the_wrong_stream(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     append(log, ("1", b"a"))
-    real_read = logs._read
+    real_read = log_reader._read
 
     def read_and_grow(path: Path, offset: int, limit: int) -> bytes:
         data = real_read(path, offset, limit)
@@ -230,7 +237,7 @@ def test_bytes_that_arrive_while_reading_are_not_given_to_the_wrong_stream(tmp_p
         return data
 
     reader = LogReader(log)
-    with mock.patch.object(logs, "_read", side_effect=read_and_grow):
+    with mock.patch.object(log_reader, "_read", side_effect=read_and_grow):
         assert reader.read() == [("1", b"a")]
         assert {stream for stream, _ in reader.read()} == {"2"}
 
@@ -240,7 +247,7 @@ def test_skipping_knows_the_stream_and_reads_few_records(tmp_path: Path) -> None
     lines = [f"{i} {i % 8}\n" for i in range(0, 3_000_000, 10)]
     log.ranks.write_text("".join(lines))  # several MB of them
     log.text.write_bytes(b"123456789\n" * 300_000)
-    with mock.patch.object(logs, "_read", side_effect=logs._read) as reads:
+    with mock.patch.object(log_reader, "_read", side_effect=log_reader._read) as reads:
         for record in (0, 1, 77_777, 299_999):
             reader = LogReader(log, start=record * 10 + 4)
             assert reader.read(7) == [
@@ -276,7 +283,7 @@ def test_tail_is_the_end_of_all_lines(
         log = log_in(Path(directory))
         append(log, *pieces)
         everything = tail(log, 10_000, rank)
-        with mock.patch.object(logs, "_BLOCK", 16):
+        with mock.patch.object(log_reader, "_BLOCK", 16):
             assert tail(log, lines, rank) == (everything[-lines:] if lines else [])
     if rank is not None:
         assert everything == lines_of(joined(pieces, str(rank)))
@@ -287,7 +294,7 @@ def test_tail_of_a_huge_log_reads_only_its_end(tmp_path: Path) -> None:
     with log.text.open("wb") as text:
         text.truncate(20 << 30)  # sparse
     append(log, ("3", b"\nTraceback\nRuntimeError: boom\n"), ("-", b"torchrun says\n" * 10_000))
-    with mock.patch.object(logs, "_read", side_effect=logs._read) as reads:
+    with mock.patch.object(log_reader, "_read", side_effect=log_reader._read) as reads:
         assert tail(log, 2, None) == ["torchrun says"] * 2
         assert sum(call.args[2] for call in reads.mock_calls) < 1 << 20
         assert tail(log, 2, 3) == ["Traceback", "RuntimeError: boom"]
@@ -299,7 +306,7 @@ def test_tail_looks_back_until_the_lines_are_whole(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     lines = [f"{i:099}" for i in range(100)]
     append(log, ("0", "".join(f"{line}\n" for line in lines).encode()))
-    with mock.patch.object(logs, "_BLOCK", 16):
+    with mock.patch.object(log_reader, "_BLOCK", 16):
         for count in range(1, 20):
             assert tail(log, count, None) == lines[-count:]
 
@@ -307,21 +314,21 @@ def test_tail_looks_back_until_the_lines_are_whole(tmp_path: Path) -> None:
 def test_tail_leaves_no_hole_where_a_stream_said_one_thing(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     append(log, ("0", b"a\n" * 20), ("1", b"only\n"))
-    with mock.patch.object(logs, "_BLOCK", 16):
+    with mock.patch.object(log_reader, "_BLOCK", 16):
         assert tail(log, 2, None) == ["a", "only"]
 
 
 def test_tail_that_looked_back_far_enough_gives_what_it_has(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     append(log, ("0", b"words\n" * 50_000), ("1", b"the only line\n"))
-    with mock.patch.object(logs, "_TAIL_LOOKS_BACK", 100_000):
+    with mock.patch.object(log_reader, "_TAIL_LOOKS_BACK", 100_000):
         assert tail(log, 5, 1) == ["the only line"]
 
 
 def test_tail_of_one_endless_line_is_its_last_piece(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     log.text.write_bytes(b"x" * 300_000)
-    with mock.patch.object(logs, "_TAIL_LOOKS_BACK", 100_000):
+    with mock.patch.object(log_reader, "_TAIL_LOOKS_BACK", 100_000):
         [line] = tail(log, 1, None)
     assert set(line) == {"x"}
 

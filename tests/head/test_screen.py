@@ -19,9 +19,9 @@ import pyte
 import pytest
 from hypothesis import given, settings
 
-from orchestrator.head import screen as screen_module
-from orchestrator.head.logs import LogFile
-from orchestrator.head.screen import Screen, fit
+from orchestrator.head.screen import screen as screen_module
+from orchestrator.head.screen.log_reader import LogFile
+from orchestrator.head.screen.screen import Screen, fit
 from tests.head.test_logs import BYTES, append, log_in
 
 

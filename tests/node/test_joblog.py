@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.head.logs import LogFile, LogReader
+from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.node import joblog
 from orchestrator.node.joblog import PARTIAL_BYTES, PARTIAL_SECONDS, JobLog
 from tests.node.running import streams

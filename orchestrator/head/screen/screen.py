@@ -14,7 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from orchestrator.head.logs import NO_RANK, LineSplitter, LogFile, LogReader, clean, plain
+from orchestrator.head.screen.log_reader import (
+    NO_RANK,
+    LineSplitter,
+    LogFile,
+    LogReader,
+    clean,
+    plain,
+)
 
 FRAME = 0.05  # seconds between two paintings of a terminal
 BARS = 8  # progress bars shown at a time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 
-from orchestrator.head.screen import Screen
+from orchestrator.head.screen.screen import Screen
 
 
 class Display(threading.Thread):
