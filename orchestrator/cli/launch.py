@@ -158,7 +158,7 @@ def verify_command(**options: Any) -> int:
 
     Then how long a step of the configured model would take with each way of sharding it.
     """
-    from orchestrator.head import verify
+    from orchestrator.head.commands import verify
 
     return verify.verify(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import UsageError
-from orchestrator.head import chart, findings, verify, verify_text
-from orchestrator.head.findings import Finding
+from orchestrator.head.commands import verify
+from orchestrator.head.verify import chart, diagnosis, report
+from orchestrator.head.verify.diagnosis import Finding
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -66,7 +67,7 @@ def test_nothing_measured_is_still_a_picture() -> None:
 
 @pytest.mark.parametrize("nodes", [2, 12, 13])
 def test_the_table_has_every_size_and_every_node(nodes: int) -> None:
-    text = verify_text.tell(told(nodes), [], [], color=False)
+    text = report.tell(told(nodes), [], [], color=False)
     lines = text.splitlines()
     for size in ("1 KB", "256 KB", "1 MB", "1 GB"):
         assert sum(line.strip().startswith(f"{size} ") for line in lines) == 2, text
@@ -77,7 +78,7 @@ def test_the_table_has_every_size_and_every_node(nodes: int) -> None:
 
 def test_findings_stand_out() -> None:
     found = [Finding("node", "node 1 is slow"), Finding("wrong", "a wrong sum")]
-    text = verify_text.tell(told(2), found, [], color=True)
+    text = report.tell(told(2), found, [], color=True)
     assert "\x1b[33mSLOW: node 1 is slow\x1b[0m" in text
     assert "\x1b[31mWRONG: a wrong sum\x1b[0m" in text
     assert "every result is right" not in text
@@ -85,9 +86,9 @@ def test_findings_stand_out() -> None:
 
 def test_a_run_that_was_cut_short_says_so() -> None:
     data = {key: told(2)[key] for key in ("nodes", "backend", "flops", "devices")}
-    text = verify_text.tell({**data, "complete": False}, [], [], color=False)
+    text = report.tell({**data, "complete": False}, [], [], color=False)
     assert "the run ended before everything was measured" in text
-    assert findings.all_of(data) == []
+    assert diagnosis.all_of(data) == []
 
 
 @pytest.mark.parametrize(

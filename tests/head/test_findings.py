@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head import findings
-from orchestrator.head.findings import Rates
+from orchestrator.head.verify import diagnosis
+from orchestrator.head.verify.diagnosis import Rates
 
 GBIT = 1e9 / 8
 FAST, SLOW = 9.4 * GBIT, 0.9 * GBIT
@@ -38,7 +38,7 @@ def names(count: int) -> list[str]:
 
 def told(made: Rates) -> list[str]:
     count = max(max(pair) for pair in made) + 1
-    return [one.text for one in findings.slow_links(made, names(count))]
+    return [one.text for one in diagnosis.slow_links(made, names(count))]
 
 
 @pytest.mark.parametrize("count", [2, *COUNTS])
@@ -104,7 +104,9 @@ def test_a_node_slow_one_way(count: int) -> None:
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_one_slow_pair_is_a_link(count: int, noise: float) -> None:
-    (found,) = findings.slow_links(rates(count, lambda a, b: {a, b} == {0, 2}, noise), names(count))
+    (found,) = diagnosis.slow_links(
+        rates(count, lambda a, b: {a, b} == {0, 2}, noise), names(count)
+    )
     assert (found.kind, found.nodes) == ("link", (0, 2))
     if not noise:
         assert found.text == (
@@ -130,11 +132,11 @@ def test_of_two_nodes_only_a_direction_can_be_slow() -> None:
 
 def test_a_slow_node_does_not_hide_a_slow_link() -> None:
     made = rates(8, lambda a, b: 5 in (a, b) or {a, b} == {0, 2})
-    assert [one.kind for one in findings.slow_links(made, names(8))] == ["node", "link"]
+    assert [one.kind for one in diagnosis.slow_links(made, names(8))] == ["node", "link"]
 
 
 def test_two_slow_nodes_of_four_are_named() -> None:
-    made = findings.slow_links(rates(4, lambda a, b: 2 in (a, b) or 3 in (a, b)), names(4))
+    made = diagnosis.slow_links(rates(4, lambda a, b: 2 in (a, b) or 3 in (a, b)), names(4))
     assert [one.nodes for one in made] == [(2,), (3,)]
 
 
@@ -145,7 +147,7 @@ def test_neighbours_on_one_host_make_no_others_slow() -> None:
 
 
 def test_no_pairs_no_words() -> None:
-    assert findings.slow_links({}, []) == []
+    assert diagnosis.slow_links({}, []) == []
     assert told({(0, 1): FAST, (1, 0): FAST, (0, 2): SLOW}) == []  # the other way is not known
 
 
@@ -163,7 +165,7 @@ def test_two_slow_nodes_are_held_to_their_word(
     rate: float, promised: list[float | None], expected: list[str]
 ) -> None:
     made = {(0, 1): rate, (1, 0): rate}
-    assert [one.text for one in findings.below_promise(made, promised, names(2))] == expected
+    assert [one.text for one in diagnosis.below_promise(made, promised, names(2))] == expected
 
 
 @pytest.mark.parametrize(
@@ -181,20 +183,20 @@ def test_two_slow_nodes_are_held_to_their_word(
 )
 def test_a_slow_device(flops: list[float], kind: str, slow: list[int]) -> None:
     node_of = [rank // 2 for rank in range(len(flops))]
-    found = findings.slow_devices(flops, [kind] * len(flops), node_of, names(4))
+    found = diagnosis.slow_devices(flops, [kind] * len(flops), node_of, names(4))
     assert [int(one.text.split()[1]) for one in found] == slow
     assert [one.nodes for one in found] == [(rank // 2,) for rank in slow]
 
 
 def test_devices_of_two_kinds_are_not_compared() -> None:
     kinds = ["H200", "L4"] * 4
-    assert findings.slow_devices([790e12, 100e12] * 4, kinds, [0] * 8, names(1)) == []
+    assert diagnosis.slow_devices([790e12, 100e12] * 4, kinds, [0] * 8, names(1)) == []
 
 
 def test_a_wrong_result_is_told_with_all_that_is_known() -> None:
     one = {"collective": "all_reduce", "scope": "all", "bytes": 1024, "rank": 3, "element": 17,
            "got": 5.0, "expected": 6.0}  # fmt: skip
-    (found,) = findings.wrong_results([{**one, "bytes": 4096}, one], [0, 0, 1, 1], names(2))
+    (found,) = diagnosis.wrong_results([{**one, "bytes": 4096}, one], [0, 0, 1, 1], names(2))
     assert found.text == (
         "all_reduce of 1 KB gave rank 3 on node 1 (host1) a wrong result: element 17 is 5, not 6"
     )
@@ -205,7 +207,7 @@ def test_a_wrong_result_is_told_with_all_that_is_known() -> None:
     [(9.4 * GBIT, "9.4 Gb/s"), (0.9 * GBIT, "0.9 Gb/s"), (20e6 / 8, "20 Mb/s"), (0.0, "0 Mb/s")],
 )
 def test_rates_read_like_those_of_networks(rate: float, text: str) -> None:
-    assert findings.speed(rate) == text
+    assert diagnosis.speed(rate) == text
 
 
 def test_nodes_keep_their_own_numbers() -> None:
@@ -217,5 +219,5 @@ def test_nodes_keep_their_own_numbers() -> None:
     ]
     told: dict[str, Any] = {"nodes": nodes, "pairs": pairs, "backend": "gloo",
                             "flops": [1e9] * 3, "devices": ["CPU"] * 3}  # fmt: skip
-    (found,) = findings.all_of(told)
+    (found,) = diagnosis.all_of(told)
     assert found.text.startswith("node 2 (h2) reaches everyone")

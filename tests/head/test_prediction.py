@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from orchestrator.config.schema import Config, Fsdp, Training
-from orchestrator.head import prediction
-from orchestrator.head.prediction import Message, Times
+from orchestrator.head.verify import prediction
+from orchestrator.head.verify.prediction import Message, Times
 
 RATE = 1e9  # bytes per second among all ranks
 INSIDE = 50e9  # within a node

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
-from orchestrator.head import chart, findings, front, prediction, verify_text
+from orchestrator.head import front
 from orchestrator.head import launch as launching
 from orchestrator.head.plan import Target
 from orchestrator.head.request import Request
+from orchestrator.head.verify import chart, diagnosis, prediction, report
 from orchestrator.records.experiment import Experiment
 
 PROGRAM = "orchestrator.engine.verify"  # travels with what is shipped to every node
@@ -83,7 +84,7 @@ def conclude(
     place: Experiment, told: dict[str, Any], request: Request, code: int, options: dict[str, Any]
 ) -> int:
     """Say what was found, keep it beside what was measured, and come to an exit code."""
-    found = findings.all_of(told)
+    found = diagnosis.all_of(told)
     predicted = prediction.predict(told, request.config)
     code = exit_code(code, found, strict=options["strict"])
     told = {
@@ -99,13 +100,13 @@ def conclude(
         return code
     tty = sys.stdout.isatty()
     color = options["color"] if options["color"] is not None else tty
-    front.print_out("\n" + verify_text.tell(told, found, predicted, color=color))
+    front.print_out("\n" + report.tell(told, found, predicted, color=color))
     for path in kept:
         front.say(f"kept in {path}")
     return code
 
 
-def exit_code(code: int, found: list[findings.Finding], *, strict: bool) -> int:
+def exit_code(code: int, found: list[diagnosis.Finding], *, strict: bool) -> int:
     if any(one.kind == "wrong" for one in found) and code != EXIT_STOPPED:
         return EXIT_FAILED
     return EXIT_CHECK if code == EXIT_DONE and found and strict else code

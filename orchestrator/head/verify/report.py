@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.head.chart import duration
-from orchestrator.head.findings import Finding, operations, size
-from orchestrator.head.prediction import Prediction
+from orchestrator.head.verify.chart import duration
+from orchestrator.head.verify.diagnosis import Finding, operations, size
+from orchestrator.head.verify.prediction import Prediction
 
 WIDEST = 12  # nodes whose pairs are shown as a matrix
 SCOPES = {"all": "among all {} ranks", "node": "within each node", "across": "across nodes"}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from orchestrator.head.findings import size, speed
+from orchestrator.head.verify.diagnosis import size, speed
 
 WIDTH, PLOT_HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 820, 250, 76, 150, 44, 40
 CELL, SHOWN = 46, 16  # of the matrix of pairs; with more nodes it has no numbers
