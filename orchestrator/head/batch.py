@@ -16,7 +16,7 @@ from pathlib import Path
 
 from orchestrator.errors import EXIT_FAILED, EXIT_NODE, EXIT_STOPPED, OrchestratorError
 from orchestrator.head import queue, verdict
-from orchestrator.head.pipes import Allocation
+from orchestrator.head.connect.subprocess_transport import Allocation
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.stop import Receipt
 from orchestrator.records import experiment

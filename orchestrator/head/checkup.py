@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.head.connect.channel import Link
 from orchestrator.head.inventory.from_json import typed
-from orchestrator.head.link import Link
 
 PATIENCE = 90.0  # longer than the longest limit of a part, which is that of importing torch
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, OrchestratorError
 from orchestrator.head import doctor_text, fitness, front
+from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.finding import Examined
-from orchestrator.head.fleet import Reached
 from orchestrator.head.request import everybody
 
 

@@ -12,17 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
-from orchestrator.head import (
-    check_machine,
-    check_network,
-    check_software,
-    checkup,
-    fleet,
-    places,
-)
+from orchestrator.head import check_machine, check_network, check_software, checkup, places
 from orchestrator.head.checkup import Checkup
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.finding import BAD, UNKNOWN, WARN, Case, Check, Examined, Finding
-from orchestrator.head.fleet import Reached
 from orchestrator.head.member import Member
 from orchestrator.head.places import Place
 

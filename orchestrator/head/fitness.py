@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.errors import CheckFailed
 from orchestrator.head import doctor
+from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.doctor import Diagnosis
 from orchestrator.head.doctor_text import to_text
 from orchestrator.head.finding import WARN, Examined
-from orchestrator.head.fleet import Reached
 from orchestrator.head.plan import DEFAULT_PORT
 from orchestrator.head.request import Request
 

@@ -20,9 +20,9 @@ from typing import Any
 from orchestrator.errors import NodeError, OrchestratorError, UsageError
 from orchestrator.head import outputs
 from orchestrator.head.clock import Clock
-from orchestrator.head.fleet import open_link
-from orchestrator.head.link import Declined, Link
-from orchestrator.head.way import Way
+from orchestrator.head.connect.channel import Declined, Link
+from orchestrator.head.connect.fleet import open_link
+from orchestrator.head.connect.transport import Way
 from orchestrator.records.experiment import Experiment, NodeRecord
 
 OFFSET = struct.Struct(">Q")

@@ -18,24 +18,15 @@ from typing import Any
 from orchestrator import __version__, interrupt
 from orchestrator.config import load
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
-from orchestrator.head import (
-    batch,
-    fitness,
-    fleet,
-    network,
-    parcel,
-    plan,
-    revision,
-    secret,
-    verdict,
-)
+from orchestrator.head import batch, fitness, network, parcel, plan, revision, secret, verdict
 from orchestrator.head.accelerate import counted, planned
-from orchestrator.head.fleet import Reached
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.fleet import Reached
+from orchestrator.head.connect.transport import Way
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.plan import Found, Plan
 from orchestrator.head.request import Request, prepare
 from orchestrator.head.setting import Setting
-from orchestrator.head.way import Way
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 

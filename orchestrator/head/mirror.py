@@ -6,8 +6,8 @@ import queue
 import time
 
 from orchestrator.head import batch, look
+from orchestrator.head.connect.transport import Way
 from orchestrator.head.follow import Follower, Message
-from orchestrator.head.way import Way
 from orchestrator.records.experiment import Experiment, JobRecord
 
 CATCH_UP_SECONDS = 60.0

@@ -6,7 +6,7 @@ import base64
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from orchestrator.head.link import Link
+from orchestrator.head.connect.channel import Link
 
 ANSWER_SECONDS = 20.0
 RESULTS = "results/"  # of Cluster.run: somebody waits for them, of whatever size

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.errors import CheckFailed
-from orchestrator.head import fleet
-from orchestrator.head.fleet import Reached
-from orchestrator.head.link import Link
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import Link
+from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.plan import NodePlan, Plan
 
 CALL = "orchestrator.node.call"  # travels with what is shipped to every node

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.head import fleet
-from orchestrator.head.pipes import Here
-from orchestrator.head.ssh import Ssh
-from orchestrator.head.sshconfig import SshConfig
-from orchestrator.head.way import Way
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.ssh import Ssh
+from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.connect.subprocess_transport import Here
+from orchestrator.head.connect.transport import Way
 from orchestrator.records.experiment import JobRecord
 
 LIVING_SECONDS = 60.0

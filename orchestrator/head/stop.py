@@ -14,9 +14,10 @@ from orchestrator.errors import (
     EXIT_STOPPED,
     OrchestratorError,
 )
-from orchestrator.head import fleet, verdict
+from orchestrator.head import verdict
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.transport import Way
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.way import Way
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 HEAD_SECONDS = 5.0

@@ -110,10 +110,10 @@ def warm(cluster: Cluster) -> Mapping[str, float]:
 def as_head(node_list: str, rounds: str) -> None:
     """Connect to all, then `true` on all, several times; the seconds of each time as JSON."""
     from orchestrator.errors import NodeError
-    from orchestrator.head import fleet
+    from orchestrator.head.connect import fleet
+    from orchestrator.head.connect.ssh import Connection, Ssh
+    from orchestrator.head.connect.ssh_config import SshConfig
     from orchestrator.head.inventory.node_list import read_nodes
-    from orchestrator.head.ssh import Connection, Ssh
-    from orchestrator.head.sshconfig import SshConfig
 
     nodes = read_nodes(Path(node_list))
     ssh = Ssh(SshConfig(None))

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, NoReturn
 
 WRAPPED = (
     ("orchestrator.head.front", "request_of", "read the config"),
-    ("orchestrator.head.ssh", "dial", "connect"),
-    ("orchestrator.head.ssh", "Ssh._shake_hands", "SSH handshake"),
-    ("orchestrator.head.hostkeys", "check", "check the host key"),
-    ("orchestrator.head.ssh", "log_in", "log in"),
-    ("orchestrator.head.fleet", "open_link", "shell, Python, link"),
-    ("orchestrator.head.link", "Link.ask", "ask: "),
+    ("orchestrator.head.connect.ssh", "dial", "connect"),
+    ("orchestrator.head.connect.ssh", "Ssh._shake_hands", "SSH handshake"),
+    ("orchestrator.head.connect.host_keys", "check", "check the host key"),
+    ("orchestrator.head.connect.ssh", "log_in", "log in"),
+    ("orchestrator.head.connect.fleet", "open_link", "shell, Python, link"),
+    ("orchestrator.head.connect.channel", "Link.ask", "ask: "),
     ("orchestrator.head.launch", "prepare", "all nodes reached and probed"),
     ("orchestrator.head.launch", "make_plan", "plan"),
     ("orchestrator.head.launch", "manifest", "manifest"),

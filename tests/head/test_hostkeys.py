@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import EXIT_NODE, NodeError
-from orchestrator.head import hostkeys
-from orchestrator.head.hostkeys import check, fingerprint, known_keys, listed_name
-from orchestrator.head.sshconfig import Destination
+from orchestrator.head.connect import host_keys
+from orchestrator.head.connect.host_keys import check, fingerprint, known_keys, listed_name
+from orchestrator.head.connect.ssh_config import Destination
 
 OURS, OTHER = paramiko.ECDSAKey.generate(), paramiko.ECDSAKey.generate()
 ANOTHER_KIND = paramiko.RSAKey.generate(2048)
@@ -33,7 +33,7 @@ def hashed(name: str) -> str:
 
 @pytest.fixture
 def known_hosts(tmp_path: Path) -> Path:
-    hostkeys._read.cache_clear()
+    host_keys._read.cache_clear()
     return tmp_path / "ssh" / "known_hosts"
 
 
@@ -44,7 +44,7 @@ def destination(known_hosts: Path, host: str = "gpu01", port: int = 22) -> Desti
 def write(path: Path, text: str) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-    hostkeys._read.cache_clear()
+    host_keys._read.cache_clear()
     return path
 
 
@@ -59,7 +59,7 @@ def of_openssh(path: Path, name: str) -> list[int]:
 
 
 def of_ours(path: Path, host: str, port: int) -> list[int]:
-    hostkeys._read.cache_clear()
+    host_keys._read.cache_clear()
     found = known_keys(destination(path, host, port))
     return [int(key.where.rpartition(":")[2]) for key in found]
 
@@ -163,7 +163,7 @@ def test_the_fix_for_a_changed_host_works(known_hosts: Path) -> None:
         check(there, OURS, strict=False)
     command = refused.value.fix.partition(": ")[2].partition(";")[0]
     subprocess.run(["sh", "-c", command], check=True, capture_output=True)
-    hostkeys._read.cache_clear()
+    host_keys._read.cache_clear()
     check(there, OURS, strict=False)
     assert known_hosts.read_text() == line("gpu01", OTHER) + line("[gpu01]:2222")
 
@@ -218,7 +218,7 @@ def test_a_name_is_recorded_hashed_where_ssh_would(known_hosts: Path) -> None:
     check(there, OURS, strict=False)
     assert known_hosts.read_text().startswith("|1|")
     assert "gpu01" not in known_hosts.read_text()
-    hostkeys._read.cache_clear()
+    host_keys._read.cache_clear()
     check(there, OURS, strict=True)
 
 

@@ -8,7 +8,7 @@ import sys
 import zlib
 from pathlib import Path
 
-from orchestrator.head.link import library
+from orchestrator.head.connect.channel import library
 
 # The tests' own Python finds our sources by an editable install, which a node does not have.
 ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import UsageError
-from orchestrator.head import sshconfig
+from orchestrator.head.connect import ssh_config
+from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.inventory.node_list import parse_nodes
-from orchestrator.head.sshconfig import Destination, SshConfig
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh to ask")
 
@@ -25,8 +25,8 @@ counter = itertools.count()
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     yield
-    sshconfig._same_for_all.cache_clear()
-    sshconfig._ask_once.cache_clear()
+    ssh_config._same_for_all.cache_clear()
+    ssh_config._ask_once.cache_clear()
 
 
 def config(directory: Path, text: str) -> SshConfig:
@@ -170,14 +170,14 @@ def test_a_config_that_is_not_there(tmp_path: Path) -> None:
 
 def test_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a config needs it; paramiko connects by itself."""
-    monkeypatch.setattr(sshconfig.shutil, "which", lambda _: None)
+    monkeypatch.setattr(ssh_config.shutil, "which", lambda _: None)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(sshconfig, "SYSTEM_CONFIG", tmp_path / "none")
+    monkeypatch.setattr(ssh_config, "SYSTEM_CONFIG", tmp_path / "none")
     there = SshConfig().destination("gpu01")
     assert (there.host, there.port, there.user) == ("gpu01", 22, ME)
     assert there.keys[0] == tmp_path / ".ssh/id_ed25519"
     assert there.user_known_hosts == (tmp_path / ".ssh/known_hosts",)
-    sshconfig._ask_once.cache_clear()
+    ssh_config._ask_once.cache_clear()
     with pytest.raises(UsageError, match="not installed"):
         reach(tmp_path, "", "gpu01")
 
@@ -188,8 +188,8 @@ def test_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def without_shortcut(
     there: SshConfig, host: str, user: str | None, port: int | None
 ) -> Destination:
-    answers = sshconfig.ask(there.file, host, user, port)
-    return sshconfig._destination(host, user, port, answers)
+    answers = ssh_config.ask(there.file, host, user, port)
+    return ssh_config._destination(host, user, port, answers)
 
 
 LINES = [
@@ -240,13 +240,13 @@ def test_the_shortcut_gives_what_ssh_gives(
 
 def test_many_nodes_need_one_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    ask = sshconfig.ask
+    ask = ssh_config.ask
 
     def count(file: Path | None, host: str, *who: object) -> dict[str, list[str]]:
         asked.append(host)
         return ask(file, host)
 
-    monkeypatch.setattr(sshconfig, "ask", count)
+    monkeypatch.setattr(ssh_config, "ask", count)
     plain = config(tmp_path, "# 100%\nHost *\n  User bob\n  IdentityFile ~/.ssh/id_cluster\n")
     assert {plain.destination(f"gpu{n}").user for n in range(64)} == {"bob"}
     assert len(asked) == 1

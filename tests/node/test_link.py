@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import NodeError
-from orchestrator.head.link import Link, library
+from orchestrator.head.connect.channel import Link, library
 from orchestrator.node import link as node_link
 from orchestrator.node.rundir import RunDir, connect
 from tests.node.running import PATIENCE, PYTHON, Job, alive, script, streams, wait_until

@@ -16,13 +16,14 @@ from typing import Any
 
 from orchestrator import interrupt
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
-from orchestrator.head import accelerate, fleet, front, launch, network, places, plan, queue
+from orchestrator.head import accelerate, front, launch, network, places, plan, queue
 from orchestrator.head.accelerate import Accelerate
-from orchestrator.head.fleet import Reached
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.fleet import Reached
+from orchestrator.head.connect.subprocess_transport import Here
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.launch import Launched
 from orchestrator.head.member import is_loopback
-from orchestrator.head.pipes import Here
 from orchestrator.head.plan import Found, Plan
 from orchestrator.head.request import Request
 from orchestrator.launchers.by_hand import rendezvous

@@ -9,8 +9,8 @@ from pathlib import Path
 from orchestrator import slurm_environment
 from orchestrator.errors import CheckFailed
 from orchestrator.head import queue
+from orchestrator.head.connect.subprocess_transport import Allocation
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.pipes import Allocation
 
 
 def chosen(launcher: str | None, nodes: Path, *, listed: bool) -> Allocation | None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from paramiko.hostkeys import HostKeys
 
 from orchestrator.errors import NodeError
-from orchestrator.head.lean import paramiko
-from orchestrator.head.sshconfig import Destination
+from orchestrator.head.connect.light_paramiko import paramiko
+from orchestrator.head.connect.ssh_config import Destination
 
 _recording = threading.Lock()
 

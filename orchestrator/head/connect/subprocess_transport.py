@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.errors import CheckFailed, NodeError
+from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.sshconfig import Destination
 
 STEP = (
     *("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none"),

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.errors import NodeError
-from orchestrator.head import hostkeys
-from orchestrator.head.lean import paramiko
-from orchestrator.head.sshconfig import Destination, SshConfig
+from orchestrator.head.connect import host_keys
+from orchestrator.head.connect.light_paramiko import paramiko
+from orchestrator.head.connect.ssh_config import Destination, SshConfig
 
 KEEPALIVE_SECONDS = 15
 WINDOW = 1 << 21
@@ -94,7 +94,7 @@ class Ssh:
         transport = paramiko.Transport(sock)
         try:
             self._shake_hands(transport, destination, deadline)
-            hostkeys.check(destination, transport.get_remote_server_key(), strict=self.strict)
+            host_keys.check(destination, transport.get_remote_server_key(), strict=self.strict)
             log_in(transport, destination, deadline)
         except BaseException:
             transport.close()
@@ -149,7 +149,7 @@ class Ssh:
         options = transport.get_security_options()
         ciphers = list(options.ciphers)
         options.ciphers = tuple(sorted(ciphers, key=lambda name: name not in FAST_CIPHERS))
-        kinds = {key.kind for key in hostkeys.known_keys(destination)}
+        kinds = {key.kind for key in host_keys.known_keys(destination)}
         if "ssh-rsa" in kinds:
             kinds |= {"rsa-sha2-256", "rsa-sha2-512"}
         options.key_types = tuple(sorted(options.key_types, key=lambda name: name not in kinds))

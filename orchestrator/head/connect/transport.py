@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.sshconfig import Destination
 
 
 class Channel(Protocol):

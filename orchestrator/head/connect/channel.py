@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import NodeError
-from orchestrator.head.lean import paramiko
-from orchestrator.head.way import Connection
+from orchestrator.head.connect.light_paramiko import paramiko
+from orchestrator.head.connect.transport import Connection
 
 HEADER = struct.Struct(">cI")
 READ = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.head.connect.channel import Link, python_candidates
+from orchestrator.head.connect.ssh_config import Destination
+from orchestrator.head.connect.transport import Connection, Way
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.link import Link, python_candidates
-from orchestrator.head.sshconfig import Destination
-from orchestrator.head.way import Connection, Way
 
 T = TypeVar("T")
 R = TypeVar("R")
