@@ -118,7 +118,7 @@ def test_a_forbidden_arrow_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "node").mkdir()
     for text in (
         "def f():\n    from orchestrator import config",
-        "import orchestrator.head.plan",
+        "import orchestrator.head.plan.plan",
         "def f():\n    import torch",
         "from orchestrator.errors import UsageError",
         "from .. import config",

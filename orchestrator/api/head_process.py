@@ -160,7 +160,7 @@ def launch(answers: Answers, request: dict[str, Any]) -> None:
     from orchestrator.head import front
     from orchestrator.head import launch as launching
     from orchestrator.head.parcel import CALL
-    from orchestrator.head.plan import Target
+    from orchestrator.head.plan.plan import Target
     from orchestrator.launchers.slurm import allocation
 
     try:

@@ -15,7 +15,7 @@ from orchestrator.head.finding import (
     unequal,
 )
 from orchestrator.head.inventory.facts import Disk
-from orchestrator.head.member import listed
+from orchestrator.head.plan.member import listed
 
 SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error
 SHM_LEAST = 16 << 20

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
-from orchestrator.head import check_machine, check_network, check_software, checkup, places
+from orchestrator.head import check_machine, check_network, check_software, checkup
 from orchestrator.head.checkup import Checkup
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.finding import BAD, UNKNOWN, WARN, Case, Check, Examined, Finding
-from orchestrator.head.member import Member
-from orchestrator.head.places import Place
+from orchestrator.head.plan import addresses
+from orchestrator.head.plan.addresses import Place
+from orchestrator.head.plan.member import Member
 
 DIAL_SECONDS = 3.0
 CHECKS: dict[str, Check] = {
@@ -90,7 +91,7 @@ def examine(
         try:
             found = {
                 member.name: place
-                for member, place in zip(members, places.find(members), strict=True)
+                for member, place in zip(members, addresses.find(members), strict=True)
             }
         except CheckFailed as failed:
             error = (failed.what, failed.fix)

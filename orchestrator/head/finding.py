@@ -9,8 +9,8 @@ from typing import Any
 
 from orchestrator.head.checkup import Checkup
 from orchestrator.head.inventory.facts import Facts
-from orchestrator.head.member import listed
-from orchestrator.head.places import Place
+from orchestrator.head.plan.addresses import Place
+from orchestrator.head.plan.member import listed
 
 BAD, WARN, UNKNOWN = "bad", "warn", "unknown"
 

@@ -11,7 +11,7 @@ from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.doctor import Diagnosis
 from orchestrator.head.doctor_text import to_text
 from orchestrator.head.finding import WARN, Examined
-from orchestrator.head.plan import DEFAULT_PORT
+from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.request import Request
 
 

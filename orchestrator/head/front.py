@@ -18,7 +18,7 @@ from orchestrator.errors import (
     UsageError,
     nearest,
 )
-from orchestrator.head import accelerate, batch, explain, look, plan, queue, verdict
+from orchestrator.head import batch, look, queue, verdict
 from orchestrator.head import launch as launching
 from orchestrator.head import stop as stopping
 from orchestrator.head.connect.ssh import Ssh
@@ -29,7 +29,8 @@ from orchestrator.head.follow import Follower
 from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.launch import Launched
 from orchestrator.head.mirror import Mirror
-from orchestrator.head.plan import Target
+from orchestrator.head.plan import accelerate, explain, plan
+from orchestrator.head.plan.plan import Target
 from orchestrator.head.request import Request, prepare
 from orchestrator.head.run import Run
 from orchestrator.head.screen.display import Display

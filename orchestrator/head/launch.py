@@ -18,15 +18,16 @@ from typing import Any
 from orchestrator import __version__, interrupt
 from orchestrator.config import load
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
-from orchestrator.head import batch, fitness, network, parcel, plan, revision, secret, verdict
-from orchestrator.head.accelerate import counted, planned
+from orchestrator.head import batch, fitness, parcel, revision, secret, verdict
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.connect.transport import Way
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.plan import Found, Plan
+from orchestrator.head.plan import nccl_env, plan
+from orchestrator.head.plan.accelerate import counted, planned
+from orchestrator.head.plan.plan import Found, Plan
+from orchestrator.head.plan.setting import Setting
 from orchestrator.head.request import Request, prepare
-from orchestrator.head.setting import Setting
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
@@ -98,7 +99,7 @@ def warned(made: Plan, found: Sequence[Found]) -> Plan:
         for setting in node.settings:
             name, value = setting.name, setting.value
             decides = setting.yours and node.env.get(name) == value
-            if name == "NCCL_SOCKET_IFNAME" and decides and network.unmatched(value, one):
+            if name == "NCCL_SOCKET_IFNAME" and decides and nccl_env.unmatched(value, one):
                 has = ", ".join(sorted({address.interface for address in one.facts.addresses}))
                 words = f"{name}={value} ({setting.why}) fits no interface of {one.name}: {has}"
                 notes.append(f"WARNING: {words}")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from orchestrator.config.schema import Config
 from orchestrator.errors import OrchestratorError
-from orchestrator.head.accelerate import Accelerate
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.connect.ssh import Ssh
@@ -17,7 +16,8 @@ from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.subprocess_transport import Allocation, Srun
 from orchestrator.head.connect.transport import Way
 from orchestrator.head.inventory.node_list import Node, read_nodes
-from orchestrator.head.plan import DEFAULT_PORT, Target
+from orchestrator.head.plan.accelerate import Accelerate
+from orchestrator.head.plan.plan import DEFAULT_PORT, Target
 
 
 @dataclass(frozen=True)

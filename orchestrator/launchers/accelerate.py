@@ -8,7 +8,8 @@ from typing import Any
 
 from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head import front, queue
-from orchestrator.head.accelerate import (
+from orchestrator.head.inventory.node_list import Node, read_nodes
+from orchestrator.head.plan.accelerate import (
     KEYS,
     Accelerate,
     Machines,
@@ -18,8 +19,7 @@ from orchestrator.head.accelerate import (
     read,
     text,
 )
-from orchestrator.head.inventory.node_list import Node, read_nodes
-from orchestrator.head.plan import DEFAULT_PORT
+from orchestrator.head.plan.plan import DEFAULT_PORT
 
 
 def generate(options: dict[str, Any]) -> int:

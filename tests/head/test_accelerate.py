@@ -12,10 +12,10 @@ import yaml
 
 from orchestrator.config.schema import Config, Launch
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
-from orchestrator.head import accelerate, plan
-from orchestrator.head.accelerate import KEYS, Accelerate
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.plan import Found, Plan
+from orchestrator.head.plan import accelerate, plan
+from orchestrator.head.plan.accelerate import KEYS, Accelerate
+from orchestrator.head.plan.plan import Found, Plan
 from orchestrator.node import software
 from tests.head.found import facts as machine
 

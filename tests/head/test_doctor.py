@@ -12,7 +12,7 @@ from orchestrator.head.doctor import CHECKS, Diagnosis, judge
 from orchestrator.head.doctor_text import to_json, to_text
 from orchestrator.head.finding import BAD, UNKNOWN, WARN, Case, Examined, Finding, odd_ones
 from orchestrator.head.inventory.facts import Card, Disk, Facts, Leftover, Limits
-from orchestrator.head.places import Place
+from orchestrator.head.plan.addresses import Place
 from tests.head.found import facts, infiniband, interface, software
 
 GIB = 1 << 30

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import EXIT_CHECK, CheckFailed
-from orchestrator.head import fabric, network
 from orchestrator.head.inventory.facts import Gid, Interface, RdmaPort
-from orchestrator.head.member import Member
-from orchestrator.head.network import Network
+from orchestrator.head.plan import nccl_env, nccl_transport
+from orchestrator.head.plan.member import Member
+from orchestrator.head.plan.nccl_env import Network
 from tests.head.found import facts, infiniband, interface, roce, software
 
 MIXED_GIDS = (
@@ -250,7 +250,7 @@ CLUSTERS = {
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_cluster(name: str) -> None:
     cluster = CLUSTERS[name]
-    net = network.make(cluster.nodes, cluster.profile)
+    net = nccl_env.make(cluster.nodes, cluster.profile)
     assert net.fabric.kind == cluster.kind
     count = len(cluster.nodes)
     wanted = list(cluster.told) * (count if len(cluster.told) == 1 else 1)
@@ -275,16 +275,16 @@ def test_which_gid_an_older_nccl_is_told() -> None:
         Gid(7, f"{told_v4}3", "RoCE v2", "eth1"),
     )
     port = roce("mlx5_0", "eth1", gids=gids)
-    assert fabric.best_gid(port).index == 5
-    assert fabric.best_gid(roce("mlx5_0", "eth1", gids=gids[:2])).index == 3
-    assert fabric.best_gid(roce("mlx5_0", "eth1", gids=gids[:1])).index == 1
+    assert nccl_transport.best_gid(port).index == 5
+    assert nccl_transport.best_gid(roce("mlx5_0", "eth1", gids=gids[:2])).index == 3
+    assert nccl_transport.best_gid(roce("mlx5_0", "eth1", gids=gids[:1])).index == 1
 
 
 def test_a_torch_for_cpus_needs_no_gid() -> None:
     card = roce("mlx5_0", "eth1", "10.1.0.1")
     members = [Member(f"n{n}", facts(f"eth0 10.0.0.{n}/24", rdma=(card,)), f"10.0.0.{n}")
                for n in (1, 2)]  # fmt: skip
-    assert "NCCL_IB_GID_INDEX" not in told(network.make(members), 0)
+    assert "NCCL_IB_GID_INDEX" not in told(nccl_env.make(members), 0)
 
 
 # -- sockets ----------------------------------------------------------------------------------
@@ -315,12 +315,12 @@ def test_more_connections_where_one_is_too_slow(
         )
         return Member(found.name, machine, found.reached)
 
-    net = network.make([one(1), one(2)])
+    net = nccl_env.make([one(1), one(2)])
     assert told(net, 0).get("NCCL_SOCKET_NTHREADS") == count
     assert told(net, 0).get("NCCL_NSOCKS_PERTHREAD") == count
     if count and speed:
         assert f"{speed // 1000} Gb/s" in why(net, "NCCL_SOCKET_NTHREADS")
-    cards_instead = network.make([node(n, rdma=EIGHT) for n in (1, 2)])
+    cards_instead = nccl_env.make([node(n, rdma=EIGHT) for n in (1, 2)])
     assert "NCCL_SOCKET_NTHREADS" not in told(cards_instead, 0)
 
 
@@ -330,14 +330,14 @@ def test_ipv6_only() -> None:
         Member(f"n{n}", facts(f"eth0 2001:db8::{n}/64", boot=str(n)), f"2001:db8::{n}")
         for n in (1, 2)
     ]
-    net = network.make(members)
+    net = nccl_env.make(members)
     assert told(net, 1) == {**sockets(), "NCCL_SOCKET_FAMILY": "AF_INET6"}
 
 
 def test_loopback_needs_nothing_more() -> None:
     """The demo: several nodes on one machine."""
     members = [Member(f"n{n}", facts(boot="one"), f"127.0.0.{n}") for n in (2, 3)]
-    assert told(network.make(members), 1) == sockets("lo")
+    assert told(nccl_env.make(members), 1) == sockets("lo")
 
 
 def test_a_faster_network_is_said_and_not_taken() -> None:
@@ -350,12 +350,12 @@ def test_a_faster_network_is_said_and_not_taken() -> None:
         )
         return Member(f"n{number}", machine, f"10.0.0.{number}")
 
-    net = network.make([one(n, f"eth1 10.8.0.{n}/24") for n in (1, 2)])
+    net = nccl_env.make([one(n, f"eth1 10.8.0.{n}/24") for n in (1, 2)])
     assert told(net, 0) == sockets()
     (hint,) = net.hints
     assert "10.8.0.0/24, at 25 Gb/s instead of 1" in hint
     for second in ("eth1 10.9.0.2/24", "eth1 10.8.0.1/24"):  # another network; the same address
-        assert network.make([one(1, "eth1 10.8.0.1/24"), one(2, second)]).hints == ()
+        assert nccl_env.make([one(1, "eth1 10.8.0.1/24"), one(2, second)]).hints == ()
 
 
 # -- what somebody has set ----------------------------------------------------------------------
@@ -365,23 +365,23 @@ def test_a_faster_network_is_said_and_not_taken() -> None:
 def test_whoever_names_the_cards_has_chosen_them(name: str) -> None:
     """Nothing that we compute may contradict it, and a mix is theirs to know."""
     members = [node(1, rdma=EIGHT), node(2)]
-    net = network.make(members, theirs=frozenset({name}))
+    net = nccl_env.make(members, theirs=frozenset({name}))
     assert (net.fabric.kind, told(net, 0)) == ("yours", sockets())
     assert name in net.hints[0]
-    hinted = network.make(members, hinted=frozenset({name, "NCCL_DEBUG"}))
+    hinted = nccl_env.make(members, hinted=frozenset({name, "NCCL_DEBUG"}))
     assert (hinted.fabric.kind, told(hinted, 0)) == ("yours", sockets())
     with pytest.raises(CheckFailed):
-        network.make(members, hinted=frozenset({"NCCL_DEBUG"}))
+        nccl_env.make(members, hinted=frozenset({"NCCL_DEBUG"}))
 
 
 def test_a_hook_for_some_nodes_takes_nothing_from_the_others() -> None:
-    net = network.make([node(n, rdma=EIGHT) for n in (1, 2)], hinted=frozenset({"NCCL_IB_HCA"}))
+    net = nccl_env.make([node(n, rdma=EIGHT) for n in (1, 2)], hinted=frozenset({"NCCL_IB_HCA"}))
     assert "NCCL_IB_HCA" in told(net, 0)
 
 
 def test_what_is_set_on_a_node_was_meant_for_it() -> None:
     own = {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "WARN"}
-    net = network.make([node(1, environment=own), node(2)])
+    net = nccl_env.make([node(1, environment=own), node(2)])
     assert told(net, 0) == {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "eth0"}
     assert why(net, "NCCL_SOCKET_IFNAME") == "set on the node itself; computed was =eth0"
     assert [setting.yours for setting in net.settings[0]] == [True, False]
@@ -389,7 +389,7 @@ def test_what_is_set_on_a_node_was_meant_for_it() -> None:
 
 
 def test_ifname_of_the_list() -> None:
-    net = network.make([node(1, ifname="ib0"), node(2)])
+    net = nccl_env.make([node(1, ifname="ib0"), node(2)])
     assert told(net, 0) == sockets("ib0")
     assert [(s.why, s.yours) for s in net.settings[0]] == [("ifname= in the node list", True)] * 2
 
@@ -407,7 +407,7 @@ def test_ifname_of_the_list() -> None:
 def test_an_ifname_that_cannot_be_meant(ifname: str, words: str) -> None:
     others = [interface("eth1", state="down"), interface("eth2")]
     with pytest.raises(CheckFailed) as failed:
-        network.make([node(1), node(2, interfaces=others, ifname=ifname)])
+        nccl_env.make([node(1), node(2, interfaces=others, ifname=ifname)])
     assert words in failed.value.what
 
 
@@ -419,7 +419,7 @@ def test_an_ifname_that_cannot_be_meant(ifname: str, words: str) -> None:
     ],
 )  # fmt: skip
 def test_what_nccl_makes_of_a_pattern(patterns: str, misses: bool) -> None:
-    assert network.unmatched(patterns, node(1)) == misses
+    assert nccl_env.unmatched(patterns, node(1)) == misses
 
 
 # -- what cannot work ---------------------------------------------------------------------------
@@ -469,7 +469,7 @@ IMPOSSIBLE: dict[str, tuple[list[Member], str, str]] = {
 def test_what_cannot_work_is_said(name: str) -> None:
     members, profile, words = IMPOSSIBLE[name]
     with pytest.raises(CheckFailed) as failed:
-        network.make(members, profile)
+        nccl_env.make(members, profile)
     assert words in failed.value.what
     assert failed.value.fix and "nccl." in failed.value.fix
     assert failed.value.exit_code == EXIT_CHECK
@@ -478,4 +478,4 @@ def test_what_cannot_work_is_said(name: str) -> None:
 def test_many_nodes_are_counted() -> None:
     members = [node(n, rdma=EIGHT) for n in range(1, 9)] + [node(9)]
     with pytest.raises(CheckFailed, match="gpu04, gpu05 and 3 others would use InfiniBand"):
-        network.make(members)
+        nccl_env.make(members)

@@ -6,8 +6,8 @@ import pytest
 
 from orchestrator.errors import EXIT_CHECK, CheckFailed
 from orchestrator.head.inventory.facts import Facts
-from orchestrator.head.member import Member
-from orchestrator.head.places import Place, find
+from orchestrator.head.plan.addresses import Place, find
+from orchestrator.head.plan.member import Member
 from tests.head.found import facts, interface
 
 

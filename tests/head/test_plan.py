@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from orchestrator.config.schema import Config, Launch, Nccl
 from orchestrator.errors import CheckFailed
-from orchestrator.head import plan
 from orchestrator.head.inventory.node_list import Node, parse_nodes
-from orchestrator.head.plan import Found, Plan, Target, shell_lines, to_json, to_text
+from orchestrator.head.plan import plan
+from orchestrator.head.plan.plan import Found, Plan, Target, shell_lines, to_json, to_text
 from tests.head.found import facts
 
 AUTO = Target("auto", "train.py", ())

@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
 from orchestrator.head import front
 from orchestrator.head import launch as launching
-from orchestrator.head.plan import Target
+from orchestrator.head.plan.plan import Target
 from orchestrator.head.request import Request
 from orchestrator.head.verify import chart, diagnosis, prediction, report
 from orchestrator.records.experiment import Experiment

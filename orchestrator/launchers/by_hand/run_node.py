@@ -16,15 +16,16 @@ from typing import Any
 
 from orchestrator import interrupt
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
-from orchestrator.head import accelerate, front, launch, network, places, plan, queue
-from orchestrator.head.accelerate import Accelerate
+from orchestrator.head import front, launch, queue
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.connect.subprocess_transport import Here
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.launch import Launched
-from orchestrator.head.member import is_loopback
-from orchestrator.head.plan import Found, Plan
+from orchestrator.head.plan import accelerate, addresses, nccl_env, plan
+from orchestrator.head.plan.accelerate import Accelerate
+from orchestrator.head.plan.member import is_loopback
+from orchestrator.head.plan.plan import Found, Plan
 from orchestrator.head.request import Request
 from orchestrator.launchers.by_hand import rendezvous
 from orchestrator.launchers.by_hand.rendezvous import Hello, Master
@@ -270,10 +271,10 @@ def make(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any])
     how, notes = plan.choose_start(config.launch.start, kind, request.target, [found])
     counts = agreed["counts"]
     (member,) = plan.members([found])
-    place = places.place(member, member, queue.resolved(mine.master))
+    place = addresses.place(member, member, queue.resolved(mine.master))
     theirs = frozenset({*config.nccl.variables, *config.env, *request.env})
-    net = network.make([member], config.nccl.profile, theirs)
-    chosen = network.node_settings(member, place, net.fabric, 0, config.nccl.profile)
+    net = nccl_env.make([member], config.nccl.profile, theirs)
+    chosen = nccl_env.node_settings(member, place, net.fabric, 0, config.nccl.profile)
     net = replace(net, settings=((),) * mine.rank + (chosen,))
     draft = plan.Draft(
         agreed["job"], agreed["experiment"], how, mine.master, mine.port, mine.nnodes, config,

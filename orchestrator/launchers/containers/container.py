@@ -14,7 +14,7 @@ from typing import Any
 
 from orchestrator.errors import UsageError
 from orchestrator.head import front
-from orchestrator.head.plan import DEFAULT_PORT
+from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.launchers.slurm.batch_file import DEFAULTS
 
 EXPERIMENTS = "/experiments"  # in every container: what is behind it outlives them

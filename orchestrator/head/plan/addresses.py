@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.facts import Address, Facts
-from orchestrator.head.member import Member, is_loopback
+from orchestrator.head.plan.member import Member, is_loopback
 
 OWN_BRIDGES = ("docker", "virbr", "br-", "cni", "podman", "lxcbr", "flannel", "veth")
 COMMON = (

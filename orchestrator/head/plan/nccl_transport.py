@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.facts import Facts, Gid, RdmaPort
-from orchestrator.head.member import Member, names
-from orchestrator.head.setting import Setting
+from orchestrator.head.plan.member import Member, names
+from orchestrator.head.plan.setting import Setting
 
 LAYERS = {"infiniband": "InfiniBand", "roce": "Ethernet"}
 SPOKEN = {"infiniband": "InfiniBand", "roce": "RoCE", "ethernet": "TCP"}

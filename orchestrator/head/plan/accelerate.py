@@ -13,8 +13,8 @@ from typing import Any
 
 from orchestrator.config.schema import Config, Launch
 from orchestrator.errors import CheckFailed, UsageError, nearest
-from orchestrator.head.plan import Found, NodePlan, Plan, program_words
-from orchestrator.head.setting import Setting
+from orchestrator.head.plan.plan import Found, NodePlan, Plan, program_words
+from orchestrator.head.plan.setting import Setting
 
 PROGRAM = "accelerate.commands.launch"
 # What accelerate 1.15 has in a file, for where no node can be asked.

@@ -12,13 +12,13 @@ from typing import Any
 
 from orchestrator.config.schema import Config
 from orchestrator.errors import CheckFailed
-from orchestrator.head import network
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.member import Member
-from orchestrator.head.network import Network
-from orchestrator.head.places import Place
-from orchestrator.head.setting import Setting
+from orchestrator.head.plan import nccl_env as network
+from orchestrator.head.plan.addresses import Place
+from orchestrator.head.plan.member import Member
+from orchestrator.head.plan.nccl_env import Network
+from orchestrator.head.plan.setting import Setting
 
 DEFAULT_PORT = 29500
 OLDEST_FORK = (2, 1)  # before it, torchrun's agent initialised CUDA when it counted devices

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import CheckFailed, nearest
-from orchestrator.head import fabric, places
-from orchestrator.head.fabric import Fabric
-from orchestrator.head.member import Member, is_loopback
-from orchestrator.head.places import Place
-from orchestrator.head.setting import Setting
+from orchestrator.head.plan import addresses as places
+from orchestrator.head.plan import nccl_transport as fabric
+from orchestrator.head.plan.addresses import Place
+from orchestrator.head.plan.member import Member, is_loopback
+from orchestrator.head.plan.nccl_transport import Fabric
+from orchestrator.head.plan.setting import Setting
 
 FAST = 25_000  # Mb/s from which one TCP connection, which carries 10 to 20 Gb/s, is not enough
 VERY_FAST = 100_000
