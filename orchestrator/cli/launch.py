@@ -173,8 +173,8 @@ def doctor_command(**options: Any) -> int:
 
     With SCRIPT, its copies on the nodes are compared too.
     """
-    from orchestrator.head import clinic
+    from orchestrator.head.commands import doctor
 
     rest = {one.name: None for one in launch_command.params if one.name not in options}
     options = {**rest, **options}
-    return clinic.examine(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)
+    return doctor.examine(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)

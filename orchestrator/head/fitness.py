@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from orchestrator.errors import CheckFailed
-from orchestrator.head import doctor
 from orchestrator.head.connect.fleet import Reached
-from orchestrator.head.doctor import Diagnosis
-from orchestrator.head.doctor_text import to_text
-from orchestrator.head.finding import WARN, Examined
+from orchestrator.head.doctor import examination
+from orchestrator.head.doctor.examination import Diagnosis
+from orchestrator.head.doctor.findings import WARN, Examined
+from orchestrator.head.doctor.report import to_text
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.request import Request
 
@@ -27,7 +27,7 @@ def check(request: Request, reached: Sequence[Reached], say: Callable[[str], Non
             "mend it, or start all the same: --no-check",
         )
     for one in found.findings:
-        if one.level == WARN and one.check not in doctor.OF_OTHERS:
+        if one.level == WARN and one.check not in examination.OF_OTHERS:
             say(f"warning: {one.what}" + (f" -> {one.fix}" if one.fix else ""))
 
 
@@ -37,7 +37,7 @@ def diagnose(
     """Of the nodes that were reached, and of `others`, with the reason why they were not."""
     began = time.monotonic()
     launch, kind = request.config.launch, request.target.kind
-    case = doctor.examine(
+    case = examination.examine(
         [*(Examined(one.node.name) for one in reached), *others],
         reached,
         full=full,
@@ -45,4 +45,4 @@ def diagnose(
         script=request.target.name if kind == "auto" else "",
         torch_needed=kind != "program",
     )
-    return doctor.judge(case, began)
+    return examination.judge(case, began)

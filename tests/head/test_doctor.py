@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.checkup import Checkup, Code, Gpu, Holder, Torch, Xid
-from orchestrator.head.doctor import CHECKS, Diagnosis, judge
-from orchestrator.head.doctor_text import to_json, to_text
-from orchestrator.head.finding import BAD, UNKNOWN, WARN, Case, Examined, Finding, odd_ones
+from orchestrator.head.doctor.deep_probe import Checkup, Code, Gpu, Holder, Torch, Xid
+from orchestrator.head.doctor.examination import CHECKS, Diagnosis, judge
+from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Examined, Finding, odd_ones
+from orchestrator.head.doctor.report import to_json, to_text
 from orchestrator.head.inventory.facts import Card, Disk, Facts, Leftover, Limits
 from orchestrator.head.plan.addresses import Place
 from tests.head.found import facts, infiniband, interface, software

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.head.checkup import Gpu, Holder
+from orchestrator.head.doctor.deep_probe import Gpu, Holder
 from orchestrator.head.inventory.from_json import typed
 from orchestrator.node import amd
 from tests.node.trees import plant

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.checkup import Checkup, Code, Holder, Torch
+from orchestrator.head.doctor.deep_probe import Checkup, Code, Holder, Torch
 from orchestrator.head.inventory.from_json import typed
 from orchestrator.node.checkup import checkup
 from tests.node.test_nvidia import HEALTHY, LOST, UUID

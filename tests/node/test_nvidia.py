@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.head.checkup import Gpu, Holder, Xid
+from orchestrator.head.doctor.deep_probe import Gpu, Holder, Xid
 from orchestrator.head.inventory.from_json import typed
 from orchestrator.node import nvidia
 

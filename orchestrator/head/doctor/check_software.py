@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from orchestrator.head.finding import BAD, UNKNOWN, WARN, Case, Finding, odd_ones, unequal
+from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Finding, odd_ones, unequal
 from orchestrator.head.plan.member import listed
 
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from orchestrator.head.finding import BAD, WARN, Case, Finding, unequal
+from orchestrator.head.doctor.findings import BAD, WARN, Case, Finding, unequal
 from orchestrator.head.plan.member import is_loopback, listed
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.head.checkup import Checkup
+from orchestrator.head.doctor.deep_probe import Checkup
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.plan.addresses import Place
 from orchestrator.head.plan.member import listed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.head.doctor import CHECKS, Diagnosis
-from orchestrator.head.finding import BAD, UNKNOWN, WARN, Finding
+from orchestrator.head.doctor.examination import CHECKS, Diagnosis
+from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Finding
 
 WORDS = {"": "ok", WARN: "warn", BAD: "BAD", UNKNOWN: "?", "-": "-"}
 COLOURS = {"": "32", WARN: "33", BAD: "1;31", UNKNOWN: "36", "-": "2"}

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, OrchestratorError
-from orchestrator.head import doctor_text, fitness, front
+from orchestrator.head import fitness, front
 from orchestrator.head.connect.fleet import Reached
-from orchestrator.head.finding import Examined
+from orchestrator.head.doctor import report
+from orchestrator.head.doctor.findings import Examined
 from orchestrator.head.request import everybody
 
 
@@ -29,10 +30,10 @@ def examine(options: dict[str, Any], *, default_config: str, default_hook: str) 
     found = fitness.diagnose(request, reached, lost, full=not options["quick"])
     found = replace(found, seconds=time.monotonic() - began)
     if options["as_json"]:
-        front.print_out(json.dumps(doctor_text.to_json(found), indent=1))
+        front.print_out(json.dumps(report.to_json(found), indent=1))
     else:
         colour = options["color"]
         if colour is None:
             colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        front.print_out(doctor_text.to_text(found, colour=colour, hints=options["hints"]))
+        front.print_out(report.to_text(found, colour=colour, hints=options["hints"]))
     return EXIT_CHECK if found.bad else EXIT_DONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.head.finding import (
+from orchestrator.head.doctor.findings import (
     BAD,
     UNKNOWN,
     WARN,

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
-from orchestrator.head import check_machine, check_network, check_software, checkup
-from orchestrator.head.checkup import Checkup
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
-from orchestrator.head.finding import BAD, UNKNOWN, WARN, Case, Check, Examined, Finding
+from orchestrator.head.doctor import check_machine, check_network, check_software, deep_probe
+from orchestrator.head.doctor.deep_probe import Checkup
+from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Check, Examined, Finding
 from orchestrator.head.plan import addresses
 from orchestrator.head.plan.addresses import Place
 from orchestrator.head.plan.member import Member
@@ -129,7 +129,7 @@ def look_closer(reached: Sequence[Reached], script: str) -> dict[str, Checkup | 
     """On all nodes at once: as slow as the slowest import of torch."""
 
     def look(one: Reached) -> Checkup:
-        return checkup.ask(one.link, one.facts.workdir, script)
+        return deep_probe.ask(one.link, one.facts.workdir, script)
 
     names = [one.node.name for one in reached]
     return dict(zip(names, fleet.everywhere(reached, look), strict=True))
