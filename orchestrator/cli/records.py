@@ -102,6 +102,6 @@ def prune(**options: Any) -> int:
 
     N counts the newest experiments by the time in their names, whatever became of them.
     """
-    from orchestrator.head import prune
+    from orchestrator.head.commands import prune
 
     return prune.prune(options)

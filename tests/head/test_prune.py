@@ -21,9 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import UsageError
-from orchestrator.head import entries, prune, removal
-from orchestrator.head.entries import Found
-from orchestrator.head.prune import Rules
+from orchestrator.head.commands import prune
+from orchestrator.head.commands.prune import Rules
+from orchestrator.head.prune import remove, scan
+from orchestrator.head.prune.scan import Found
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 ORCHESTRATOR = str(Path(sys.executable).parent / "orchestrator")
@@ -121,7 +122,7 @@ def test_what_never_goes(days: list[tuple[int, bool, str]], keep: int, keep_fail
     ],
 )
 def test_the_time_in_a_name(name: str, when: str | None) -> None:
-    told = entries.stamp(name)
+    told = scan.stamp(name)
     shown = None if told is None else time.strftime("%Y%m%d %H%M%S", time.localtime(told))
     assert shown == when
 
@@ -334,15 +335,15 @@ def test_a_pin_of_the_last_moment(root: Path, monkeypatch: pytest.MonkeyPatch) -
     fd = os.open(root, os.O_RDONLY)
     identity = (root / "m_20260101_000000").stat()
     own = (identity.st_dev, identity.st_ino)
-    held = removal.hold(fd, "m_20260101_000000", own)
-    removal.pin(fd, "m_20260101_000000", wanted=True)
-    with pytest.raises(removal.InTheWay, match="just been pinned"):
-        removal.hide(fd, held)
+    held = remove.hold(fd, "m_20260101_000000", own)
+    remove.pin(fd, "m_20260101_000000", wanted=True)
+    with pytest.raises(remove.InTheWay, match="just been pinned"):
+        remove.hide(fd, held)
     held.release()
-    with pytest.raises(removal.InTheWay, match="just been pinned"):
-        removal.hold(fd, "m_20260101_000000", own)
-    with pytest.raises(removal.InTheWay, match="another one"):
-        removal.hold(fd, "m_20260102_000000", own)
+    with pytest.raises(remove.InTheWay, match="just been pinned"):
+        remove.hold(fd, "m_20260101_000000", own)
+    with pytest.raises(remove.InTheWay, match="another one"):
+        remove.hold(fd, "m_20260102_000000", own)
     os.close(fd)
     assert days(root) == "123"
 
@@ -411,14 +412,14 @@ def test_a_directory_that_becomes_a_link(tmp_path: Path, root: Path) -> None:
     before = snapshot(outside)
     path = root / "m_20260101_000000"
     status, fd = path.stat(), os.open(root, os.O_RDONLY)
-    held = removal.hold(fd, path.name, (status.st_dev, status.st_ino))
+    held = remove.hold(fd, path.name, (status.st_dev, status.st_ino))
     path.rename(tmp_path / "moved")
     path.symlink_to(outside)
-    with pytest.raises(removal.InTheWay, match="something else has taken its name"):
-        removal.take(fd, held, lambda _: None)
+    with pytest.raises(remove.InTheWay, match="something else has taken its name"):
+        remove.take(fd, held, lambda _: None)
     held.release()
     with pytest.raises(NotADirectoryError):
-        removal.hold(fd, path.name, (status.st_dev, status.st_ino))
+        remove.hold(fd, path.name, (status.st_dev, status.st_ino))
     os.close(fd)
     assert snapshot(outside) == before and path.is_symlink()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.head import checkpoint
 from orchestrator.head.checkpoint import in_words
-from orchestrator.head.entries import Found, Plan
+from orchestrator.head.prune.scan import Found, Plan
 from orchestrator.records.checkpoint_store import shown
 
 

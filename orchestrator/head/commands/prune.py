@@ -27,10 +27,19 @@ from orchestrator.errors import (
     UsageError,
     nearest,
 )
-from orchestrator.head import checkpoint, queue, removal
-from orchestrator.head.entries import OVER, Found, Plan, scan, settled
-from orchestrator.head.prune_text import conclude, foreign, print_out, show, table, tell, told_json
-from orchestrator.head.removal import InTheWay
+from orchestrator.head import checkpoint, queue
+from orchestrator.head.prune import remove as removal
+from orchestrator.head.prune.remove import InTheWay
+from orchestrator.head.prune.report import (
+    conclude,
+    foreign,
+    print_out,
+    show,
+    table,
+    tell,
+    told_json,
+)
+from orchestrator.head.prune.scan import OVER, Found, Plan, scan, settled
 from orchestrator.records.checkpoint_store import shown
 from orchestrator.records.experiment import Experiment, JobRecord
 
@@ -121,9 +130,9 @@ def decide(root: int, options: Mapping[str, Any], rules: Rules) -> Plan:
     ]
     plan = Plan(place, [], hidden, on_nodes)
     if to_ask:
-        from orchestrator.head import remains  # paramiko takes 0.1 s
+        from orchestrator.head.prune import node_runs  # paramiko takes 0.1 s
 
-        known = remains.survey(to_ask, options["ssh_config"])
+        known = node_runs.survey(to_ask, options["ssh_config"])
         for one in first:
             assert one.record is not None
             used[one.name] = used[one.name] or runs(one.record, known)
@@ -297,11 +306,11 @@ def clean_nodes(plan: Plan, batch: Sequence[Found], ssh_config: Path | None) -> 
     them were cleaned, else what is on the others would never be found again. A job whose record
     was copied to an experiment that stays keeps what it has there.
     """
-    from orchestrator.head import remains
+    from orchestrator.head.prune import node_runs
 
     shared = {one.record.job for one, why in plan.decided if why is not None and one.record}
     mine = [one for one in batch if one.record and one.record.job not in shared]
-    done = remains.remove([one.record for one in mine if one.record], ssh_config)
+    done = node_runs.remove([one.record for one in mine if one.record], ssh_config)
     plan.freed_on_nodes += done.freed
     for one in mine:
         assert one.record is not None

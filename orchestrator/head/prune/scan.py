@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.head.removal import DIRECTORY, GONE, Measure, pinned
+from orchestrator.head.prune.remove import DIRECTORY, GONE, Measure, pinned
 from orchestrator.records.experiment import JobRecord
 
 STAMP = re.compile(r"[^.].*_([0-9]{8}_[0-9]{6})", re.DOTALL)
