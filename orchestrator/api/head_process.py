@@ -212,7 +212,7 @@ def take_up(answers: Answers, request: dict[str, Any]) -> None:
 
 def stop(answers: Answers, request: dict[str, Any]) -> None:
     from orchestrator.head import front
-    from orchestrator.head import stop as stopping
+    from orchestrator.head.follow import stop as stopping
 
     place, _, found = front.end_job(paths(request["options"]))
     found = found or []

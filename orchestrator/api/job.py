@@ -23,7 +23,7 @@ from orchestrator.errors import (
     OrchestratorError,
     UsageError,
 )
-from orchestrator.head import verdict as verdicts
+from orchestrator.head.follow import verdict as verdicts
 from orchestrator.head.screen.log_reader import NO_RANK, LineSplitter, LogFile, LogReader
 from orchestrator.records.experiment import Experiment, JobRecord
 

@@ -18,10 +18,11 @@ from typing import Any
 from orchestrator import __version__, interrupt
 from orchestrator.config import load
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
-from orchestrator.head import batch, fitness, parcel, revision, secret, verdict
+from orchestrator.head import batch, fitness, parcel, revision, secret
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.connect.transport import Way
+from orchestrator.head.follow import verdict
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.plan import nccl_env, plan
 from orchestrator.head.plan.accelerate import counted, planned

@@ -7,7 +7,7 @@ import time
 
 from orchestrator.head import batch, look
 from orchestrator.head.connect.transport import Way
-from orchestrator.head.follow import Follower, Message
+from orchestrator.head.follow.follower import Follower, Message
 from orchestrator.records.experiment import Experiment, JobRecord
 
 CATCH_UP_SECONDS = 60.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head import outputs
+from orchestrator.head.follow import outputs
 from tests.launching import Head
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from orchestrator.head.hang import Stuck, culprit, of_rank, oldest_wait, reading
+from orchestrator.head.follow.hang_report import Stuck, culprit, of_rank, oldest_wait, reading
 
 STACKS = """Thread 0x00007f01 (most recent call first):
   File "/x/orchestrator/node/rank.py", line 190 in tell_collectives

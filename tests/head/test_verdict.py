@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head import kinds
-from orchestrator.head.verdict import (
+from orchestrator.head.follow import failure_kinds
+from orchestrator.head.follow.verdict import (
     Failure,
     cause,
     conclude,
@@ -160,11 +160,11 @@ def test_an_end_and_what_the_node_knows_of_it(
 def test_what_words_tell(kind: str, words: str) -> None:
     name, _, text = words.partition(": ")
     assert of_rank(0, "a", ended(1, error(text, type=name)), 0.0).kind == kind
-    assert kinds.fix_of(kind)
+    assert failure_kinds.fix_of(kind)
 
 
 def test_every_kind_says_what_to_do() -> None:
-    assert all(fix for name, (_, fix) in kinds.KINDS.items() if name != "stopped")
+    assert all(fix for name, (_, fix) in failure_kinds.KINDS.items() if name != "stopped")
 
 
 def test_an_exception_that_hides_another_is_known_by_both() -> None:

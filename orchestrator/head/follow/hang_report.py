@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.head.verdict import FRAME, PACKAGES
+from orchestrator.head.follow.verdict import FRAME, PACKAGES
 
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+")
 DEFAULT_GROUP = "0"

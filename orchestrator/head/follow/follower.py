@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import NodeError, OrchestratorError, UsageError
-from orchestrator.head import outputs
-from orchestrator.head.clock import Clock
 from orchestrator.head.connect.channel import Declined, Link
 from orchestrator.head.connect.fleet import open_link
 from orchestrator.head.connect.transport import Way
+from orchestrator.head.follow import outputs
+from orchestrator.head.follow.clock_offset import Clock
 from orchestrator.records.experiment import Experiment, NodeRecord
 
 OFFSET = struct.Struct(">Q")

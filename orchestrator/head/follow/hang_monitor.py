@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchestrator.errors import NodeError
-from orchestrator.head import hang
-from orchestrator.head.follow import Follower
-from orchestrator.head.hang import Stuck
-from orchestrator.head.verdict import Failure
+from orchestrator.head.follow import hang_report
+from orchestrator.head.follow.follower import Follower
+from orchestrator.head.follow.hang_report import Stuck
+from orchestrator.head.follow.verdict import Failure
 from orchestrator.records.experiment import Experiment
 
 ANSWER_SECONDS = 10.0  # nodes that have not told by then are left out
@@ -61,7 +61,7 @@ class Watch:
     def _settle(self, followers: Sequence[Follower], now: float) -> Failure | None:
         self.asked_at, self.settled_at = 0.0, now
         ranks = [
-            (hang.of_rank(int(rank), node, found), found)
+            (hang_report.of_rank(int(rank), node, found), found)
             for node, told in sorted(self.told.items())
             for rank, found in sorted(told["stuck"].items(), key=lambda item: int(item[0]))
         ]
@@ -69,13 +69,13 @@ class Watch:
         # Clocks of nodes differ; a wait of minutes is one by any of them.
         clock = max((told["time"] for told in self.told.values()), default=0.0)
         idle = min((f.activity.get("idle", 0.0) for f in followers), default=0.0)
-        if idle <= self.timeout and hang.oldest_wait(stuck, clock) <= self.timeout:
+        if idle <= self.timeout and hang_report.oldest_wait(stuck, clock) <= self.timeout:
             return None  # busy with something that says nothing
         if ranks:
             self._keep(ranks)
         fix = "" if ranks else "orchestrator doctor: does every node reach the master's port?"
-        words = f"no progress for {max(idle, self.timeout):.0f} s: {hang.reading(stuck)}"
-        who = hang.culprit(stuck)
+        words = f"no progress for {max(idle, self.timeout):.0f} s: {hang_report.reading(stuck)}"
+        who = hang_report.culprit(stuck)
         node = who.node if who else followers[0].node.index
         name = next(f.node.name for f in followers if f.node.index == node)
         rank = who.rank if who else None

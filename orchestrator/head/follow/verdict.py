@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.head import kinds
+from orchestrator.head.follow import failure_kinds
 
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 PACKAGES = re.compile(
@@ -43,8 +43,12 @@ class Failure:
         if self.kind == "ended_early":
             return EARLY
         may_echo = self.kind in ("exception", "communication", "exit", "signal", "torchrun")
-        if may_echo and kinds.ECHO.search(said) and not kinds.OWN_NETWORK.search(said):
-            return APART if kinds.NEVER_MET.search(said) else LEFT
+        if (
+            may_echo
+            and failure_kinds.ECHO.search(said)
+            and not failure_kinds.OWN_NETWORK.search(said)
+        ):
+            return APART if failure_kinds.NEVER_MET.search(said) else LEFT
         return NODE if self.kind in ("torchrun", "supervisor") else OWN
 
     @property
@@ -82,8 +86,8 @@ def _of_exception(begun: Failure, event: dict[str, Any], error: dict[str, Any]) 
         where = users_line(text) or where
         message = f"{(last_lines(text) or [message])[-1]} ({worker[1]})"
         words = "\n".join([message, *last_lines(text)])
-    found = kinds.of_words(words) or "exception"
-    if event.get("oom_kills") and kinds.HELPER_DIED.search(words):
+    found = failure_kinds.of_words(words) or "exception"
+    if event.get("oom_kills") and failure_kinds.HELPER_DIED.search(words):
         found = "out_of_memory"
         message += "; the kernel's out-of-memory killer was at work on this node"
     when = begun.time - float(event["time"]) + float(error["time"])
@@ -105,7 +109,7 @@ def _of_signal(begun: Failure, event: dict[str, Any], number: int) -> Failure:
         what = WHAT.findall(said)
         message += f": {what[-1]}" if what else ""
         words = before_dump(said)
-        kind = kinds.of_words("\n".join(what)) or kind
+        kind = failure_kinds.of_words("\n".join(what)) or kind
     where = users_line(said.rpartition("(most recent call first)")[2], innermost_first=True)
     return replace(begun, kind=kind, message=message, words=words, where=where)
 
@@ -115,7 +119,7 @@ def _of_exit(begun: Failure, event: dict[str, Any], code: int) -> Failure:
     if words and not words.lstrip("-").isdigit():
         first, _, rest = words.partition("\n")
         fix = rest.strip() if rest.startswith("  ") else ""  # as our own errors have it
-        kind = kinds.of_words(words) or "exit"
+        kind = failure_kinds.of_words(words) or "exit"
         return replace(begun, kind=kind, message=first, words=words, fix=fix)
     message = f"ended with exit code {code}"
     if code > 128 and signal_name(code - 128) != "unknown":
@@ -125,7 +129,9 @@ def _of_exit(begun: Failure, event: dict[str, Any], code: int) -> Failure:
     if not last:
         return replace(begun, message=message)
     message += f", after {last[0]}"
-    told = replace(begun, kind=kinds.of_words(last[0]) or "exit", message=message, words=last[0])
+    told = replace(
+        begun, kind=failure_kinds.of_words(last[0]) or "exit", message=message, words=last[0]
+    )
     return replace(told, traceback=trace, where=users_line(trace))
 
 
@@ -142,7 +148,7 @@ def of_torchrun(node: int, name: str, event: dict[str, Any], time: float) -> Fai
         return begun
     message = f"{begun.message}: {last[-1]}"
     return replace(
-        begun, kind=kinds.of_words(last[-1]) or "torchrun", message=message, words=last[-1]
+        begun, kind=failure_kinds.of_words(last[-1]) or "torchrun", message=message, words=last[-1]
     )
 
 
@@ -188,7 +194,7 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> dict[str, Any] | 
     found = cause(failures)
     if found is None:
         return None
-    if found.distance == LEFT and kinds.BROKEN.search(found.message.lower()):
+    if found.distance == LEFT and failure_kinds.BROKEN.search(found.message.lower()):
         found = replace(found, kind="link")
     own = {f.rank: f for f in failures if f.distance == OWN and f.rank not in (None, found.rank)}
     same = [f for f in own.values() if f.message == found.message and found.distance == OWN]
@@ -197,8 +203,8 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> dict[str, Any] | 
     told = {name: value for name, value in vars(found).items() if name != "words"}
     return {
         **told,
-        "title": kinds.title(found.kind),
-        "fix": found.fix or kinds.fix_of(found.kind, found.message),
+        "title": failure_kinds.title(found.kind),
+        "fix": found.fix or failure_kinds.fix_of(found.kind, found.message),
         "same": sorted(f.rank for f in same if f.rank is not None),
         "also": [{"rank": f.rank, "node": f.node, "message": first_line(f.message)} for f in also],
         "others": max(0, ended_badly - known),
@@ -210,13 +216,13 @@ def stopped(why: str, time: float) -> dict[str, Any]:
 
 
 def not_started(why: str, time: float) -> dict[str, Any]:
-    return _without_a_node(kinds.of_words(why) or "start", why, time)
+    return _without_a_node(failure_kinds.of_words(why) or "start", why, time)
 
 
 def _without_a_node(kind: str, message: str, time: float) -> dict[str, Any]:
     told = {"node": None, "node_name": "", "rank": None, "time": time, "kind": kind}
-    text = {"message": message, "traceback": "", "where": "", "title": kinds.title(kind)}
-    return {**told, **text, "fix": kinds.fix_of(kind), "same": [], "also": [], "others": 0}
+    text = {"message": message, "traceback": "", "where": "", "title": failure_kinds.title(kind)}
+    return {**told, **text, "fix": failure_kinds.fix_of(kind), "same": [], "also": [], "others": 0}
 
 
 def to_lines(told: dict[str, Any]) -> list[str]:

@@ -14,9 +14,9 @@ from orchestrator.errors import (
     EXIT_STOPPED,
     OrchestratorError,
 )
-from orchestrator.head import verdict
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.transport import Way
+from orchestrator.head.follow import verdict
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from orchestrator import interrupt
 from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
-from orchestrator.head import verdict
-from orchestrator.head.follow import Follower, Message
+from orchestrator.head.follow import verdict
+from orchestrator.head.follow.follower import Follower, Message
+from orchestrator.head.follow.hang_monitor import Watch
+from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.keyboard import Keys
-from orchestrator.head.verdict import Failure
-from orchestrator.head.watch import Watch
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 HEARSAY = 0.3  # what fails by itself in this time says so, before it is ended for another
