@@ -18,8 +18,8 @@ from orchestrator.errors import (
     UsageError,
     nearest,
 )
-from orchestrator.head import batch, look, queue
 from orchestrator.head import launch as launching
+from orchestrator.head import look
 from orchestrator.head.connect.ssh import Ssh
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.subprocess_transport import Allocation, Here, Srun
@@ -37,6 +37,7 @@ from orchestrator.head.request import Request, prepare
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.log_reader import LogFile, last_words
 from orchestrator.head.screen.screen import Screen
+from orchestrator.head.slurm import batch_job, queue
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord
 
@@ -161,7 +162,7 @@ def follow(
         say(f"left running; take it up again: orchestrator attach {place.name}")
         return 0
     in_time = running.out_of_time and running.record.state == "stopped"
-    if in_time and batch.again_later(place, running.record, say):
+    if in_time and batch_job.again_later(place, running.record, say):
         return EXIT_STOPPED
     return tell_end(place, running.record)
 
@@ -215,7 +216,7 @@ def locate(options: dict[str, Any]) -> tuple[Experiment | None, JobRecord, Way]:
     wanted = options["experiment"]
     place = experiment.find(options["experiments"], wanted)
     if place is not None:
-        record = batch.settle(place, place.read_record())
+        record = batch_job.settle(place, place.read_record())
         if record.slurm_job is not None:
             return place, record, Srun(record.slurm_job)
         if record.part_of:
@@ -268,7 +269,7 @@ def attach(options: dict[str, Any]) -> int:
 
 def watch(place: Experiment, record: JobRecord, *, anew: bool = False) -> int:
     """A job whose head is Slurm's: what that prints, until the job is over or left alone."""
-    watching = batch.Watch(place, record, say, anew=anew)
+    watching = batch_job.Watch(place, record, say, anew=anew)
     say(f"{place.name} is Slurm's job {record.slurm_job}; d leaves it, Ctrl-C stops it")
     if not watching.go():
         say(f"left running; take it up again: orchestrator attach {place.name}")
@@ -286,8 +287,8 @@ def whose(head: dict[str, Any]) -> str:
 def logs(options: dict[str, Any]) -> int:
     place, record, ssh = at_home(options)
     if record.state == "queued":
-        say(f"{place.name} waits in Slurm's queue: {queue.place(batch.job_of(record))}")
-        record = batch.begun(place, record) if options["follow"] else record
+        say(f"{place.name} waits in Slurm's queue: {queue.place(batch_job.job_of(record))}")
+        record = batch_job.begun(place, record) if options["follow"] else record
     check_choice(record, options["node"], options["rank"])
     files = log_files(place, record)
     screen = make_screen(files, record, options)
@@ -329,7 +330,7 @@ def status(options: dict[str, Any]) -> int:
             unreachable = any(state["state"] == "unreachable" for state in states)
             return EXIT_NODE if unreachable else EXIT_DONE
         time.sleep(1)
-        record = batch.settle(place, place.read_record()) if place else record
+        record = batch_job.settle(place, place.read_record()) if place else record
 
 
 def stop(options: dict[str, Any]) -> int:
@@ -356,7 +357,7 @@ def end_job(
     grace = 0.0 if options["now"] else options["grace"]
     grace = record.grace if grace is None else grace
     if place is not None and record.batch and not record.over:
-        return None, record, batch.stop(place, record, grace)
+        return None, record, batch_job.stop(place, record, grace)
     # Of a job that is over, those nodes that could not be told so.
     nodes = [node for node in record.nodes if not record.over or node.state == "lost"]
     found = stopping.stop_job(ssh, record, nodes, grace) if nodes else None

@@ -18,7 +18,7 @@ from typing import Any
 from orchestrator import __version__, interrupt
 from orchestrator.config import load
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
-from orchestrator.head import batch, fitness, parcel, revision, secret
+from orchestrator.head import fitness, parcel, revision, secret
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.connect.transport import Way
@@ -29,6 +29,7 @@ from orchestrator.head.plan.accelerate import counted, planned
 from orchestrator.head.plan.plan import Found, Plan
 from orchestrator.head.plan.setting import Setting
 from orchestrator.head.request import Request, prepare
+from orchestrator.head.slurm import batch_job
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
@@ -125,7 +126,9 @@ def launch(request: Request, say: Say) -> Launched:
     if request.parcel is not None:
         parcel.check(reached)
     interrupt.hold()
-    place = batch.experiment_of(request.experiments, request.config.launch.name, request.allocation)
+    place = batch_job.experiment_of(
+        request.experiments, request.config.launch.name, request.allocation
+    )
     interrupt.undo_with(place.discard)
     interrupt.answer_now()
     job = f"{place.name}-{secrets.token_hex(3)}"

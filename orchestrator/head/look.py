@@ -9,10 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestrator.errors import OrchestratorError, UsageError
-from orchestrator.head import queue
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.transport import Way
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.slurm import queue
 from orchestrator.records import experiment
 from orchestrator.records.experiment import JobRecord, NodeRecord
 

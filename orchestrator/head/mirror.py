@@ -5,9 +5,10 @@ from __future__ import annotations
 import queue
 import time
 
-from orchestrator.head import batch, look
+from orchestrator.head import look
 from orchestrator.head.connect.transport import Way
 from orchestrator.head.follow.follower import Follower, Message
+from orchestrator.head.slurm import batch_job
 from orchestrator.records.experiment import Experiment, JobRecord
 
 CATCH_UP_SECONDS = 60.0
@@ -23,7 +24,7 @@ class Mirror:
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.followers: list[Follower] = []
         self.finished: set[int] = set()
-        self.next_ask = time.monotonic() + batch.ASK
+        self.next_ask = time.monotonic() + batch_job.ASK
 
     def begin(self) -> None:
         if self.record.over or self.record.batch or self.place.lock() is not None:
@@ -43,8 +44,8 @@ class Mirror:
             time.sleep(0 if self.record.over else wait)
             self.record = self.place.read_record()
             if time.monotonic() >= self.next_ask:
-                self.next_ask = time.monotonic() + batch.ASK
-                self.record = batch.settle(self.place, self.record)
+                self.next_ask = time.monotonic() + batch_job.ASK
+                self.record = batch_job.settle(self.place, self.record)
             return self.record.over
         try:
             message = self.inbox.get(timeout=wait)

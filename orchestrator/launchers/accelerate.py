@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import EXIT_DONE, UsageError
-from orchestrator.head import front, queue
+from orchestrator.head import front
 from orchestrator.head.inventory.node_list import Node, read_nodes
 from orchestrator.head.plan.accelerate import (
     KEYS,
@@ -20,6 +20,7 @@ from orchestrator.head.plan.accelerate import (
     text,
 )
 from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.head.slurm import queue
 
 
 def generate(options: dict[str, Any]) -> int:

@@ -27,7 +27,7 @@ from orchestrator.errors import (
     UsageError,
     nearest,
 )
-from orchestrator.head import checkpoint, queue
+from orchestrator.head import checkpoint
 from orchestrator.head.prune import remove as removal
 from orchestrator.head.prune.remove import InTheWay
 from orchestrator.head.prune.report import (
@@ -40,6 +40,7 @@ from orchestrator.head.prune.report import (
     told_json,
 )
 from orchestrator.head.prune.scan import OVER, Found, Plan, scan, settled
+from orchestrator.head.slurm import queue
 from orchestrator.records.checkpoint_store import shown
 from orchestrator.records.experiment import Experiment, JobRecord
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator import interrupt
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
-from orchestrator.head import front, launch, queue
+from orchestrator.head import front, launch
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.connect.subprocess_transport import Here
@@ -27,6 +27,7 @@ from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.member import is_loopback
 from orchestrator.head.plan.plan import Found, Plan
 from orchestrator.head.request import Request
+from orchestrator.head.slurm import queue
 from orchestrator.launchers.by_hand import rendezvous
 from orchestrator.launchers.by_hand.rendezvous import Hello, Master
 from orchestrator.launchers.slurm.batch_file import DEFAULTS

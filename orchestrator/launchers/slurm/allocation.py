@@ -8,9 +8,9 @@ from pathlib import Path
 
 from orchestrator import slurm_environment
 from orchestrator.errors import CheckFailed
-from orchestrator.head import queue
 from orchestrator.head.connect.subprocess_transport import Allocation
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.slurm import queue
 
 
 def chosen(launcher: str | None, nodes: Path, *, listed: bool) -> Allocation | None:

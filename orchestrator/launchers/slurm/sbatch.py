@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import OrchestratorError, UsageError
-from orchestrator.head import queue, secret
-from orchestrator.head.batch import OUTPUT
+from orchestrator.head import secret
+from orchestrator.head.slurm import queue
+from orchestrator.head.slurm.batch_job import OUTPUT
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord
 

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.errors import EXIT_FAILED, EXIT_NODE, EXIT_STOPPED, OrchestratorError
-from orchestrator.head import queue
 from orchestrator.head.connect.subprocess_transport import Allocation
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.stop import Receipt
 from orchestrator.head.screen.keyboard import Keys
+from orchestrator.head.slurm import queue
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord
 
