@@ -192,7 +192,8 @@ def launch(answers: Answers, request: dict[str, Any]) -> None:
 
 def take_up(answers: Answers, request: dict[str, Any]) -> None:
     """Become the head of a job that has none, and say how much of its logs is yet to come."""
-    from orchestrator.head import front, look
+    from orchestrator.head import front
+    from orchestrator.head.status import status
     from orchestrator.records import experiment
 
     options = paths({**request["options"], "quiet": True, "color": False})
@@ -202,7 +203,7 @@ def take_up(answers: Answers, request: dict[str, Any]) -> None:
         answers.tell(place=str(place.path), logs={})
         return
     record = place.read_record()
-    states = [] if record.over else look.ask_nodes(ssh, record)
+    states = [] if record.over else status.ask_nodes(ssh, record)
     sizes = {node.index: state.get("log_bytes", 0) for node, state in zip(record.nodes, states)}  # noqa: B905
     speak_into(place)
     answers.tell(place=str(place.path), logs=sizes)

@@ -19,7 +19,6 @@ from orchestrator.errors import (
     nearest,
 )
 from orchestrator.head import launch as launching
-from orchestrator.head import look
 from orchestrator.head.connect.ssh import Ssh
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.subprocess_transport import Allocation, Here, Srun
@@ -30,7 +29,6 @@ from orchestrator.head.follow.follower import Follower
 from orchestrator.head.follow.run import Run
 from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.launch import Launched
-from orchestrator.head.mirror import Mirror
 from orchestrator.head.plan import accelerate, explain, plan
 from orchestrator.head.plan.plan import Target
 from orchestrator.head.request import Request, prepare
@@ -38,6 +36,8 @@ from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.log_reader import LogFile, last_words
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.slurm import batch_job, queue
+from orchestrator.head.status import status as look
+from orchestrator.head.status.catch_up import Mirror
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import queue
 import time
 
-from orchestrator.head import look
 from orchestrator.head.connect.transport import Way
 from orchestrator.head.follow.follower import Follower, Message
 from orchestrator.head.slurm import batch_job
+from orchestrator.head.status import status
 from orchestrator.records.experiment import Experiment, JobRecord
 
 CATCH_UP_SECONDS = 60.0
@@ -61,7 +61,7 @@ class Mirror:
         """Until the files here hold what the nodes had when asked."""
         if self.record.over or self.record.batch:
             return
-        states = look.ask_nodes(self.ssh, self.record)
+        states = status.ask_nodes(self.ssh, self.record)
         self.begin()
         deadline = time.monotonic() + CATCH_UP_SECONDS
         wanted = [
