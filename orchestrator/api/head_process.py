@@ -158,8 +158,8 @@ def launch(answers: Answers, request: dict[str, Any]) -> None:
     from orchestrator.cli.launch import launch_command
     from orchestrator.cli.options import DEFAULT_CONFIG, DEFAULT_HOOK
     from orchestrator.head import front
-    from orchestrator.head import launch as launching
-    from orchestrator.head.parcel import CALL
+    from orchestrator.head.launch import launch as launching
+    from orchestrator.head.launch.payload import CALL
     from orchestrator.head.plan.plan import Target
     from orchestrator.launchers.slurm import allocation
 

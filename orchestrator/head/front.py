@@ -18,7 +18,6 @@ from orchestrator.errors import (
     UsageError,
     nearest,
 )
-from orchestrator.head import launch as launching
 from orchestrator.head.connect.ssh import Ssh
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.subprocess_transport import Allocation, Here, Srun
@@ -28,10 +27,11 @@ from orchestrator.head.follow import verdict
 from orchestrator.head.follow.follower import Follower
 from orchestrator.head.follow.run import Run
 from orchestrator.head.inventory.node_list import read_nodes
-from orchestrator.head.launch import Launched
+from orchestrator.head.launch import launch as launching
+from orchestrator.head.launch.launch import Launched
+from orchestrator.head.launch.request import Request, prepare
 from orchestrator.head.plan import accelerate, explain, plan
 from orchestrator.head.plan.plan import Target
-from orchestrator.head.request import Request, prepare
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.log_reader import LogFile, last_words
 from orchestrator.head.screen.screen import Screen

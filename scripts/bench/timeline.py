@@ -26,10 +26,10 @@ WRAPPED = (
     ("orchestrator.head.connect.ssh", "log_in", "log in"),
     ("orchestrator.head.connect.fleet", "open_link", "shell, Python, link"),
     ("orchestrator.head.connect.channel", "Link.ask", "ask: "),
-    ("orchestrator.head.launch", "prepare", "all nodes reached and probed"),
-    ("orchestrator.head.launch", "make_plan", "plan"),
-    ("orchestrator.head.launch", "manifest", "manifest"),
-    ("orchestrator.head.launch", "start", "all nodes started"),
+    ("orchestrator.head.launch.launch", "prepare", "all nodes reached and probed"),
+    ("orchestrator.head.launch.launch", "make_plan", "plan"),
+    ("orchestrator.head.launch.launch", "manifest", "manifest"),
+    ("orchestrator.head.launch.launch", "start", "all nodes started"),
 )
 TORCHRUN_LINE = re.compile(r"^[IW]\d{4} (\d\d):(\d\d):(\d\d\.\d+) .*?\] (.*)$", re.MULTILINE)
 TORCHRUN_WORDS = {

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.errors import CheckFailed
-from orchestrator.head import parcel
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.launch import payload
 from tests.head.found import facts
 
 MINE = "{}.{}".format(*sys.version_info[:2])
@@ -24,7 +24,7 @@ def reached(*versions: str) -> list[Any]:
 
 
 def test_another_minor_version_is_named() -> None:
-    parcel.check(reached(f"{MINE}.0", f"{MINE}.99"))
+    payload.check(reached(f"{MINE}.0", f"{MINE}.99"))
     with pytest.raises(CheckFailed, match=rf"is {MINE} here; .*\n    n1 \(3\.1\.7, /usr") as raised:
-        parcel.check(reached(f"{MINE}.0", "3.1.7", f"{MINE}.1"))
+        payload.check(reached(f"{MINE}.0", "3.1.7", f"{MINE}.1"))
     assert f"a Python {MINE} that has torch" in raised.value.fix

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.head.secret import redacted, redacted_words
+from orchestrator.head.launch.redact import redacted, redacted_words
 
 HIDDEN = "(redacted)"
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, OrchestratorError
-from orchestrator.head import fitness, front
+from orchestrator.head import front
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.doctor import report
 from orchestrator.head.doctor.findings import Examined
-from orchestrator.head.request import everybody
+from orchestrator.head.launch import preflight
+from orchestrator.head.launch.request import everybody
 
 
 def examine(options: dict[str, Any], *, default_config: str, default_hook: str) -> int:
@@ -27,7 +28,7 @@ def examine(options: dict[str, Any], *, default_config: str, default_hook: str) 
         for node, error in zip(nodes, results, strict=True)
         if isinstance(error, OrchestratorError)
     ]
-    found = fitness.diagnose(request, reached, lost, full=not options["quick"])
+    found = preflight.diagnose(request, reached, lost, full=not options["quick"])
     found = replace(found, seconds=time.monotonic() - began)
     if options["as_json"]:
         front.print_out(json.dumps(report.to_json(found), indent=1))

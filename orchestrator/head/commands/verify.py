@@ -14,9 +14,9 @@ from typing import Any
 
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
 from orchestrator.head import front
-from orchestrator.head import launch as launching
+from orchestrator.head.launch import launch as launching
+from orchestrator.head.launch.request import Request
 from orchestrator.head.plan.plan import Target
-from orchestrator.head.request import Request
 from orchestrator.head.verify import chart, diagnosis, prediction, report
 from orchestrator.records.experiment import Experiment
 

@@ -16,17 +16,18 @@ from typing import Any
 
 from orchestrator import interrupt
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
-from orchestrator.head import front, launch
+from orchestrator.head import front
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.connect.subprocess_transport import Here
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.launch import Launched
+from orchestrator.head.launch import launch
+from orchestrator.head.launch.launch import Launched
+from orchestrator.head.launch.request import Request
 from orchestrator.head.plan import accelerate, addresses, nccl_env, plan
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.member import is_loopback
 from orchestrator.head.plan.plan import Found, Plan
-from orchestrator.head.request import Request
 from orchestrator.head.slurm import queue
 from orchestrator.launchers.by_hand import rendezvous
 from orchestrator.launchers.by_hand.rendezvous import Hello, Master

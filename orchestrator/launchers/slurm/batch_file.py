@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head import front
-from orchestrator.head.request import Request
+from orchestrator.head.launch.request import Request
 from orchestrator.launchers.slurm import sbatch
 from orchestrator.launchers.slurm.sbatch import Wish
 

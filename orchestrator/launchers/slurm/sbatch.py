@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import OrchestratorError, UsageError
-from orchestrator.head import secret
+from orchestrator.head.launch import redact
 from orchestrator.head.slurm import queue
 from orchestrator.head.slurm.batch_job import OUTPUT
 from orchestrator.records import experiment
@@ -104,7 +104,7 @@ def hand_in(
         job=place.name,
         experiment=str(place.path),
         state="queued",
-        command=secret.redacted_words(command),
+        command=redact.redacted_words(command),
         nodes=[],
         started=time.time(),
         head=experiment.this_head(),

@@ -11,8 +11,8 @@ from orchestrator.head.doctor import examination
 from orchestrator.head.doctor.examination import Diagnosis
 from orchestrator.head.doctor.findings import WARN, Examined
 from orchestrator.head.doctor.report import to_text
+from orchestrator.head.launch.request import Request
 from orchestrator.head.plan.plan import DEFAULT_PORT
-from orchestrator.head.request import Request
 
 
 def check(request: Request, reached: Sequence[Reached], say: Callable[[str], None]) -> None:

@@ -18,17 +18,17 @@ from typing import Any
 from orchestrator import __version__, interrupt
 from orchestrator.config import load
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
-from orchestrator.head import fitness, parcel, revision, secret
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.connect.transport import Way
 from orchestrator.head.follow import verdict
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.launch import git_info, payload, preflight, redact
+from orchestrator.head.launch.request import Request, prepare
 from orchestrator.head.plan import nccl_env, plan
 from orchestrator.head.plan.accelerate import counted, planned
 from orchestrator.head.plan.plan import Found, Plan
 from orchestrator.head.plan.setting import Setting
-from orchestrator.head.request import Request, prepare
 from orchestrator.head.slurm import batch_job
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -124,7 +124,7 @@ def launch(request: Request, say: Say) -> Launched:
     """Start the job on every node, or on none."""
     ssh, reached, spares = prepare(request)
     if request.parcel is not None:
-        parcel.check(reached)
+        payload.check(reached)
     interrupt.hold()
     place = batch_job.experiment_of(
         request.experiments, request.config.launch.name, request.allocation
@@ -134,7 +134,7 @@ def launch(request: Request, say: Say) -> Launched:
     job = f"{place.name}-{secrets.token_hex(3)}"
     try:
         made = make_plan(request, reached, spares, job, str(place.path))
-        fitness.check(request, reached, say)
+        preflight.check(request, reached, say)
     except OrchestratorError:
         place.discard()
         raise
@@ -146,7 +146,7 @@ def launch(request: Request, say: Say) -> Launched:
     announce(made, place, say)
     try:
         if request.parcel is not None:
-            parcel.deliver(reached, made, request.parcel)
+            payload.deliver(reached, made, request.parcel)
         terms = lease(request, made, reached[0].facts.peers_port or 0, secrets.token_hex(32))
         start(request, reached, made, terms)
     except OrchestratorError as error:
@@ -164,7 +164,7 @@ def launch(request: Request, say: Say) -> Launched:
 
 def write_down(request: Request, record: JobRecord, place: Experiment) -> None:
     """What anybody needs who is to find this job again."""
-    shown = replace(request.config, env=secret.redacted(request.config.env))
+    shown = replace(request.config, env=redact.redacted(request.config.env))
     try:
         place.write_record(record)
         place.write("config.yaml", load.dump(shown))
@@ -275,7 +275,7 @@ def first_record(request: Request, made: Plan, job: str, place: Experiment) -> J
         job=job,
         experiment=str(place.path),
         state="starting",
-        command=secret.redacted_words(request.command),
+        command=redact.redacted_words(request.command),
         nodes=nodes,
         started=time.time(),
         head=experiment.this_head(),
@@ -299,18 +299,18 @@ def manifest(request: Request, reached: list[Reached], made: Plan) -> dict[str, 
     return {
         "orchestrator": __version__,
         "python": sys.version.split()[0],
-        "command": shlex.join(secret.redacted_words(request.command)),
+        "command": shlex.join(redact.redacted_words(request.command)),
         "directory": str(Path.cwd()),
-        "code": revision.of(Path.cwd()),
+        "code": git_info.of(Path.cwd()),
         "config_file": str(request.config_file) if request.config_file else None,
-        "head_environment": secret.redacted(os.environ),
+        "head_environment": redact.redacted(os.environ),
         "nodes": [
             {
                 "name": one.node.name,
                 "facts": one.facts.to_json(),
-                "environment": secret.redacted(node.env),
+                "environment": redact.redacted(node.env),
                 "reasons": {s.name: s.why for s in node.settings},
-                "command": secret.redacted_words(node.paste),
+                "command": redact.redacted_words(node.paste),
             }
             for one, node in zip(reached, made.nodes, strict=True)
         ],
