@@ -157,7 +157,7 @@ def launch(answers: Answers, request: dict[str, Any]) -> None:
 
     from orchestrator.cli.launch import launch_command
     from orchestrator.cli.options import DEFAULT_CONFIG, DEFAULT_HOOK
-    from orchestrator.head import front
+    from orchestrator.head.commands import jobs
     from orchestrator.head.launch import launch as launching
     from orchestrator.head.launch.payload import CALL
     from orchestrator.head.plan.plan import Target
@@ -171,7 +171,7 @@ def launch(answers: Answers, request: dict[str, Any]) -> None:
     options = {**defaults, **request["options"], "quiet": True, "color": False}
     calls = request["parcel"] is not None
     options = paths(options)
-    made = front.request_of(options, "" if calls else DEFAULT_CONFIG, DEFAULT_HOOK)
+    made = jobs.request_of(options, "" if calls else DEFAULT_CONFIG, DEFAULT_HOOK)
     given = allocation.chosen(None, options["nodes"], listed=request["listed"])
     if given is not None:
         given = replace(given, batch=False)  # the asking program may be its script, we are not
@@ -187,17 +187,17 @@ def launch(answers: Answers, request: dict[str, Any]) -> None:
     place = launched.experiment
     speak_into(place)
     answers.tell(place=str(place.path))
-    front.follow(place, launched.record, launched.ssh, options, launched)
+    jobs.follow(place, launched.record, launched.ssh, options, launched)
 
 
 def take_up(answers: Answers, request: dict[str, Any]) -> None:
     """Become the head of a job that has none, and say how much of its logs is yet to come."""
-    from orchestrator.head import front
+    from orchestrator.head.commands import jobs
     from orchestrator.head.status import status
     from orchestrator.records import experiment
 
     options = paths({**request["options"], "quiet": True, "color": False})
-    place, record, ssh = front.at_home(options)
+    place, record, ssh = jobs.at_home(options)
     elsewhere = record.batch or record.part_of  # its head can only be where its job is
     if record.over or elsewhere or place.lock() is not None:
         answers.tell(place=str(place.path), logs={})
@@ -208,14 +208,14 @@ def take_up(answers: Answers, request: dict[str, Any]) -> None:
     speak_into(place)
     answers.tell(place=str(place.path), logs=sizes)
     if not record.over:
-        front.follow(place, replace(record, head=experiment.this_head()), ssh, options)
+        jobs.follow(place, replace(record, head=experiment.this_head()), ssh, options)
 
 
 def stop(answers: Answers, request: dict[str, Any]) -> None:
-    from orchestrator.head import front
+    from orchestrator.head.commands import jobs
     from orchestrator.head.follow import stop as stopping
 
-    place, _, found = front.end_job(paths(request["options"]))
+    place, _, found = jobs.end_job(paths(request["options"]))
     found = found or []
     why = stopping.conclude(place, found) if place is not None and found else ""
     told = [asdict(receipt) for receipt in found]

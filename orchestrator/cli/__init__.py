@@ -60,9 +60,9 @@ def cli() -> None:
 @click.option("--color/--no-color", default=None)
 def attach(**options: Any) -> int:
     """Take a running job up again: its logs, its end, its exit code."""
-    from orchestrator.head import front
+    from orchestrator.head.commands import jobs
 
-    return front.attach(options)
+    return jobs.attach(options)
 
 
 @cli.command()
@@ -74,9 +74,9 @@ def attach(**options: Any) -> int:
 @click.option("--color/--no-color", default=None)
 def logs(**options: Any) -> int:
     """Show the logs of a job: running or finished, started here or elsewhere."""
-    from orchestrator.head import front
+    from orchestrator.head.commands import jobs
 
-    return front.logs(options)
+    return jobs.logs(options)
 
 
 @cli.command()
@@ -86,9 +86,9 @@ def logs(**options: Any) -> int:
 @click.option("--json", "as_json", is_flag=True)
 def status(**options: Any) -> int:
     """What runs where, as the nodes tell it now."""
-    from orchestrator.head import front
+    from orchestrator.head.commands import jobs
 
-    return front.status(options)
+    return jobs.status(options)
 
 
 @cli.command()
@@ -99,9 +99,9 @@ def status(**options: Any) -> int:
 @click.option("--json", "as_json", is_flag=True)
 def stop(**options: Any) -> int:
     """End one job on all its nodes."""
-    from orchestrator.head import front
+    from orchestrator.head.commands import jobs
 
-    return front.stop(options)
+    return jobs.stop(options)
 
 
 @cli.command("emergency-stop")
@@ -115,9 +115,9 @@ def stop(**options: Any) -> int:
 @click.option("--json", "as_json", is_flag=True)
 def emergency_stop_command(**options: Any) -> int:
     """Kill every job of ours on every node of the list, now."""
-    from orchestrator.head import front
+    from orchestrator.head.commands import jobs
 
-    return front.emergency_stop(options)
+    return jobs.emergency_stop(options)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -101,14 +101,14 @@ def launch_command(**options: Any) -> int:
     Everything behind SCRIPT is handed to it exactly as given. Keys while it runs: d leaves it
     running, Ctrl-C asks it to stop, Ctrl-C again kills it.
     """
-    from orchestrator.head import front
+    from orchestrator.head.commands import jobs
     from orchestrator.launchers.slurm import allocation
 
     listed = (
         click.get_current_context().get_parameter_source("nodes") is not ParameterSource.DEFAULT
     )
     given = allocation.chosen(options["launcher"], options["nodes"], listed=listed)
-    return front.launch(
+    return jobs.launch(
         options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK, allocation=given
     )
 
@@ -130,9 +130,9 @@ EXAMINED = (
 @click.option("--json", "as_json", is_flag=True)
 def plan_command(**options: Any) -> int:
     """Print what a launch would run on each node, or with --explain why; start nothing."""
-    from orchestrator.head import front
+    from orchestrator.head.commands import jobs
 
-    return front.plan_only(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)
+    return jobs.plan_only(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)
 
 
 # A verify run is a job: it takes what a launch takes, but runs a program of ours to its end.

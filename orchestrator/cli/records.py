@@ -42,7 +42,7 @@ def checkpoint_argument(**options: Any) -> Callable[..., Any]:
 @click.option("--json", "as_json", is_flag=True)
 def checkpoint_ls(**options: Any) -> int:
     """Which checkpoints there are, the newest first."""
-    from orchestrator.head import checkpoint
+    from orchestrator.head.commands import checkpoints as checkpoint
 
     return checkpoint.ls(options)
 
@@ -53,7 +53,7 @@ def checkpoint_ls(**options: Any) -> int:
 @click.option("--json", "as_json", is_flag=True)
 def checkpoint_verify(**options: Any) -> int:
     """Compare every byte with its checksum; exit code 1 if any is damaged."""
-    from orchestrator.head import checkpoint
+    from orchestrator.head.commands import checkpoints as checkpoint
 
     return checkpoint.verify(options)
 
@@ -69,7 +69,7 @@ def checkpoint_verify(**options: Any) -> int:
 @click.option("--force", is_flag=True, help="Replace OUT.")
 def checkpoint_export(**options: Any) -> int:
     """Write the weights of a checkpoint to OUT, one safetensors file."""
-    from orchestrator.head import checkpoint
+    from orchestrator.head.commands import checkpoints as checkpoint
 
     return checkpoint.export(options)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import EXIT_DONE, UsageError
-from orchestrator.head import front
+from orchestrator.head.commands import jobs
 from orchestrator.head.inventory.node_list import Node, read_nodes
 from orchestrator.head.plan.accelerate import (
     KEYS,
@@ -46,7 +46,7 @@ def generate(options: dict[str, Any]) -> int:
     for rank, place in zip(ranks, places, strict=True):
         name = f": {nodes[rank].name}" if nodes else ""
         command = shlex.join(["accelerate", "launch", "--config_file", str(place), *program])
-        front.print_out(f"# node {rank}{name}\n{command}\n")
+        jobs.print_out(f"# node {rank}{name}\n{command}\n")
     return EXIT_DONE
 
 

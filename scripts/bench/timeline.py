@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 WRAPPED = (
-    ("orchestrator.head.front", "request_of", "read the config"),
+    ("orchestrator.head.commands.jobs", "request_of", "read the config"),
     ("orchestrator.head.connect.ssh", "dial", "connect"),
     ("orchestrator.head.connect.ssh", "Ssh._shake_hands", "SSH handshake"),
     ("orchestrator.head.connect.host_keys", "check", "check the host key"),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from orchestrator.engine import export
 from orchestrator.errors import CheckFailed, JobFailed, UsageError
-from orchestrator.head import checkpoint
+from orchestrator.head.commands import checkpoints
 from orchestrator.records import checkpoint_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # no_dist
@@ -296,7 +296,7 @@ def test_a_step_that_was_asked_for_has_no_stand_in(
         return subprocess.CompletedProcess(words, 3)
 
     monkeypatch.setattr(subprocess, "run", refuse)
-    assert checkpoint.export(options(tmp_path, step=2)) == 3
+    assert checkpoints.export(options(tmp_path, step=2)) == 3
     assert started == [str(tmp_path / "step_00000002")]
 
 
@@ -305,4 +305,4 @@ def test_an_export_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     died = subprocess.CompletedProcess[bytes]([], -9)
     monkeypatch.setattr(subprocess, "run", lambda *words, **options: died)
     with pytest.raises(JobFailed, match="killed by signal 9"):
-        checkpoint.export(options(tmp_path))
+        checkpoints.export(options(tmp_path))

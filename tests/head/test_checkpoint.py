@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head import checkpoint
+from orchestrator.head.commands import checkpoints
 from orchestrator.records import checkpoint_store
 from tests.test_checkpoints import change, experiment, save
 
@@ -223,7 +223,7 @@ def test_what_is_pruned_meanwhile_is_not_damaged(
     found = checkpoint_store.resolve(None, root / "experiments")
     checkpoint_store.prune(saved(root, 30).parent, 2)
     monkeypatch.setattr(checkpoint_store, "resolve", lambda *places: found)
-    assert checkpoint.verify(options(root)) == 0
+    assert checkpoints.verify(options(root)) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["step"] for one in told["checkpoints"]] == [32, 31]
 
@@ -290,4 +290,4 @@ def test_export_of_nothing_whole(root: Path, typed: Typed) -> None:
     ],
 )
 def test_sizes_in_words(size: int, words: str) -> None:
-    assert checkpoint.in_words(size) == words
+    assert checkpoints.in_words(size) == words

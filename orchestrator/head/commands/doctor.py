@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, OrchestratorError
-from orchestrator.head import front
+from orchestrator.head.commands import jobs
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.doctor import report
 from orchestrator.head.doctor.findings import Examined
@@ -20,7 +20,7 @@ from orchestrator.head.launch.request import everybody
 
 def examine(options: dict[str, Any], *, default_config: str, default_hook: str) -> int:
     began = time.monotonic()
-    request = front.request_of({**options, "detach": False}, default_config, default_hook)
+    request = jobs.request_of({**options, "detach": False}, default_config, default_hook)
     _, nodes, results, _ = everybody(request)
     reached = [one for one in results if isinstance(one, Reached)]
     lost = [
@@ -31,10 +31,10 @@ def examine(options: dict[str, Any], *, default_config: str, default_hook: str) 
     found = preflight.diagnose(request, reached, lost, full=not options["quick"])
     found = replace(found, seconds=time.monotonic() - began)
     if options["as_json"]:
-        front.print_out(json.dumps(report.to_json(found), indent=1))
+        jobs.print_out(json.dumps(report.to_json(found), indent=1))
     else:
         colour = options["color"]
         if colour is None:
             colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        front.print_out(report.to_text(found, colour=colour, hints=options["hints"]))
+        jobs.print_out(report.to_text(found, colour=colour, hints=options["hints"]))
     return EXIT_CHECK if found.bad else EXIT_DONE

@@ -27,7 +27,7 @@ from orchestrator.errors import (
     UsageError,
     nearest,
 )
-from orchestrator.head import checkpoint
+from orchestrator.head.commands import checkpoints
 from orchestrator.head.prune import remove as removal
 from orchestrator.head.prune.remove import InTheWay
 from orchestrator.head.prune.report import (
@@ -242,7 +242,7 @@ def agreed(options: Mapping[str, Any]) -> bool:
 
 def remove(root: int, plan: Plan, ssh_config: Path | None) -> None:
     total = sum(found.size for found in plan.measured.values())
-    progress = checkpoint.Progress("removing", total)
+    progress = checkpoints.Progress("removing", total)
     for hidden in plan.hidden:
         attempt(plan, hidden, partial(removal.finish, root, hidden, progress.add))
     going = plan.going
@@ -256,7 +256,7 @@ def remove_batch(
     plan: Plan,
     batch: Sequence[Found],
     ssh_config: Path | None,
-    progress: checkpoint.Progress,
+    progress: checkpoints.Progress,
 ) -> None:
     held = {}
     for one in batch:

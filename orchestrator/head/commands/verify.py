@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
-from orchestrator.head import front
+from orchestrator.head.commands import jobs
 from orchestrator.head.launch import launch as launching
 from orchestrator.head.launch.request import Request
 from orchestrator.head.plan.plan import Target
@@ -30,13 +30,13 @@ def verify(options: dict[str, Any], *, default_config: str, default_hook: str) -
     as_json = options["as_json"]
     # What is said on the way goes beside the JSON, not into it.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        launched = launching.launch(request, front.say)
+        launched = launching.launch(request, jobs.say)
         place = launched.experiment
-        code = front.follow(place, launched.record, launched.ssh, options, launched)
+        code = jobs.follow(place, launched.record, launched.ssh, options, launched)
     told = read(place)
     if told is None:
         if as_json:
-            front.print_out(json.dumps({"experiment": str(place.path), "exit_code": code}))
+            jobs.print_out(json.dumps({"experiment": str(place.path), "exit_code": code}))
         return code or EXIT_FAILED
     return conclude(place, told, request, code, options)
 
@@ -47,7 +47,7 @@ def request_of(options: dict[str, Any], default_config: str, default_hook: str) 
         raise UsageError(f"--seconds {seconds:g}: write how long it may measure, such as 60")
     largest = bytes_of(options["max_size"])
     job = {"module": None, "program": (), "detach": False, "dry_run": False}
-    made = front.request_of({**options, **job}, default_config, default_hook)
+    made = jobs.request_of({**options, **job}, default_config, default_hook)
     words = ["--max-size", str(largest), "--seconds", f"{seconds:g}"]
     backend = options["backend"] or made.config.distributed.backend
     words += ["--backend", backend] if backend else []
@@ -96,13 +96,13 @@ def conclude(
     }
     kept = keep(place, told)
     if options["as_json"]:
-        front.print_out(json.dumps(told, indent=1))
+        jobs.print_out(json.dumps(told, indent=1))
         return code
     tty = sys.stdout.isatty()
     color = options["color"] if options["color"] is not None else tty
-    front.print_out("\n" + report.tell(told, found, predicted, color=color))
+    jobs.print_out("\n" + report.tell(told, found, predicted, color=color))
     for path in kept:
-        front.say(f"kept in {path}")
+        jobs.say(f"kept in {path}")
     return code
 
 

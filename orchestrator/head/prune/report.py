@@ -8,15 +8,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.head import checkpoint
-from orchestrator.head.checkpoint import in_words
+from orchestrator.head.commands import checkpoints
+from orchestrator.head.commands.checkpoints import in_words
 from orchestrator.head.prune.scan import Found, Plan
 from orchestrator.records.checkpoint_store import shown
 
 
 def print_out(text: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # a reader that left does not stop the removal
-        checkpoint.tell(text)
+        checkpoints.tell(text)
 
 
 def experiments(count: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator import interrupt
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
-from orchestrator.head import front
+from orchestrator.head.commands import jobs
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.connect.subprocess_transport import Here
@@ -95,7 +95,7 @@ def misspelt(name: str, environ: Mapping[str, str]) -> str:
 
 
 def run(mine: Part, patience: float, options: dict[str, Any]) -> int:
-    request = front.request_of(options, **DEFAULTS)
+    request = jobs.request_of(options, **DEFAULTS)
     mine = replace(mine, port=request.config.launch.master_port or mine.port)
     for name in ("dry_run", "detach"):
         if options[name]:
@@ -112,11 +112,11 @@ def run(mine: Part, patience: float, options: dict[str, Any]) -> int:
     if alone:
         raise rendezvous.refusal(alone)
     if mine.rank:
-        agreed = rendezvous.join(own, (mine.master, mine.port), patience, front.say)
+        agreed = rendezvous.join(own, (mine.master, mine.port), patience, jobs.say)
         launched = start(request, mine, reached, agreed)
     else:
         launched = lead(request, mine, reached, own, patience)
-    return front.follow(launched.experiment, launched.record, Here(), options, launched)
+    return jobs.follow(launched.experiment, launched.record, Here(), options, launched)
 
 
 def checked(request: Request, by: Accelerate, mine: Part, found: Found) -> Request:
@@ -144,7 +144,7 @@ def address_of(master: str, patience: float) -> str:
             )
         if now > told:
             told = now + rendezvous.REMIND
-            front.say(f"MASTER_ADDR {master!r} cannot be resolved here yet")
+            jobs.say(f"MASTER_ADDR {master!r} cannot be resolved here yet")
         time.sleep(rendezvous.RETRY)
     return address
 
@@ -188,7 +188,7 @@ def check_master(mine: Part, reached: Reached, address: str) -> None:
             f"port {mine.port} is taken on this machine, the master",
             "set MASTER_PORT to another one, the same on all nodes",
         )
-    front.say(
+    jobs.say(
         f"MASTER_ADDR {mine.master} is no address of this machine ({', '.join(own)}): right behind"
         " NAT, else NODE_RANK=0 belongs on another machine"
     )
@@ -197,7 +197,7 @@ def check_master(mine: Part, reached: Reached, address: str) -> None:
 def lead(request: Request, mine: Part, reached: Reached, own: Hello, patience: float) -> Launched:
     """Node 0: once all are there, one name for the job and its experiment, told to all."""
     with Master(own, mine.port) as master:
-        nodes = master.gather(patience, front.say)
+        nodes = master.gather(patience, jobs.say)
         place = experiment.create(request.experiments, request.config.launch.name)
         interrupt.undo_with(place.discard)
         agreed = {
@@ -242,13 +242,13 @@ def begin(
 ) -> Launched:
     place.lock()
     for note in made.notes:
-        front.say(note)
+        jobs.say(note)
     (node,) = made.nodes
-    front.say(
+    jobs.say(
         f"node {node.index} of {mine.nnodes}: ranks {node.first_rank} to {node.last_rank} of"
         f" {made.world_size}, master {made.master_address}:{made.master_port}, {made.start} start"
     )
-    front.say(f"logs in {place.logs}")
+    jobs.say(f"logs in {place.logs}")
     terms = launch.lease(request, made, agreed["peers_port"], agreed["token"])
     # Supervisors ask no name server: one that hangs would hold up all that they do.
     terms["address"] = queue.resolved(mine.master) or mine.master

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from orchestrator.errors import EXIT_DONE, UsageError
-from orchestrator.head import front
+from orchestrator.head.commands import jobs
 from orchestrator.launchers.containers import container
 from orchestrator.launchers.containers.container import EXPERIMENTS, Entry, Wish
 
@@ -16,7 +16,7 @@ NETWORK = "training"
 
 def generate(options: dict[str, Any], launch: dict[str, Any]) -> int:
     wish = Wish(options["nnodes"], options["image"], options["gpus"], options["shm_size"])
-    front.print_out(text(wish, container.entry(wish, options, launch)))
+    jobs.print_out(text(wish, container.entry(wish, options, launch)))
     return EXIT_DONE
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import UsageError
-from orchestrator.head import front
+from orchestrator.head.commands import jobs
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.launchers.slurm.batch_file import DEFAULTS
 
@@ -68,7 +68,7 @@ def entry(
         raise UsageError(f"--experiments is {EXPERIMENTS} in the containers", "leave it out")
     passed = [word for word in launch["env"] if "=" not in word]  # need not be set here
     given = tuple(word for word in launch["env"] if "=" in word)
-    request = front.request_of({**launch, "env": given}, **DEFAULTS)
+    request = jobs.request_of({**launch, "env": given}, **DEFAULTS)
     chosen = request.config.launch
     words = ["orchestrator", "run-node", "--wait", str(WAIT), "--experiments", EXPERIMENTS]
     if request.config_file is not None:

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from orchestrator.errors import EXIT_DONE, UsageError
-from orchestrator.head import front
+from orchestrator.head.commands import jobs
 
 BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 CLONE = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ COPY . .
 
 
 def generate(base: str) -> int:
-    front.print_out(text(base))
+    jobs.print_out(text(base))
     return EXIT_DONE
 
 

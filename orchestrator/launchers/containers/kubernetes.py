@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_USAGE, UsageError
-from orchestrator.head import front
+from orchestrator.head.commands import jobs
 from orchestrator.launchers.containers import container
 from orchestrator.launchers.containers.container import EXPERIMENTS, Entry, Wish
 
@@ -26,7 +26,7 @@ def generate(options: dict[str, Any], launch: dict[str, Any]) -> int:
             f"--env {unset[0]}=VALUE; or a secret: kubectl set env --local -f FILE"
             " --from=secret/NAME -o yaml",
         )
-    front.print_out(text(wish, entry, options))
+    jobs.print_out(text(wish, entry, options))
     return EXIT_DONE
 
 

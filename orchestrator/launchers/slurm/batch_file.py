@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import EXIT_DONE, UsageError
-from orchestrator.head import front
+from orchestrator.head.commands import jobs
 from orchestrator.head.launch.request import Request
 from orchestrator.launchers.slurm import sbatch
 from orchestrator.launchers.slurm.sbatch import Wish
@@ -21,7 +21,7 @@ DEFAULTS = {
 
 def generate(options: dict[str, Any], launch: dict[str, Any]) -> int:
     wish, words, _ = asked(options, launch)
-    front.print_out(sbatch.text(wish, words))
+    jobs.print_out(sbatch.text(wish, words))
     return EXIT_DONE
 
 
@@ -30,10 +30,10 @@ def submit(options: dict[str, Any], launch: dict[str, Any]) -> int:
     place = sbatch.hand_in(wish, words, request.experiments, sys.argv)
     job = place.slurm_job()
     if options["detach"]:
-        front.say(f"{place.name} is Slurm's job {job}")
-        front.say(f"take it up: orchestrator attach {place.name}")
+        jobs.say(f"{place.name} is Slurm's job {job}")
+        jobs.say(f"take it up: orchestrator attach {place.name}")
         return EXIT_DONE
-    return front.watch(place, place.read_record(), anew=True)
+    return jobs.watch(place, place.read_record(), anew=True)
 
 
 def asked(options: dict[str, Any], launch: dict[str, Any]) -> tuple[Wish, list[str], Request]:
@@ -44,7 +44,7 @@ def asked(options: dict[str, Any], launch: dict[str, Any]) -> tuple[Wish, list[s
             raise UsageError(f"{option} has no place in a batch file", "leave it out")
     if launch["launcher"] == "ssh":
         raise UsageError("--launcher ssh: a batch job gets its nodes from Slurm", "leave it out")
-    request = front.request_of(launch, **DEFAULTS)  # whatever is wrong with it is told now
+    request = jobs.request_of(launch, **DEFAULTS)  # whatever is wrong with it is told now
     chosen = request.config.launch
     wish = Wish(
         nnodes=options["nnodes"],
