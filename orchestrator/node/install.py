@@ -28,7 +28,7 @@ def install(digest, size, nonce):
     except OSError as error:
         refuse(nonce, "its %s cannot be written: %s" % (home, error.strerror))
     sys.path.insert(0, library)
-    from orchestrator.node.link import main
+    from orchestrator.node.server.server import main
 
     main(nonce)
 

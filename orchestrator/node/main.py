@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    from orchestrator.node import supervisor
+    from orchestrator.node.job import supervisor
 
     command, job, node = sys.argv[1:]
     if command != "supervise":

@@ -16,7 +16,7 @@ from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.plan import accelerate, plan
 from orchestrator.head.plan.accelerate import KEYS, Accelerate
 from orchestrator.head.plan.plan import Found, Plan
-from orchestrator.node import software
+from orchestrator.node.facts import software
 from tests.head.found import facts as machine
 
 SEED = {

@@ -7,7 +7,7 @@ import pytest
 from orchestrator.head.follow.hang_report import Stuck, culprit, of_rank, oldest_wait, reading
 
 STACKS = """Thread 0x00007f01 (most recent call first):
-  File "/x/orchestrator/node/rank.py", line 190 in tell_collectives
+  File "/x/orchestrator/node/job/rank.py", line 190 in tell_collectives
 
 Current thread 0x00007f02 (most recent call first):
   File "/venv/lib/python3.11/site-packages/torch/distributed/c10d.py", line 2 in all_reduce

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.node import processes
-from orchestrator.node.rundir import RunDir, connect
+from orchestrator.node.job import processes
+from orchestrator.node.job.run_directory import RunDir, connect
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("torchrun.py")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from orchestrator.node import agent
+from orchestrator.node.job import fast_torchrun
 
 
 def test_a_worker_begins_as_soon_as_the_master_listens() -> None:
@@ -15,13 +15,13 @@ def test_a_worker_begins_as_soon_as_the_master_listens() -> None:
         later = threading.Timer(0.3, master.listen)
         later.start()
         began = time.monotonic()
-        agent.wait_for("127.0.0.1", master.getsockname()[1])
-        assert 0.25 < time.monotonic() - began < agent.PATIENCE
+        fast_torchrun.wait_for("127.0.0.1", master.getsockname()[1])
+        assert 0.25 < time.monotonic() - began < fast_torchrun.PATIENCE
         later.join()
 
 
 def test_a_master_that_never_comes_is_left_to_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "PATIENCE", 0.2)
+    monkeypatch.setattr(fast_torchrun, "PATIENCE", 0.2)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        agent.wait_for("127.0.0.1", nobody.getsockname()[1])
+        fast_torchrun.wait_for("127.0.0.1", nobody.getsockname()[1])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.head.doctor.deep_probe import Gpu, Holder
 from orchestrator.head.inventory.from_json import typed
-from orchestrator.node import amd
+from orchestrator.node.facts import amd
 from tests.node.trees import plant
 
 SIX = {

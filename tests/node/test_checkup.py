@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.head.doctor.deep_probe import Checkup, Code, Holder, Torch
 from orchestrator.head.inventory.from_json import typed
-from orchestrator.node.checkup import checkup
+from orchestrator.node.facts.deep_probe import checkup
 from tests.node.test_nvidia import HEALTHY, LOST, UUID
 from tests.node.trees import plant
 

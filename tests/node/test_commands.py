@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from orchestrator.node.commands import Command, together
+from orchestrator.node.facts.run_tools import Command, together
 
 
 def run(*argv: str, seconds: float = 20.0, **env: str) -> tuple[str, str]:

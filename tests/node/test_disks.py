@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.head.inventory.facts import Disk, Limits
 from orchestrator.head.inventory.from_json import typed
-from orchestrator.node import disks, limits
+from orchestrator.node.facts import disks, limits
 
 MOUNTINFO = r"""22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw
 40 22 0:35 / /home rw,relatime shared:20 - nfs4 fs01:/export/home rw,vers=4.2

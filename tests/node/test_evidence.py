@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import evidence
-from orchestrator.node.evidence import Evidence, is_full, last_words
+from orchestrator.node.job import oom_evidence
+from orchestrator.node.job.oom_evidence import Evidence, is_full, last_words
 
 
 def test_kills_of_a_control_group_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the kernel's own format, of both versions; only what came since the job began counts."""
-    monkeypatch.setattr(evidence, "CGROUPS", str(tmp_path))
+    monkeypatch.setattr(oom_evidence, "CGROUPS", str(tmp_path))
     new, old = tmp_path / "memory.events", tmp_path / "memory/memory.oom_control"
     old.parent.mkdir()
     for file, text in (

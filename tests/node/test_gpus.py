@@ -4,7 +4,7 @@ from pathlib import Path
 
 from orchestrator.head.inventory.facts import Card
 from orchestrator.head.inventory.from_json import typed
-from orchestrator.node import gpus
+from orchestrator.node.facts import gpus
 from tests.node.trees import plant
 
 INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import hook
-from orchestrator.node.hook import HookError, run_hook
+from orchestrator.node.server import hook
+from orchestrator.node.server.hook import HookError, run_hook
 from tests.node.running import alive, wait_until
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import interfaces
+from orchestrator.node.facts import interfaces
 from tests.node.trees import plant
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.head.screen.log_reader import LogFile, LogReader
-from orchestrator.node import joblog
-from orchestrator.node.joblog import PARTIAL_BYTES, PARTIAL_SECONDS, JobLog
+from orchestrator.node.job import job_log
+from orchestrator.node.job.job_log import PARTIAL_BYTES, PARTIAL_SECONDS, JobLog
 from tests.node.running import streams
 
 LOST = re.compile(rb"\norchestrator: (\d+) bytes of output were lost here: (.*)\n")
@@ -53,7 +53,7 @@ def files() -> Iterator[Files]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
     """The time that passes for the log is what a test says."""
     monotonic = mock.Mock(return_value=0.0)
-    monkeypatch.setattr(joblog.time, "monotonic", monotonic)
+    monkeypatch.setattr(job_log.time, "monotonic", monotonic)
     return monotonic
 
 
@@ -82,7 +82,7 @@ pieces = st.lists(
 @given(pieces)
 def test_every_byte_arrives_in_order(fed: list[tuple[str, bytes, bool]]) -> None:
     """For any splitting, and however often a slow line is given up."""
-    with new_files() as files, mock.patch.object(joblog.time, "monotonic") as monotonic:
+    with new_files() as files, mock.patch.object(job_log.time, "monotonic") as monotonic:
         monotonic.return_value = 0.0
         for stream, data, pause in fed:
             files.job_log.feed(stream, data)
@@ -175,7 +175,7 @@ def full(full_fd: int) -> Iterator[None]:
             raise OSError(28, "No space left on device")
         return write(fd, data)
 
-    with mock.patch.object(joblog.os, "write", refuse):
+    with mock.patch.object(job_log.os, "write", refuse):
         yield
 
 
@@ -223,7 +223,7 @@ def test_after_a_full_disk_the_records_are_right(
     """Wherever the room ends: in the middle of a line, of a record, of the words about the loss."""
     with new_files() as files:
         disk = SmallDisk(room)
-        with mock.patch.object(joblog.os, "write", disk):
+        with mock.patch.object(job_log.os, "write", disk):
             for number, (stream, size) in enumerate(feeds):
                 if number == len(feeds) // 2:
                     disk.room += more
@@ -245,7 +245,7 @@ def test_after_a_full_disk_the_records_are_right(
 
 def test_a_write_that_fails_for_good_ends_nothing(files: Files) -> None:
     """A quota, a file size limit, a file server that is gone: not only ENOSPC."""
-    with mock.patch.object(joblog.os, "write", side_effect=OSError(5, "Input/output error")):
+    with mock.patch.object(job_log.os, "write", side_effect=OSError(5, "Input/output error")):
         files.job_log.feed("0", b"12345\n")
         files.job_log.flush(everything=True)
     assert files.job_log.lost == 6

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import leftovers
-from orchestrator.node.rundir import RunDir
+from orchestrator.node.facts import unfinished_jobs
+from orchestrator.node.job.run_directory import RunDir
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def run(job: str, *events: str, spec: bool = True) -> RunDir:
 
 
 def test_none() -> None:
-    assert leftovers.leftovers() == []
+    assert unfinished_jobs.leftovers() == []
 
 
 def test_those_that_have_not_ended() -> None:
@@ -38,7 +38,7 @@ def test_those_that_have_not_ended() -> None:
     with socket.socket(socket.AF_UNIX) as supervisor:
         supervisor.bind(alive.socket)
         supervisor.listen()
-        found = leftovers.leftovers()
+        found = unfinished_jobs.leftovers()
     assert sorted(found, key=lambda one: str(one["job"])) == [
         {"job": "alive-1", "node": 0, "alive": True},
         {"job": "lost-1", "node": 0, "alive": False},
@@ -46,7 +46,7 @@ def test_those_that_have_not_ended() -> None:
 
 
 def test_of_many_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "NEWEST", 3)
+    monkeypatch.setattr(unfinished_jobs, "NEWEST", 3)
     for number in range(5):
         run(f"job-{number}", "started")
-    assert len(leftovers.leftovers()) == 3
+    assert len(unfinished_jobs.leftovers()) == 3

@@ -22,8 +22,8 @@ import pytest
 
 from orchestrator.errors import NodeError
 from orchestrator.head.connect.channel import Link, library
-from orchestrator.node import link as node_link
-from orchestrator.node.rundir import RunDir, connect
+from orchestrator.node.job.run_directory import RunDir, connect
+from orchestrator.node.server import server as node_link
 from tests.node.running import PATIENCE, PYTHON, Job, alive, script, streams, wait_until
 
 OFFSET = struct.Struct(">Q")

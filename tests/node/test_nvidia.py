@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from orchestrator.head.doctor.deep_probe import Gpu, Holder, Xid
 from orchestrator.head.inventory.from_json import typed
-from orchestrator.node import nvidia
+from orchestrator.node.facts import nvidia
 
 UUID = "GPU-6c35a82c-6ee1-5a9b-1b5a-2f6f7ad4f9a1"
 HEALTHY = f"""\

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import parcel
-from orchestrator.node.rundir import RunDir
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.server import payload
 
 
 def keep(run: RunDir, name: str, *pieces: bytes) -> None:
     for piece in pieces:
-        parcel.keep(run, name, piece)
+        payload.keep(run, name, piece)
 
 
 def test_pieces_become_a_file_of_the_run(home: Path) -> None:
@@ -21,20 +21,20 @@ def test_pieces_become_a_file_of_the_run(home: Path) -> None:
     keep(run, "call.pkl", b"one", b"", b"two")
     keep(RunDir("job", 1), "call.pkl", b"another node of the same home")
     run.create()
-    parcel.hand_over(run)
+    payload.hand_over(run)
     (file,) = Path(run.parcel).iterdir()
     assert file.read_bytes() == b"onetwo"
     for path, mode in ((file, 0o600), (file.parent, 0o700), (Path(run.path).parent, 0o700)):
         assert stat.S_IMODE(path.stat().st_mode) == mode
-    parcel.discard(RunDir("job", 1))
+    payload.discard(RunDir("job", 1))
     assert [path.name for path in (home / "runs/job").iterdir()] == ["0"]
 
 
 def test_a_run_without_one_has_none(home: Path) -> None:
     run = RunDir("job", 0)
     run.create()
-    parcel.hand_over(run)
-    parcel.discard(run)
+    payload.hand_over(run)
+    payload.discard(run)
     assert not list(Path(run.path).iterdir())
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.parts import gather
+from orchestrator.node.facts.with_timeouts import gather
 
 
 def fail() -> Any:

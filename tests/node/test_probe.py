@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from orchestrator.head.inventory.facts import Facts
-from orchestrator.node import probe
-from orchestrator.node.probe import Port, resolve_target
+from orchestrator.node.facts import probe
+from orchestrator.node.facts.probe import Port, resolve_target
 from tests.node.trees import hca, plant
 
 REQUEST: dict[str, Any] = {

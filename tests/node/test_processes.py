@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from orchestrator.node import processes
-from orchestrator.node.processes import Process, Tagged, look, of_job, send, tagged_jobs
+from orchestrator.node.job import processes
+from orchestrator.node.job.processes import Process, Tagged, look, of_job, send, tagged_jobs
 from tests.node.running import PYTHON, ROOT, alive, wait_until
 
 SLEEP = ["sleep", "1000"]

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import proof
-from orchestrator.node.processes import Process
-from orchestrator.node.rundir import RunDir
+from orchestrator.node.job import stop_receipt
+from orchestrator.node.job.processes import Process
+from orchestrator.node.job.run_directory import RunDir
 
 DEAD = 2**22 - 7  # no PID of any process
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "RELEASE_SECONDS", 0.2)
-    monkeypatch.setattr(proof, "MACHINE_PIDS", Path("/proc/self/ns/pid").stat().st_ino)
+    monkeypatch.setattr(stop_receipt, "RELEASE_SECONDS", 0.2)
+    monkeypatch.setattr(stop_receipt, "MACHINE_PIDS", Path("/proc/self/ns/pid").stat().st_ino)
 
 
 @pytest.fixture
@@ -51,53 +51,53 @@ def test_memory_that_a_dead_process_holds(
     nvidia: Callable[[str], None], said: str, found: dict[int, str]
 ) -> None:
     nvidia(f"cat <<'END'\n{said}\nEND")
-    assert proof.gpu_memory({DEAD}) == (found, "")
+    assert stop_receipt.gpu_memory({DEAD}) == (found, "")
 
 
 def test_a_living_process_with_such_a_pid_is_anothers(nvidia: Callable[[str], None]) -> None:
     nvidia(f"echo {os.getpid()}, 512")
-    assert proof.gpu_memory({os.getpid()}) == ({}, "")
+    assert stop_receipt.gpu_memory({os.getpid()}) == ({}, "")
 
 
 def test_memory_that_is_given_back_late(nvidia: Callable[[str], None], tmp_path: Path) -> None:
     nvidia(f"cd {tmp_path}; [ -e asked ] || echo {DEAD}, 1; : >asked")
-    assert proof.gpu_memory({DEAD}) == ({}, "")
+    assert stop_receipt.gpu_memory({DEAD}) == ({}, "")
 
 
 def test_a_driver_that_hangs_is_not_waited_for(
     nvidia: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proof, "GPU_SECONDS", 0.3)
+    monkeypatch.setattr(stop_receipt, "GPU_SECONDS", 0.3)
     nvidia("sleep 1000")
     began = time.monotonic()
-    assert proof.gpu_memory({DEAD}) == ({}, "nvidia-smi did not answer in 0.3 s")
+    assert stop_receipt.gpu_memory({DEAD}) == ({}, "nvidia-smi did not answer in 0.3 s")
     assert time.monotonic() - began < 10
 
 
 def test_a_driver_that_is_broken_is_told(nvidia: Callable[[str], None]) -> None:
     nvidia("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     words = "nvidia-smi failed: Failed to initialize NVML: Driver/library version mismatch"
-    assert proof.gpu_memory({DEAD}) == ({}, words)
+    assert stop_receipt.gpu_memory({DEAD}) == ({}, words)
 
 
 def test_in_a_container_the_pids_are_others(
     nvidia: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvidia(f"echo {DEAD}, 40518")
-    monkeypatch.setattr(proof, "MACHINE_PIDS", 1)
-    held, unknown = proof.gpu_memory({DEAD})
+    monkeypatch.setattr(stop_receipt, "MACHINE_PIDS", 1)
+    held, unknown = stop_receipt.gpu_memory({DEAD})
     assert not held
     assert "container" in unknown
 
 
 def test_memory_on_amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "AMD", str(tmp_path))
+    monkeypatch.setattr(stop_receipt, "AMD", str(tmp_path))
     for pid, amounts in ((DEAD, (3 << 30, 1 << 20)), (DEAD + 1, (0,)), (DEAD + 2, (5,))):
         (tmp_path / str(pid)).mkdir()
         for gpu, amount in enumerate(amounts):
             (tmp_path / str(pid) / f"vram_{5000 + gpu}").write_text(f"{amount}\n")
             (tmp_path / str(pid) / f"sdma_{5000 + gpu}").write_text("77\n")
-    assert proof.gpu_memory({DEAD, DEAD + 1}) == ({DEAD: "3073 MiB"}, "")
+    assert stop_receipt.gpu_memory({DEAD, DEAD + 1}) == ({DEAD: "3073 MiB"}, "")
 
 
 def test_the_masters_port(home: Path) -> None:
@@ -106,18 +106,18 @@ def test_the_masters_port(home: Path) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         number = taken.getsockname()[1]
         run.write_spec({"port": number})
-        assert proof.port_of(run) == {"number": number, "free": False}
-    assert proof.port_of(run) == {"number": number, "free": True}
+        assert stop_receipt.port_of(run) == {"number": number, "free": False}
+    assert stop_receipt.port_of(run) == {"number": number, "free": True}
     Path(run.spec).unlink()
     run.write_spec({"port": 0})  # not the master
-    assert proof.port_of(run) is None
-    assert proof.port_of(RunDir("no-such-job", 0)) is None
+    assert stop_receipt.port_of(run) is None
+    assert stop_receipt.port_of(RunDir("no-such-job", 0)) is None
 
 
 def test_what_was_ended_and_what_was_killed(home: Path) -> None:
     gone = Process(DEAD, 1, 1, "S", "python")
     ended = {"killed": {str(DEAD + 1): "sleep"}, "ranks": {"0": {"pid": DEAD + 2}}}
-    found = proof.receipt(RunDir("job-x", 1), time.monotonic(), ended, [gone], {})
+    found = stop_receipt.receipt(RunDir("job-x", 1), time.monotonic(), ended, [gone], {})
     assert found["ended"] == {DEAD: "python"}
     assert found["killed"] == {str(DEAD + 1): "sleep"}
     assert (found["left"], found["port"], found["gpu_unknown"]) == ([], None, "")
@@ -129,7 +129,7 @@ def test_memory_of_ranks_is_looked_for_again_later(
     """`stop` again: nothing lives, but its ranks are known from the last word."""
     nvidia(f"echo {DEAD}, 9")
     ended = {"killed": {}, "ranks": {"0": {"pid": DEAD}}}
-    found = proof.receipt(RunDir("job-x", 1), time.monotonic(), ended, [], {})
+    found = stop_receipt.receipt(RunDir("job-x", 1), time.monotonic(), ended, [], {})
     assert found["gpu_memory"] == {DEAD: "9 MiB"}
 
 
@@ -137,7 +137,7 @@ def test_the_words_of_a_real_process_table() -> None:
     """What lives_anew() must tell apart: alive, a zombie, gone."""
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not proof.lives_anew(child.pid)
+    assert not stop_receipt.lives_anew(child.pid)
     child.wait()
-    assert not proof.lives_anew(DEAD)
-    assert proof.lives_anew(os.getpid())
+    assert not stop_receipt.lives_anew(DEAD)
+    assert stop_receipt.lives_anew(os.getpid())

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node import rank
+from orchestrator.node.job import rank
 from tests.node.running import PATIENCE, PYTHON, STAND_IN, alive, wait_until
 
 RANK_PROGRAM = Path(rank.__file__)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from orchestrator.head.inventory.facts import RdmaPort
 from orchestrator.head.inventory.from_json import typed
-from orchestrator.node import rdma
+from orchestrator.node.facts import rdma
 from tests.node.trees import LOCAL, hca, mapped, plant, roce
 
 

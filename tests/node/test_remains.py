@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node import remains
-from orchestrator.node.rundir import RunDir
+from orchestrator.node.job import cleanup
+from orchestrator.node.job.run_directory import RunDir
 from tests.node.running import Job, script, wait_until
 
 OLD, NEW, OWN = "0" * 16, "1" * 16, "2" * 16
@@ -31,7 +31,7 @@ def left(home: Path, job: str, node: int = 0, **spec: Any) -> RunDir:
 
 
 def removed(*wanted: tuple[Any, Any]) -> dict[str, Any]:
-    found = remains.remove([list(one) for one in wanted], f"/anywhere/{OWN}")
+    found = cleanup.remove([list(one) for one in wanted], f"/anywhere/{OWN}")
     return {**found, "runs": [one["problem"] for one in found["runs"]]}
 
 
@@ -50,7 +50,7 @@ def test_a_run_that_runs(home: Path, new_job: NewJob, tmp_path: Path) -> None:
     job.start(job.spec(script(tmp_path, "import time; print('here'); time.sleep(1000)")))
     wait_until(lambda: job.said("here"))
     wanted = [job.run.job, 0]
-    assert remains.living([wanted, [job.run.job, 1], [job.run.job + "x", 0]]) == [wanted]
+    assert cleanup.living([wanted, [job.run.job, 1], [job.run.job + "x", 0]]) == [wanted]
     assert removed((job.run.job, 0))["runs"] == ["it still runs there"]
     # Its supervisor alone is enough, and so is a process alone.
     for process in job.living():
@@ -58,16 +58,16 @@ def test_a_run_that_runs(home: Path, new_job: NewJob, tmp_path: Path) -> None:
     assert job.supervisor is not None
     job.supervisor.kill()
     job.supervisor.wait()
-    assert remains.living([wanted]) == [wanted]
+    assert cleanup.living([wanted]) == [wanted]
     job.clear()
-    wait_until(lambda: remains.living([wanted]) == [])
+    wait_until(lambda: cleanup.living([wanted]) == [])
     assert removed((job.run.job, 0))["runs"] == [""]
 
 
 def test_a_supervisor_that_has_started_nothing_yet(home: Path) -> None:
     words = ["sh", "-c", "read x", "/lib", "supervise", "a job", "3"]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as waiting:
-        wait_until(lambda: remains.living([["a job", 3], ["a job", 4]]) == [["a job", 3]])
+        wait_until(lambda: cleanup.living([["a job", 3], ["a job", 4]]) == [["a job", 3]])
         waiting.terminate()
 
 
@@ -132,7 +132,7 @@ def test_libraries(home: Path) -> None:
 
 
 def test_a_spec_says_which_library_it_needs(home: Path, new_job: NewJob) -> None:
-    from orchestrator.node.link import LIBRARY, Link, Refusal
+    from orchestrator.node.server.server import LIBRARY, Link, Refusal
 
     job = new_job()
     spec = job.spec({"kind": "script", "name": "x", "args": []}, agent=["/no/such/python"])

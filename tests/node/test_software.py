@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import software
+from orchestrator.node.facts import software
 from tests.node.trees import plant
 
 VERSION = """from typing import Optional

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import agent
-from orchestrator.node.supervisor import FAILED_GRACE
+from orchestrator.node.job import fast_torchrun
+from orchestrator.node.job.supervisor import FAILED_GRACE
 from tests.node.running import PYTHON, Job, alive, script, wait_until
 
 NewJob = Callable[..., Job]
@@ -30,7 +30,7 @@ def torchrun(start: str, port: int, nproc: int) -> list[str]:
     plain = ["-m", "torch.distributed.run"]
     fork = ["--run-path", "--start-method=fork"] if start == "fork" else []
     return [
-        *(sys.executable, "-u", *([agent.__file__] if fork else plain)),
+        *(sys.executable, "-u", *([fast_torchrun.__file__] if fork else plain)),
         *("--nnodes=1", "--node-rank=0", f"--nproc-per-node={nproc}"),
         *("--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1", *fork),
     ]

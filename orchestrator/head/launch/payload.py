@@ -15,7 +15,7 @@ from orchestrator.head.connect.channel import Link
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.plan.plan import NodePlan, Plan
 
-CALL = "orchestrator.node.call"  # travels with what is shipped to every node
+CALL = "orchestrator.node.job.run_function"  # travels with what is shipped to every node
 PIECE = 4 << 20  # until the node is heard of
 STEP = 1 << 18  # paramiko copies what is left after every 32 KB: 1.7 of 7.6 s with larger ones
 PIECE_SECONDS = 60.0

@@ -22,7 +22,7 @@ from orchestrator.head.plan.setting import Setting
 
 DEFAULT_PORT = 29500
 OLDEST_FORK = (2, 1)  # before it, torchrun's agent initialised CUDA when it counted devices
-AGENT = "orchestrator/node/agent.py"  # torchrun, sooner ready
+AGENT = "orchestrator/node/job/fast_torchrun.py"  # torchrun, sooner ready
 ENGINE = "orchestrator.engine.train"  # travels with what is shipped to every node
 
 

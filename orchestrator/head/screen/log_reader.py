@@ -287,7 +287,7 @@ def last_words(log: LogFile, rank: int | None) -> list[str]:
     if not starts:
         return lines[-_LAST_LINES:]
     dump = lines[starts[-1] :]
-    ours = (i for i, line in enumerate(dump) if "orchestrator/node/rank.py" in line)
+    ours = (i for i, line in enumerate(dump) if "orchestrator/node/job/rank.py" in line)
     return dump[: next(ours, _LAST_LINES)]
 
 

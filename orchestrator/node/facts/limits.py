@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import resource
 
-from orchestrator.node import sysfs
+from orchestrator.node.facts import sysfs
 
 KINDS = {
     "nofile": resource.RLIMIT_NOFILE,

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.node.rundir import RunDir, connect
+from orchestrator.node.job.run_directory import RunDir, connect
 
 OFFSET = struct.Struct(">Q")
 CHUNK = 1 << 18

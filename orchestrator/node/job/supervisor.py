@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.node import processes
-from orchestrator.node.evidence import Evidence, last_words
-from orchestrator.node.joblog import JobLog
-from orchestrator.node.lease import PEER_GRACE, Lease
-from orchestrator.node.rundir import RunDir
+from orchestrator.node.job import processes
+from orchestrator.node.job.job_log import JobLog
+from orchestrator.node.job.oom_evidence import Evidence, last_words
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.peers.lease import PEER_GRACE, Lease
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

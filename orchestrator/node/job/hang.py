@@ -10,8 +10,8 @@ import signal
 import time
 from typing import Any
 
-from orchestrator.node import processes
-from orchestrator.node.rundir import RunDir
+from orchestrator.node.job import processes
+from orchestrator.node.job.run_directory import RunDir
 
 STACKS = signal.SIGRTMIN + 9  # rank.py answers it; no program that we know of uses it
 PATIENCE = 3.0  # for all ranks of a node to write down where they are

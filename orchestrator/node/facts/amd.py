@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from orchestrator.node import sysfs
+from orchestrator.node.facts import sysfs
 
 ROCM_SMI = [
     *("rocm-smi", "--showproductname", "--showuniqueid", "--showbus", "--showmeminfo", "vram"),

@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any
 
-from orchestrator.node import sysfs
+from orchestrator.node.facts import sysfs
 
 
 def disk(path: str, root: str = "") -> dict[str, Any]:

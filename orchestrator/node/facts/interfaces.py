@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.node import sysfs
+from orchestrator.node.facts import sysfs
 
 RTM_GETADDR = 22
 RTM_NEWADDR = 20

@@ -10,7 +10,7 @@ import re
 import sys
 from typing import Any
 
-from orchestrator.node import sysfs
+from orchestrator.node.facts import sysfs
 
 NCCL_WHEEL = re.compile(r"nvidia_nccl_cu(\d+)-(\d+(?:\.\d+)+)\.dist-info")
 NCCL_CONDA = re.compile(r"nccl-(\d+(?:\.\d+)+)-.*\.json")

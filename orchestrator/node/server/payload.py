@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 
-from orchestrator.node.rundir import RunDir
+from orchestrator.node.job.run_directory import RunDir
 
 NAME = re.compile(r"[A-Za-z0-9_]+[.](pkl|zip)")
 

@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any
 
-from orchestrator.node import sysfs
+from orchestrator.node.facts import sysfs
 
 ZERO = re.compile(r"(fe80:0000:0000:0000:)?(0000:)*0000")  # an entry that nobody filled in
 INFINIBAND_GIDS = 2  # the port's own, and the routable one; RoCE has one per address and version

@@ -10,8 +10,8 @@ import socket
 import time
 from typing import Any, Protocol
 
-from orchestrator.node.peers import Hub, Message, Peers, Spoke
-from orchestrator.node.peers import Loop as PeersLoop
+from orchestrator.node.peers.peers import Hub, Message, Peers, Spoke
+from orchestrator.node.peers.peers import Loop as PeersLoop
 
 BEAT = 1.0
 BEATS = 10  # in a lease, at least

@@ -12,8 +12,17 @@ import socket
 import sys
 from typing import Any
 
-from orchestrator.node import disks, gpus, interfaces, leftovers, limits, rdma, software, sysfs
-from orchestrator.node.parts import gather
+from orchestrator.node.facts import (
+    disks,
+    gpus,
+    interfaces,
+    limits,
+    rdma,
+    software,
+    sysfs,
+    unfinished_jobs,
+)
+from orchestrator.node.facts.with_timeouts import gather
 
 PORTS_TO_TRY = 200
 SECONDS = 3.0  # for any part: a network file system whose server is gone never answers
@@ -34,7 +43,7 @@ def probe(request: dict[str, Any], root: str = "") -> dict[str, Any]:
             "disk": lambda: disks.disk(workdir, root),
             "software": lambda: software.software(root),
             "shm": lambda: disks.disk("/dev/shm", root),
-            "leftovers": leftovers.leftovers,
+            "leftovers": unfinished_jobs.leftovers,
             "cards": lambda: gpus.cards(root),
             "interfaces": lambda: interfaces.interfaces(root),
             "rdma": lambda: rdma.ports(root),

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from orchestrator.node import processes
-from orchestrator.node.processes import Tagged
-from orchestrator.node.proof import receipt
-from orchestrator.node.rundir import RunDir, all_runs, connect, connect_in
+from orchestrator.node.job import processes
+from orchestrator.node.job.processes import Tagged
+from orchestrator.node.job.run_directory import RunDir, all_runs, connect, connect_in
+from orchestrator.node.job.stop_receipt import receipt
 
 SWEEP_SECONDS = 10.0
 AT_ONCE = 16

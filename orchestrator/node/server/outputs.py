@@ -7,7 +7,7 @@ import os
 import stat
 from typing import Any
 
-from orchestrator.node.rundir import RunDir
+from orchestrator.node.job.run_directory import RunDir
 
 CHUNK = 1 << 19
 

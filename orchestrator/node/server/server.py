@@ -22,14 +22,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.node import dial as dialing
-from orchestrator.node import ending, outputs, parcel, processes, remains
-from orchestrator.node.follow import Follower
-from orchestrator.node.hang import Activity, collect
-from orchestrator.node.hook import HookError, run_hook
-from orchestrator.node.peers import listen
-from orchestrator.node.probe import Port, probe
-from orchestrator.node.rundir import RunDir, all_runs, connect
+from orchestrator.node.facts.probe import Port, probe
+from orchestrator.node.job import cleanup, processes, stop_job
+from orchestrator.node.job.hang import Activity, collect
+from orchestrator.node.job.run_directory import RunDir, all_runs, connect
+from orchestrator.node.peers.peers import listen
+from orchestrator.node.server import outputs
+from orchestrator.node.server import payload as parcel
+from orchestrator.node.server import reachability as dialing
+from orchestrator.node.server.hook import HookError, run_hook
+from orchestrator.node.server.stream import Follower
 
 HEADER = struct.Struct(">cI")
 BACKLOG = 1 << 19  # read no more of the log while this much waits for the network
@@ -71,8 +73,8 @@ class Link:
             "end": self.end,
             "jobs": self.jobs,
             "end_all": self.end_all,
-            "living": lambda request: {"living": remains.living(request["runs"])},
-            "remove": lambda request: remains.remove(request["runs"], LIBRARY),
+            "living": lambda request: {"living": cleanup.living(request["runs"])},
+            "remove": lambda request: cleanup.remove(request["runs"], LIBRARY),
             "stuck": self.stuck,
             "outputs": self.outputs,
             "output": self.output,
@@ -176,7 +178,7 @@ class Link:
         return facts
 
     def checkup(self, request: dict[str, Any]) -> dict[str, Any]:
-        from orchestrator.node.checkup import checkup  # a launch does without it
+        from orchestrator.node.facts.deep_probe import checkup  # a launch does without it
 
         return {"checkup": checkup(request), "time": time.time()}
 
@@ -254,8 +256,8 @@ class Link:
         """With "wait": until it is over, and the receipt."""
         run = RunDir(request["job"], request["node"])
         if request.get("wait"):
-            return ending.end(run, request)
-        ending.tell(run, request)
+            return stop_job.end(run, request)
+        stop_job.tell(run, request)
         return {}
 
     def outputs(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -285,7 +287,7 @@ class Link:
     def end_all(self, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("all_users") and os.getuid() != 0:
             raise Refusal("only root can end the jobs of other users there")
-        return {"receipts": ending.end_all(request)}
+        return {"receipts": stop_job.end_all(request)}
 
 
 def job_state(run: RunDir) -> dict[str, Any]:

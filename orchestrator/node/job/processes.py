@@ -11,7 +11,7 @@ import os
 import signal
 from typing import NamedTuple
 
-from orchestrator.node.rundir import JOB_NAME
+from orchestrator.node.job.run_directory import JOB_NAME
 
 
 class Process(NamedTuple):

@@ -16,9 +16,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.node import amd, gpus, nvidia, processes
-from orchestrator.node.commands import Command, Output, together
-from orchestrator.node.parts import gather
+from orchestrator.node.facts import amd, gpus, nvidia
+from orchestrator.node.facts.run_tools import Command, Output, together
+from orchestrator.node.facts.with_timeouts import gather
+from orchestrator.node.job import processes
 
 PARTS = ("gpus", "xids", "code", "torch", "names")
 GPU_SECONDS = 20.0  # without persistence mode the driver starts anew for every question

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from orchestrator.node import processes
-from orchestrator.node.rundir import RunDir, all_runs, home
+from orchestrator.node.job import processes
+from orchestrator.node.job.run_directory import RunDir, all_runs, home
 
 GONE = ".gone-"
 LIBRARY_NAME = re.compile(r"[0-9a-f]{16}(\.[0-9]+)?")  # with a number: half unpacked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from orchestrator.node.rundir import RunDir, all_runs, connect
+from orchestrator.node.job.run_directory import RunDir, all_runs, connect
 
 NEWEST = 64  # a machine that ran thousands of jobs must not read all of their events
 

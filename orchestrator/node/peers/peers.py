@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from orchestrator.node.wire import Broken, Wire
+from orchestrator.node.peers.signed_connection import Broken, Wire
 
 STRANGERS = 64  # connections that have not proved yet that they are of this job
 STRANGER_SECONDS = 5.0

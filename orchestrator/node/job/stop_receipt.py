@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from orchestrator.node import processes
-from orchestrator.node.probe import port_is_free
-from orchestrator.node.rundir import RunDir
+from orchestrator.node.facts.probe import port_is_free
+from orchestrator.node.job import processes
+from orchestrator.node.job.run_directory import RunDir
 
 GPU_SECONDS = 5.0  # nvidia-smi without its daemon wakes every GPU first
 RELEASE_SECONDS = 2.0  # a driver may take as long to give back what a killed process held
