@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.config.build import build
 from orchestrator.config.load import dump, load
+from orchestrator.config.parse import build
 from orchestrator.config.schema import Config, Launch, Nccl
 from orchestrator.errors import EXIT_USAGE, UsageError
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.build import build, rest_of
+from orchestrator.config.parse import build, rest_of
 from orchestrator.config.schema import Config
 from orchestrator.errors import UsageError, nearest
 

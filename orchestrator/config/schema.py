@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.config import rules
-from orchestrator.config.build import REST, above, at_least, multiple, one_of, part
+from orchestrator.config.parse import REST, above, at_least, multiple, one_of, part
 from orchestrator.errors import UsageError
 
 SHARDED = ("hybrid_shard", "full_shard", "shard_grad_op")

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.config.build import one_of
+from orchestrator.config.parse import one_of
 from orchestrator.config.schema import Config, Distributed
 from orchestrator.engine import ranks, roll_call, started_by
 from orchestrator.engine.roll_call import debug

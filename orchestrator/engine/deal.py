@@ -24,7 +24,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from orchestrator.config.build import one_of
+from orchestrator.config.parse import one_of
 from orchestrator.engine.ranks import Ranks, gather, host_group
 from orchestrator.engine.train import seed_all
 from orchestrator.errors import CheckFailed

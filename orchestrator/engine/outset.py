@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.config import build
-from orchestrator.config.build import at_least, one_of
+from orchestrator.config import parse
+from orchestrator.config.parse import at_least, one_of
 from orchestrator.config.schema import SHARDED, Config
 from orchestrator.engine import mesh
 from orchestrator.engine.losses import Totals
@@ -56,7 +56,7 @@ def config(
         if not isinstance(values, Mapping):
             raise UsageError(f"config[{section!r}] must hold keys, not {values!r}")
         given.update(values)
-    return build.build(Config, merged)
+    return parse.build(Config, merged)
 
 
 def placed(ranks: Ranks, device: str | torch.device | None) -> Ranks:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.config.build import one_of
+from orchestrator.config.parse import one_of
 from orchestrator.engine.ranks import Ranks, gather
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 

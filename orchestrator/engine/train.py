@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from orchestrator.config import build, load
+from orchestrator.config import load, parse
 from orchestrator.config.schema import Config
 from orchestrator.engine import agreement, dataset, mesh, models, sources, started_by
 from orchestrator.engine.checkpoint import Checkpoints
@@ -179,7 +179,7 @@ def read_config() -> Config:
     run = os.environ.get("ORCHESTRATOR_RUN")
     if options.config is None and run:
         spec = json.loads(Path(run, "spec.json").read_text(encoding="ascii"))
-        return build.build(Config, spec["config"])
+        return parse.build(Config, spec["config"])
     return load.load(options.config, options.set)
 
 

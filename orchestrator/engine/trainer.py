@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from orchestrator.config.build import at_least
+from orchestrator.config.parse import at_least
 from orchestrator.engine import agreement, collectives, deal, local, mesh, outset, period, ranks
 from orchestrator.engine.bound import Bound, Factory, names_of
 from orchestrator.engine.checkpoint import Checkpoints

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from orchestrator.config import build
+from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine import exchanges, pairs, speed, world
 from orchestrator.engine.world import World
@@ -160,7 +160,7 @@ def read_config() -> Config:
     if not run:
         return Config()
     spec = json.loads(Path(run, "spec.json").read_text(encoding="ascii"))
-    return build.build(Config, spec["config"])
+    return parse.build(Config, spec["config"])
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from orchestrator.config import build
+from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine import dataset, library, sources, tokens
 from orchestrator.engine.order import Order
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 def config(**sections: Any) -> Config:
-    return build.build(Config, sections)
+    return parse.build(Config, sections)
 
 
 # -- order --------------------------------------------------------------------------------------

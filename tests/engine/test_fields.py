@@ -25,7 +25,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.config import build
+from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine import dataset, tokens
 from orchestrator.engine.order import Order
@@ -369,7 +369,7 @@ def test_pinning_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, workers: 
     for pinning in (True, False):
         asked.clear()
         loading = {"num_workers": workers, "pin_memory": pinning}
-        config = build.build(Config, {"dataloader": loading})
+        config = parse.build(Config, {"dataloader": loading})
         next(dataset.batches(Numbers(), Order(8, 0, shuffle=False), config, 0, 1, 0))
         assert any(asked) == pinning
 

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from orchestrator.config import build
+from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine import cross_entropy, models
 from orchestrator.engine.decoder import Decoder
@@ -29,7 +29,7 @@ SMALL = {"vocab_size": 61, "model_dim": 48, "num_layers": 3, "num_heads": 6, "lo
 
 def config(sections: dict[str, Any] | None = None, **model: Any) -> Config:
     sections = {"dataset": {"kind": "synthetic"}, **(sections or {})}
-    return build.build(Config, {**sections, "model": {**SMALL, **model}})
+    return parse.build(Config, {**sections, "model": {**SMALL, **model}})
 
 
 def decoder(seed: int = 0, **model: Any) -> Decoder:
@@ -292,7 +292,7 @@ def test_a_mesh_of_any_shape_begins_with_the_same_values(
     words = {"model_dim": 24, "num_layers": 1, "vocab_size": 61, "num_heads": 2}
     more = {"tie_embeddings": True} if kind == "decoder" else {"sparse_features": 300}
     data = {"dataset": {"kind": "synthetic"}, "model": {"kind": kind, **words, **more}}
-    wanted = build.build(Config, data)
+    wanted = parse.build(Config, data)
     for rank in range(math.prod(shape)):
         pid = os.fork()  # torch remembers the rank of a mesh as long as a process lives
         if pid == 0:
@@ -398,7 +398,7 @@ def test_a_llama_has_the_flops_that_the_field_counts() -> None:
 def test_a_step_counts_tokens_or_samples() -> None:
     training = {"training": {"batch_size": 3, "gradient_accumulation": 2}}
     assert models.nominal_count(config(training), world=4) == 24 * 64
-    ranking = build.build(
+    ranking = parse.build(
         Config, {**training, "model": {"kind": "ranking"}, "dataset": {"kind": "synthetic"}}
     )
     assert models.nominal_count(ranking, world=4) == 24

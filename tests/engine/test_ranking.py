@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from orchestrator.config import build
+from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine import dataset, models
 from orchestrator.engine.ranking import Ranking
@@ -30,7 +30,7 @@ SMALL = {
 
 
 def config(**model: Any) -> Config:
-    return build.build(Config, {"model": {**SMALL, **model}, "dataset": {"kind": "synthetic"}})
+    return parse.build(Config, {"model": {**SMALL, **model}, "dataset": {"kind": "synthetic"}})
 
 
 def ranking(**model: Any) -> Ranking:
@@ -144,7 +144,7 @@ def test_its_flops_are_six_per_matrix_entry_and_feature_and_attention() -> None:
 
 def test_it_learns_the_invented_clicks() -> None:
     sections = {"training": {"batch_size": 128}, "dataset": {"kind": "synthetic"}}
-    wanted = build.build(Config, {**sections, "model": {**SMALL, "model_dim": 32}})
+    wanted = parse.build(Config, {**sections, "model": {**SMALL, "model_dim": 32}})
     made, loss = models.build(wanted), models.loss_of(wanted)
     models.initialise(made, 0, CPU)
     source, held_out = dataset.sources(wanted, CPU)

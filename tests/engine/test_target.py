@@ -12,7 +12,7 @@ import torch
 import yaml
 from torch import nn
 
-from orchestrator.config import build
+from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine import dataset, models, target
 from orchestrator.engine.sums import Sums, as_sums
@@ -51,7 +51,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(name: str = "mine.models:build", **args: Any) -> Config:
     model = {"target": name, "args": args}
-    return build.build(Config, {"model": model, "training": {"seed": 4}})
+    return parse.build(Config, {"model": model, "training": {"seed": 4}})
 
 
 def test_a_model_is_built_from_the_working_directory_with_the_seed() -> None:
@@ -127,7 +127,7 @@ ONE = torch.tensor(1.5)
 
 def test_a_loss_function_of_the_users_is_called_with_model_and_batch() -> None:
     sections = {"training": {"loss": "mine.models:loss"}, "model": {"target": "mine.models:build"}}
-    sums = models.loss_of(build.build(Config, sections))(nn.Linear(3, 2), torch.ones(5, 3))
+    sums = models.loss_of(parse.build(Config, sections))(nn.Linear(3, 2), torch.ones(5, 3))
     assert isinstance(sums, Sums)
     assert sums.count == 5
     assert sums.count.dtype == torch.int64
@@ -172,7 +172,7 @@ def test_the_example_of_the_docs_trains(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "own_model.md").read_text()
     blocks = dict(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL))
     (tmp_path / "my_model.py").write_text(blocks["python"])
-    wanted = build.build(Config, yaml.safe_load(blocks["yaml"]))
+    wanted = parse.build(Config, yaml.safe_load(blocks["yaml"]))
     model, loss = models.build(wanted), models.loss_of(wanted)
     source, held_out = dataset.sources(wanted, torch.device("cpu"))
     assert held_out is not None

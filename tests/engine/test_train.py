@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.config import build
+from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.optim import schedule
 from orchestrator.engine.order import Order
@@ -70,7 +70,7 @@ def weights(job: Job) -> dict[str, torch.Tensor]:
 
 def plain_loop() -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
     """What the config means, in the fewest lines: nothing of the engine but the order of data."""
-    made: Config = build.build(Config, config())
+    made: Config = parse.build(Config, config())
     torch.manual_seed(0)
     model = own.model()
     groups = [
