@@ -1,6 +1,6 @@
 """What a script asks of its ranks: `from orchestrator.distributed import barrier, ...`."""
 
-from orchestrator.engine.collectives import (
+from orchestrator.engine.ranks.collectives import (
     NodeInfo,
     all_reduce_tensor,
     barrier,

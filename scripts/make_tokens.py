@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from orchestrator.engine.tokens import HEADER, WIDTHS, Header, dtype_for, write_header
+from orchestrator.engine.data.tokens import HEADER, WIDTHS, Header, dtype_for, write_header
 from orchestrator.errors import EXIT_STOPPED, CheckFailed, OrchestratorError, UsageError, nearest
 
 PIECE = 1 << 18  # bytes of a document that are read at a time

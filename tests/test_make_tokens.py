@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.engine.tokens import HEADER, WIDTHS, Header, read_header
+from orchestrator.engine.data.tokens import HEADER, WIDTHS, Header, read_header
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "make_tokens.py"
 

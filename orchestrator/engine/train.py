@@ -23,13 +23,16 @@ from torch import Tensor, nn
 
 from orchestrator.config import load, parse
 from orchestrator.config.schema import Config
-from orchestrator.engine import agreement, dataset, mesh, models, sources, started_by
-from orchestrator.engine.checkpoint import Checkpoints
-from orchestrator.engine.optim import Stepper
-from orchestrator.engine.order import Order
-from orchestrator.engine.profile import Profile
-from orchestrator.engine.ranks import Ranks, joined
-from orchestrator.engine.run import Run, announce, due, say
+from orchestrator.engine.core import stop_vote
+from orchestrator.engine.core.optim import Stepper
+from orchestrator.engine.data import dataset, sources
+from orchestrator.engine.data.sample_order import Order
+from orchestrator.engine.models import build
+from orchestrator.engine.observe.profile import Profile
+from orchestrator.engine.observe.reporter import Run, announce, due, say
+from orchestrator.engine.ranks import mesh, slurm_ranks
+from orchestrator.engine.ranks.ranks import Ranks, joined
+from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.errors import CheckFailed, OrchestratorError
 
 
@@ -37,7 +40,7 @@ def main() -> None:
     try:
         config = read_config()
         settle(config)
-        started_by.take_place()
+        slurm_ranks.take_place()
         with joined(config) as ranks:
             train(config, ranks)
     except OrchestratorError as error:
@@ -50,11 +53,11 @@ def train(config: Config, ranks: Ranks) -> None:
     # -- the model, spread over the ranks -----------------------------------------------------
 
     shape = mesh.make(config, ranks)
-    model = models.build(config)
+    model = build.build(config)
     place = torch.device("cpu") if config.fsdp.cpu_offload else ranks.device
-    fill = functools.partial(models.initialise, model, training.seed, place)
+    fill = functools.partial(build.initialise, model, training.seed, place)
     spread = mesh.spread(model, shape, ranks, config, fill)
-    loss_of = models.loss_of(config)
+    loss_of = build.loss_of(config)
 
     # -- the samples, in one order for all ranks ----------------------------------------------
 
@@ -62,7 +65,7 @@ def train(config: Config, ranks: Ranks) -> None:
     order = Order(len(source), training.seed, shuffle=config.dataset.shuffle)
     per_micro = ranks.world * training.batch_size
     per_step = per_micro * training.gradient_accumulation
-    stepper = Stepper(config, model, shape, models.nominal_count(config, ranks.world))
+    stepper = Stepper(config, model, shape, build.nominal_count(config, ranks.world))
 
     # -- where it begins: at the beginning, or where a checkpoint left off --------------------
 
@@ -142,7 +145,7 @@ def evaluation(
     config: Config,
     ranks: Ranks,
     model: nn.Module,
-    loss_of: models.Loss,
+    loss_of: build.Loss,
     source: sources.Source,
     run: Run,
 ) -> dict[str, float] | None:
@@ -154,7 +157,7 @@ def evaluation(
         after.callback(model.train)
         for batch, real in dataset.evaluation(source, config, ranks.rank, ranks.world):
             run.goes_on()
-            if run.asked.now()[agreement.STOP]:
+            if run.asked.now()[stop_vote.STOP]:
                 return None
             found = loss_of(model, to_device(batch.data, ranks.device))
             for name, value in {"loss": found.loss, "count": found.count, **found.extra}.items():

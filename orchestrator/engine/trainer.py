@@ -23,13 +23,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestrator.config.parse import at_least
-from orchestrator.engine import agreement, collectives, deal, local, mesh, outset, period, ranks
-from orchestrator.engine.bound import Bound, Factory, names_of
-from orchestrator.engine.checkpoint import Checkpoints
-from orchestrator.engine.course import Limits, Metrics, Run, TrainState
-from orchestrator.engine.losses import Criterion, Losses, Step
-from orchestrator.engine.run import say
-from orchestrator.engine.trackers import Tracker, Trackers
+from orchestrator.engine.core import duration, outset, stop_vote
+from orchestrator.engine.core.bound import Bound, Factory, names_of
+from orchestrator.engine.core.stopping import Limits, Metrics, Run, TrainState
+from orchestrator.engine.data import sharded_loader
+from orchestrator.engine.models.losses import Criterion, Losses, Step
+from orchestrator.engine.observe.reporter import say
+from orchestrator.engine.observe.trackers import Tracker, Trackers
+from orchestrator.engine.ranks import collectives, mesh, ranks, spawn
+from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.train import seed_all, to_device
 from orchestrator.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.records import checkpoint_store
@@ -91,7 +93,7 @@ class Trainer:
         self._directories: dict[tuple[str, str], Checkpoints] = {}
         self._sums: dict[str, Tensor] = {}  # of the step, on this rank: (sum, count) per name
         self._epoch_sums: dict[str, list[float]] = {}  # of the epoch, on all ranks
-        self._asked: agreement.Agreement | None = None
+        self._asked: stop_vote.Agreement | None = None
         self._bad = 0  # steps in a row
         self._quiet = False
         for line in outset.words(self.model, self.mesh, self.ranks, self.lr_scale, self.warmup):
@@ -106,7 +108,7 @@ class Trainer:
         fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int | None = None
     ) -> list[Any]:
         """Run fn(rank, world_size, *args) in so many processes of this machine; their results."""
-        return local.launch(fn, args, nprocs)
+        return spawn.launch(fn, args, nprocs)
 
     # -- training -----------------------------------------------------------------------------
 
@@ -132,7 +134,7 @@ class Trainer:
             )
         at_least("epochs", epochs, 1)
         at_least("keep", keep, 1)
-        saving = period.parse("save_every", save_every)
+        saving = duration.parse("save_every", save_every)
         place = Path(save_to or outset.own_directory())
         self._quiet = not verbose
         if resume:
@@ -140,7 +142,7 @@ class Trainer:
         if saving:
             outset.refuse_later(place.absolute(), self.state.step)
         limits = Limits(
-            epochs, period.parse("min_period", min_period), period.parse("max_period", max_period),
+            epochs, duration.parse("min_period", min_period), duration.parse("max_period", max_period),
             time.monotonic(),
         )  # fmt: skip
         training = self._dealt(train_loader, "train_loader")
@@ -158,7 +160,9 @@ class Trainer:
         self._say(f"{self.state.ended} after step {self.state.step}")
         return self.state.history
 
-    def _epoch(self, training: deal.Deal, held_out: deal.Deal | None, run: Run) -> None:
+    def _epoch(
+        self, training: sharded_loader.Deal, held_out: sharded_loader.Deal | None, run: Run
+    ) -> None:
         """One epoch, or what is left of it; `ended` is set where it is the last."""
         state, every = self.state, self.config.training.gradient_accumulation
         self.model.train()
@@ -180,7 +184,7 @@ class Trainer:
         self._close_epoch(held_out, run, whole=True)
         run.after_epoch()
 
-    def _micro(self, micro: deal.Micro, last: bool) -> None:
+    def _micro(self, micro: sharded_loader.Micro, last: bool) -> None:
         config, state = self.config, self.state
         batch = to_device(micro.data, self.ranks.device)
         seed_all(config.training.seed, state.step + 1, state.batch, self.ranks.rank)
@@ -245,7 +249,7 @@ class Trainer:
         self.trackers.log(shown, self.state.step)
         self._say(outset.line(f"step {self.state.step}", shown))
 
-    def _close_epoch(self, held_out: deal.Deal | None, run: Run, *, whole: bool) -> None:
+    def _close_epoch(self, held_out: sharded_loader.Deal | None, run: Run, *, whole: bool) -> None:
         state = self.state
         state.train_metrics = {n: total / count for n, (total, count) in self._epoch_sums.items()}
         if whole:
@@ -267,7 +271,7 @@ class Trainer:
         """Means over all samples of all ranks, each counted once."""
         return self._evaluation(self._dealt(loader, "loader"), None)
 
-    def _evaluation(self, held_out: deal.Deal, run: Run | None) -> Metrics:
+    def _evaluation(self, held_out: sharded_loader.Deal, run: Run | None) -> Metrics:
         sums: dict[str, Tensor] = {}
         self.model.eval()
         with torch.no_grad(), contextlib.ExitStack() as after:
@@ -288,14 +292,16 @@ class Trainer:
     def stop(self) -> None:
         """From on_epoch_end or anywhere: end after this step or epoch, once min_period is over."""
         if self._asked is not None:
-            self._asked.ask(agreement.ENOUGH)
+            self._asked.ask(stop_vote.ENOUGH)
 
     def close(self) -> None:
         """Of the trackers, which a program that ends closes too."""
         self.trackers.close()
 
-    def _dealt(self, loader: Any, name: str) -> deal.Deal:
-        return deal.dealt(loader, self.ranks, self.config.training.seed, self.stream, name)
+    def _dealt(self, loader: Any, name: str) -> sharded_loader.Deal:
+        return sharded_loader.dealt(
+            loader, self.ranks, self.config.training.seed, self.stream, name
+        )
 
     def _done(self, limits: Limits) -> bool:
         """At the end of an epoch; rank 0's clock decides."""
@@ -304,16 +310,16 @@ class Trainer:
         return ranks.gather(done)[0]
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[agreement.Agreement]:
+    def _listening(self) -> Iterator[stop_vote.Agreement]:
         """SIGTERM and Ctrl-C end the training on all ranks after the same step."""
-        asked = self._asked = agreement.Agreement()
+        asked = self._asked = stop_vote.Agreement()
         self.state.ended = ""
         numbers = (signal.SIGTERM, signal.SIGINT)
         main = threading.current_thread() is threading.main_thread()
         before = {number: signal.getsignal(number) for number in numbers if main}
 
         def once(number: int, frame: FrameType | None) -> None:
-            asked.ask(agreement.STOP)
+            asked.ask(stop_vote.STOP)
             if asked.alone:  # a second one ends it at once
                 signal.signal(number, before[signal.Signals(number)])
 

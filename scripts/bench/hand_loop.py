@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from orchestrator.config import load
-from orchestrator.engine.models import build, initialise
+from orchestrator.engine.models.build import build, initialise
 
 
 def main() -> None:

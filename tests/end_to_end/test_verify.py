@@ -88,7 +88,7 @@ import importlib.machinery, sys
 
 class Spoiler:
     def find_spec(self, name, path, target=None):
-        if name != "orchestrator.engine.exchanges":
+        if name != "orchestrator.engine.verify.collective_bench":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module

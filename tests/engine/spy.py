@@ -23,8 +23,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from orchestrator.engine import mesh, speed
-from orchestrator.engine.checkpoint import Checkpoints
+from orchestrator.engine.observe import speed
+from orchestrator.engine.ranks import mesh
+from orchestrator.engine.saving.checkpoint import Checkpoints
 
 seen: dict[str, list[Any]] = {}
 

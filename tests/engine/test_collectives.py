@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from orchestrator import distributed
-from orchestrator.engine import local, roll_call
-from orchestrator.engine.ranks import told_rank
+from orchestrator.engine.ranks import collective_check, spawn
+from orchestrator.engine.ranks.ranks import told_rank
 from orchestrator.errors import CheckFailed, JobFailed, UsageError
 from tests.engine import collected
 from tests.engine.worlds import Job, run
@@ -126,10 +126,10 @@ def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
 def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, seconds in {"1": 60, "on": 60, "0": 0, "": 0, "7.5": 7.5}.items():
         monkeypatch.setenv("ORCHESTRATOR_DEBUG_COLLECTIVES", text)
-        assert roll_call.limit() == seconds
+        assert collective_check.limit() == seconds
     monkeypatch.setenv("ORCHESTRATOR_DEBUG_COLLECTIVES", "maybe")
     with pytest.raises(UsageError, match="1, 0, or a number of seconds"):
-        roll_call.limit()
+        collective_check.limit()
     with pytest.raises(UsageError, match="must be above 0"):
         distributed.debug(-1)
 
@@ -144,7 +144,7 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_if_is_found(source: str, line: int, found: str) -> None:
-    assert roll_call.guard(source.splitlines(keepends=True), line, "x.py") == found
+    assert collective_check.guard(source.splitlines(keepends=True), line, "x.py") == found
 
 
 # -- launch -----------------------------------------------------------------------------------
@@ -156,19 +156,19 @@ def test_launch_gives_results_by_rank() -> None:
     def inner(rank: int, world_size: int) -> tuple[int, float]:
         return collected.add_up(rank, world_size, here)
 
-    assert local.launch(inner, (), 2) == [(0, 21.0), (1, 21.0)]
+    assert spawn.launch(inner, (), 2) == [(0, 21.0), (1, 21.0)]
 
 
 def test_what_a_rank_raises_is_raised() -> None:
     with pytest.raises(KeyError, match="the dog ate it") as raised:
-        local.launch(collected.fails, (), 2)
+        spawn.launch(collected.fails, (), 2)
     assert "on rank 1" in str(raised.value.__cause__)
     assert "collected.py" in str(raised.value.__cause__)
 
 
 def test_a_rank_that_is_killed_is_named() -> None:
     with pytest.raises(JobFailed, match="rank 0 ended with SIGKILL and gave no result"):
-        local.launch(collected.dies, (), 1)
+        spawn.launch(collected.dies, (), 1)
 
 
 def test_an_exception_that_cannot_travel_is_told_in_words(
@@ -176,10 +176,10 @@ def test_an_exception_that_cannot_travel_is_told_in_words(
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(sys, "argv", list(sys.argv))
-    blob = local.packed(
-        (sys.path, str(Path.cwd()), collected.odd, local.accepted(collected.odd, (), 1))
+    blob = spawn.packed(
+        (sys.path, str(Path.cwd()), collected.odd, spawn.accepted(collected.odd, (), 1))
     )
-    good, error, trace = pickle.loads(local.outcome(blob))
+    good, error, trace = pickle.loads(spawn.outcome(blob))
     assert not good
     assert str(error) == "Odd: 7: lost"
     assert "in odd" in trace
@@ -213,11 +213,11 @@ def state(pid: int) -> str:
 
 def test_launch_refuses_what_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"takes \(\) -> 'None'"):
-        local.launch(collected.fails, [1], 2)
+        spawn.launch(collected.fails, [1], 2)
     with pytest.raises(UsageError, match="nprocs is 0"):
-        local.launch(collected.add_up, [1.0], 0)
+        spawn.launch(collected.add_up, [1.0], 0)
     with pytest.raises(UsageError, match="cannot be sent to other processes"):
-        local.launch(collected.add_up, [threading.Lock()], 2)
+        spawn.launch(collected.add_up, [threading.Lock()], 2)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="call the function itself"):
-        local.launch(collected.add_up, [1.0], 2)
+        spawn.launch(collected.add_up, [1.0], 2)

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from orchestrator.engine import export
+from orchestrator.engine.saving import export
 from orchestrator.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.head.commands import checkpoints
 from orchestrator.records import checkpoint_store

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine import dataset, tokens
-from orchestrator.engine.order import Order
-from orchestrator.engine.sums import Sums
+from orchestrator.engine.data import dataset, tokens
+from orchestrator.engine.data.sample_order import Order
+from orchestrator.engine.models.loss_sums import Sums
 from tests.conftest import Cluster
 from tests.end_to_end.test_doctor import other_torch
 from tests.engine import own

@@ -20,13 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.engine.metrics import (
-    Estimate,
-    MetricsFile,
-    Phases,
-    memory,
-    progress,
-)
+from orchestrator.engine.observe.metrics import Estimate, MetricsFile, Phases, memory, progress
 from tests.engine import pair
 
 CPU = torch.device("cpu")
@@ -170,7 +164,7 @@ def test_on_a_gpu_only_the_waits_of_the_computing_stream_are_exposed(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: compute)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr("orchestrator.engine.metrics._how_it_waits", lambda model: "fsdp")
+    monkeypatch.setattr("orchestrator.engine.observe.metrics._how_it_waits", lambda model: "fsdp")
     own = Stream.wait_event
     phases = Phases(torch.device("cuda", 0), nn.Linear(1, 1))
     with phases("forward_backward"):

@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine import cross_entropy, models
-from orchestrator.engine.decoder import Decoder
-from orchestrator.engine.sums import Sums
+from orchestrator.engine.models import build, cross_entropy
+from orchestrator.engine.models.decoder import Decoder
+from orchestrator.engine.models.loss_sums import Sums
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": 61, "model_dim": 48, "num_layers": 3, "num_heads": 6, "loss_chunk": 7}
@@ -33,9 +33,9 @@ def config(sections: dict[str, Any] | None = None, **model: Any) -> Config:
 
 
 def decoder(seed: int = 0, **model: Any) -> Decoder:
-    made = models.build(config(**model))
+    made = build.build(config(**model))
     assert isinstance(made, Decoder)
-    models.initialise(made, seed, CPU)
+    build.initialise(made, seed, CPU)
     with torch.no_grad():  # norms that do something
         for name, weight in made.named_parameters():
             if "norm" in name:
@@ -276,11 +276,11 @@ def rows_of(wanted: Config, rank: int, shape: tuple[int, ...], file: Path) -> No
     """What this process has as one rank of a mesh whose other ranks do not exist."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=math.prod(shape))
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
-    own = models.build(wanted)
+    own = build.build(wanted)
     for block in own.blocks:  # type: ignore[union-attr]
         fully_shard(block, mesh=mesh)
     fully_shard(own, mesh=mesh)
-    models.initialise(own, 3, CPU)
+    build.initialise(own, 3, CPU)
     torch.save({name: weight.to_local().detach() for name, weight in own.named_parameters()}, file)
 
 
@@ -302,8 +302,8 @@ def test_a_mesh_of_any_shape_begins_with_the_same_values(
             finally:
                 os._exit(1)
         assert os.waitpid(pid, 0)[1] == 0
-    alone = models.build(wanted)
-    models.initialise(alone, 3, CPU)
+    alone = build.build(wanted)
+    build.initialise(alone, 3, CPU)
     pieces = [torch.load(tmp_path / str(rank)) for rank in range(math.prod(shape))]
     for name, weight in alone.named_parameters():
         for first in range(0, len(pieces), shape[-1]):
@@ -316,21 +316,21 @@ def test_a_mesh_of_any_shape_begins_with_the_same_values(
 def test_any_rows_can_be_drawn_alone(height: int) -> None:
     shape = torch.Size((3001, 70))  # 936 rows to a block
     whole = torch.full(shape, math.nan)
-    for place, values in models.drawn(7, "w", shape, range(3001), 0.5):
+    for place, values in build.drawn(7, "w", shape, range(3001), 0.5):
         whole[place] = values
     assert whole.isfinite().all()
     for first in range(0, 3001, max(height, 277)):
         rows = range(first, min(3001, first + height))
         own = torch.full((len(rows), 70), math.nan)
-        for place, values in models.drawn(7, "w", shape, rows, 0.5):
+        for place, values in build.drawn(7, "w", shape, rows, 0.5):
             own[place] = values
         assert torch.equal(own, whole[first : first + height])
-    assert list(models.drawn(7, "w", shape, range(3001, 3001), 0.5)) == []
+    assert list(build.drawn(7, "w", shape, range(3001, 3001), 0.5)) == []
 
 
 def test_first_values_are_spread_as_they_should() -> None:
-    made = models.build(config(model_dim=96, vocab_size=999))
-    models.initialise(made, 0, CPU)
+    made = build.build(config(model_dim=96, vocab_size=999))
+    build.initialise(made, 0, CPU)
     weights = {name: weight.detach() for name, weight in made.named_parameters()}
     expected = {
         "embedding.weight": 0.02,
@@ -346,25 +346,25 @@ def test_first_values_are_spread_as_they_should() -> None:
     assert all((weight == 1).all() for name, weight in weights.items() if "norm" in name)
     matrices = [weight.flatten()[:9] for weight in weights.values() if weight.dim() == 2]
     assert len({tuple(values.tolist()) for values in matrices}) == len(matrices)  # all differ
-    other = models.build(config(model_dim=96, vocab_size=999))
-    models.initialise(other, 1, CPU)
+    other = build.build(config(model_dim=96, vocab_size=999))
+    build.initialise(other, 1, CPU)
     assert not torch.equal(other.get_parameter("head.weight"), weights["head.weight"])
 
 
 def test_first_values_know_compiled_blocks_and_leave_the_random_state_alone() -> None:
     state = torch.get_rng_state()
-    plain, wrapped = models.build(config()), models.build(config())
+    plain, wrapped = build.build(config()), build.build(config())
     wrapped.blocks[0] = torch.compile(wrapped.blocks[0], backend="eager")  # type: ignore[index,operator]
     for model in (plain, wrapped):
-        models.initialise(model, 0, CPU)
+        build.initialise(model, 0, CPU)
     for one, other in zip(plain.parameters(), wrapped.parameters(), strict=True):
         assert torch.equal(one, other)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_nothing_is_known_at_first() -> None:
-    made = models.build(config(vocab_size=256))
-    models.initialise(made, 0, CPU)
+    made = build.build(config(vocab_size=256))
+    build.initialise(made, 0, CPU)
     sums = made(batch(size=16, vocab_size=256))
     assert sums.loss.item() / sums.count.item() == pytest.approx(math.log(256), abs=0.15)
 
@@ -375,35 +375,35 @@ def test_nothing_is_known_at_first() -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_flops_are_six_per_matrix_entry_and_token_and_attention(tied: bool) -> None:
     made = config({"dataset": {"kind": "synthetic", "sequence_length": 32}}, tie_embeddings=tied)
-    model = models.build(made)
+    model = build.build(made)
     matrices = sum(w.numel() for name, w in model.named_parameters() if w.dim() == 2)
     matrices -= 0 if tied else 61 * 48  # the embedding is only looked up
-    assert models.flops_per_sample(made, model) == 32 * (6 * matrices + 12 * 3 * 48 * 32)
+    assert build.flops_per_sample(made, model) == 32 * (6 * matrices + 12 * 3 * 48 * 32)
 
 
 def test_nobody_knows_the_flops_of_samples_that_a_user_makes() -> None:
     made = config({"dataset": {"target": "mine:data"}})
-    assert models.flops_per_sample(made, nn.Identity()) is None
+    assert build.flops_per_sample(made, nn.Identity()) is None
 
 
 def test_a_llama_has_the_flops_that_the_field_counts() -> None:
     shape = {"vocab_size": 128256, "num_layers": 16, "model_dim": 2048, "num_heads": 32}
     more = {"num_kv_heads": 8, "mlp_hidden_dim": 8192, "tie_embeddings": True}
     made = config({"dataset": {"kind": "synthetic", "sequence_length": 4096}}, **shape, **more)
-    model = models.build(made)
+    model = build.build(made)
     assert sum(w.numel() for w in model.parameters()) == 1_235_814_400  # Llama 3.2 1B
-    assert (models.flops_per_sample(made, model) or 0) / 4096 == pytest.approx(9.03e9, rel=0.002)
+    assert (build.flops_per_sample(made, model) or 0) / 4096 == pytest.approx(9.03e9, rel=0.002)
 
 
 def test_a_step_counts_tokens_or_samples() -> None:
     training = {"training": {"batch_size": 3, "gradient_accumulation": 2}}
-    assert models.nominal_count(config(training), world=4) == 24 * 64
+    assert build.nominal_count(config(training), world=4) == 24 * 64
     ranking = parse.build(
         Config, {**training, "model": {"kind": "ranking"}, "dataset": {"kind": "synthetic"}}
     )
-    assert models.nominal_count(ranking, world=4) == 24
+    assert build.nominal_count(ranking, world=4) == 24
 
 
 def test_sums_are_what_a_built_in_model_gives() -> None:
     made = decoder()
-    assert isinstance(models.loss_of(config())(made, batch()), Sums)
+    assert isinstance(build.loss_of(config())(made, batch()), Sums)

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from orchestrator.engine import overlap
+from orchestrator.engine.observe import overlap
 from orchestrator.errors import UsageError
 from tests.engine import pair
 
@@ -309,7 +309,7 @@ def test_the_sleeping_rank_of_a_real_job_is_named(tmp_path: Path) -> None:
         assert fast.exposed_ms > NAP * 1e3
         assert slow.idle_ms > NAP * 1e3
 
-    command = [sys.executable, "-m", "orchestrator.engine.overlap", "--json"]
+    command = [sys.executable, "-m", "orchestrator.engine.observe.overlap", "--json"]
     done = subprocess.run(
         [*command, *map(str, paths.values())], capture_output=True, text=True, check=True
     )

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.config.schema import Profiling
-from orchestrator.engine import overlap
-from orchestrator.engine.profile import Profile
-from orchestrator.engine.ranks import Ranks
+from orchestrator.engine.observe import overlap
+from orchestrator.engine.observe.profile import Profile
+from orchestrator.engine.ranks.ranks import Ranks
 from tests.engine import pair
 
 WANTED = Profiling(enabled=True, wait=1, warmup=1, active=2)
@@ -178,7 +178,7 @@ def test_two_ranks_share_what_they_saw(tmp_path: Path) -> None:
 
 def test_it_is_imported_only_when_it_is_enabled() -> None:
     code = (
-        "import orchestrator.engine.profile as p, sys; from pathlib import Path;"
+        "import orchestrator.engine.observe.profile as p, sys; from pathlib import Path;"
         "from orchestrator.config.schema import Profiling\n"
         "sys.modules['torch.profiler'] = None\n"  # an import of it fails from here on
         "with p.Profile(Profiling(), Path('.'), None, print) as profile: profile.step()"

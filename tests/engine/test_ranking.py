@@ -12,8 +12,9 @@ from torch import Tensor
 
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine import dataset, models
-from orchestrator.engine.ranking import Ranking
+from orchestrator.engine.data import dataset
+from orchestrator.engine.models import build
+from orchestrator.engine.models.ranking import Ranking
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -34,9 +35,9 @@ def config(**model: Any) -> Config:
 
 
 def ranking(**model: Any) -> Ranking:
-    made = models.build(config(**model))
+    made = build.build(config(**model))
     assert isinstance(made, Ranking)
-    models.initialise(made, 0, CPU)
+    build.initialise(made, 0, CPU)
     own = torch.Generator().manual_seed(2)
     with torch.no_grad():  # norms and biases that do something
         for weight in made.parameters():
@@ -122,8 +123,8 @@ def test_dropout_drops_only_in_training() -> None:
 
 
 def test_its_first_values_are_spread_as_they_should() -> None:
-    made = models.build(config(model_dim=64, embedding_dim=48, vocab_size=400))
-    models.initialise(made, 0, CPU)
+    made = build.build(config(model_dim=64, embedding_dim=48, vocab_size=400))
+    build.initialise(made, 0, CPU)
     for name, weight in made.named_parameters():
         if weight.dim() == 1:
             assert (weight == float("norm" in name and "weight" in name)).all(), name
@@ -134,19 +135,19 @@ def test_its_first_values_are_spread_as_they_should() -> None:
 
 
 def test_its_flops_are_six_per_matrix_entry_and_feature_and_attention() -> None:
-    made = models.build(config())
+    made = build.build(config())
     sizes = {name: w.numel() for name, w in made.named_parameters() if w.dim() == 2}
     blocks = sum(size for name, size in sizes.items() if name.startswith("blocks"))
     uses = 5 * blocks + 3 * sizes["from_sparse.weight"] + 2 * sizes["from_dense.weight"]
     expected = 6 * (uses + sizes["head.weight"]) + 12 * 2 * 16 * 5 * 5
-    assert models.flops_per_sample(config(), made) == expected
+    assert build.flops_per_sample(config(), made) == expected
 
 
 def test_it_learns_the_invented_clicks() -> None:
     sections = {"training": {"batch_size": 128}, "dataset": {"kind": "synthetic"}}
     wanted = parse.build(Config, {**sections, "model": {**SMALL, "model_dim": 32}})
-    made, loss = models.build(wanted), models.loss_of(wanted)
-    models.initialise(made, 0, CPU)
+    made, loss = build.build(wanted), build.loss_of(wanted)
+    build.initialise(made, 0, CPU)
     source, held_out = dataset.sources(wanted, CPU)
     assert held_out is not None
     order = dataset.Order(len(source), 0, shuffle=True)

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from orchestrator.engine import speed
+from orchestrator.engine.observe import speed
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from torch import nn
 
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine import dataset, models, target
-from orchestrator.engine.sums import Sums, as_sums
+from orchestrator.engine.data import dataset
+from orchestrator.engine.models import build, import_by_name
+from orchestrator.engine.models.loss_sums import Sums, as_sums
 from orchestrator.errors import CheckFailed, UsageError
 
 OWN = """
@@ -57,19 +58,19 @@ def config(name: str = "mine.models:build", **args: Any) -> Config:
 def test_a_model_is_built_from_the_working_directory_with_the_seed() -> None:
     torch.manual_seed(4)
     expected = nn.Linear(3, 2, bias=False)
-    made = models.build(config(size=3, bias=False))
+    made = build.build(config(size=3, bias=False))
     assert isinstance(made, nn.Linear) and made.bias is None
     assert torch.equal(made.weight, expected.weight)
-    models.initialise(made, 5, torch.device("cpu"))
+    build.initialise(made, 5, torch.device("cpu"))
     assert torch.equal(made.weight, expected.weight)  # its own values stay
-    assert models.flops_per_sample(config(size=3), made) is None
+    assert build.flops_per_sample(config(size=3), made) is None
 
 
 @pytest.mark.parametrize("told", [12, lambda: 12.0])
 def test_a_model_of_the_users_may_tell_its_flops(told: Any) -> None:
-    made = models.build(config(size=3))
+    made = build.build(config(size=3))
     made.flops_per_sample = told  # type: ignore[assignment]
-    assert models.flops_per_sample(config(size=3), made) == 12.0
+    assert build.flops_per_sample(config(size=3), made) == 12.0
 
 
 WRONG = {
@@ -87,7 +88,7 @@ WRONG = {
 def test_a_name_that_leads_nowhere_is_told_in_words(name: str) -> None:
     what, fix = WRONG[name]
     with pytest.raises(UsageError) as error:
-        models.build(config(name))
+        build.build(config(name))
     assert f"model.target is '{name}'" in error.value.what
     assert what in error.value.what
     assert fix in error.value.fix
@@ -104,20 +105,20 @@ def test_arguments_that_do_not_fit_are_told_with_what_is_wanted(
     args: dict[str, int], words: str
 ) -> None:
     with pytest.raises(UsageError, match="which takes \\(size, bias=True\\)") as error:
-        models.build(config(**args))
+        build.build(config(**args))
     assert words in error.value.what
     assert error.value.fix == "change model.args, or the function"
 
 
 def test_what_the_users_code_raises_passes_through() -> None:
     with pytest.raises(KeyError, match="theirs"):
-        models.build(config("mine.models:broken"))
+        build.build(config("mine.models:broken"))
     with pytest.raises(ModuleNotFoundError, match="not_installed_here"):
-        models.build(config("mine.needs:build"))
+        build.build(config("mine.needs:build"))
 
 
 def test_builtins_that_hide_their_signature_are_called_all_the_same() -> None:
-    assert target.call("model", "builtins:dict", {"a": 1}) == {"a": 1}
+    assert import_by_name.call("model", "builtins:dict", {"a": 1}) == {"a": 1}
 
 
 # -- what a model or loss function gives --------------------------------------------------------
@@ -127,7 +128,7 @@ ONE = torch.tensor(1.5)
 
 def test_a_loss_function_of_the_users_is_called_with_model_and_batch() -> None:
     sections = {"training": {"loss": "mine.models:loss"}, "model": {"target": "mine.models:build"}}
-    sums = models.loss_of(parse.build(Config, sections))(nn.Linear(3, 2), torch.ones(5, 3))
+    sums = build.loss_of(parse.build(Config, sections))(nn.Linear(3, 2), torch.ones(5, 3))
     assert isinstance(sums, Sums)
     assert sums.count == 5
     assert sums.count.dtype == torch.int64
@@ -173,7 +174,7 @@ def test_the_example_of_the_docs_trains(tmp_path: Path) -> None:
     blocks = dict(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL))
     (tmp_path / "my_model.py").write_text(blocks["python"])
     wanted = parse.build(Config, yaml.safe_load(blocks["yaml"]))
-    model, loss = models.build(wanted), models.loss_of(wanted)
+    model, loss = build.build(wanted), build.loss_of(wanted)
     source, held_out = dataset.sources(wanted, torch.device("cpu"))
     assert held_out is not None
     order = dataset.Order(len(source), 0, shuffle=True)

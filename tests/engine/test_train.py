@@ -12,8 +12,8 @@ import torch
 
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine.optim import schedule
-from orchestrator.engine.order import Order
+from orchestrator.engine.core.optim import schedule
+from orchestrator.engine.data.sample_order import Order
 from tests.engine import own
 from tests.engine.worlds import Job, run
 

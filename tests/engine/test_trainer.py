@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from orchestrator.engine import deal, period
+from orchestrator.engine.core import duration
+from orchestrator.engine.data import sharded_loader
 from tests.engine import trained
 from tests.engine.worlds import Job, run
 
@@ -205,7 +206,7 @@ def test_what_else_it_promises(tmp_path: Path) -> None:
      ("10 minutes", 600, "seconds"), ("5st", 5, "steps"), ("1epoch", 1, "epochs")],
 )  # fmt: skip
 def test_periods(text: str, seconds: float, unit: str) -> None:
-    assert period.parse("max_period", text) == period.Period(seconds, unit)
+    assert duration.parse("max_period", text) == duration.Period(seconds, unit)
 
 
 @settings(deadline=None)
@@ -214,7 +215,7 @@ def test_the_nth_batches_of_all_ranks_are_the_nth_of_one(
     size: int, batch: int, drop: bool, world: int
 ) -> None:
     """None twice, none left out, and as many batches on every rank."""
-    ranks = [deal.deal(range(size), batch, drop, rank, world) for rank in range(world)]
+    ranks = [sharded_loader.deal(range(size), batch, drop, rank, world) for rank in range(world)]
     assert len({len(batches) for batches, _ in ranks}) == 1
     kept = size // (batch * world) * batch * world if drop else size
     for number in range(len(ranks[0][0])):

@@ -7,14 +7,14 @@ import itertools
 import pytest
 import torch
 
-from orchestrator.engine import exchanges, pairs
-from orchestrator.engine.exchanges import COLLECTIVES, PIECE, Collective
-from orchestrator.engine.world import Team
+from orchestrator.engine.ranks.world import Team
+from orchestrator.engine.verify import collective_bench, pair_bench
+from orchestrator.engine.verify.collective_bench import COLLECTIVES, PIECE, Collective
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5, 8, 9, 63, 64])
 def test_all_nodes_meet_once_and_nobody_twice_in_a_round(nodes: int) -> None:
-    plan = pairs.rounds(nodes)
+    plan = pair_bench.rounds(nodes)
     assert sorted(itertools.chain(*plan)) == list(itertools.combinations(range(nodes), 2))
     assert len(plan) == (nodes - 1 if nodes % 2 == 0 else nodes) * (nodes > 1)
     for meetings in plan:
@@ -24,32 +24,32 @@ def test_all_nodes_meet_once_and_nobody_twice_in_a_round(nodes: int) -> None:
 
 def test_pairs_that_came_out_slow_are_those_measured_again() -> None:
     best = {(0, 1): {"rate": 10.0}, (1, 0): {"rate": 9.0}, (0, 2): {"rate": 3.0}}
-    assert pairs.suspects(best) == {(0, 2)}
-    pairs.keep(best, [{"from": 0, "to": 2, "rate": 9.5}, {"from": 0, "to": 1, "rate": 1.0}])
-    assert pairs.suspects(best) == set()
+    assert pair_bench.suspects(best) == {(0, 2)}
+    pair_bench.keep(best, [{"from": 0, "to": 2, "rate": 9.5}, {"from": 0, "to": 1, "rate": 1.0}])
+    assert pair_bench.suspects(best) == set()
 
 
 @pytest.mark.parametrize("count", [1, 61, 1024, PIECE, PIECE + 5])
 @pytest.mark.parametrize("start", [0, 512, PIECE - 3])
 def test_the_first_wrong_element_is_found(count: int, start: int) -> None:
     tensor = torch.empty(count)
-    exchanges.fill(tensor, 7, start)
-    assert exchanges.first_wrong(tensor, 7, start) is None
+    collective_bench.fill(tensor, 7, start)
+    assert collective_bench.first_wrong(tensor, 7, start) is None
     assert tensor[0] == 7 * (start % 61 + 1)
     for at in {0, count // 2, count - 1}:
         spoiled = tensor.clone()
         spoiled[at] += 1
         spoiled[-1] += 1
-        found = exchanges.first_wrong(spoiled, 7, start)
+        found = collective_bench.first_wrong(spoiled, 7, start)
         assert found == (at, float(spoiled[at]), float(tensor[at]))
     spoiled[0] = float("nan")
-    assert exchanges.first_wrong(spoiled, 7, start) is not None
+    assert collective_bench.first_wrong(spoiled, 7, start) is not None
 
 
 def simulated(one: Collective, ranks: int, count: int) -> list[tuple[Team, torch.Tensor]]:
     """What each rank has after the collective, worked out here."""
     teams = [Team("all", None, tuple(range(ranks)), me) for me in range(ranks)]
-    made = [exchanges.prepare(one, team, count, torch.device("cpu")) for team in teams]
+    made = [collective_bench.prepare(one, team, count, torch.device("cpu")) for team in teams]
     ins = [out_of for _, out_of in made]
     intos = [into for into, _ in made]
     total = torch.stack(intos if one.name == "all_reduce" else ins).sum(0)
@@ -70,16 +70,16 @@ def test_a_right_result_passes_and_a_swapped_one_does_not(
 ) -> None:
     results = simulated(one, ranks, count)
     for team, into in results:
-        assert exchanges.check(one, team, into) is None
-        assert exchanges.check(one, team, into.flip(0)) is not None
+        assert collective_bench.check(one, team, into) is None
+        assert collective_bench.check(one, team, into.flip(0)) is not None
     if one.name in ("reduce_scatter", "send_recv"):  # each rank has a result of its own
         (first, _), (_, other) = results[0], results[1]
-        assert exchanges.check(one, first, other) is not None
+        assert collective_bench.check(one, first, other) is not None
 
 
 def test_sums_are_exact_in_float32() -> None:
     """The largest sum of 16384 ranks is below 2 to the 24."""
-    assert sum(map(exchanges.weight, range(16384))) * exchanges.PERIOD < 1 << 24
+    assert sum(map(collective_bench.weight, range(16384))) * collective_bench.PERIOD < 1 << 24
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def export(options: dict[str, Any]) -> int:
     words += ["--force"] if options["force"] else []
     left = candidates(options)
     while True:
-        module = [sys.executable, "-m", "orchestrator.engine.export", str(left.pop(0).path)]
+        module = [sys.executable, "-m", "orchestrator.engine.saving.export", str(left.pop(0).path)]
         # From where this package lies: it is found there, and nothing of the user's in its stead.
         code = subprocess.run([*module, *words], cwd=HOME, check=False).returncode
         if code < 0:

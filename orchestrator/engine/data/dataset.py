@@ -1,0 +1,126 @@
+"""Batches: this rank's share of the samples, in the order of all ranks. Called by train.py.
+
+1. sources() gives the samples by their index; 2. Order says which index is at which position;
+3. batches() deals the positions out to the ranks; 4. worker processes load ahead, if asked to.
+The state of all this is one number, the position.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from orchestrator.config.schema import Config
+from orchestrator.engine.data.sample_order import Order
+from orchestrator.engine.data.sources import Source, sources
+
+__all__ = ["Batch", "Order", "Source", "batches", "evaluation", "sources"]
+
+
+class Batch(NamedTuple):
+    ids: list[int]  # which samples of the source
+    data: Any  # tensors by name, or what the user's dataset makes
+
+
+def batches(
+    source: Source, order: Order, config: Config, rank: int, world: int, start: int
+) -> Iterator[Batch]:
+    """This rank's micro-batches, without end, from a position in the order of all ranks on."""
+    size = config.training.batch_size
+    places = (Place(first, size) for first in itertools.count(start + rank * size, world * size))
+    return loaded(Samples(source, order), places, config)
+
+
+def evaluation(
+    source: Source, config: Config, rank: int, world: int
+) -> Iterator[tuple[Batch, int]]:
+    """Every held-out sample once over all ranks, and how many of each batch are real.
+
+    All ranks get the same number of batches, or one would wait for the others in a collective: a
+    rank for which no samples are left gets a batch of one that counts as none.
+    """
+    size = config.training.batch_size
+    rounds = -(-len(source) // (world * size))
+    if config.training.eval_batches is not None:
+        rounds = min(rounds, config.training.eval_batches)
+    firsts = [(number * world + rank) * size for number in range(rounds)]
+    real = [min(size, max(0, len(source) - first)) for first in firsts]
+    places = [
+        Place(first, count) if count else Place(0, 1)
+        for first, count in zip(firsts, real, strict=True)
+    ]
+    in_order = Order(len(source), 0, shuffle=False)
+    return zip(loaded(Samples(source, in_order), places, config), real, strict=True)
+
+
+# -- loading ----------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    first: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Samples(Dataset[Batch]):
+    """What a worker has: the batch at any place."""
+
+    source: Source
+    order: Order
+
+    def __getitem__(self, place: Place) -> Batch:
+        ids = self.order.indices(*place)
+        return Batch(ids, self.source.batch(ids, place.first))
+
+
+def loaded(samples: Samples, places: Iterable[Place], config: Config) -> Iterator[Batch]:
+    wanted = config.dataloader
+    pinned = wanted.pin_memory and torch.cuda.is_available()
+    if not wanted.num_workers:
+        for place in places:
+            batch = samples[place]
+            yield Batch(batch.ids, pin(batch.data)) if pinned else batch
+        return
+    yield from DataLoader(
+        samples,
+        batch_size=None,  # a place is a whole batch
+        sampler=Places(places),
+        num_workers=wanted.num_workers,
+        prefetch_factor=wanted.prefetch_factor,
+        pin_memory=pinned,
+        worker_init_fn=quiet,
+        generator=torch.Generator(),  # else it would draw from the one that the model uses
+    )
+
+
+class Places:
+    """For DataLoader, which wants to begin it itself."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self.places = places
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.places)
+
+
+def quiet(worker: int) -> None:
+    """A Ctrl-C reaches all processes of a terminal; the rank decides what becomes of it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def pin(data: Any) -> Any:
+    """In memory from which a GPU copies while it computes."""
+    if isinstance(data, Tensor):
+        return data.pin_memory()
+    if isinstance(data, dict):
+        return {name: pin(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)) and not hasattr(data, "_fields"):
+        return type(data)(pin(value) for value in data)
+    return data

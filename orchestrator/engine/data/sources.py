@@ -1,0 +1,234 @@
+"""Where samples come from: text, files of tokens, invented ones, the user's own. For dataset.py.
+
+A source is a list of samples that gives any of them by its index, in batches. It has no order, no
+epochs and no state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from orchestrator.config.schema import Config
+from orchestrator.engine.data import synthetic, tokens
+from orchestrator.engine.data.python_text import shared_text
+from orchestrator.engine.models import import_by_name
+from orchestrator.engine.models.cross_entropy import IGNORED
+from orchestrator.errors import CheckFailed, UsageError
+
+
+class Source(Protocol):
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Sequence[int], position: int) -> Any:
+        """Tensors by name; `position` is that of the first of them in the order of training."""
+        ...
+
+
+def sources(config: Config, device: torch.device) -> tuple[Source, Source | None]:
+    """What is trained on, and what is held out to evaluate on."""
+    data = config.dataset
+    if data.kind == "target":
+        return own_sources(config)
+    if data.eval_path is not None:
+        return token_file(config, data.path or ""), token_file(config, data.eval_path)
+    whole: Source
+    if data.kind == "library":
+        whole = Windows(shared_text(device), data.sequence_length)
+        named = f"Python's library, read in samples of dataset.sequence_length {whole.length} + 1"
+    elif data.kind == "tokens":
+        whole = token_file(config, data.path or "")
+        named = f"{data.path}, read in samples of dataset.sequence_length {whole.length} + 1"
+    else:
+        whole = synthetic.source(config)
+        named = "dataset.num_samples"
+    return split(whole, data.eval_fraction, named)
+
+
+def split(whole: Source, fraction: float, named: str) -> tuple[Source, Source | None]:
+    """The end is held out, so that more data in front leaves it what it is."""
+    held_out = max(1, round(len(whole) * fraction)) if fraction else 0
+    if len(whole) <= held_out:
+        raise CheckFailed(
+            f"{named}: that is {len(whole)} sample{'s' * (len(whole) != 1)}, and training needs at"
+            f" least one" + (" besides the one that is held out" if held_out else ""),
+            "use more data or a smaller dataset.sequence_length",
+        )
+    kept = len(whole) - held_out
+    return Part(whole, 0, kept), Part(whole, kept, len(whole)) if held_out else None
+
+
+class Part:
+    """Some of another source's samples."""
+
+    def __init__(self, whole: Source, start: int, stop: int) -> None:
+        self.whole, self.start, self.stop = whole, start, stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def batch(self, indices: Sequence[int], position: int) -> Any:
+        return self.whole.batch([self.start + index for index in indices], position)
+
+
+# -- text -------------------------------------------------------------------------------------
+
+
+class Windows:
+    """Pieces of a long text. A piece has one token more than the length: the last is only guessed,
+    and is the first that the next piece shows."""
+
+    def __init__(self, text: Tensor, length: int, mask: int = -1) -> None:
+        self.text, self.length = text, length
+        self.mask = mask  # of the bits of a number, where torch's type has a sign and the file none
+
+    def __len__(self) -> int:
+        return max(0, (self.text.numel() - 1) // self.length)
+
+    def batch(self, indices: Sequence[int], position: int) -> dict[str, Tensor]:
+        starts = [index * self.length for index in indices]
+        rows = torch.stack([self.text[start : start + self.length + 1] for start in starts])
+        rows = rows.long() & self.mask
+        return {"inputs": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
+
+
+class TokenFile(Windows):
+    """Mapped, not read: what is used lies in the page cache, once for all processes of a node."""
+
+    def __init__(self, path: Path, header: tokens.Header, length: int) -> None:
+        self.path, self.header = path, header
+        width = tokens.WIDTHS[header.dtype]
+        skipped = tokens.HEADER // width
+        kind = {2: torch.int16, 4: torch.int32}[width]  # torch's unsigned ones can do too little
+        text = torch.from_file(str(path), shared=False, size=skipped + header.count, dtype=kind)
+        super().__init__(text[skipped:], length, (1 << 8 * width) - 1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenFile, (self.path, self.header, self.length)  # a worker maps it for itself
+
+
+def token_file(config: Config, name: str) -> TokenFile:
+    path, length = Path(name), config.dataset.sequence_length
+    header = tokens.read_header(path)
+    if config.model.kind == "decoder" and header.vocab_size > config.model.vocab_size:
+        raise UsageError(
+            f"{path} has tokens of a vocabulary of {header.vocab_size}, but model.vocab_size is"
+            f" {config.model.vocab_size}",
+            f"set model.vocab_size to {header.vocab_size}, or to a multiple of 64 above it",
+        )
+    if header.count < length + 1:
+        raise CheckFailed(
+            f"{path} has {header.count} tokens, but one sample needs {length + 1}"
+            " (dataset.sequence_length + 1)"
+        )
+    return TokenFile(path, header, length)
+
+
+# -- the user's own ---------------------------------------------------------------------------
+
+
+def own_sources(config: Config) -> tuple[Source, Source | None]:
+    train, training = own_source(config, "train"), config.training
+    if train is None:
+        raise UsageError(f"dataset.target is {config.dataset.target!r}, which gave None to train")
+    if not training.eval_steps and not training.eval_seconds:
+        return train, None  # nobody asks for it, and it may take time to make
+    held_out = own_source(config, "eval")
+    if held_out is None:
+        raise UsageError(
+            f"training.eval_* asks for an evaluation, but dataset.target"
+            f" ({config.dataset.target}) gave None for split='eval'"
+        )
+    return train, held_out
+
+
+def own_source(config: Config, split: str) -> OwnData | None:
+    name = config.dataset.target or ""
+    made = import_by_name.call("dataset", name, config.dataset.args, split=split)
+    if made is None:
+        return None
+    if not hasattr(made, "__len__") or not hasattr(made, "__getitem__"):
+        raise UsageError(
+            f"dataset.target is {name!r}, which gave {import_by_name.kind(made)}, not a dataset that has"
+            " __len__ and __getitem__",
+            "samples are asked for by their number, so that ranks share them and a resume is exact",
+        )
+    if not len(made):
+        raise CheckFailed(f"dataset.target ({name}) gave a dataset without samples for {split!r}")
+    return OwnData(made, config)
+
+
+class OwnData:
+    """The user's dataset. A method `collate` of it makes a batch of samples, where it has one."""
+
+    def __init__(self, samples: Any, config: Config) -> None:
+        self.samples, self.config = samples, config
+        self.collate = getattr(samples, "collate", default_collate)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def batch(self, indices: Sequence[int], position: int) -> Any:
+        found = []
+        with others_randomness_kept():
+            for place, index in enumerate(indices, start=position):
+                reseed(self.config.training.seed, place)
+                found.append(self.samples[index])
+        batch = self.collate(found)
+        check(batch, self.config)
+        return batch
+
+
+NEEDS = {"decoder": ("inputs", "targets"), "ranking": ("sparse", "dense", "label")}
+
+
+def check(batch: Any, config: Config) -> None:
+    """That a built-in model can take the batch: a GPU would only say that an assertion failed."""
+    model, needs = config.model, NEEDS.get(config.model.kind, ())
+    told = f"dataset.target ({config.dataset.target})"
+    if needs and not (isinstance(batch, dict) and batch.keys() >= set(needs)):
+        found = (
+            ", ".join(map(str, batch)) if isinstance(batch, dict) else import_by_name.kind(batch)
+        )
+        raise CheckFailed(
+            f"{told} gave a batch of {found}; model.kind {model.kind!r} needs a dict of"
+            f" {', '.join(needs)}"
+        )
+    for name in set(needs) & {"inputs", "targets", "sparse"}:
+        low, high = (int(value) for value in batch[name].aminmax())
+        if high >= model.vocab_size or (low < 0 and (name, low) != ("targets", IGNORED)):
+            raise CheckFailed(
+                f"{told} gave {high if high >= model.vocab_size else low} among {name!r}, but"
+                f" model.vocab_size is {model.vocab_size}"
+            )
+
+
+def reseed(seed: int, position: int) -> None:
+    """Random augmentation depends on the position alone: not on the rank, the worker or a resume"""
+    number = hash((seed, position)) & 0xFFFF_FFFF  # of ints, which no process salts
+    torch.default_generator.manual_seed(number)  # the CPU's only: torch.manual_seed asks the GPU
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
+
+
+@contextlib.contextmanager
+def others_randomness_kept() -> Iterator[None]:
+    """Loading in the training process must not disturb what the model draws, such as dropout."""
+    numpy = sys.modules.get("numpy")
+    theirs = torch.get_rng_state(), random.getstate(), numpy and numpy.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(theirs[0])
+        random.setstate(theirs[1])
+        if numpy:
+            numpy.random.set_state(theirs[2])

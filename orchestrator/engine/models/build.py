@@ -1,0 +1,166 @@
+"""Making the model that the config names, and its first values. Called by train.py.
+
+Built-in models are made without memory (on torch's meta device), sharded, and filled afterwards:
+a value depends on the seed, the parameter's name and its place in it, and on nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.config.schema import Config
+from orchestrator.engine.models import decoder, import_by_name, ranking
+from orchestrator.engine.models.loss_sums import Sums, as_sums
+from orchestrator.errors import CheckFailed, UsageError
+
+try:
+    from torch.distributed.tensor import DTensor, Shard
+except ImportError:
+    raise CheckFailed(f"the engine needs torch 2.6, here is {torch.__version__}") from None
+
+__all__ = ["Sums", "build", "flops_per_sample", "initialise", "loss_of", "nominal_count"]
+
+Loss = Callable[[nn.Module, Any], Sums]
+
+
+def build(config: Config) -> nn.Module:
+    """A built-in model, still without values; or the user's own, as its function made it."""
+    if config.model.kind == "target":
+        return own_model(config)
+    with torch.device("meta"):
+        if config.model.kind == "decoder":
+            return decoder.Decoder(config.model)
+        return ranking.Ranking(config.model)
+
+
+def own_model(config: Config) -> nn.Module:
+    name = config.model.target or ""
+    torch.manual_seed(config.training.seed)  # so that every rank makes the same one
+    with torch.device("cpu"):
+        model = import_by_name.call("model", name, config.model.args)
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"model.target is {name!r}, which gave {import_by_name.kind(model)}, not a torch.nn.Module"
+        )
+    return model
+
+
+def loss_of(config: Config) -> Loss:
+    """What computes the sums of a batch: the model itself, or training.loss on both."""
+    name = config.training.loss
+    if name is not None:
+        own = import_by_name.function("training.loss", name)
+        return lambda model, batch: as_sums(own(model, batch), f"training.loss ({name})")
+    giver = f"model.target ({config.model.target})" if config.model.target else config.model.kind
+    return lambda model, batch: as_sums(model(batch), giver)
+
+
+def flops_per_sample(config: Config, model: nn.Module) -> float | None:
+    """Forward and backward; of a user's own model, what it says of itself. None: nobody knows."""
+    if config.model.kind == "decoder":
+        if config.dataset.kind == "target":
+            return None  # samples are as long as the user makes them
+        return decoder.flops_per_sample(config.model, config.dataset.sequence_length)
+    if config.model.kind == "ranking":
+        return ranking.flops_per_sample(config.model)
+    found = getattr(model, "flops_per_sample", None)
+    found = found() if callable(found) else found
+    return None if found is None else float(found)
+
+
+def nominal_count(config: Config, world: int) -> int:
+    """What a step of all ranks counts, if nothing is left out: tokens, or samples."""
+    training = config.training
+    samples = world * training.batch_size * training.gradient_accumulation
+    return samples * (config.dataset.sequence_length if config.model.kind == "decoder" else 1)
+
+
+# -- first values -----------------------------------------------------------------------------
+
+BLOCK = 1 << 16  # numbers drawn from one generator: a rank draws little that it does not keep
+
+
+def initialise(model: nn.Module, seed: int, device: torch.device) -> None:
+    """Bring a model to its device and fill every parameter, or this rank's slice of it.
+
+    A user's own model keeps the values that it has. Before ddp wraps it, after FSDP has sharded it.
+    """
+    if not isinstance(model, (decoder.Decoder, ranking.Ranking)):
+        model.to(device)
+        return
+    give_memory(model, device)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            mean, std = model.initial(plain(name), weight.shape)
+            local, rows = own_rows(weight)
+            if not std:
+                local.fill_(mean)
+                continue
+            for place, values in drawn(seed, plain(name), weight.shape, rows, std):
+                local[place].copy_(values)
+
+
+def give_memory(model: nn.Module, device: torch.device) -> None:
+    """As model.to_empty(), which would make two parameters of one that is used in two places."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if weight not in made:
+                made[weight] = nn.Parameter(torch.empty_like(weight, device=device))
+            setattr(module, name, made[weight])
+
+
+def plain(name: str) -> str:
+    """Compiling a block or checkpointing its activations puts a word into its parameters' names."""
+    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
+
+
+def own_rows(weight: Tensor) -> tuple[Tensor, range]:
+    """The memory that this rank has of a parameter, and the rows that it stands for."""
+    first, count = 0, weight.size(0)
+    if not isinstance(weight, DTensor):
+        return weight, range(count)
+    coordinate = weight.device_mesh.get_coordinate() or ()
+    for axis, placement in enumerate(weight.placements):
+        if isinstance(placement, Shard):
+            each = -(-count // weight.device_mesh.size(axis))  # as torch.chunk deals them out
+            skipped = min(count, each * coordinate[axis])
+            first, count = first + skipped, min(each, count - skipped)
+    local = weight.to_local()
+    if placement_is_other(weight) or local.size(0) != count:
+        raise CheckFailed(
+            f"a parameter of shape {tuple(weight.shape)} lies as {weight.placements}, of which"
+            f" this rank has {tuple(local.shape)}; the engine fills only rows"
+        )
+    return local, range(first, first + count)
+
+
+def placement_is_other(weight: DTensor) -> bool:
+    return any(isinstance(item, Shard) and item.dim for item in weight.placements)
+
+
+def drawn(
+    seed: int, name: str, shape: torch.Size, rows: range, std: float
+) -> Iterator[tuple[slice, Tensor]]:
+    """The values of some rows, in pieces: (where among these rows, values).
+
+    Uniform, for two reasons: there are no outliers, and the bits are the same on every CPU. torch
+    draws a normal distribution with approximations that differ between vector units.
+    """
+    width = shape.numel() // shape[0]
+    height = max(1, BLOCK // width)
+    widest = std * 12**0.5  # a uniform distribution from -1/2 to 1/2 has a deviation of 1/sqrt(12)
+    for block in range(rows.start // height, -(-rows.stop // height)):
+        first = block * height
+        key = hashlib.blake2b(f"{seed} {name} {block}".encode(), digest_size=8).digest()
+        random = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+        whole = torch.empty(min(height, shape[0] - first), *shape[1:], dtype=torch.float32)
+        whole.uniform_(generator=random).sub_(0.5).mul_(widest)
+        start, stop = max(rows.start, first), min(rows.stop, first + len(whole))
+        if start < stop:
+            yield slice(start - rows.start, stop - rows.start), whole[start - first : stop - first]

@@ -1,0 +1,143 @@
+"""TensorBoard, W&B and MLflow by name; imported only when asked for. Called by trainer.py.
+
+Rank 0 alone talks to them. One that cannot be had is an error before training; one that fails later
+costs its curves and a warning, never the run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from orchestrator.config.parse import one_of
+from orchestrator.engine.ranks.ranks import Ranks, gather
+from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
+
+
+class Tracker(Protocol):
+    """What `trackers=` takes beside names: anything with these two."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    PACKAGES = ("tensorboard", "torch.utils.tensorboard")
+
+    def __init__(self, **options: Any) -> None:
+        place = Path(os.environ.get("ORCHESTRATOR_EXPERIMENT", "."), "outputs", "tensorboard")
+        tensorboard: Any = module("tensorboard", "torch.utils.tensorboard")
+        self.writer = tensorboard.SummaryWriter(**{"log_dir": str(place), **options})
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandB:
+    def __init__(self, **options: Any) -> None:
+        self.run = module("wandb", "wandb").init(**options)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class MLflow:
+    def __init__(self, experiment_name: str | None = None, **options: Any) -> None:
+        self.mlflow = module("mlflow", "mlflow")
+        if experiment_name is not None:
+            self.mlflow.set_experiment(experiment_name)
+        self.mlflow.start_run(**options)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.mlflow.log_metrics(dict(values), step=step)
+
+    def close(self) -> None:
+        self.mlflow.end_run()
+
+
+KNOWN: dict[str, Callable[..., Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+}
+
+
+def module(package: str, name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise CheckFailed(
+            f"trackers: {package!r} needs a package that {sys.executable} does not have ({error})",
+            f"{sys.executable} -m pip install {package}",
+        ) from None
+
+
+class Trackers:
+    """All that somebody asked for, on rank 0; on the other ranks, none."""
+
+    def __init__(
+        self, wanted: Sequence[str | Tracker] | Mapping[str, Any], ranks: Ranks, say: Any
+    ) -> None:
+        self.say, self.all = say, []
+        problem: Exception | None = None
+        if ranks.rank == 0:
+            try:
+                self.all = made(wanted)
+            except Exception as error:  # noqa: BLE001 (a tracker's own, too: all ranks hear of it)
+                problem = error
+        if self.all:
+            atexit.register(self.close)
+        told = gather(str(problem) if problem else "")[0]
+        if problem is not None and not isinstance(problem, OrchestratorError):
+            raise problem
+        if told:
+            raise CheckFailed(told)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._do(lambda tracker: tracker.log(values, step))
+
+    def close(self) -> None:
+        self._do(lambda tracker: tracker.close())
+        self.all = []
+
+    def _do(self, what: Callable[[Tracker], None]) -> None:
+        for tracker in list(self.all):
+            try:
+                what(tracker)
+            except Exception as error:  # noqa: BLE001 (the network, a server, a full disk)
+                self.all.remove(tracker)
+                name = type(tracker).__name__
+                self.say(f"WARNING: {name} fails and is left out from now on: {error}")
+
+
+def made(wanted: Sequence[str | Tracker] | Mapping[str, Any]) -> list[Tracker]:
+    if isinstance(wanted, str):
+        wanted = [wanted]
+    options = wanted if isinstance(wanted, Mapping) else {}
+    found: list[Tracker] = []
+    for one in wanted:
+        if isinstance(one, str):
+            one_of("a tracker", one, tuple(KNOWN))
+            found.append(KNOWN[one](**(options.get(one) or {})))
+        elif callable(getattr(one, "log", None)) and callable(getattr(one, "close", None)):
+            found.append(one)
+        else:
+            raise UsageError(
+                f"trackers: {one!r} has no log(values, step) and close()",
+                f"name one of {', '.join(KNOWN)}, or give an object that has both",
+            )
+    return found

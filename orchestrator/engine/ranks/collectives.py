@@ -1,0 +1,223 @@
+"""What a script asks of its ranks: who am I, wait for all, add up, collect, tell all.
+
+For users, as orchestrator.distributed. Everything works in a plain `python script.py`, on one
+process and on many; under torchrun or master_launch the process group is set up where it is
+missing. No function changes its argument, and all give their result on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TypedDict, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.config.parse import one_of
+from orchestrator.config.schema import Config, Distributed
+from orchestrator.engine.ranks import collective_check, ranks, slurm_ranks
+from orchestrator.engine.ranks.collective_check import debug
+from orchestrator.errors import CheckFailed, UsageError
+
+__all__ = ["NodeInfo", "all_reduce_tensor", "barrier", "broadcast_object", "choose_backend"]
+__all__ += ["cleanup_distributed", "debug", "gather_tensors", "get_node_info", "is_master_node"]
+__all__ += ["is_master_process", "setup_distributed"]
+
+T = TypeVar("T")
+
+OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.SUM,  # gloo has no AVG; divided here
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "product": dist.ReduceOp.PRODUCT,
+}
+
+
+class NodeInfo(TypedDict):
+    """This process among all."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+    hostname: str
+    backend: str | None  # None: no process group
+
+
+# -- the process group ------------------------------------------------------------------------
+
+
+def setup_distributed(backend: str | None = None, timeout: float = 600.0) -> NodeInfo:
+    """Join the process group that the environment describes; a group of one without any."""
+    chosen = choose_backend(backend)
+    if dist.is_initialized():
+        return get_node_info()
+    slurm_ranks.take_place()  # a task of srun's has no RANK yet, and would train alone
+    if chosen == "mpi":
+        dist.init_process_group("mpi")
+    else:
+        ranks.join(Config(distributed=Distributed(backend=chosen, timeout=timeout)))
+    if collective_check.limit():
+        collective_check.room()  # from now on it is known whether a rank has left
+    return get_node_info()
+
+
+def cleanup_distributed() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def choose_backend(wanted: str | None = None) -> str:
+    """nccl between GPUs, gloo between CPUs; or the one asked for, if it can work here."""
+    gpu = torch.cuda.is_available()
+    if wanted is None:
+        return "nccl" if gpu and dist.is_nccl_available() else "gloo"
+    one_of("backend", wanted, ("nccl", "gloo", "mpi"))
+    if wanted == "nccl" and not gpu:
+        raise CheckFailed("the backend is nccl, but this machine has no GPU", "leave it out")
+    if wanted == "mpi" and not dist.is_mpi_available():
+        raise CheckFailed(
+            f"the backend is mpi, but this torch ({torch.__version__}) was built without MPI, as"
+            " all that pip installs are",
+            "use nccl or gloo, or build torch from source where MPI is installed",
+        )
+    return wanted
+
+
+# -- who am I ---------------------------------------------------------------------------------
+
+
+def get_node_info() -> NodeInfo:
+    """As the process group has it; before there is one, as the environment says."""
+    joined = dist.is_initialized()
+    rank = dist.get_rank() if joined else _number("RANK", 0)
+    world = dist.get_world_size() if joined else _number("WORLD_SIZE", 1)
+    local_world = _number("LOCAL_WORLD_SIZE", 1)
+    node = next((_number(n, 0) for n in ("GROUP_RANK", "NODE_RANK") if n in os.environ), None)
+    return NodeInfo(
+        rank=rank,
+        world_size=world,
+        local_rank=_number("LOCAL_RANK", 0),
+        local_world_size=local_world,
+        node_rank=rank // local_world if node is None else node,
+        num_nodes=_number("GROUP_WORLD_SIZE", -(-world // local_world)),
+        hostname=os.uname().nodename,
+        backend=dist.get_backend() if joined else None,
+    )
+
+
+def is_master_process() -> bool:
+    """Rank 0, of which there is one. Never call a collective under it: the others would not."""
+    return get_node_info()["rank"] == 0
+
+
+def is_master_node() -> bool:
+    """Every rank of node 0."""
+    return get_node_info()["node_rank"] == 0
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise UsageError(f"{name} is {text!r} in the environment; it must be a number") from None
+
+
+# -- collectives ------------------------------------------------------------------------------
+
+
+def barrier() -> None:
+    """Return when every rank is here."""
+    if _together("barrier"):
+        dist.barrier(group=ranks.host_group())
+
+
+def all_reduce_tensor(tensor: Tensor, op: str = "sum") -> Tensor:
+    """The element-wise sum, mean, max, min or product over all ranks.
+
+    A mean of whole numbers is a floating-point tensor; true and false are counted by sum and mean.
+    """
+    one_of("op", op, tuple(OPS))
+    own = _own(tensor)
+    value = own.to(torch.int64) if own.dtype == torch.bool else own.clone()
+    if op == "mean" and not value.dtype.is_floating_point and not value.dtype.is_complex:
+        value = value.to(torch.float64)
+    world = 1
+    if _together(f"all_reduce_tensor ({op}) of {_shown(own)}"):
+        dist.all_reduce(value, OPS[op], group=_group(value))
+        world = dist.get_world_size()
+    if op == "mean":
+        value = value / world
+        return value if own.dtype.is_floating_point or own.dtype.is_complex else value.float()
+    return value.bool() if own.dtype == torch.bool and op != "sum" else value
+
+
+def gather_tensors(tensor: Tensor) -> list[Tensor]:
+    """The tensors of all ranks, by rank, on every rank; their shapes may differ."""
+    own = _own(tensor)
+    if not _together(f"gather_tensors of {own.dtype}"):
+        return [own.clone()]
+    told = ranks.gather((tuple(own.shape), str(own.dtype)))
+    for rank, (_, dtype) in enumerate(told):
+        if dtype != told[0][1]:
+            raise UsageError(
+                f"gather_tensors: rank 0 has {told[0][1]}, rank {rank} has {dtype}",
+                "bring them to one dtype before",
+            )
+    sizes = [math.prod(shape) for shape, _ in told]
+    padded = own.new_zeros(max(sizes))
+    padded[: own.numel()] = own.flatten()
+    found = [torch.empty_like(padded) for _ in sizes]
+    if max(sizes):
+        dist.all_gather(found, padded, group=_group(padded))
+    parts = zip(found, sizes, told, strict=True)
+    return [one[:size].view(shape) for one, size, (shape, _) in parts]
+
+
+def broadcast_object(value: T, src: int = 0) -> T:
+    """What rank `src` has, on every rank: anything that pickle takes."""
+    world = get_node_info()["world_size"]
+    if not 0 <= src < world:
+        raise UsageError(f"src is {src}, but the ranks are 0 to {world - 1}")
+    told = [value]
+    if _together(f"broadcast_object from rank {src}"):
+        dist.broadcast_object_list(told, src=src, group=ranks.host_group())
+    return told[0]
+
+
+def _together(what: str) -> bool:
+    """Whether there is anybody to talk to; in debug mode, all of them are there when it returns."""
+    if not dist.is_initialized():
+        if get_node_info()["world_size"] == 1:
+            return False
+        setup_distributed()
+    if dist.get_world_size() == 1:
+        return False
+    collective_check.check(what)
+    return True
+
+
+def _own(tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise UsageError(
+            f"a tensor is needed, not {tensor!r}",
+            "wrap it: torch.tensor(value); broadcast_object takes anything",
+        )
+    own = tensor.detach()
+    # A DTensor; importing them to ask would take a second.
+    whole: Tensor = own.full_tensor() if hasattr(own, "full_tensor") else own
+    return whole.contiguous()
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
+
+
+def _group(tensor: Tensor) -> dist.ProcessGroup | None:
+    return ranks.host_group() if tensor.device.type == "cpu" else None

@@ -1,0 +1,319 @@
+"""Which ranks share what: the mesh, and the model spread over it. For train.py.
+
+hybrid_shard shards inside a group of ranks and keeps one copy per group: a mesh of two dimensions,
+of which dim 0 replicates and dim 1 shards, as PyTorch has it. The group is a node, where links are
+fast; only summed gradients travel between nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import checkpoint
+
+from orchestrator.config.schema import COPIED, Config
+from orchestrator.engine.ranks.ranks import Ranks, gather, wait_as_long
+from orchestrator.errors import CheckFailed, UsageError, nearest
+
+try:
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        FSDPModule,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
+except ImportError:
+    raise CheckFailed(f"the engine needs torch 2.6, here is {torch.__version__}") from None
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SHOWN = 8  # rows and columns of the picture
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """How the parameters lie over the ranks. `mesh` is None where nothing is sharded."""
+
+    strategy: str  # of the config, or "single" for one process
+    copies: int  # of all parameters, over all ranks
+    mesh: DeviceMesh | None = None
+
+
+# -- the mesh -------------------------------------------------------------------------------------
+
+
+def make(config: Config, ranks: Ranks) -> Mesh:
+    strategy = config.fsdp.sharding_strategy
+    if ranks.world == 1:
+        return Mesh("single", copies=1)
+    if strategy in COPIED:
+        return Mesh("ddp", copies=ranks.world)
+    if strategy != "hybrid_shard":
+        row = init_device_mesh(ranks.device.type, (ranks.world,), mesh_dim_names=("shard",))
+        wait_as_long(config, *row.get_all_groups())
+        return Mesh(strategy, copies=1, mesh=row)
+    size = group_size([node for node, _ in ranks.nodes], config.fsdp.shard_size)
+    copies = ranks.world // size
+    names = ("replicate", "shard")
+    mesh = init_device_mesh(ranks.device.type, (copies, size), mesh_dim_names=names)
+    wait_as_long(config, *mesh.get_all_groups())
+    return Mesh(strategy, copies, mesh)
+
+
+def group_size(nodes: Sequence[int], wanted: int | None) -> int:
+    """How many ranks share one copy: those of a node, or as many as somebody wants.
+
+    `nodes` has the node of every rank. A group must not end in the middle of a node and go on in
+    the next: every gather of its parameters would cross the slow links without anybody asking.
+    """
+    counts = [nodes.count(node) for node in sorted(set(nodes))]
+    size = wanted or counts[0]
+    fix = "make the nodes equal with slots= in the list, or use fsdp.sharding_strategy=full_shard"
+    if wanted is None and len(set(counts)) > 1:
+        raise CheckFailed(
+            "hybrid_shard keeps one copy per node, so all nodes need the same number of ranks;"
+            f" here they have {', '.join(map(str, counts))}",
+            f"{fix}, or set fsdp.shard_size to a divisor of all of them",
+        )
+    if len(nodes) % size:
+        raise CheckFailed(
+            f"fsdp.shard_size is {size}, which does not divide the {len(nodes)} ranks", fix
+        )
+    groups = [nodes[first : first + size] for first in range(0, len(nodes), size)]
+    for number, group in enumerate(groups):
+        whole = all(list(group).count(node) == nodes.count(node) for node in set(group))
+        if len(set(group)) > 1 and not whole:
+            first = number * size
+            raise CheckFailed(
+                f"with fsdp.shard_size {size}, ranks {first} to {first + size - 1} would share one"
+                f" copy across the edge between nodes {group[0]} and {group[-1]}",
+                "use a divisor of the ranks of each node, or a multiple that covers whole nodes",
+            )
+    return size
+
+
+def picture(mesh: Mesh, ranks: Ranks) -> list[str]:
+    """Which ranks share what, for people: a row per copy, a column per shard."""
+    if mesh.strategy == "single":
+        return [f"one process on {kind_of(ranks.device)}: nothing is shared"]
+    if mesh.strategy == "ddp":
+        return [f"ddp: a whole copy of the parameters on each of {ranks.world} ranks"]
+    size = ranks.world // mesh.copies
+    many = f"{mesh.copies} copies" if mesh.copies > 1 else "one copy"
+    lines = [f"{mesh.strategy}: {many} of the parameters, {'each ' * (mesh.copies > 1)}in {size}"
+             f" shard{'s' * (size > 1)}"]  # fmt: skip
+    width = len(str(ranks.world - 1))
+    for copy in range(min(mesh.copies, SHOWN)):
+        members = range(copy * size, (copy + 1) * size)
+        shown = [f"{rank:>{width}}" for rank in members[:SHOWN]]
+        if size > SHOWN:
+            shown[-1:] = ["..", str(members[-1])]
+        hosts = list(dict.fromkeys(f"node {ranks.nodes[rank][0]}" for rank in members))
+        where = hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1].removeprefix('node ')}"
+        lines.append(f"  copy {copy}: ranks {' '.join(shown)}  ({where})")
+    if mesh.copies > SHOWN:
+        lines.append(f"  ... {mesh.copies - SHOWN} more copies")
+    if mesh.copies > 1:
+        lines.append("  gathered and summed along a row; summed over the rows once per step")
+    return lines
+
+
+def kind_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+# -- the model on it ------------------------------------------------------------------------------
+
+
+def spread(
+    model: nn.Module, mesh: Mesh, ranks: Ranks, config: Config, fill: Callable[[], None]
+) -> nn.Module:
+    """Checkpointed, compiled and sharded block by block, so that one block is whole at a time.
+
+    A built-in model comes without memory and gets it once it is sharded, for `fill` to fill.
+    """
+    empty = any(parameter.is_meta for parameter in model.parameters())
+    if not empty:
+        refuse_differences(model)
+        model.to(ranks.device)
+    blocks = blocks_of(model, config.fsdp.wrap)
+    for block in blocks:
+        recompute(block, config.training.activation_checkpointing)
+    if config.compile.enabled:
+        made = config.compile
+        for block in blocks or [model]:
+            block.compile(
+                backend=made.backend,
+                fullgraph=made.fullgraph,
+                dynamic=made.dynamic,
+                **({"mode": made.mode} if made.mode else {}),
+            )
+    if mesh.mesh is not None:
+        shard(model, blocks, mesh, ranks, config)
+    if empty:
+        fill()
+    return copied(model, ranks, config) if mesh.strategy == "ddp" else model
+
+
+def refuse_differences(model: nn.Module) -> None:
+    """A user's function may have drawn other weights on every rank; sharding would mix them."""
+    own = {name: value.double().sum().item() for name, value in model.named_parameters()}
+    for rank, other in enumerate(gather(own)):
+        for name in own.keys() | other.keys():
+            if own.get(name) != other.get(name):
+                raise CheckFailed(
+                    f"the model is not the same on all ranks: {name} differs between rank"
+                    f" {dist.get_rank()} and rank {rank}",
+                    "make it from what is equal everywhere; torch's seed is set before it is made",
+                )
+
+
+def blocks_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
+    """The repeated parts: the members of every outermost ModuleList, or the classes asked for."""
+    if wrap:
+        names = {type(module).__name__ for module in model.modules()}
+        for name in wrap:
+            if name not in names:
+                raise UsageError(
+                    f"fsdp.wrap names {name!r}, but the model has no module of that class"
+                    f"{nearest(name, sorted(names))}"
+                )
+        return [module for module in model.modules() if type(module).__name__ in wrap]
+    found: list[nn.Module] = []
+    for child in model.children():
+        found += list(child) if isinstance(child, nn.ModuleList) else blocks_of(child, ())
+    return found
+
+
+def shard(
+    model: nn.Module, blocks: list[nn.Module], mesh: Mesh, ranks: Ranks, config: Config
+) -> None:
+    fsdp = config.fsdp
+    if fsdp.cpu_offload and ranks.device.type != "cuda":
+        raise CheckFailed("fsdp.cpu_offload is set, but there is no GPU to offload from")
+    reshard = fsdp.reshard_after_forward and mesh.strategy != "shard_grad_op"
+    low = config.training.mixed_precision
+    policy = MixedPrecisionPolicy(
+        param_dtype=DTYPES[low] if low != "fp32" else None, reduce_dtype=DTYPES[fsdp.reduce_dtype]
+    )
+    offload: OffloadPolicy = CPUOffloadPolicy() if fsdp.cpu_offload else OffloadPolicy()
+    for block in blocks:
+        fully_shard(
+            block,
+            mesh=mesh.mesh,
+            reshard_after_forward=reshard,
+            mp_policy=policy,
+            offload_policy=offload,
+        )
+    fully_shard(
+        model,
+        mesh=mesh.mesh,
+        reshard_after_forward=False,  # its backward comes right after its forward
+        mp_policy=policy,
+        offload_policy=offload,
+    )
+    parts: list[FSDPModule] = [m for m in model.modules() if isinstance(m, FSDPModule)]
+    for part in parts:
+        # The loss is a sum over all tokens of all ranks: gradients are summed and never averaged.
+        # A plain SUM, because gloo has no PREMUL_SUM.
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+    ordered = parts[1:]  # the first is the model itself
+    for index, part in enumerate(ordered):
+        ahead = ordered[index + 1 : index + 1 + fsdp.forward_prefetch]
+        part.set_modules_to_forward_prefetch(ahead)
+        if fsdp.backward_prefetch > 1:  # one is what FSDP does by itself
+            behind = ordered[max(0, index - fsdp.backward_prefetch) : index]
+            part.set_modules_to_backward_prefetch(behind[::-1])
+
+
+def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
+    made = config.distributed
+    with warnings.catch_warnings():
+        # What torch 2.13 offers instead of broadcast_buffers, older ones do not have.
+        warnings.filterwarnings("ignore", ".?broadcast_buffers", FutureWarning)
+        return DistributedDataParallel(
+            model,
+            device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
+            bucket_cap_mb=made.bucket_cap_mb,
+            gradient_as_bucket_view=made.gradient_as_bucket_view,
+            static_graph=made.static_graph,
+            find_unused_parameters=made.find_unused_parameters,
+            broadcast_buffers=made.broadcast_buffers,
+        )
+
+
+# The results of these cost most to compute again for the memory they take.
+COSTLY = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
+
+
+def recompute(block: nn.Module, how: str) -> None:
+    """Trade memory for time: run the block's forward again in backward, in parts or whole."""
+    if how == "none":
+        return
+    kept = functools.partial(checkpoint.create_selective_checkpoint_contexts, list(COSTLY))
+    more: dict[str, Any] = {"context_fn": kept} if how == "selective" else {}
+    # The forward itself is replaced, not wrapped: the names of the parameters stay as they are.
+    block.forward = functools.partial(
+        checkpoint.checkpoint, block.forward, use_reentrant=False, **more
+    )
+
+
+# -- one step on it -------------------------------------------------------------------------------
+
+
+def computing(mesh: Mesh, ranks: Ranks, config: Config) -> contextlib.AbstractContextManager[Any]:
+    """Low precision where FSDP does not already cast the parameters."""
+    low = config.training.mixed_precision
+    if low == "fp32" or mesh.mesh is not None:
+        return contextlib.nullcontext()
+    return torch.autocast(ranks.device.type, DTYPES[low])
+
+
+def backward(
+    model: nn.Module, mesh: Mesh, config: Config, *, last: bool
+) -> contextlib.AbstractContextManager[Any]:
+    """Around one micro-batch: all but the last keep to themselves what can wait for the last.
+
+    Under hybrid_shard the sum across nodes happens once per step; fsdp.accumulate=whole also leaves
+    out the sum within the node, at the price of whole gradients in memory.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_is_last_backward(last)
+        if config.fsdp.accumulate == "whole":
+            model.set_requires_gradient_sync(last)
+        elif mesh.copies > 1:
+            model.set_requires_all_reduce(last)
+    elif isinstance(model, DistributedDataParallel) and not last:
+        return model.no_sync()
+    return contextlib.nullcontext()
+
+
+def shards_again(model: nn.Module) -> None:
+    """After a forward without a backward, which would have freed the whole parameters."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model itself, without what ddp put around it."""
+    return model.module if isinstance(model, DistributedDataParallel) else model

@@ -1,0 +1,251 @@
+"""Trainer.launch: a function in several processes of this machine, and its results back.
+
+Each process is a Python of its own, so a notebook that has used CUDA may launch, and nothing that
+the notebook's threads hold is inherited half. Functions travel by cloudpickle. A process ends when
+the pipe from its parent does, whatever became of the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from orchestrator.errors import CheckFailed, JobFailed, UsageError
+
+ROOT = str(Path(__file__).parents[2])
+BEGIN = "import sys; sys.path[:0] = sys.argv[1:2]; import orchestrator.engine.ranks.spawn as l; l.child()"
+PATIENCE = 3.0  # seconds between SIGTERM and SIGKILL for those that are left
+
+
+class RankError(Exception):
+    """The cause of what launch() raises: the trace of the rank it happened on."""
+
+
+def launch(fn: Callable[..., Any], args: Sequence[Any], nprocs: int | None) -> list[Any]:
+    count = number_of(nprocs)
+    arguments = accepted(fn, args, count)
+    blob = packed((sys.path, str(Path.cwd()), fn, arguments))
+    # The store lives here, so its port is known to be free, and no rank has to outlive the others.
+    store: Any = vars(dist)["TCPStore"]("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    children: list[Child] = []
+    try:
+        for rank in range(count):
+            children.append(Child(rank, count, store.port, blob))
+        return collect(children)
+    finally:
+        end(children)
+
+
+def number_of(nprocs: int | None) -> int:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError(
+            f"this is rank {os.environ.get('RANK')} of {os.environ['WORLD_SIZE']} already",
+            "call the function itself: launch() is for a single process",
+        )
+    gpus = torch.cuda.device_count()
+    if nprocs is None and not gpus:
+        raise UsageError("this machine has no GPU to count by", "say how many: nprocs=2")
+    count = gpus if nprocs is None else nprocs
+    if count < 1:
+        raise UsageError(f"nprocs is {count}; it must be at least 1")
+    if gpus and count > gpus:
+        raise UsageError(f"nprocs is {count}, but there are {gpus} GPUs, one for each process")
+    return count
+
+
+def accepted(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Callable[[int], Any]:
+    """fn(rank, world_size, *args), or fn(*args) where it wants no more."""
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # some builtins do not tell
+        return Arguments(True, tuple(args), count)
+    for told in (True, False):
+        with contextlib.suppress(TypeError):
+            signature.bind(*(0, count) * told, *args)
+            return Arguments(told, tuple(args), count)
+    raise UsageError(
+        f"{getattr(fn, '__name__', fn)} takes {signature}; it is called with"
+        f" (rank, world_size{''.join(f', {arg!r}' for arg in args)})"
+    )
+
+
+class Arguments:
+    def __init__(self, told: bool, args: tuple[Any, ...], count: int) -> None:
+        self.told, self.args, self.count = told, args, count
+
+    def __call__(self, rank: int) -> tuple[Any, ...]:
+        return (rank, self.count, *self.args) if self.told else self.args
+
+
+def packed(what: Any) -> bytes:
+    """By value where only this process has it: __main__, a notebook, a function in a function."""
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+    except ImportError:
+        cloudpickle = None
+        fn = what[2]
+        if fn.__module__ == "__main__" or "<locals>" in fn.__qualname__:
+            raise CheckFailed(
+                f"sending {fn.__qualname__} to other processes needs cloudpickle",
+                f"{sys.executable} -m pip install cloudpickle, or put the function into a module",
+            ) from None
+    try:
+        blob: bytes = (cloudpickle or pickle).dumps(what)
+    except Exception as error:
+        raise UsageError(
+            f"the function cannot be sent to other processes: {error}",
+            "make models, data and files inside of it",
+        ) from error
+    return blob
+
+
+class Child:
+    """One rank, seen from outside."""
+
+    def __init__(self, rank: int, count: int, port: int, blob: bytes) -> None:
+        self.rank, self.said = rank, b""
+        self.results, given = os.pipe()
+        env = {
+            **os.environ,
+            **{"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
+            **{"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "GROUP_WORLD_SIZE": "1"},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            **{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"},
+        }
+        env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+        command = [sys.executable, "-u", "-c", BEGIN, ROOT, str(given)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[given], env=env)
+        os.close(given)
+        assert self.process.stdin is not None
+        self.feeding = threading.Thread(target=self._feed, args=(blob,), daemon=True)
+        self.feeding.start()  # a large one must not wait for the child's imports
+
+    def _feed(self, blob: bytes) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended; its result tells why
+            self.process.stdin.write(len(blob).to_bytes(8, "big") + blob)
+            self.process.stdin.flush()
+
+    def result(self) -> Any:
+        """Raises what it raised."""
+        code = self.process.wait()
+        if not self.said:
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise JobFailed(
+                f"rank {self.rank} ended with {how} and gave no result",
+                "SIGKILL is usually the kernel, short of memory" if code == -9 else "",
+            )
+        good, value, trace = pickle.loads(self.said)
+        if good:
+            return value
+        raise value from RankError(f"on rank {self.rank}:\n\n{trace}")
+
+
+def collect(children: Sequence[Child]) -> list[Any]:
+    """By rank. The first failure is raised at once: what follows from it is not of interest."""
+    results: dict[int, Any] = {}
+    with selectors.DefaultSelector() as waiting:
+        for child in children:
+            waiting.register(child.results, selectors.EVENT_READ, child)
+        while len(results) < len(children):
+            for key, _ in waiting.select():
+                child = key.data
+                piece = os.read(child.results, 1 << 20)
+                child.said += piece
+                if not piece:
+                    waiting.unregister(child.results)
+                    results[child.rank] = child.result()
+    return [results[rank] for rank in sorted(results)]
+
+
+def end(children: Sequence[Child]) -> None:
+    """Nothing is left, whatever happened."""
+    alive = [child.process for child in children if child.process.poll() is None]
+    for process in alive:
+        process.terminate()
+    deadline = time.monotonic() + PATIENCE
+    for process in alive:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for child in children:
+        os.close(child.results)
+        with contextlib.suppress(OSError):
+            assert child.process.stdin is not None
+            child.process.stdin.close()
+
+
+# -- in the child -----------------------------------------------------------------------------
+
+
+def child() -> None:
+    results, source = int(sys.argv[2]), os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    with os.fdopen(source, "rb", buffering=0, closefd=False) as pipe:
+        size = int.from_bytes(whole(pipe, 8), "big")
+        blob = whole(pipe, size)
+    threading.Thread(target=die_with_parent, args=(source,), daemon=True).start()
+    said = outcome(blob)
+    with os.fdopen(results, "wb") as given:
+        given.write(said)
+
+
+def whole(pipe: Any, size: int) -> bytes:
+    pieces = bytearray()
+    while len(pieces) < size:
+        piece = pipe.read(size - len(pieces))
+        if not piece:
+            os._exit(1)  # the parent is gone already
+        pieces += piece
+    return bytes(pieces)
+
+
+def die_with_parent(source: int) -> None:
+    os.read(source, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def outcome(blob: bytes) -> bytes:
+    try:
+        sys.argv = [""]
+        path, place, fn, arguments = pickle.loads(blob)
+        sys.path[:] = path
+        os.chdir(place)
+        value = fn(*arguments(int(os.environ["RANK"])))
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return packed_result((True, value, ""))
+    except BaseException as error:  # noqa: BLE001 (raised again, in the parent)
+        trace = "".join(traceback.format_exception(error))
+        try:
+            said = packed_result((False, error, trace))
+            pickle.loads(said)  # some exceptions can be sent and not be made again
+        except Exception:  # noqa: BLE001
+            said = pickle.dumps((False, JobFailed(f"{type(error).__name__}: {error}"), trace))
+        return said
+
+
+def packed_result(result: tuple[bool, Any, str]) -> bytes:
+    try:
+        blob: bytes = importlib.import_module("cloudpickle").dumps(result)
+    except ImportError:
+        blob = pickle.dumps(result)
+    return blob

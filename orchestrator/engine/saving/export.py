@@ -1,0 +1,177 @@
+"""`python -m orchestrator.engine.saving.export CHECKPOINT OUT`: its weights as one safetensors file.
+
+Called by `orchestrator checkpoint export`. It needs no process group, and memory for twice the
+largest tensor only: one after the other is put together from its shards and written.
+
+The format: 8 bytes with the length of the header, the header (JSON: dtype, shape and place of each
+tensor), then the bytes of the tensors without a gap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from orchestrator.errors import EXIT_STOPPED, CheckFailed, JobFailed, OrchestratorError, UsageError
+from orchestrator.records import checkpoint_store
+from orchestrator.records.checkpoint_store import shown
+
+WEIGHTS = "model."  # what engine/checkpoint.py puts before the names of parameters and buffers
+CHOICES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+ALIGNED = 8  # bytes: the largest element; the data begins there
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.engine.saving.export")
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--dtype", choices=CHOICES, help="of floating-point tensors")
+    parser.add_argument("--force", action="store_true", help="replace OUT")
+    options = parser.parse_args()
+    try:
+        told = export(options.checkpoint, options.out, options.dtype, options.force)
+    except OrchestratorError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_STOPPED
+    sys.stdout.write(told + "\n")
+    return 0
+
+
+def export(path: Path, out: Path, dtype: str | None = None, force: bool = False) -> str:
+    """Write OUT, whole or not at all; what was written, in words.
+
+    CheckFailed only where the checkpoint is damaged: then an older one may do.
+    """
+    if out.is_dir() or not out.parent.is_dir():
+        problem = "is a directory" if out.is_dir() else "is in a directory that does not exist"
+        raise UsageError(f"{shown(out)} {problem}", "name the file to write")
+    if os.path.lexists(out) and not force:
+        raise UsageError(f"{shown(out)} is there already", "--force replaces it")
+    found = checkpoint_store.load(path)
+    problems = checkpoint_store.verify(found)
+    if problems:
+        raise CheckFailed(f"{shown(path)} is not exported: {'; '.join(problems[:3])}")
+    if ".metadata" not in found.files:
+        raise JobFailed(f"{shown(path)} is not exported: it has no .metadata")
+    try:
+        reader = FileSystemReader(path)
+        metadata = reader.read_metadata()
+        reader.set_up_storage_reader(metadata, is_coordinator=True)
+        weights = weights_of(metadata, CHOICES[dtype] if dtype else None)
+        if not weights:
+            raise JobFailed(f"{shown(path)} is not exported: nothing in it is called {WEIGHTS}*")
+        head = header(weights, metadata, found.step)
+        tensors = (tensor(reader, metadata, key, kind) for key, kind in weights.items())
+        write(out, head, tensors)
+    except OSError as error:
+        name = shown(error.filename or out)
+        raise JobFailed(f"{shown(out)} is not written: {name}: {error.strerror}") from error
+    return f"step {found.step}: {len(weights)} tensors, {out.stat().st_size:,} bytes: {shown(out)}"
+
+
+def weights_of(metadata: Metadata, wanted: torch.dtype | None) -> dict[str, torch.dtype]:
+    """Keys and their dtypes in OUT: the widest first, so that every tensor is aligned."""
+    kinds = {}
+    for key, stored in metadata.state_dict_metadata.items():
+        if not key.startswith(WEIGHTS):
+            continue
+        if not isinstance(stored, TensorStorageMetadata):
+            sys.stderr.write(f"left out: {shown(key)} is not a tensor\n")
+            continue
+        kind = stored.properties.dtype
+        kinds[key] = wanted if wanted and kind.is_floating_point else kind
+        if kinds[key] not in NAMES:
+            raise JobFailed(f"{shown(key)} is {kind}, which safetensors files cannot hold")
+    return dict(sorted(kinds.items(), key=lambda item: (-item[1].itemsize, item[0])))
+
+
+def header(weights: dict[str, torch.dtype], metadata: Metadata, step: int) -> bytes:
+    """Everything before the data."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt", "step": str(step)}}
+    begin = 0
+    for key, kind in weights.items():
+        shape = stored(metadata, key).size
+        end = begin + shape.numel() * kind.itemsize
+        name = key.removeprefix(WEIGHTS)
+        entries[name] = {"dtype": NAMES[kind], "shape": [*shape], "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNED)
+    return len(text).to_bytes(8, "little") + text
+
+
+def stored(metadata: Metadata, key: str) -> TensorStorageMetadata:
+    found = metadata.state_dict_metadata[key]
+    assert isinstance(found, TensorStorageMetadata)
+    return found
+
+
+def tensor(reader: FileSystemReader, metadata: Metadata, key: str, kind: torch.dtype) -> Tensor:
+    """One tensor, put together from its shards, which become this dtype on the way."""
+    about = stored(metadata, key)
+    if sum(chunk.sizes.numel() for chunk in about.chunks) != about.size.numel():
+        raise JobFailed(f"{shown(key)} is not exported: its shards do not make up the whole")
+    value = torch.empty(about.size, dtype=kind)
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner({key: value}, metadata, is_coordinator=True)
+    reader.read_data(planner.create_local_plan(), planner).wait()
+    if kind != about.properties.dtype and kind == torch.float16 and value.isinf().any():
+        raise UsageError(
+            f"{shown(key)} has values above 65504, the largest of fp16", "take --dtype bf16"
+        )
+    return value
+
+
+def write(out: Path, head: bytes, tensors: Iterable[Tensor]) -> None:
+    new = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        with new.open("wb") as file:
+            file.write(head)
+            for value in tensors:
+                file.write(memory(value))
+                del value  # before the next one needs the place
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(out)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def memory(value: Tensor) -> ctypes.Array[ctypes.c_char]:
+    """Its bytes where they lie, while it lives; without numpy, since torch does without, too."""
+    return (ctypes.c_char * value.nbytes).from_address(value.data_ptr())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""What `orchestrator verify` runs on every node: real collectives, checked and timed.
+
+Started as a job like any other. It measures and writes outputs/verify.json; what that means is
+said by the head, which has no torch. By hand: torchrun ... -m orchestrator.engine.verify
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from orchestrator.config import parse
+from orchestrator.config.schema import Config
+from orchestrator.engine.observe import speed
+from orchestrator.engine.ranks import world
+from orchestrator.engine.ranks.world import World
+from orchestrator.engine.verify import collective_bench, pair_bench
+from orchestrator.errors import OrchestratorError
+
+COLLECTIVES, PAIRS = 0.5, 0.35  # parts of --seconds; the rest is for multiplications and the model
+PATIENCE = 60.0  # for one thing to be done, beyond --seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Verify the links between these ranks.")
+    parser.add_argument("--backend", choices=("nccl", "gloo"))
+    parser.add_argument("--max-size", type=int, default=1 << 30, help="bytes")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    options = parser.parse_args()
+    try:
+        config = read_config()
+        made = world.join(options.backend, PATIENCE + options.seconds)
+        wrong = verify(made, config, options.max_size, options.seconds)
+    except OrchestratorError as error:
+        raise SystemExit(str(error)) from None
+    made.most(0.0)  # rank 0 has written it all
+    if wrong:
+        raise SystemExit(in_words(wrong))
+    dist.destroy_process_group()
+
+
+def verify(ranks: World, config: Config, largest: int, seconds: float) -> list[dict[str, Any]]:
+    """The wrong results of this rank."""
+    began = time.monotonic()
+    told: dict[str, Any] = {"complete": False, **about(ranks)}
+    kind = speed.matmul_dtype(config.training.mixed_precision)
+
+    def multiply() -> None:
+        """At several moments, of which the best counts: noise is not a slow device."""
+        now = ranks.exchange(speed.measured_matmul_flops(ranks.device, kind))
+        told["flops"] = [max(two) for two in zip(now, told.get("flops", now), strict=True)]
+
+    multiply()
+    own: list[dict[str, Any]] = []
+    if ranks.size > 1:
+        teams = world.teams(ranks)
+        found = collective_bench.measure(ranks, teams, largest, COLLECTIVES * seconds)
+        own = [asdict(one) for one in found.wrong]
+        told["wrong"] = [one for some in ranks.exchange(own) for one in some]
+        told["collectives"] = across_teams(ranks, found.rows)
+        told["notes"] = found.notes
+        write(ranks, told)
+        multiply()
+        told["pairs"] = pair_bench.measure(ranks, PAIRS * seconds)
+        write(ranks, told)
+    multiply()
+    told["model"] = model_of(ranks, config, min(told["flops"]))
+    told["seconds"] = time.monotonic() - began
+    told["complete"] = True
+    write(ranks, told)
+    return own
+
+
+def about(ranks: World) -> dict[str, Any]:
+    device = "CPU"
+    if ranks.device.type == "cuda":
+        device = torch.cuda.get_device_name(ranks.device)
+    told = ranks.exchange({"device": device, "link_speed": link_speed()})
+    nodes = [
+        {
+            "index": node,
+            "host": ranks.hosts[ranks.of_node(node)[0]],
+            "ranks": ranks.of_node(node),
+            "link_speed": told[ranks.of_node(node)[0]]["link_speed"],
+        }
+        for node in sorted(set(ranks.nodes))
+    ]
+    devices = [one["device"] for one in told]
+    free = -ranks.most(-float(world.free_bytes(ranks)))
+    return {"backend": ranks.backend, "torch": torch.__version__, "nodes": nodes,
+            "devices": devices, "free_bytes": int(free)}  # fmt: skip
+
+
+def link_speed() -> float | None:
+    """Bytes per second that the interface for sockets says it has, if it says so."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    try:
+        megabits = int(Path("/sys/class/net", name, "speed").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return megabits * 1e6 / 8 if megabits > 0 else None
+
+
+def across_teams(ranks: World, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Teams of one scope work at the same time: the slowest of them counts."""
+    found: list[dict[str, Any]] = []
+    for same in zip(*ranks.exchange(rows), strict=True):
+        slowest = max(same, key=lambda row: float(row["seconds"]))
+        found.append({**slowest, "busbw": min(row["busbw"] for row in same)})
+    return found
+
+
+def model_of(ranks: World, config: Config, flops: float) -> dict[str, Any]:
+    """What a prediction needs to know of the configured model; or why there can be none."""
+    if config.model.kind == "target":
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        from orchestrator.engine.verify import model_timing
+
+        return model_timing.of(config, ranks, flops)
+    except OrchestratorError as error:
+        return {"why": error.what}
+    except Exception as error:  # the user's own function, without memory for its tensors
+        if config.model.kind != "target":
+            raise
+        return {"why": f"{config.model.target} cannot be made on torch's meta device ({error})"}
+
+
+def in_words(wrong: list[dict[str, Any]]) -> str:
+    one = wrong[0]
+    size = collective_bench.text_of(one["bytes"])
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return (
+        f"{one['collective']} of {size} gave rank {one['rank']} a wrong result: element"
+        f" {one['element']} is {one['got']:g}, not {one['expected']:g}{more}"
+    )
+
+
+def write(ranks: World, told: dict[str, Any]) -> None:
+    """A whole file each time, so that whatever ends the job leaves what was known before."""
+    experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
+    if ranks.rank == 0 and experiment:
+        path = Path(experiment, "outputs", "verify.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(".verify.json.new")
+        new.write_text(json.dumps(told), encoding="ascii")
+        new.replace(path)
+
+
+def read_config() -> Config:
+    """What the launch resolved; by hand, the defaults."""
+    run = os.environ.get("ORCHESTRATOR_RUN")
+    if not run:
+        return Config()
+    spec = json.loads(Path(run, "spec.json").read_text(encoding="ascii"))
+    return parse.build(Config, spec["config"])
+
+
+if __name__ == "__main__":
+    main()

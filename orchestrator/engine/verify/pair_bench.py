@@ -1,0 +1,182 @@
+"""Every node to every other, disjoint pairs at once, each direction by itself. Called by verify.py.
+
+Rounds are those of a tournament (the circle method), so n nodes take n - 1 rounds and not n * n.
+The pairs that came out slow are measured again afterwards: bad luck is not slow three times.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.engine.ranks.world import World
+
+FIRST, LARGEST = 1 << 14, 1 << 26  # bytes of a message
+SHORTEST, LONGEST = 0.04, 0.25  # seconds for one direction of a pair
+MESSAGES = 20  # in that time, or nearly: the shorter one is, the less likely it is disturbed
+GAIN = 1.5  # a larger message that is so much faster: what was measured was still latency
+PINGS = 10
+SUSPECT = 0.7  # of what a quarter of all pairs reach
+AGAIN = 2  # a rate below half by noise alone, three times in a row, is one in ten thousand
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What one rank sent to its partner on the other node: bytes per second, and one way's time."""
+
+    sender: int
+    receiver: int
+    rate: float
+    latency: float
+
+
+def rounds(nodes: int) -> list[list[Pair]]:
+    """Each two of them meet once, and nobody is in two pairs of a round."""
+    players = list(range(nodes + nodes % 2))
+    found = []
+    for _ in range(len(players) - 1):
+        half = len(players) // 2
+        meetings = zip(players[:half], players[: half - 1 : -1], strict=True)
+        found.append([(min(pair), max(pair)) for pair in meetings if max(pair) < nodes])
+        players = [players[0], players[-1], *players[1:-1]]
+    return found if nodes > 1 else []
+
+
+def measure(world: World, seconds: float) -> list[dict[str, Any]]:
+    """One row for each ordered pair of nodes: bytes per second, seconds of latency."""
+    nodes = sorted(set(world.nodes))
+    plan = rounds(len(nodes))
+    if not plan:
+        return []
+    deadline = time.monotonic() + seconds
+    # A direction takes up to twice this, and the slow ones are to be measured again.
+    each = min(LONGEST, max(SHORTEST, seconds / (8 * len(plan))))
+    best: dict[Pair, dict[str, Any]] = {}
+    for number, pairs in enumerate(plan):
+        if number and world.most(time.monotonic() - deadline) > 0:
+            world.say(f"pairs of nodes: the time is up; {len(plan) - number} rounds are left out")
+            break
+        keep(best, round_of(world, pairs, each))
+        world.say(f"pairs of nodes: round {number + 1} of {len(plan)}")
+    deadline = time.monotonic() + AGAIN * seconds
+    for number in range(1, AGAIN + 1):
+        slow = suspects(best)
+        for pairs in plan:
+            again = [pair for pair in pairs if pair in slow or pair[::-1] in slow]
+            if not again or world.most(time.monotonic() - deadline) > 0:
+                continue
+            world.say("measured again: " + ", ".join(f"nodes {a} and {b}" for a, b in again))
+            keep(best, round_of(world, again, min(LONGEST, each * 2**number)))
+    return [best[pair] for pair in sorted(best)]
+
+
+def keep(best: dict[Pair, dict[str, Any]], rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        pair = (row["from"], row["to"])
+        if pair not in best or row["rate"] > best[pair]["rate"]:
+            best[pair] = row
+
+
+def suspects(best: dict[Pair, dict[str, Any]]) -> set[Pair]:
+    rates = sorted(row["rate"] for row in best.values())
+    usual = rates[3 * len(rates) // 4]
+    return {pair for pair, row in best.items() if row["rate"] < SUSPECT * usual}
+
+
+def round_of(world: World, pairs: list[Pair], budget: float) -> list[dict[str, Any]]:
+    """All of these pairs at the same time, first in one direction, then in the other."""
+    own: list[Lane] = []
+    for forward in (True, False):
+        world.most(0.0)
+        for a, b in pairs:
+            source, target = (a, b) if forward else (b, a)
+            senders, receivers = world.of_node(source), world.of_node(target)
+            for sender, receiver in zip(senders, receivers, strict=False):
+                if world.rank == sender:
+                    own.append(send(world, receiver, budget))
+                elif world.rank == receiver:
+                    receive(world, sender)
+    told = world.exchange([[o.sender, o.receiver, o.rate, o.latency] for o in own])
+    lanes: dict[Pair, list[Lane]] = {}
+    for lane in (Lane(*one) for some in told for one in some):
+        pair = (world.nodes[lane.sender], world.nodes[lane.receiver])
+        lanes.setdefault(pair, []).append(lane)
+    return [
+        {
+            "from": pair[0],
+            "to": pair[1],
+            "rate": sum(lane.rate for lane in some),
+            "latency": min(lane.latency for lane in some),
+            "lanes": len(some),
+        }
+        for pair, some in lanes.items()
+    ]
+
+
+# -- one lane -------------------------------------------------------------------------------------
+
+
+def send(world: World, to: int, budget: float) -> Lane:
+    """Messages that grow until some of them fill the budget and growing makes them no faster; one
+    that was disturbed is no reason to stop. The receiver hears each size first, and 0 at the end.
+    """
+    data = torch.zeros(FIRST, dtype=torch.uint8, device=world.device)
+    transfer(world, to, data)  # the first connects
+    latency = min(transfer(world, to, data[:1]) for _ in range(PINGS)) / 2
+    until, size, smaller = time.monotonic() + budget, FIRST, 0.0
+    times = [transfer(world, to, data)]
+    while time.monotonic() + min(times) < until:
+        own = size / min(times)
+        if size < LARGEST and (min(times) < budget / MESSAGES or own > GAIN * smaller):
+            smaller, size, times = own, 4 * size, []
+            data = torch.zeros(size, dtype=torch.uint8, device=world.device)
+        times.append(transfer(world, to, data))
+    announce(0, to)
+    # Neither the worst, which was disturbed, nor the best: a switch lets some bytes through at once
+    # after a pause, and where several ranks share a wire, one's best is what another lacked.
+    return Lane(world.rank, to, size / statistics.median(times), latency)
+
+
+def receive(world: World, sender: int) -> None:
+    data = torch.zeros(FIRST, dtype=torch.uint8, device=world.device)
+    size = torch.zeros(1, dtype=torch.int64)
+    while True:
+        dist.recv(size, sender)
+        wanted = int(size)
+        if not wanted:
+            return
+        if wanted > data.numel():
+            data = torch.zeros(wanted, dtype=torch.uint8, device=world.device)
+        one_way(dist.irecv, data[:wanted], sender)
+        world.settle()
+        one_way(dist.isend, data[:1], sender)
+        world.settle()
+
+
+def announce(size: int, to: int) -> None:
+    dist.send(torch.tensor([size]), to)
+
+
+def transfer(world: World, to: int, data: Tensor) -> float:
+    """Seconds until the receiver has said that it has all of it."""
+    announce(data.numel(), to)
+    answer = torch.zeros(1, dtype=torch.uint8, device=world.device)
+    began = time.perf_counter()
+    one_way(dist.isend, data, to)
+    one_way(dist.irecv, answer, to)
+    world.settle()
+    return time.perf_counter() - began
+
+
+def one_way(what: Any, data: Tensor, peer: int) -> None:
+    """As a batch of one: NCCL then uses the communicator that is there, and makes none per pair."""
+    for work in dist.batch_isend_irecv([dist.P2POp(what, data, peer)]):
+        work.wait()
