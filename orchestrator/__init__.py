@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.version import __version__
+
 if TYPE_CHECKING:
     from orchestrator.api.cluster import Cluster
     from orchestrator.api.job import Job, Line, Receipt, Verdict
@@ -20,8 +22,8 @@ __all__ = [
     "Receipt",
     "Trainer",
     "Verdict",
+    "__version__",
 ]
-__version__ = "0.1.0"
 
 # Imported when somebody asks for it: the head must not load torch, nor a command what it needs not.
 LATER = {

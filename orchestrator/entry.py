@@ -7,20 +7,20 @@ from orchestrator import interrupt
 
 def main() -> None:
     interrupt.answer_at_once()
-    from orchestrator import cli
+    from orchestrator.cli import main as commands
 
-    cli.run(cli.cli, "orchestrator")
+    commands.run(commands.cli, "orchestrator")
 
 
 def master_launch() -> None:
     interrupt.answer_at_once()
-    from orchestrator import cli
+    from orchestrator.cli import main as commands
 
-    cli.run(cli.launch_command, "master_launch")
+    commands.run(commands.launch_command, "master_launch")
 
 
 def emergency_stop() -> None:
     interrupt.answer_at_once()
-    from orchestrator import cli
+    from orchestrator.cli import main as commands
 
-    cli.run(cli.emergency_stop_command, "emergency_stop")
+    commands.run(commands.emergency_stop_command, "emergency_stop")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/config.md from the classes of orchestrator/config/schema.py: their fields are the reference.
+"""Write docs/config.md from the fields of the classes in orchestrator/config/schema.py.
 
 scripts/config_reference.py [--check]
 """

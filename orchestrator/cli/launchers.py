@@ -94,10 +94,10 @@ def run_node(**options: Any) -> int:
     MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and NPROC_PER_NODE in the environment say which
     part. Nothing starts before all nodes are there and agree.
     """
-    from orchestrator.launchers.by_hand import run_node as node
+    from orchestrator.launchers.by_hand import run_node as by_hand
 
-    mine = node.part(os.environ)  # first: its words are better than those of --master-port
-    return node.run(mine, options["wait"], launch_options(options["words"]))
+    mine = by_hand.part(os.environ)  # first: its words are better than those of --master-port
+    return by_hand.run(mine, options["wait"], launch_options(options["words"]))
 
 
 # -- accelerate -----------------------------------------------------------------------------------

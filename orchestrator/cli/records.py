@@ -42,9 +42,9 @@ def checkpoint_argument(**options: Any) -> Callable[..., Any]:
 @click.option("--json", "as_json", is_flag=True)
 def checkpoint_ls(**options: Any) -> int:
     """Which checkpoints there are, the newest first."""
-    from orchestrator.head.commands import checkpoints as checkpoint
+    from orchestrator.head.commands import checkpoints
 
-    return checkpoint.ls(options)
+    return checkpoints.ls(options)
 
 
 @checkpoint.command("verify")
@@ -53,9 +53,9 @@ def checkpoint_ls(**options: Any) -> int:
 @click.option("--json", "as_json", is_flag=True)
 def checkpoint_verify(**options: Any) -> int:
     """Compare every byte with its checksum; exit code 1 if any is damaged."""
-    from orchestrator.head.commands import checkpoints as checkpoint
+    from orchestrator.head.commands import checkpoints
 
-    return checkpoint.verify(options)
+    return checkpoints.verify(options)
 
 
 @checkpoint.command("export")
@@ -69,9 +69,9 @@ def checkpoint_verify(**options: Any) -> int:
 @click.option("--force", is_flag=True, help="Replace OUT.")
 def checkpoint_export(**options: Any) -> int:
     """Write the weights of a checkpoint to OUT, one safetensors file."""
-    from orchestrator.head.commands import checkpoints as checkpoint
+    from orchestrator.head.commands import checkpoints
 
-    return checkpoint.export(options)
+    return checkpoints.export(options)
 
 
 @click.command()

@@ -142,7 +142,9 @@ class Trainer:
         if saving:
             outset.refuse_later(place.absolute(), self.state.step)
         limits = Limits(
-            epochs, duration.parse("min_period", min_period), duration.parse("max_period", max_period),
+            epochs,
+            duration.parse("min_period", min_period),
+            duration.parse("max_period", max_period),
             time.monotonic(),
         )  # fmt: skip
         training = self._dealt(train_loader, "train_loader")

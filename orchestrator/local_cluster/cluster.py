@@ -164,7 +164,7 @@ class LoopbackCluster:
         )
 
     def _start_keeper(self) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         return subprocess.Popen(
             [sys.executable, "-m", "orchestrator.local_cluster.cluster", str(self.directory)],
             stdin=subprocess.PIPE,

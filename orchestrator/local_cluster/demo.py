@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -59,9 +59,8 @@ NOTES = {
 }
 
 
-def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
-    """The exit code is the job's."""
-    options = launch_options(arguments)
+def demo(size: int, keep: bool, arguments: tuple[str, ...], options: Mapping[str, Any]) -> int:
+    """Run it with launch `arguments`, which parse to `options`; the exit code is the job's."""
     if options["python"] is None and importlib.util.find_spec("torch") is None:
         raise CheckFailed(
             f"the demo trains with torch, and {sys.executable} has none",
@@ -103,13 +102,6 @@ def make_directory() -> Path:
 def remove(directory: Path) -> None:
     sweep(directory)
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def launch_options(arguments: Sequence[str]) -> dict[str, Any]:
-    """What master_launch will understand; a wrong option is told before anything is started."""
-    from orchestrator.cli import launch_command
-
-    return launch_command.make_context("master_launch", list(arguments)).params
 
 
 def listed_port(size: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import UsageError
-from orchestrator.launchers.by_hand import run_node as node
+from orchestrator.launchers.by_hand import run_node as by_hand
 from orchestrator.launchers.by_hand.rendezvous import Hello, disagreement
 from tests.clusters.slurm import free_ports
 from tests.launching import BIN, Command
@@ -173,11 +173,11 @@ GOOD = {"MASTER_ADDR": "10.0.0.1", "NNODES": "2", "NODE_RANK": "1"}
 
 
 def test_a_part_of_a_job() -> None:
-    assert node.part(GOOD) == node.Part("10.0.0.1", 29500, 2, 1, None)
-    assert node.part({"NNODES": "1"}) == node.Part("127.0.0.1", 29500, 1, 0, None)
+    assert by_hand.part(GOOD) == by_hand.Part("10.0.0.1", 29500, 2, 1, None)
+    assert by_hand.part({"NNODES": "1"}) == by_hand.Part("127.0.0.1", 29500, 1, 0, None)
     indexed = {"MASTER_ADDR": "run-0.run", "NNODES": "2", "JOB_COMPLETION_INDEX": "1"}
-    assert node.part(indexed) == node.Part("run-0.run", 29500, 2, 1, None)
-    assert node.part({**indexed, "NODE_RANK": "1"}).rank == 1
+    assert by_hand.part(indexed) == by_hand.Part("run-0.run", 29500, 2, 1, None)
+    assert by_hand.part({**indexed, "NODE_RANK": "1"}).rank == 1
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_part_of_a_job() -> None:
 def test_what_is_missing_or_wrong_is_named(change: dict[str, str | None], words: str) -> None:
     merged = {**GOOD, **change}
     with pytest.raises(UsageError) as refused:
-        node.part({name: value for name, value in merged.items() if value is not None})
+        by_hand.part({name: value for name, value in merged.items() if value is not None})
     assert words in str(refused.value)
 
 

@@ -441,7 +441,8 @@ def test_a_file_without_permission(tmp_path: Path) -> None:
 
 def test_a_piped_list_can_be_read() -> None:
     code = (
-        "import sys; from pathlib import Path; from orchestrator.head.inventory.node_list import read_nodes;"
+        "import sys; from pathlib import Path;"
+        "from orchestrator.head.inventory.node_list import read_nodes;"
         "print(*(n.host for n in read_nodes(Path('/dev/stdin'))));"
         "print([m for m in ('torch', 'paramiko') if m in sys.modules])"
     )

@@ -157,8 +157,8 @@ def own_source(config: Config, split: str) -> OwnData | None:
         return None
     if not hasattr(made, "__len__") or not hasattr(made, "__getitem__"):
         raise UsageError(
-            f"dataset.target is {name!r}, which gave {import_by_name.kind(made)}, not a dataset that has"
-            " __len__ and __getitem__",
+            f"dataset.target is {name!r}, which gave {import_by_name.kind(made)}, not a dataset"
+            " that has __len__ and __getitem__",
             "samples are asked for by their number, so that ranks share them and a resume is exact",
         )
     if not len(made):

@@ -45,7 +45,8 @@ def own_model(config: Config) -> nn.Module:
         model = import_by_name.call("model", name, config.model.args)
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"model.target is {name!r}, which gave {import_by_name.kind(model)}, not a torch.nn.Module"
+            f"model.target is {name!r}, which gave {import_by_name.kind(model)}, not a"
+            " torch.nn.Module"
         )
     return model
 

@@ -28,7 +28,7 @@ from orchestrator.errors import JobFailed, UsageError
 SWITCH = "ORCHESTRATOR_DEBUG_COLLECTIVES"
 LIMIT = 60.0  # seconds that a rank may come later than the others
 POLL = 0.01
-OURS = str(Path(__file__).parents[1]) + os.sep
+OURS = str(Path(__file__).parents[2]) + os.sep
 ROLE = re.compile(r"\b(is_master_\w+|\w*rank\w*)\b", re.IGNORECASE)
 
 

@@ -28,8 +28,11 @@ import torch.distributed as dist
 
 from orchestrator.errors import CheckFailed, JobFailed, UsageError
 
-ROOT = str(Path(__file__).parents[2])
-BEGIN = "import sys; sys.path[:0] = sys.argv[1:2]; import orchestrator.engine.ranks.spawn as l; l.child()"
+ROOT = str(Path(__file__).parents[3])
+BEGIN = (
+    "import sys; sys.path[:0] = sys.argv[1:2]; from orchestrator.engine.ranks import spawn;"
+    " spawn.child()"
+)
 PATIENCE = 3.0  # seconds between SIGTERM and SIGKILL for those that are left
 
 

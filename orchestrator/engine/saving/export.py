@@ -1,4 +1,6 @@
-"""`python -m orchestrator.engine.saving.export CHECKPOINT OUT`: its weights as one safetensors file.
+"""Write the weights of a checkpoint as one safetensors file.
+
+`python -m orchestrator.engine.saving.export CHECKPOINT OUT` does it by hand.
 
 Called by `orchestrator checkpoint export`. It needs no process group, and memory for twice the
 largest tensor only: one after the other is put together from its shards and written.

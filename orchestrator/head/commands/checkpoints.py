@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
 import shlex
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 
 import click
 
+from orchestrator import text
 from orchestrator.errors import (
     EXIT_CHECK,
     EXIT_DONE,
@@ -25,10 +25,11 @@ from orchestrator.errors import (
     JobFailed,
     UsageError,
 )
+from orchestrator.head.screen.output import tell
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, shown
 
-HOME = Path(__file__).parents[2]
+HOME = Path(__file__).parents[3]
 READERS = 4  # files read at a time: one alone does not fill a network disk
 TOLD_EVERY = 0.2  # seconds between two looks at how far it is
 
@@ -44,7 +45,7 @@ def ls(options: dict[str, Any]) -> int:
     for one in found:
         known = bool(one.files)
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.created)) if known else "-"
-        size, world = (in_words(one.size), one.world) if known else ("-", "-")
+        size, world = (text.size(one.size), one.world) if known else ("-", "-")
         state = "complete" if one.complete else f"incomplete: {one.problem}"
         tell(row.format(one.step, when, size, world, state))
     return EXIT_DONE
@@ -78,7 +79,7 @@ def verify(options: dict[str, Any]) -> int:
         told.append({**about(one), "problems": problems})
         if options["as_json"]:
             continue
-        took = f"{in_words(one.size)} in {time.monotonic() - began:.1f} s"
+        took = f"{text.size(one.size)} in {time.monotonic() - began:.1f} s"
         tell(f"step {one.step}: " + ("DAMAGED" if problems else f"good ({took})"))
         for problem in problems:
             tell(f"  {problem}")
@@ -122,7 +123,7 @@ class Progress:
             if self.tty and time.monotonic() > self.next:
                 self.next = time.monotonic() + TOLD_EVERY
                 self.dirty = True
-                line = f"{self.what}: {in_words(self.done)} of {in_words(self.size)}"
+                line = f"{self.what}: {text.size(self.done)} of {text.size(self.size)}"
                 click.echo(f"\r\x1b[K{line}", err=True, nl=False)
 
     def clear(self) -> None:
@@ -186,21 +187,6 @@ def resolve(options: dict[str, Any]) -> list[Checkpoint]:
 # -- words ------------------------------------------------------------------------------------
 
 
-def tell(text: str) -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name that Latin-1 cannot show
-    click.echo(text)
-
-
 def tell_json(found: Sequence[Checkpoint], told: list[dict[str, Any]], **more: Any) -> None:
     whole = {"directory": str(found[0].path.parent), **more, "checkpoints": told}
     tell(json.dumps(whole, indent=1))
-
-
-def in_words(size: int) -> str:
-    value, unit = float(size), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.1f} {unit}"

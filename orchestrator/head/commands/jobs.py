@@ -36,7 +36,7 @@ from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.log_reader import LogFile, last_words
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.slurm import batch_job, queue
-from orchestrator.head.status import status as look
+from orchestrator.head.status import status as job_status
 from orchestrator.head.status.catch_up import Mirror
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -229,7 +229,7 @@ def locate(options: dict[str, Any]) -> tuple[Experiment | None, JobRecord, Way]:
         what = f"no experiment {wanted!r}" if wanted else "no experiment"
         raise UsageError(f"there is {what} in {options['experiments']}{hint}")
     ssh = Ssh(SshConfig(options["ssh_config"]))
-    return None, look.find_on_nodes(ssh, read_nodes(options["nodes"]), wanted), ssh
+    return None, job_status.find_on_nodes(ssh, read_nodes(options["nodes"]), wanted), ssh
 
 
 def at_home(options: dict[str, Any]) -> tuple[Experiment, JobRecord, Way]:
@@ -317,8 +317,8 @@ def status(options: dict[str, Any]) -> int:
     place, record, ssh = locate(options)
     while True:
         asleep = record.over or record.state == "queued"
-        states = look.from_record(record) if asleep else look.ask_nodes(ssh, record)
-        words = look.to_json if options["as_json"] else look.to_text
+        states = job_status.from_record(record) if asleep else job_status.ask_nodes(ssh, record)
+        words = job_status.to_json if options["as_json"] else job_status.to_text
         if options["watch"] and sys.stdout.isatty():
             sys.stdout.write("\x1b[H\x1b[J")
         slurm = queue.place(record.slurm_job) if record.slurm_job and not record.over else None

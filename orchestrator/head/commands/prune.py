@@ -1,7 +1,8 @@
 """`orchestrator prune`: which experiments go, and why the others stay.
 
 choose() decides, and knows nothing but what it is given. Around it: reading the directory, asking
-the nodes, the table, the question. removal.py takes experiments away, remains.py what nodes have.
+the nodes, the table, the question. prune/remove.py removes experiments, prune/node_runs.py what
+nodes have of them.
 """
 
 from __future__ import annotations

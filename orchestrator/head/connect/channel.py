@@ -21,14 +21,15 @@ from orchestrator.errors import NodeError
 from orchestrator.head.connect.light_paramiko import paramiko
 from orchestrator.head.connect.transport import Connection
 
+HOUSE = Path(__file__).parents[2]
 HEADER = struct.Struct(">cI")
 READ = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
 NOISE_LIMIT = 1 << 20
 
-# What the engine imports beside itself, and what a user's script on a node may import of us.
-OWN = (
-    *("__init__", "checkpoints", "config", "configfile", "contradictions", "distributed"),
-    *("errors", "experiment", "manifest", "slurm", "strict"),
+# What runs on nodes: the node's side, the engine, and what a user's script may import of us there.
+TRAVELS = (
+    *("__init__.py", "distributed.py", "errors.py", "slurm_environment.py"),
+    *("config", "records", "node", "engine"),
 )
 # No character in these that any login shell (sh, bash, zsh, csh, fish) treats specially in quotes.
 CHOOSE_PYTHON = (
@@ -43,11 +44,14 @@ READ_PROGRAM = (
 @functools.cache
 def library() -> tuple[str, bytes]:
     """(digest, blob): our sources that run on nodes, where only Python and torch are installed."""
-    root = Path(__file__).parent.parent
-    own = [root / f"{name}.py" for name in OWN]
-    paths = own + sorted((root / "node").glob("*.py")) + sorted((root / "engine").glob("*.py"))
+    paths = [
+        path
+        for name in TRAVELS
+        for path in (sorted((HOUSE / name).rglob("*.py")) if "." not in name else [HOUSE / name])
+    ]
     files = {
-        f"orchestrator/{path.relative_to(root)}": path.read_text(encoding="utf-8") for path in paths
+        f"orchestrator/{path.relative_to(HOUSE)}": path.read_text(encoding="utf-8")
+        for path in paths
     }
     files["__main__.py"] = "from orchestrator.node.main import main\n\nmain()\n"
     text = json.dumps(files).encode("ascii")
@@ -56,7 +60,7 @@ def library() -> tuple[str, bytes]:
 
 @functools.cache
 def installer() -> str:
-    return (Path(__file__).parent.parent / "node/install.py").read_text(encoding="utf-8")
+    return (HOUSE / "node/install.py").read_text(encoding="utf-8")
 
 
 def python_candidates(wanted: str | None) -> list[str]:

@@ -13,7 +13,7 @@ from orchestrator.head.follow import failure_kinds
 
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 PACKAGES = re.compile(
-    r"/(site|dist)-packages/|/lib/python3[.]\d+/|^<|/orchestrator/node/(rank|agent|call)[.]py$"
+    r"/(site|dist)-packages/|/lib/python3[.]\d+/|^<|/orchestrator/node/job/(rank|fast_torchrun|run_function)[.]py$"
 )
 IN_A_WORKER = re.compile(r"^Caught \w+ (in DataLoader worker process \d+)")
 WHAT = re.compile(r"^\s*what\(\):\s+(.+)$", re.MULTILINE)

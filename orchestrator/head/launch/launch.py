@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import __version__, interrupt
+from orchestrator import interrupt
 from orchestrator.config import load
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.head.connect import fleet
@@ -32,6 +32,7 @@ from orchestrator.head.plan.setting import Setting
 from orchestrator.head.slurm import batch_job
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.version import __version__
 
 HOOK_TIMEOUT = 70.0
 START_TIMEOUT = 30.0

@@ -1,7 +1,8 @@
 """Facts in, each node's place in the network and its settings out: pure, each with its reason.
 
 What cannot work (no network in common, addresses that mean two machines) is an error here, in
-words, and not a timeout on the nodes. fabric.py chooses the cards, this file addresses and names.
+words, and not a timeout on the nodes. nccl_transport.py chooses the cards, this file addresses
+and names.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import CheckFailed, nearest
-from orchestrator.head.plan import addresses as places
-from orchestrator.head.plan import nccl_transport as fabric
+from orchestrator.head.plan import addresses as node_addresses
+from orchestrator.head.plan import nccl_transport
 from orchestrator.head.plan.addresses import Place
 from orchestrator.head.plan.member import Member, is_loopback
 from orchestrator.head.plan.nccl_transport import Fabric
@@ -46,8 +47,8 @@ def make(
 ) -> Network:
     """`theirs`: variables that the user sets for all; `hinted`: that the hook names, for some."""
     check_names(members)
-    found = places.find(members)
-    chosen = fabric.choose(members, profile, theirs, hinted)
+    found = node_addresses.find(members)
+    chosen = nccl_transport.choose(members, profile, theirs, hinted)
     settings = [
         node_settings(one, place, chosen, index, profile)
         for index, (one, place) in enumerate(zip(members, found, strict=True))

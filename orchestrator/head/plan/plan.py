@@ -14,7 +14,7 @@ from orchestrator.config.schema import Config
 from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.plan import nccl_env as network
+from orchestrator.head.plan import nccl_env
 from orchestrator.head.plan.addresses import Place
 from orchestrator.head.plan.member import Member
 from orchestrator.head.plan.nccl_env import Network
@@ -103,7 +103,7 @@ def make(
     kind = check_targets(target, found)
     check_torch(found)
     theirs = frozenset({*config.nccl.variables, *config.env, *user_env})
-    net = network.make(members(found), config.nccl.profile, theirs, hinted)
+    net = nccl_env.make(members(found), config.nccl.profile, theirs, hinted)
     places = net.places
     start, notes = choose_start(config.launch.start, kind, target, found)
     port, port_note = choose_port(config, found[0])

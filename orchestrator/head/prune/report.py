@@ -8,15 +8,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.head.commands import checkpoints
-from orchestrator.head.commands.checkpoints import in_words
+from orchestrator import text
 from orchestrator.head.prune.scan import Found, Plan
+from orchestrator.head.screen import output
 from orchestrator.records.checkpoint_store import shown
 
 
 def print_out(text: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # a reader that left does not stop the removal
-        checkpoints.tell(text)
+        output.tell(text)
 
 
 def experiments(count: int) -> str:
@@ -33,7 +33,7 @@ def show(plan: Plan, *, verbose: bool) -> None:
     if plan.going:
         table(plan, plan.going)
     for name in plan.hidden:
-        left = in_words(plan.measured[name].size)
+        left = text.size(plan.measured[name].size)
         print_out(f"{shown(name)}: left by a prune that was interrupted, {left}")
     for one in plan.going:
         if plan.measured[one.name].obstacle:
@@ -49,7 +49,7 @@ def show(plan: Plan, *, verbose: bool) -> None:
         print_out(f"nothing to remove: {experiments(count)} in {shown(plan.directory)}")
     else:
         size = sum(found.size for found in plan.measured.values())
-        print_out(f"{experiments(len(plan.going))}, {in_words(size)}")
+        print_out(f"{experiments(len(plan.going))}, {text.size(size)}")
 
 
 def foreign(plan: Plan, *, verbose: bool) -> None:
@@ -64,7 +64,7 @@ def table(plan: Plan, rows: Sequence[Found]) -> None:
     print_out(line.format("experiment", "state", "when", "size", "").rstrip())
     for one in rows:
         assert one.record is not None
-        size = in_words(plan.measured[one.name].size)
+        size = text.size(plan.measured[one.name].size)
         pin = "pinned" if one.pinned else ""
         row = (shown(one.name), shown(one.record.state), clock(one)[:16], size, pin)
         print_out(line.format(*row).rstrip())
@@ -81,9 +81,9 @@ def conclude(options: Mapping[str, Any], plan: Plan) -> None:
     for name, why in plan.failed.items():
         tell(options, f"NOT REMOVED: {shown(name)}: {why}")
     gone = [one for one in plan.going if one.name in plan.removed]
-    words = f"removed {experiments(len(gone))}, {in_words(plan.freed)} freed"
+    words = f"removed {experiments(len(gone))}, {text.size(plan.freed)} freed"
     if plan.on_nodes:
-        words += f" here and {in_words(plan.freed_on_nodes)} on their nodes"
+        words += f" here and {text.size(plan.freed_on_nodes)} on their nodes"
     elif gone:
         words += "; what they left on their nodes stays there (--on-nodes removes that too)"
     tell(options, words)

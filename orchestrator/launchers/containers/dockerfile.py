@@ -9,7 +9,7 @@ from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head.commands import jobs
 
 BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
-CLONE = Path(__file__).parents[2]
+CLONE = Path(__file__).parents[3]
 NEEDED = ("pyproject.toml", "README.md", "orchestrator")  # what pip needs of our clone
 
 TEXT = """\

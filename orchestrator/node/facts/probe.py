@@ -24,7 +24,6 @@ from orchestrator.node.facts import (
 )
 from orchestrator.node.facts.with_timeouts import gather
 
-PORTS_TO_TRY = 200
 SECONDS = 3.0  # for any part: a network file system whose server is gone never answers
 # What is in the environment already was set by somebody who knows this machine.
 OWN_SETTINGS = ("NCCL_", "RCCL_", "GLOO_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE")
@@ -107,43 +106,6 @@ def own_settings(root: str = "") -> dict[str, str]:
             found[name.strip()] = value.strip()
     found.update({k: v for k, v in os.environ.items() if k.startswith(OWN_SETTINGS)})
     return found
-
-
-class Port:
-    """A TCP port held for a job until its supervisor ends, against a second launch just then.
-
-    The TCP port itself must stay free for torchrun, so what is held is an abstract Unix socket of
-    the port's name: it lives in the same network namespace and goes away with its last holder.
-    """
-
-    def __init__(self, wanted: int, exact: bool) -> None:
-        self.holder = socket.socket(socket.AF_UNIX)
-        self.number = 0
-        for number in range(wanted, wanted + 1 if exact else min(wanted + PORTS_TO_TRY, 65536)):
-            if port_is_free(number) and self.hold(number):
-                self.number = number
-                return
-
-    def hold(self, number: int) -> bool:
-        try:
-            self.holder.bind(f"\0orchestrator-port-{number}")
-        except OSError:
-            return False
-        return True
-
-
-def port_is_free(number: int) -> bool:
-    for family, everywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
-        try:
-            with socket.socket(family) as probe_socket:
-                probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    probe_socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe_socket.bind((everywhere, number))
-        except OSError as error:
-            if family == socket.AF_INET or error.errno == 98:
-                return False
-    return True
 
 
 def resolve_target(target: dict[str, str], workdir: str) -> dict[str, str]:

@@ -40,7 +40,7 @@ HELD = (*FORWARDED, signal.SIGQUIT)
 # A device that only a live CUDA (uvm) or ROCm (kfd) context holds open; NVML alone does not.
 CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 STACKS = signal.SIGRTMIN + 9  # as node/hang.py sends it
-CALL = os.path.join(os.path.dirname(__file__), "call.py")  # the program of Cluster.run
+CALL = os.path.join(os.path.dirname(__file__), "run_function.py")  # the program of Cluster.run
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
@@ -295,7 +295,10 @@ def end_globals() -> None:
         names = vars(sys.modules["__main__"])
         names.update(dict.fromkeys(set(names) - {"__builtins__"}))
     gc.collect()
-    ours = [sys.__stdout__, sys.__stderr__]  # frozen by agent.py, gc does not know these two
+    ours = [
+        sys.__stdout__,
+        sys.__stderr__,
+    ]  # frozen: gc does not know these two
     for file in (*ours, *(thing for thing in gc.get_objects() if type(thing) in BUFFERED)):
         if file is not None and not file.closed and file.writable():
             file.flush()
@@ -313,7 +316,7 @@ def run_python(kind: str, name: str, args: list[str]) -> None:
     path = os.path.join(os.getcwd(), name)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
-    library = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    library = os.path.abspath(__file__).rsplit(os.sep, 4)[0]
     if importlib.util.find_spec("orchestrator") is None:  # for `from orchestrator import Trainer`
         sys.path.append(library)
     if kind in ("module", "engine"):

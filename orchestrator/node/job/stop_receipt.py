@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from orchestrator.node.facts.probe import port_is_free
 from orchestrator.node.job import processes
+from orchestrator.node.job.port import port_is_free
 from orchestrator.node.job.run_directory import RunDir
 
 GPU_SECONDS = 5.0  # nvidia-smi without its daemon wakes every GPU first

@@ -22,13 +22,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.node.facts.probe import Port, probe
+from orchestrator.node.facts.probe import probe
 from orchestrator.node.job import cleanup, processes, stop_job
 from orchestrator.node.job.hang import Activity, collect
+from orchestrator.node.job.port import Port
 from orchestrator.node.job.run_directory import RunDir, all_runs, connect
 from orchestrator.node.peers.peers import listen
 from orchestrator.node.server import outputs
-from orchestrator.node.server import payload as parcel
+from orchestrator.node.server import payload as shipped
 from orchestrator.node.server import reachability as dialing
 from orchestrator.node.server.hook import HookError, run_hook
 from orchestrator.node.server.stream import Follower
@@ -38,7 +39,7 @@ BACKLOG = 1 << 19  # read no more of the log while this much waits for the netwo
 BEAT_SECONDS = 1.0
 HEAD_SILENCE = 60.0  # a head that said nothing for so long is behind a dead connection
 START_SECONDS = 20.0
-LIBRARY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+LIBRARY = os.path.abspath(__file__).rsplit(os.sep, 4)[0]
 
 
 class Refusal(Exception):
@@ -190,7 +191,7 @@ class Link:
         run = RunDir(request["job"], request["node"])
         self.parcels[run.path] = run
         piece, self.piece = self.piece, bytearray()
-        parcel.keep(run, request["name"], piece)
+        shipped.keep(run, request["name"], piece)
         return {}
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +201,7 @@ class Link:
             run.create()
         except FileExistsError:
             raise Refusal(f"job {spec['job']} already has node {spec['node']} here") from None
-        parcel.hand_over(run)
+        shipped.hand_over(run)
         shared = is_experiment(spec["env"]["ORCHESTRATOR_EXPERIMENT"], spec["job"])
         if not shared:
             own = os.path.join(run.path, "experiment")
@@ -340,6 +341,6 @@ def main(nonce: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # the head is gone; the files have everything
         link.loop()
     for run in link.parcels.values():
-        parcel.discard(run)
+        shipped.discard(run)
     if step and link.supervisor is not None:
         link.supervisor.wait()  # Slurm kills what is left of a step when its task ends: this one
