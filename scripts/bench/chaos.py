@@ -17,8 +17,8 @@ from pathlib import Path
 
 from ground import progress, require_root
 
-from tests.chaos import Chaos, as_data, told
 from tests.clusters.netns import NetnsCluster
+from tests.end_to_end.chaos import Chaos, as_data, told
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import Chaos, told
 from tests.clusters.netns import NetnsCluster
+from tests.end_to_end.chaos import Chaos, told
 
 ROUNDS = 3
 

@@ -17,7 +17,7 @@ from tests.clusters.netns import NetnsCluster
 from tests.conftest import require_namespaces
 from tests.end_to_end.test_verdicts import SKEWED
 from tests.launching import Head
-from tests.node.trees import hca
+from tests.node.job.trees import hca
 
 
 @pytest.fixture(scope="module")

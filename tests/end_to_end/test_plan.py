@@ -12,7 +12,7 @@ import pytest
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces
 from tests.launching import Head
-from tests.node.trees import hca, roce
+from tests.node.job.trees import hca, roce
 
 SHOW = """
 import os

@@ -17,7 +17,7 @@ from orchestrator.node.job import processes
 from orchestrator.node.job.run_directory import RunDir, connect
 
 ROOT = Path(__file__).parents[2]
-STAND_IN = Path(__file__).with_name("torchrun.py")
+STAND_IN = Path(__file__).with_name("job") / "torchrun.py"
 # The node's Python: NODE_PYTHON=/path/to/python3.9 pytest tests/node
 PYTHON = os.environ.get("NODE_PYTHON", sys.executable)
 PATIENCE = 30.0  # for what must come; a test that waits so long has failed

@@ -1,0 +1,348 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.config.load import dump, load
+from orchestrator.config.parse import build
+from orchestrator.config.schema import Config, Launch, Nccl
+from orchestrator.errors import EXIT_USAGE, UsageError
+
+ROOT = Path(__file__).parents[2]
+
+
+def read(tmp_path: Path, text: str, *overrides: str) -> Config:
+    file = tmp_path / "config.yaml"
+    file.write_text(text, encoding="utf-8")
+    return load(file, overrides)
+
+
+def refused(*overrides: str, file: Path | None = None) -> str:
+    with pytest.raises(UsageError) as error:
+        load(file, overrides)
+    assert error.value.exit_code == EXIT_USAGE
+    return error.value.what
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config").rglob("*.yaml")), ids=lambda p: p.name)
+def test_what_comes_with_us_can_be_read(path: Path) -> None:
+    assert isinstance(load(path), Config)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "launch:\ntraining:\nenv:\nnccl:\n", "{}"])
+def test_nothing_said_means_the_defaults(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, text) == Config() == load(None)
+
+
+def test_a_file(tmp_path: Path) -> None:
+    text = """
+launch: {nproc: 2, grace: 5, hook: null, strict_host_keys: true, name: größe}
+training:
+  max_steps: 7
+optimizer: {lr: 3e-4}
+fsdp: {sharding_strategy: full_shard}
+"""
+    found = read(tmp_path, text)
+    assert found.launch == Launch(nproc=2, grace=5.0, strict_host_keys=True, name="größe")
+    assert isinstance(found.launch.grace, float)
+    assert found.training.max_steps == 7
+    assert found.optimizer.lr == 3e-4
+    assert found.fsdp.sharding_strategy == "full_shard"
+
+
+def test_variables_are_what_was_written(tmp_path: Path) -> None:
+    """A version is no number, a time is no count of seconds; yes and no are what they mean."""
+    text = """
+env:
+  VERSION: 3.10
+  TIME: 12:30:00
+  ZEROS: 007
+  HEX: 0x10
+  DATE: 2024-01-01
+  SMALL: 1e-5
+  NONE:
+  ENABLED: yes
+  DISABLED: false
+  QUOTED: "true"
+  LONG: "two\\nlines"
+  é: 1
+nccl: {NCCL_DEBUG: INFO, NCCL_IB_DISABLE: 1}
+"""
+    with pytest.raises(UsageError, match="'é' cannot name a variable"):
+        read(tmp_path, text)
+    found = read(tmp_path, text.replace("  é: 1\n", ""))
+    assert found.env == {
+        **{"VERSION": "3.10", "TIME": "12:30:00", "ZEROS": "007", "HEX": "0x10"},
+        **{"DATE": "2024-01-01", "SMALL": "1e-5", "NONE": "", "ENABLED": "1", "DISABLED": "0"},
+        **{"QUOTED": "true", "LONG": "two\nlines"},
+    }
+    assert found.nccl.variables == {"NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[1, 2]", "must hold sections such as `training:`"),
+        ("just words", "must hold sections"),
+        ("a: [", "is not valid YAML"),
+        ("a: b: c", "is not valid YAML"),
+        ("training: 5", "training must hold keys, not 5"),
+        ("training: [1]", "training must hold keys"),
+        ("trainig: {}", "unknown key 'trainig' in the config; did you mean 'training'?"),
+        ("training: {max_step: 5}", "unknown key 'training.max_step' in the config; did you mean"),
+        ("1: 2", "unknown key '1'"),
+        ("null: 2", "unknown key 'None'"),
+        ("training: {max_steps: many}", "training.max_steps must be a whole number, not 'many'"),
+        ("training: {max_steps: 5.5}", "must be a whole number, not 5.5"),
+        ("training: {max_steps: true}", "must be a whole number, not True"),
+        ("training: {max_steps: null}", "must be a whole number, not None"),
+        ("training: {max_steps: 0}", "training.max_steps is 0; it must be at least 1"),
+        ("launch: {grace: soon}", "launch.grace must be a number, not 'soon'"),
+        ("launch: {grace: true}", "launch.grace must be a number, not True"),
+        ("launch: {grace: -1}", "launch.grace is -1; it must be at least 0"),
+        ("launch: {grace: .nan}", "launch.grace is nan; it must be at least 0"),
+        (f"launch: {{grace: 1{'0' * 400}}}", "launch.grace must be a number"),
+        ("launch: {strict_host_keys: 1}", "launch.strict_host_keys must be true or false, not 1"),
+        ("launch: {name: 5}", "launch.name must be text, not 5"),
+        ("launch: {python: [a]}", "launch.python must be text"),
+        ("launch: {nproc: 0}", "launch.nproc is 0; it must be at least 1"),
+        ("launch: {master_port: 65536}", "launch.master_port is 65536: a port is 1 to 65535"),
+        ("launch: {start: frok}", "launch.start is 'frok'; it can be fork, plain; did you mean"),
+        ("model: {model_dim: 30}", "model.model_dim (30) is not a multiple of model.num_heads (4)"),
+        ("env: [A]", "env must hold NAME: value pairs"),
+        ("env: {A: [1]}", "env.A must be one value, not"),
+        ("nccl: {A: {B: c}}", "nccl.A must be one value, not"),
+        ("nccl: [A]", "nccl must hold keys"),
+        ("nccl: {profil: auto}", "unknown key 'nccl.profil' in the config; did you mean 'profile'"),
+        (
+            "nccl: {nccl_debug: INFO}",
+            "'nccl.nccl_debug' in the config; variables are written in capitals",
+        ),
+        ("nccl: {variables: [1]}", "nccl must hold NAME: value pairs"),
+        ("nccl: {profile: rocee}", "nccl.profile is 'rocee'; it can be auto, infiniband, roce,"),
+        ("nccl: {profile: rocee}", "did you mean 'roce'?"),
+        ("launch: {profile: roce}", "did you mean 'nccl.profile'?"),
+        ("env: {A B: 1}", "env: 'A B' cannot name a variable"),
+        ("env: {A=B: 1}", "env: 'A=B' cannot name a variable"),
+        ("env: {NO: 1}", "env: False cannot name a variable"),
+        ("env: {1A: 1}", "env: '1A' cannot name a variable"),
+    ],
+)
+def test_what_cannot_be_meant(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    assert words in refused(file=tmp_path / "config.yaml")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "No such file" in refused(file=tmp_path / "none.yaml")
+    assert "Is a directory" in refused(file=tmp_path)
+    (tmp_path / "latin").write_bytes(b"name: gr\xf6\xdfe")
+    assert "cannot be read" in refused(file=tmp_path / "latin")
+    (tmp_path / "nul").write_bytes(b"a: \0")
+    assert "not valid YAML" in refused(file=tmp_path / "nul")
+
+
+# -- --set ------------------------------------------------------------------------------------
+
+
+def test_overrides_win_and_the_last_one_most(tmp_path: Path) -> None:
+    text = "training: {max_steps: 5, seed: 1}\nlaunch:\n"
+    found = read(
+        tmp_path, text,
+        "training.max_steps=6", "training.max_steps=7", "optimizer.lr=1e-3", "launch.nproc=2",
+    )  # fmt: skip
+    assert (found.training.max_steps, found.training.seed) == (7, 1)
+    assert (found.optimizer.lr, found.launch.nproc) == (1e-3, 2)
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("launch.nproc=null", "launch", "nproc", None),
+        ("launch.nproc=", "launch", "nproc", None),
+        ("launch.strict_host_keys=true", "launch", "strict_host_keys", True),
+        ("launch.hook=a=b.sh", "launch", "hook", "a=b.sh"),
+        ("launch.node_loss_timeout=.inf", "launch", "node_loss_timeout", float("inf")),
+        (" training.seed =3", "training", "seed", 3),
+    ],
+)
+def test_one_override(override: str, section: str, key: str, value: object) -> None:
+    assert getattr(getattr(load(None, [override]), section), key) == value
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("env.A=1.10", "1.10"), ("env.A=", ""), ("env.A=yes", "1"), ("env.A='yes'", "yes"),
+        ("env.A=a=b", "a=b"), ("env.A=12:30", "12:30"), ("nccl.A=INFO", "INFO"),
+    ],
+)  # fmt: skip
+def test_overrides_of_variables(override: str, value: str) -> None:
+    found = load(None, [override])
+    assert {**found.env, **found.nccl.variables} == {"A": value}
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("training.max_steps", "write section.key=value"),
+        ("=5", "write section.key=value"),
+        ("", "write section.key=value"),
+        ("training=5", "training must hold keys, not 5"),
+        ("training.max_steps=[", "--set training.max_steps=[ is not valid YAML"),
+        ("env.A={", "--set env.A={ is not valid YAML"),
+        ("training.max_steps.x=1", "must be a whole number"),
+        ("training.maxsteps=1", "did you mean 'max_steps'?"),
+        ("max_steps=1", "unknown key 'max_steps'"),
+        (".=1", "unknown key"),
+        ("env.A=[1]", "env.A must be one value"),
+    ],
+)
+def test_overrides_that_cannot_be_meant(override: str, words: str) -> None:
+    assert words in refused(override)
+
+
+def test_an_override_cannot_go_into_a_value(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'max_steps' is a value, not a section"):
+        read(tmp_path, "training: {max_steps: 5}", "training.max_steps.x=1")
+
+
+# -- there and back ---------------------------------------------------------------------------
+
+text = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20)
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
+capitals = st.from_regex(r"[A-Z][A-Z0-9_]{0,8}", fullmatch=True)
+values = st.one_of(text, st.sampled_from(["yes", "1.10", "null", "~", ""]))
+
+
+@given(
+    env=st.dictionaries(names, values),
+    nccl=st.dictionaries(capitals, values),
+    name=text,
+    grace=st.floats(0, allow_nan=False),
+    nproc=st.none() | st.integers(1, 99),
+)
+@settings(deadline=None, max_examples=50)
+def test_what_is_written_down_is_read_again(
+    tmp_path_factory: pytest.TempPathFactory,
+    env: dict[str, str], nccl: dict[str, str], name: str, grace: float, nproc: int | None,
+) -> None:  # fmt: skip
+    """config.yaml of an experiment starts the same job; the spec brings the same to the ranks."""
+    launch = Launch(name=name, grace=grace, nproc=nproc)
+    config = Config(launch=launch, env=env, nccl=Nccl("roce", nccl))
+    file = tmp_path_factory.getbasetemp() / "config.yaml"
+    file.write_text(dump(config), encoding="utf-8")
+    assert load(file) == config
+    assert build(Config, json.loads(json.dumps(dataclasses.asdict(config))), "") == config
+
+
+def test_every_field_says_what_it_is() -> None:
+    """Each has a default of its own type, so that a config may say nothing of it."""
+    for section in dataclasses.fields(Config):
+        value: Any = getattr(Config(), section.name)
+        if dataclasses.is_dataclass(value):
+            rebuilt = build(type(value), dataclasses.asdict(value), section.name)  # type: ignore[arg-type]
+            assert rebuilt == value
+
+
+# -- the environment ----------------------------------------------------------------------------
+
+
+def test_the_environment_wins_over_the_file_and_loses_to_set(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("training: {max_steps: 1, batch_size: 1, seed: 1}\n")
+    given = {
+        "ORCHESTRATOR_TRAINING_MAX_STEPS": "2",
+        "ORCHESTRATOR_TRAINING_SEED": "2",
+        "ORCHESTRATOR_OPTIMIZER_BETAS": "[0.5, 0.6]",
+        "ORCHESTRATOR_HOME": "/elsewhere",
+        "ORCHESTRATOR_EXPERIMENT": "x",
+    }
+    found = load(file, ["training.seed=3"], given)
+    training = found.training
+    assert (training.max_steps, training.batch_size, training.seed) == (2, 1, 3)
+    assert found.optimizer.betas == (0.5, 0.6)
+    with pytest.raises(UsageError, match="did you mean 'ORCHESTRATOR_TRAINING_MAX_STEPS'"):
+        load(None, (), {"ORCHESTRATOR_TRAINING_MAXSTEPS": "2"})
+
+
+# -- values that cannot both be meant --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (["distributed.bucket_cap_mb=5"], ["distributed.bucket_cap_mb", "hybrid_shard", "ddp"]),
+        (["fsdp.sharding_strategy=ddp", "fsdp.cpu_offload=true"], ["fsdp.cpu_offload", "ddp"]),
+        (["fsdp.sharding_strategy=full_shard", "fsdp.shard_size=2"], ["fsdp.shard_size", "full"]),
+        (["model.kind=ranking", "dataset.kind=synthetic", "model.num_kv_heads=2"],
+         ["model.num_kv_heads", "model.kind is ranking", "decoder"]),
+        (["model.kind=ranking"], ["model.kind", "dataset.kind 'library'"]),
+        (["model.kind=ranking", "model.target=a:b"], ["model.kind is 'ranking'", "model.target"]),
+        (["dataset.kind=synthetic", "dataset.path=x"], ["dataset.kind", "dataset.path"]),
+        (["dataset.kind=tokens"], ["dataset.kind is 'tokens'", "dataset.path"]),
+        (["model.kind=target"], ["model.kind is 'target'", "model.target"]),
+        (["model.vocab_size=100"], ["model.vocab_size is 100", "dataset.kind 'library'"]),
+        (["model.num_kv_heads=3"], ["model.num_heads (4)", "model.num_kv_heads (3)"]),
+        (["model.model_dim=12"], ["model.model_dim (12)", "model.num_heads (4)", "even"]),
+        (["compile.mode=default"], ["compile.mode", "compile.enabled is false"]),
+        (["optimizer.momentum=0.5"], ["optimizer.momentum", "optimizer.name is adamw"]),
+        (["optimizer.name=sgd", "optimizer.eps=1"], ["optimizer.eps", "sgd"]),
+        (["profiling.active=1"], ["profiling.active", "profiling.enabled is false"]),
+        (["profiling.enabled=true", "training.max_steps=3"],
+         ["profiling.wait + warmup + active", "training.max_steps is 3"]),
+        (["scheduler.warmup_steps=101"], ["scheduler.warmup_steps (101)", "training.max_steps"]),
+        (["scheduler.decay_steps=5"], ["scheduler.decay_steps", "scheduler.name is cosine", "wsd"]),
+        (["dataloader.prefetch_factor=4"], ["prefetch_factor", "dataloader.num_workers is 0"]),
+        (["training.eval_batches=4"], ["training.eval_batches", "training.eval_steps"]),
+        (["training.eval_steps=4", "dataset.eval_fraction=0"], ["eval", "dataset.eval_fraction"]),
+        (["distributed.static_graph=true", "distributed.find_unused_parameters=true",
+          "fsdp.sharding_strategy=ddp"], ["static_graph", "find_unused_parameters"]),
+    ],
+)  # fmt: skip
+def test_contradictions_name_both(overrides: list[str], names: list[str]) -> None:
+    words = refused(*overrides)
+    for name in names:
+        assert name in words
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("optimizer.betas=[0.9]", "optimizer.betas must be a list of 2, not [0.9]"),
+        ("optimizer.betas=[0.9, x]", "optimizer.betas[1] must be a number, not 'x'"),
+        ("optimizer.betas=0.9", "optimizer.betas must be a list, not 0.9"),
+        ("optimizer.betas=[0.9, 1]", "optimizer.betas[1] is 1; it must be from 0 to below 1"),
+        ("fsdp.wrap=Block", "fsdp.wrap must be a list, not 'Block'"),
+        ("model.args=[1]", "model.args must be keys and values, not [1]"),
+        ("scheduler.min_lr_ratio=2", "scheduler.min_lr_ratio is 2; it must be from 0 to 1"),
+        ("training.max_minutes=0", "training.max_minutes is 0; it must be above 0"),
+        ("dataset.vocab_size=5", "'dataset.vocab_size' in the config; did you mean 'model.vocab"),
+        ("training.lr=5", "'training.lr' in the config; did you mean 'optimizer.lr'"),
+        ("fsdp.sharding_strategy=HYBRID_SHARD", "did you mean 'hybrid_shard'"),
+    ],
+)
+def test_values_of_the_wrong_kind(override: str, words: str) -> None:
+    assert words in refused(override)
+
+
+def test_lists_and_arguments_are_read_again_too() -> None:
+    found = load(None, ["optimizer.betas=[0.5, 0.75]", "fsdp.wrap=[A, B]", "model.target=a:b",
+                        "model.args={x: {y: [1]}}"])  # fmt: skip
+    assert build(Config, yaml.safe_load(dump(found))) == found
+
+
+def test_the_reference_in_the_docs_is_up_to_date() -> None:
+    subprocess.run([sys.executable, ROOT / "scripts/config_reference.py", "--check"], check=True)

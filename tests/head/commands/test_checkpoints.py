@@ -1,0 +1,293 @@
+"""`orchestrator checkpoint`, typed as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.head.commands import checkpoints
+from orchestrator.records import checkpoint_store
+from tests.records.test_checkpoint_store import change, experiment, save
+
+ORCHESTRATOR = str(Path(sys.executable).parent / "orchestrator")
+Typed = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    experiment(tmp_path / "experiments", "run_20260101_000000", 10, 20)
+    experiment(tmp_path / "experiments", "run_20260102_000000", 30, 31, 32)
+    experiment(tmp_path / "experiments", "run_20260103_000000")
+    return tmp_path
+
+
+@pytest.fixture
+def typed(root: Path) -> Typed:
+    """Exit code, standard output, standard error."""
+
+    def run(*words: str, **env: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [ORCHESTRATOR, "checkpoint", *words],
+            cwd=root,
+            env={**os.environ, "COLUMNS": "100", **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def saved(root: Path, step: int, experiment: str = "run_20260102_000000") -> Path:
+    return checkpoint_store.final(root / "experiments" / experiment / "outputs/checkpoints", step)
+
+
+def flip(file: Path) -> None:
+    file.write_bytes(b"X" + file.read_bytes()[1:])
+
+
+# -- ls ---------------------------------------------------------------------------------------
+
+
+def test_ls_of_the_newest_experiment_that_has_any(root: Path, typed: Typed) -> None:
+    (saved(root, 32) / "__0_0.distcp").unlink()
+    (saved(root, 31) / "manifest.json").write_text("{")
+    change(saved(root, 30), created=time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1)))
+    code, out, err = typed("ls")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == str(saved(root, 30).parent)
+    assert lines[1].split() == ["step", "when", "size", "world", "state"]
+    assert lines[2].startswith("       32  ")
+    assert lines[2].endswith("   2.0 kB      2  incomplete: __0_0.distcp is missing")
+    assert (
+        "       31  -                           -      -  incomplete: manifest.json is not" in out
+    )
+    assert lines[4] == "       30  2026-01-02 03:04:05    2.0 kB      2  complete"
+
+
+def test_ls_in_json(root: Path, typed: Typed) -> None:
+    os.truncate(saved(root, 20, "run_20260101_000000") / ".metadata", 1)
+    code, out, err = typed("ls", "run_20260101_000000", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert told["directory"] == str(saved(root, 20, "run_20260101_000000").parent)
+    newest, whole = told["checkpoints"]
+    assert newest.pop("created") >= whole.pop("created")
+    problem = ".metadata has 1 bytes instead of 5"
+    path = saved(root, 20, "run_20260101_000000")
+    assert newest == {
+        **{"step": 20, "path": str(path), "size": 2005, "world": 2},
+        **{"complete": False, "problem": problem},
+    }
+    assert (whole["step"], whole["complete"], whole["problem"]) == (10, True, None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["experiments/run_20260101_000000"],
+        ["--experiments", "experiments", "run_20260101_000000"],
+        ["--experiments", "none", "experiments/run_20260101_000000/outputs/checkpoints"],
+        ["--nodes", "none", "--ssh-config", "none", "run_20260101_000000"],  # as everywhere
+    ],
+)
+def test_the_ways_to_name_them(typed: Typed, words: list[str]) -> None:
+    code, out, _ = typed("ls", *words, "--json")
+    assert code == 0
+    assert [one["step"] for one in json.loads(out)["checkpoints"]] == [20, 10]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ls", "run_20260101_00000"], "did you mean 'run_2026010"),
+        (["ls", "run_20260103_000000"], "/run_20260103_000000/outputs/checkpoints"),
+        (["verify", "--experiments", "none"], "no experiment in none has a checkpoint"),
+        (["verfy"], "no command 'verfy'; did you mean 'verify'?"),
+        (["ls", "--jsn"], "No such option"),
+        (["export"], "Missing argument 'OUT'"),
+        (["export", "a", "b", "c"], "too many arguments: a b"),
+        (["export", "--step", "31", "run_20260101_000000", "out"], "there are: 20, 10"),
+        (["export", "--dtype", "fp8", "out"], "'fp32', 'bf16', 'fp16'"),
+    ],
+)
+def test_what_cannot_be_meant(typed: Typed, words: list[str], said: str) -> None:
+    code, out, err = typed(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_odd_names_are_shown(root: Path, typed: Typed) -> None:
+    save(root / "a\nb €", 5)
+    for encoding, name in (("utf-8", "a\\nb €'"), ("latin-1", "a\\nb \\u20ac'")):
+        code, out, _ = typed("ls", "a\nb €", PYTHONIOENCODING=encoding)
+        assert code == 0
+        assert out.splitlines()[0].endswith(name)
+        assert len(out.splitlines()) == 3
+
+
+def test_a_reader_that_leaves(typed: Typed, root: Path) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"'{ORCHESTRATOR}' checkpoint ls | head -c 1 >/dev/null"],
+        cwd=root,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+
+
+def test_completion(typed: Typed, root: Path) -> None:
+    def complete(words: str) -> list[str]:
+        env = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+        done = subprocess.run(
+            [ORCHESTRATOR],
+            cwd=root,
+            env={**os.environ, **env, "_ORCHESTRATOR_COMPLETE": "bash_complete"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        return done.stdout.split()
+
+    assert complete("orchestrator checkpoint ") == ["plain,export", "plain,ls", "plain,verify"]
+    for command in ("ls", "verify", "export"):
+        names = [f"plain,run_2026010{day}_000000" for day in (1, 2, 3)]
+        assert complete(f"orchestrator checkpoint {command} run") == names
+    assert complete("orchestrator checkpoint ls else") == ["dir,else"]
+    assert complete("orchestrator checkpoint export --dtype f") == ["plain,fp32", "plain,fp16"]
+
+
+# -- verify -----------------------------------------------------------------------------------
+
+
+def test_verify_where_all_is_well(root: Path, typed: Typed) -> None:
+    code, out, err = typed("verify")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == str(saved(root, 30).parent)
+    for line, step in zip(lines[1:], (32, 31, 30), strict=True):
+        assert line.startswith(f"step {step}: good (2.0 kB in 0.")
+
+
+def test_verify_names_what_is_damaged_and_what_to_resume_from(root: Path, typed: Typed) -> None:
+    flip(saved(root, 32) / "__0_0.distcp")
+    flip(saved(root, 32) / "__1_0.distcp")
+    (saved(root, 30) / ".metadata").unlink()
+    code, out, _ = typed("verify")
+    assert code == 1
+    assert out.splitlines()[1:4] == [
+        "step 32: DAMAGED",
+        "  __0_0.distcp is damaged: its sha256 is not the manifest's",
+        "  __1_0.distcp is damaged: its sha256 is not the manifest's",
+    ]
+    assert out.splitlines()[5:] == [
+        "step 30: DAMAGED",
+        "  .metadata is missing",
+        "the newest good one is step 31; to resume from it:"
+        f" --set checkpoint.resume={saved(root, 31)}",
+    ]
+    code, out, _ = typed("verify", "--json")
+    told = json.loads(out)
+    assert (code, told["newest_good"]) == (1, 31)
+    assert [len(one["problems"]) for one in told["checkpoints"]] == [2, 0, 1]
+
+
+def test_verify_of_one(root: Path, typed: Typed) -> None:
+    flip(saved(root, 32) / ".metadata")
+    code, out, _ = typed("verify", str(saved(root, 32)))
+    assert code == 1
+    assert out.splitlines()[-1] == "none of them can be resumed from"
+    assert typed("verify", str(saved(root, 31)))[0] == 0
+
+
+def options(root: Path, **more: Any) -> dict[str, Any]:
+    return {"experiments": root / "experiments", "experiment": None, "as_json": True, **more}
+
+
+def test_what_is_pruned_meanwhile_is_not_damaged(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = checkpoint_store.resolve(None, root / "experiments")
+    checkpoint_store.prune(saved(root, 30).parent, 2)
+    monkeypatch.setattr(checkpoint_store, "resolve", lambda *places: found)
+    assert checkpoints.verify(options(root)) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["step"] for one in told["checkpoints"]] == [32, 31]
+
+
+def test_a_terminal_sees_how_far_it_is(root: Path) -> None:
+    """And nothing of it stays."""
+    big = root / "big"
+    save(big, 1, {f"__{rank}_0.distcp": bytes(1 << 20) for rank in range(6)})
+    slow = "import time; from orchestrator import checkpoints as c; from orchestrator.head import"
+    slow += " checkpoint as k; read = c.digest; k.TOLD_EVERY = 0.02\n"
+    slow += "c.digest = lambda *a, **o: (time.sleep(0.1), read(*a, **o))[1]\n"
+    slow += "import orchestrator.entry; orchestrator.entry.main()"
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", slow, "checkpoint", "verify", str(big)],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        text=True,
+    ) as running:
+        out, _ = running.communicate(timeout=20)
+    os.close(follower)
+    seen = os.read(leader, 10_000).decode()
+    os.close(leader)
+    assert running.returncode == 0
+    assert "MB of 6.3 MB" in seen
+    assert seen.endswith("\r\x1b[K")
+    assert "step 1: good" in out
+    assert "MB of" not in out
+
+
+# -- export -----------------------------------------------------------------------------------
+
+
+def test_without_torch_export_says_what_is_needed(root: Path, typed: Typed) -> None:
+    (root / "hidden").mkdir()
+    (root / "hidden" / "sitecustomize.py").write_text("import sys; sys.modules['torch'] = None\n")
+    code, out, err = typed("export", "out", PYTHONPATH=str(root / "hidden"))
+    assert (code, out) == (3, "")
+    assert f"exporting needs torch, and {Path(sys.executable).parent}/python" in err
+    assert "on a node" in err
+
+
+def test_export_of_nothing_whole(root: Path, typed: Typed) -> None:
+    for step in (30, 31, 32):
+        (saved(root, step) / "__0_0.distcp").unlink()
+    code, out, err = typed("export", "out")
+    assert (code, out) == (3, "")
+    assert "the newest, of step 32: __0_0.distcp is missing" in err
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (99_400, "99.4 kB"),
+        (99_900, "100 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.0 MB"),
+        (12_345_678_901, "12.3 GB"),
+        (5 * 10**15, "5000 TB"),
+    ],
+)
+def test_sizes_in_words(size: int, words: str) -> None:
+    assert checkpoints.in_words(size) == words

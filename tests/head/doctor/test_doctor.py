@@ -1,0 +1,266 @@
+"""What the doctor says of machines with one thing wrong, and that it says nothing of sound ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from orchestrator.head.doctor.deep_probe import Checkup, Code, Gpu, Holder, Torch, Xid
+from orchestrator.head.doctor.examination import CHECKS, Diagnosis, judge
+from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Examined, Finding, odd_ones
+from orchestrator.head.doctor.report import to_json, to_text
+from orchestrator.head.inventory.facts import Card, Disk, Facts, Leftover, Limits
+from orchestrator.head.plan.addresses import Place
+from tests.head.plan.probed import facts, infiniband, interface, software
+
+GIB = 1 << 30
+ROOM = Disk("/job", 100 * GIB, 50 * GIB, 10**6, 10**6, "/", "ext4", "/dev/sda1", writable=True)
+SHM = Disk(
+    "/dev/shm", 64 * GIB, 64 * GIB, 10**6, 10**6, "/dev/shm", "tmpfs", "tmpfs", writable=True
+)
+FREE = Limits((1 << 20, 1 << 20), (-1, -1), (-1, -1), (0, -1))
+H100 = Card("nvidia", "NVIDIA H100 80GB HBM3", memory=80 * GIB, used=0)
+
+
+def machine(n: int, **fields: Any) -> Facts:
+    sound = {
+        "hostname": f"host{n}",
+        "torch": "2.13.0+cu130",
+        "interfaces": (interface("eth0", speed=25000),),
+        "gpus": 8,
+        "cards": (H100,) * 8,
+        "software": software(),
+        "disk": ROOM,
+        "shm": SHM,
+        "limits": FREE,
+        "boot": f"boot{n}",
+        "rdma": (infiniband("mlx5_0"),),
+    }
+    return facts(f"eth0 10.0.0.{n}/24", **{**sound, **fields})
+
+
+def look(**fields: Any) -> Checkup:
+    told = Torch("/usr/bin/python3", "2.13.0+cu130", "13.0", "", "2.27.5", True, 8)
+    sound = {
+        "gpus": tuple(Gpu("nvidia", i, "NVIDIA H100 80GB HBM3", ecc_errors=0) for i in range(8)),
+        "holders": (),
+        "xids": (),
+        "code": Code("c0ffee" * 6, "/job", (), 0, ""),
+        "script": "abcd",
+        "torch": told,
+        "names": ("127.0.1.1",),
+    }
+    return Checkup(**{**sound, **fields})
+
+
+def case(*changed: dict[str, Any], **fields: Any) -> Case:
+    """Four nodes; the last ones with these facts, `checkup=` and `slots=`."""
+    nodes = []
+    for n in range(1, 5):
+        change = dict(changed[n - 5 + len(changed)] if n > 4 - len(changed) else {})
+        closer = change.pop("checkup", look())
+        slots = change.pop("slots", None)
+        found = machine(n, **change)
+        nodes.append(Examined(f"gpu{n}", found, f"10.0.0.{n}", checkup=closer, slots=slots))
+    places = {f"gpu{n}": Place(f"10.0.0.{n}", "eth0") for n in range(1, 5)}
+    return Case(tuple(nodes), **{"full": True, "places": places, "port": (29500, False), **fields})
+
+
+def findings(one: Case) -> list[Finding]:
+    return list(judge(one, 0.0).findings)
+
+
+def test_sound_machines_give_no_alarm() -> None:
+    assert findings(case()) == []
+    assert findings(case(full=False)) == []
+    assert findings(Case(case().nodes[:1], full=True)) == []
+    assert findings(Case((), full=True)) == []
+
+
+def gpu(**fields: Any) -> Checkup:
+    return look(gpus=(Gpu("nvidia", 3, "NVIDIA H100 80GB HBM3", **fields),))
+
+
+DISK_FULL = Disk("/job", 100 * GIB, 1 << 20, 10**6, 10**6, "/", "ext4", "/dev/sda1", writable=True)
+NO_INODES = Disk("/job", 100 * GIB, 50 * GIB, 10**6, 3, "/", "ext4", "/dev/sda1", writable=True)
+READ_ONLY = Disk("/job", 100 * GIB, 50 * GIB, 10**6, 9**6, "/", "ext4", "/dev/sda1", writable=False)
+CONTAINER = Disk(
+    "/dev/shm", 64 << 20, 64 << 20, 9**6, 9**6, "/dev/shm", "tmpfs", "shm", writable=True
+)
+FULL = Disk("/dev/shm", 64 * GIB, 4096, 9**6, 9**6, "/dev/shm", "tmpfs", "tmpfs", writable=True)
+PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"python_version": "3.9.2"}, "python", WARN, "Python: 3.9 on gpu4, 3.11 on the others"),
+    ({"torch": ""}, "torch", BAD, "gpu4: /usr/bin/python3 has no torch"),
+    ({"torch": "2.12.1+cu130"}, "torch", BAD, "torch: 2.12.1 on gpu4, 2.13.0 on the others"),
+    ({"torch": "2.13.0+cpu"}, "torch", WARN, "builds of torch: 2.13.0+cpu on gpu4"),
+    ({"checkup": look(torch=Torch("/p", error="ImportError: libcudart"))}, "torch", BAD,
+     "gpu4: importing torch fails: ImportError: libcudart"),
+    ({"checkup": look(torch=Torch("/p", "2.13.0", "13.0", nccl="2.27.5", available=False))},
+     "torch", BAD, "gpu4 has 8 GPUs, and its torch can use none"),
+    ({"checkup": look(torch=None, problems={"torch": "it did not end"})}, "torch", UNKNOWN,
+     "torch was not tried: it did not end"),
+    ({"checkup": look(torch=Torch("/p", "2.13.0", "13.0", nccl="2.21.5", available=True))},
+     "nccl", BAD, "NCCL: 2.21.5 on gpu4, 2.27.5 on the others"),
+    ({"gpus": 7}, "gpus", WARN, "GPUs: 7 on gpu4, 8 on the others"),
+    ({"cards": (Card("nvidia", "A100"),)}, "gpus", WARN, "GPU models: A100 on gpu4"),
+    ({"slots": 9}, "gpus", BAD, "gpu4 has 8 GPUs, and slots=9 in the node list"),
+    ({"checkup": gpu(problem="nvidia-smi says 'ERR!' for its name")}, "gpus", BAD, "GPU 3 of gpu4"),
+    ({"checkup": gpu(ecc_errors=2)}, "gpus", BAD, "2 uncorrected memory errors"),
+    ({"checkup": gpu(rows_pending=True)}, "gpus", WARN, "waits to be remapped"),
+    ({"checkup": gpu(pcie_width=8, pcie_width_most=16)}, "gpus", WARN, "PCIe x8 of x16"),
+    ({"checkup": look(xids=(Xid("0000:4f:00", 79, "GPU has fallen off the bus.", 1),))}, "gpus",
+     WARN, "Xid 79"),
+    ({"checkup": look(problems={"gpus": "nvidia-smi did not end within 20 s"})}, "gpus", BAD,
+     "did not end within 20 s"),
+    ({"checkup": look(holders=(Holder(7, "u", "python", 4 * GIB, "alice"),))}, "busy", WARN,
+     "gpu4: alice holds 4.0 GiB on its GPUs (PID 7)"),
+    ({"leftovers": (Leftover("run_20260101_000000-abc123", 0, alive=True),)}, "ours", WARN,
+     "the job run_20260101_000000-abc123 runs there"),
+    ({"leftovers": (Leftover("run_20260101_000000-abc123", 0, alive=False),)}, "ours", WARN,
+     "was left without its supervisor"),
+    ({"checkup": look(code=Code("beef" * 10, "/job", (), 0, ""))}, "code", BAD,
+     "revision of the code: beefbeefbeef on gpu4"),
+    ({"checkup": look(code=Code("c0ffee" * 6, "/job", ("train.py",), 1, "d1ff"))}, "code", BAD,
+     "uncommitted changes differ on gpu4: train.py"),
+    ({"checkup": look(script="9999")}, "code", BAD, "sha256 of the program: 9999 on gpu4"),
+    ({"workdir_exists": False}, "workdir", BAD, "gpu4: there is no directory /job"),
+    ({"disk": READ_ONLY}, "workdir", WARN, "gpu4: /job cannot be written"),
+    ({"disk": DISK_FULL}, "disk", BAD, "/ on gpu4: 1 MiB free of 100.0 GiB"),
+    ({"disk": NO_INODES}, "disk", BAD, "3 inodes left"),
+    ({"disk": None, "problems": {"disk": "it did not answer within 3 s"}}, "disk", BAD,
+     "did not answer"),
+    ({"shm": CONTAINER}, "shm", WARN, "/dev/shm has 64 MiB in all"),
+    ({"shm": FULL}, "shm", BAD, "/dev/shm is full: 4 KiB free of 64.0 GiB"),
+    ({"limits": Limits((1 << 20, 1 << 20), (65536, 65536), (-1, -1), (0, -1))}, "limits", BAD,
+     "memlock is 64 KiB on gpu4"),
+    ({"limits": Limits((256, 4096), (-1, -1), (-1, -1), (0, -1))}, "limits", WARN,
+     "256 open files at most"),
+    ({"clock_offset": 2.5}, "clock", WARN, "gpu4: its clock is 2.5 s ahead of"),
+    ({"clock_offset": -3600.0}, "clock", WARN, "3600.0 s behind"),
+    ({"interfaces": (interface("eth0", speed=1000),)}, "net", WARN, "1000 Mb/s on gpu4"),
+    ({"interfaces": (interface("eth0", speed=25000, state="down"),)}, "net", BAD, "eth0 is down"),
+    ({"rdma": (infiniband("mlx5_0", state="DOWN"),)}, "net", WARN, "RDMA ports that are up"),
+    ({"interfaces": (interface("eth0", speed=25000, mtu=9000),)}, "mtu", WARN, "MTU: 9000 on gpu4"),
+    ({"checkup": look(names=("10.9.9.9",))}, "names", WARN, "resolves to 10.9.9.9"),
+    ({"checkup": look(names=None, problems={"names": "unknown"})}, "names", WARN,
+     "its own name 'host4' does not resolve"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "check", "level", "words"), PLANTED)
+def test_one_thing_wrong(change: dict[str, Any], check: str, level: str, words: str) -> None:
+    (found,) = findings(case(change))
+    assert (found.check, found.level, found.nodes) == (check, level, ("gpu4",))
+    assert words in found.what
+    assert "{" not in found.fix
+
+
+def test_the_fix_names_the_version_of_most() -> None:
+    (found,) = findings(case({"torch": "2.12.1+cu130"}, {"torch": "2.12.1+cu130"}, {}))
+    assert found.nodes == ("gpu2", "gpu3")
+    assert found.fix.endswith("pip install torch==2.13.0")
+    (found,) = findings(case({"torch": ""}))
+    assert found.fix == "on gpu4: /usr/bin/python3 -m pip install torch==2.13.0"
+
+
+@pytest.mark.parametrize(
+    ("values", "most", "odd"),
+    [
+        ([], None, {}),
+        ([("a", 1)], 1, {}),
+        ([("a", 1), ("b", 2)], 1, {2: ["b"]}),  # the master's, when as many have the one
+        ([("a", 1), ("b", 2), ("c", 2)], 2, {1: ["a"]}),
+        ([("a", 1), ("b", 2), ("c", 3), ("d", 1)], 1, {2: ["b"], 3: ["c"]}),
+    ],
+)
+def test_who_is_odd(values: list[tuple[str, int]], most: int | None, odd: dict[int, Any]) -> None:
+    assert odd_ones(values) == (most, odd)
+
+
+def blocked(*pairs: tuple[int, int]) -> dict[tuple[str, str, int], str]:
+    return {(f"gpu{a}", f"gpu{b}", 40000 + b): "no answer in 3 s" for a, b in pairs}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "told"),
+    [
+        ([(1, 2)], ["gpu1 does not reach gpu2"]),
+        ([(1, 2), (2, 1)], ["gpu1 does not reach gpu2", "gpu2 does not reach gpu1"]),
+        ([(1, 3), (2, 3), (4, 3)], ["nobody reaches gpu3"]),
+        ([(3, 1), (3, 2), (3, 4)], ["gpu3 reaches nobody"]),
+        ([(1, 3), (2, 3), (4, 3), (3, 1), (3, 2), (3, 4)],
+         ["nobody reaches gpu3", "gpu3 reaches nobody"]),
+    ],
+)  # fmt: skip
+def test_who_does_not_reach_whom(pairs: Sequence[tuple[int, int]], told: list[str]) -> None:
+    found = findings(case(silent=blocked(*pairs)))
+    assert [one.what.partition(" (")[0] for one in found] == told
+    assert all(one.level == BAD and "firewall" in one.fix for one in found)
+
+
+def test_the_masters_port() -> None:
+    def port(exact: bool, **fields: Any) -> list[tuple[str, str]]:
+        one = case(port=(29500, exact))
+        first = Examined("gpu1", machine(1, **fields), "10.0.0.1", checkup=look())
+        whole = Case((first, *one.nodes[1:]), full=True, port=one.port)
+        return [(found.level, found.what) for found in findings(whole)]
+
+    assert port(False, port=29500) == []
+    assert port(False, port=29501)[0] == (
+        WARN, "port 29500 is taken on the master, gpu1: 29501 would be used"
+    )  # fmt: skip
+    assert port(True, port=0)[0][0] == BAD
+
+
+def test_two_names_of_one_machine() -> None:
+    (found,) = findings(case({"boot": "boot1", "hostname": "host1"}))
+    assert (found.check, found.level, found.nodes) == ("names", BAD, ("gpu1", "gpu4"))
+    local = [Examined(f"127.0.0.{n}", machine(1), f"127.0.0.{n}", checkup=look()) for n in (2, 3)]
+    assert findings(Case(tuple(local), full=True)) == []  # on purpose
+
+
+@pytest.fixture
+def sick() -> Diagnosis:
+    one = case({"torch": "2.12.1"}, {"clock_offset": 2.5})
+    lost = Examined("gpu5", error="it refuses connections on port 22", fix="is sshd running?")
+    return judge(Case((*one.nodes, lost), full=True, places=one.places), 0.0)
+
+
+def test_the_table(sick: Diagnosis) -> None:
+    lines = to_text(sick, colour=False).splitlines()
+    heads = lines[0].split()
+    assert heads == list(CHECKS)
+    rows = {line.split()[0]: dict(zip(heads, line.split()[1:], strict=True)) for line in lines[1:6]}
+    assert set(rows["gpu1"].values()) == {"ok"}
+    assert rows["gpu3"]["torch"] == "BAD" and rows["gpu4"]["clock"] == "warn"
+    assert rows["gpu5"]["reach"] == "BAD" and rows["gpu5"]["torch"] == "-"
+    assert lines[-1].startswith("5 nodes, all checks") and lines[-1].endswith("2 BAD, 1 warn")
+    assert "       -> is sshd running?" in lines
+    assert "->" not in to_text(sick, colour=False, hints=False)
+    assert "\x1b[1;31mBAD" in to_text(sick, colour=True)
+
+
+def test_what_scripts_read(sick: Diagnosis) -> None:
+    told = to_json(sick)
+    assert (told["ok"], told["full"]) == (False, True)
+    assert told["nodes"][2]["checks"]["torch"] == "bad"
+    assert told["nodes"][4] == {
+        "name": "gpu5",
+        "hostname": None,
+        "checks": {name: "bad" if name == "reach" else "-" for name in CHECKS},
+    }
+
+
+def test_quick_checks_leave_out_what_was_not_asked() -> None:
+    quick = judge(case(full=False), 0.0)
+    assert not {"busy", "code", "links"} & set(to_text(quick, colour=False).split("\n")[0].split())
+
+
+@pytest.mark.parametrize("check", list(CHECKS.values()), ids=list(CHECKS))
+def test_no_check_needs_what_may_be_missing(check: Callable[[Case], Any]) -> None:
+    bare = facts("eth0 10.0.0.1/24")
+    nodes = (Examined("a", bare, "10.0.0.1", checkup=Checkup()), Examined("b", error="down"))
+    list(check(Case(nodes, full=True)))
+    list(check(Case(nodes, full=False, network_error=("no common network", ""))))

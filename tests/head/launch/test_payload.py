@@ -1,0 +1,30 @@
+"""A function goes only where the same Python can run it."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.errors import CheckFailed
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.launch import payload
+from tests.head.plan.probed import facts
+
+MINE = "{}.{}".format(*sys.version_info[:2])
+
+
+def reached(*versions: str) -> list[Any]:
+    return [
+        cast(Any, SimpleNamespace(node=Node(f"n{i}"), facts=facts(python_version=version)))
+        for i, version in enumerate(versions)
+    ]
+
+
+def test_another_minor_version_is_named() -> None:
+    payload.check(reached(f"{MINE}.0", f"{MINE}.99"))
+    with pytest.raises(CheckFailed, match=rf"is {MINE} here; .*\n    n1 \(3\.1\.7, /usr") as raised:
+        payload.check(reached(f"{MINE}.0", "3.1.7", f"{MINE}.1"))
+    assert f"a Python {MINE} that has torch" in raised.value.fix

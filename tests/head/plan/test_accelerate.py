@@ -1,0 +1,181 @@
+"""accelerate's file against the nodes: what is computed, what is handed on, what is refused."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.config.schema import Config, Launch
+from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.plan import accelerate, plan
+from orchestrator.head.plan.accelerate import KEYS, Accelerate
+from orchestrator.head.plan.plan import Found, Plan
+from orchestrator.node.facts import software
+from tests.head.plan.probed import facts as machine
+
+SEED = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "MULTI_GPU",
+    "machine_rank": 1,
+    "num_machines": 2,
+    "num_processes": 8,
+    "main_process_ip": "10.0.0.1",
+    "main_process_port": 29500,
+    "rdzv_backend": "c10d",
+    "mixed_precision": "fp16",
+    "same_network": True,
+}
+
+
+def planned(
+    keys: dict[str, Any], *, gpus: tuple[int, ...] = (4, 4), nproc: int | None = None, **facts: Any
+) -> Plan:
+    by = Accelerate("a.yaml", keys)
+    known = {"accelerate": "1.15.0", "accelerate_keys": KEYS, **facts}
+    found = []
+    for i, count in enumerate(gpus):
+        name = f"10.0.0.{i + 1}"
+        seen = machine(f"eth0 {name}/24", gpus=count, port=29500, **known)
+        found.append(Found(Node(name), seen, name))
+    settled = Config(launch=accelerate.settle(Launch(nproc=nproc), by))
+    config = accelerate.counted(settled, by, found, len(found))
+    target = plan.Target("auto", "train.py", ("--lr", "1e-4"))
+    made = plan.make("job", "/e", target, found, [], config, {})
+    return accelerate.planned(made, by, found)
+
+
+def files(made: Plan) -> list[dict[str, Any]]:
+    return [yaml.safe_load(text) for node in made.nodes for _, text in node.files]
+
+
+def test_one_file_serves_all_nodes() -> None:
+    speed = {"zero_stage": 2}
+    made = planned({**SEED, "fsdp_config": {"fsdp_version": 2}, "deepspeed_config": speed})
+    for rank, keys in enumerate(files(made)):
+        assert keys == {
+            **SEED,
+            "machine_rank": rank,
+            "rdzv_backend": "static",
+            "fsdp_config": {"fsdp_version": 2},
+            "deepspeed_config": speed,
+        }
+    node = made.nodes[1]
+    assert node.agent[1:] == (
+        "-u",
+        "-m",
+        accelerate.PROGRAM,
+        "--config_file",
+        "accelerate_node1.yaml",
+    )
+    assert node.paste[-3:] == ("/job/train.py", "--lr", "1e-4")
+    assert made.start == "plain"
+    assert any(note.startswith("rdzv_backend c10d would") for note in made.notes)
+    shell = "\n".join(plan.shell_lines(made, node))
+    assert "cat > accelerate_node1.yaml <<'END'\ncompute_environment: LOCAL_MACHINE\n" in shell
+
+
+def test_without_a_file_everything_is_computed() -> None:
+    (first, second) = files(planned({}))
+    assert (first["num_machines"], first["num_processes"]) == (2, 8)
+    assert (first["machine_rank"], second["machine_rank"]) == (0, 1)
+
+
+def test_where_no_gpu_says_it_the_file_counts_the_ranks() -> None:
+    made = planned({**SEED, "num_processes": 6}, gpus=(0, 0))
+    assert [node.nproc for node in made.nodes] == [3, 3]
+    assert made.nodes[0].env["ACCELERATE_USE_CPU"] == "true"
+    assert any("told to use the CPU" in note for note in made.notes)
+
+
+def test_gpus_are_not_taken_for_cpus() -> None:
+    assert "ACCELERATE_USE_CPU" not in planned(SEED).nodes[0].env
+    other = planned({**SEED, "distributed_type": "MULTI_XPU", "num_processes": 2}, gpus=(0, 0))
+    assert "ACCELERATE_USE_CPU" not in other.nodes[0].env
+
+
+def test_launchers_of_their_own_are_left_out() -> None:
+    made = planned({**SEED, "distributed_type": "DEEPSPEED"})
+    assert files(made)[0]["deepspeed_config"] == {"deepspeed_multinode_launcher": "standard"}
+    made = planned({**SEED, "distributed_type": "MULTI_CPU", "mpirun_config": {"x": 1}})
+    assert files(made)[0]["distributed_type"] == "MULTI_GPU"
+    assert "mpirun_config" not in files(made)[0]
+    assert made.nodes[0].env["ACCELERATE_USE_CPU"] == "true"
+
+
+def test_a_distant_network_is_checked_and_said() -> None:
+    made = planned({**SEED, "same_network": False})
+    assert any(note.startswith("same_network: false: all nodes meet") for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        ({"num_processes": 4}, {}, "num_processes is 4 in a.yaml, but these 2 nodes run 8 ranks"),
+        ({"num_machines": 3}, {}, "num_machines is 3 in a.yaml, but the job has 2 nodes"),
+        ({"main_process_ip": "10.0.0.2"}, {}, "which is node 1 (10.0.0.2)"),
+        ({"main_process_ip": "192.168.1.100"}, {}, "which is not the master's"),
+        ({"gpu_ids": "0,1"}, {}, "gpu_ids is 0,1 in a.yaml, but each node runs 4"),
+        ({"distributed_type": "NO"}, {}, "8 ranks would each be alone"),
+        ({"num_procesess": 8}, {}, "unknown key 'num_procesess' in a.yaml: accelerate 1.15.0 on"),
+        ({"num_procesess": 8}, {}, "did you mean 'num_processes'"),
+        ({}, {"accelerate": ""}, "there is no accelerate on 10.0.0.1"),
+        (
+            {},
+            {"accelerate": "0.1", "accelerate_keys": tuple(set(KEYS) - {"rdzv_backend"})},
+            "unknown key 'rdzv_backend' in a.yaml: accelerate 0.1 on 10.0.0.1 does not know it",
+        ),
+        ({"num_processes": None}, {"gpus": (4, 2)}, "as many processes on one machine as on the"),
+        ({"num_processes": 4}, {"gpus": (4, 0), "nproc": 2}, "no GPU was found on 10.0.0.2"),
+    ],
+)
+def test_what_does_not_fit_the_nodes_is_refused(
+    change: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(CheckFailed) as refused:
+        planned({**SEED, **change}, **options)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[1]", "must hold keys"),
+        ("a: [", "is not valid YAML"),
+        ("compute_environment: AMAZON_SAGEMAKER", "here it is LOCAL_MACHINE"),
+        ("distributed_type: MULTI_GPUS", "did you mean 'MULTI_GPU'"),
+        ("distributed_type: XLA", "TPUs are not started here"),
+        ("num_machines: two", "num_machines is 'two'"),
+        ("num_machines: 2\nmachine_rank: 2", "with num_machines 2 the last is 1"),
+        ("num_machines: 2\nnum_processes: 7", "2 machines cannot share it evenly"),
+        ("main_process_port: yes", "main_process_port is True"),
+    ],
+)
+def test_a_file_that_cannot_be_meant(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UsageError) as refused:
+        accelerate.read(tmp_path / "a.yaml")
+    assert words in str(refused.value)
+
+
+def test_who_asks_for_it(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("num_processes: -1")
+    assert accelerate.asked(None, None, "auto") is None
+    assert accelerate.asked("accelerate", None, "auto") == Accelerate()
+    found = accelerate.asked("slurm", tmp_path / "a.yaml", "module")
+    assert found is not None and found.number("num_processes") is None
+    with pytest.raises(OrchestratorError, match="the built-in engine does not"):
+        accelerate.asked("accelerate", None, "engine")
+
+
+def test_a_node_tells_what_its_accelerate_knows() -> None:
+    """Read from the one that is installed here, without importing it."""
+    found = software.accelerate()
+    assert re.fullmatch(r"\d+\.\d+\..+", found["accelerate"])
+    assert set(found["accelerate_keys"]) == set(KEYS)
+    assert "accelerate" not in sys.modules

@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.config.schema import Config, Launch, Nccl
+from orchestrator.errors import CheckFailed
+from orchestrator.head.inventory.node_list import Node, parse_nodes
+from orchestrator.head.plan import plan
+from orchestrator.head.plan.plan import Found, Plan, Target, shell_lines, to_json, to_text
+from tests.head.plan.probed import facts
+
+AUTO = Target("auto", "train.py", ())
+
+
+def found(list_text: str, **fields: Any) -> list[Found]:
+    """Machines 10.0.0.1, .2, ... for the lines of a list; the first has the port."""
+    machines = []
+    for number, node in enumerate(parse_nodes(list_text, "list"), 1):
+        machine = facts(f"eth0 10.0.0.{number}/24", hostname=node.host, **fields)
+        machines.append(Found(node, machine, f"10.0.0.{number}"))
+    machines[0] = replace(machines[0], facts=replace(machines[0].facts, port=29500))
+    return machines
+
+
+def change(machines: list[Found], index: int, **fields: Any) -> list[Found]:
+    one = machines[index]
+    machines[index] = replace(one, facts=replace(one.facts, **fields))
+    return machines
+
+
+def make(
+    machines: Sequence[Found],
+    target: Target = AUTO,
+    *,
+    spares: Sequence[Node] = (),
+    env: dict[str, str] | None = None,
+    config: Config | None = None,
+    **launch: Any,
+) -> Plan:
+    config = config or Config(launch=Launch(**launch))
+    return plan.make("job", "/experiment", target, machines, spares, config, env or {})
+
+
+# -- ranks ------------------------------------------------------------------------------------
+
+
+def test_two_nodes() -> None:
+    made = make(found("a\nb"), nproc=2)
+    assert (made.world_size, made.master_address, made.master_port) == (4, "10.0.0.1", 29500)
+    assert (made.start, made.notes, made.spares) == ("fork", (), ())
+    assert [node.agent for node in made.nodes] == [
+        (
+            *(
+                "/usr/bin/python3",
+                "-u",
+                "/home/bob/.orchestrator/lib/0123/orchestrator/node/job/fast_torchrun.py",
+            ),
+            *("--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=2"),
+            *("--master-addr=10.0.0.1", "--master-port=29500", f"--local-addr=10.0.0.{rank + 1}"),
+            *("--run-path", "--start-method=fork"),
+        )
+        for rank in (0, 1)
+    ]
+
+
+def test_ranks_with_unequal_slots() -> None:
+    machines = found("a slots=4\nb slots=1\nc\nd slots=3", gpus=2)
+    made = make(machines)
+    assert [node.first_rank for node in made.nodes] == [0, 4, 5, 7]
+    assert [node.last_rank for node in made.nodes] == [3, 4, 6, 9]
+    assert [node.env["NPROC_PER_NODE"] for node in made.nodes] == ["4", "1", "2", "3"]
+    assert made.world_size == 10
+    (note,) = made.notes
+    assert note == "nodes have different numbers of ranks (a: 4, b: 1, c: 2, d: 3)"
+
+
+@pytest.mark.parametrize(
+    ("line", "gpus", "nproc", "count", "why"),
+    [
+        ("a slots=3", 8, 2, 3, "slots= in the list"),
+        ("a", 8, 2, 2, "--nproc"),
+        ("a", 8, None, 8, "8 GPUs found"),
+        ("a", 0, None, 1, "no GPU found"),
+    ],
+)
+def test_how_many_ranks_and_why(
+    line: str, gpus: int, nproc: int | None, count: int, why: str
+) -> None:
+    made = make(found(line, gpus=gpus), nproc=nproc)
+    assert (made.nodes[0].nproc, made.nodes[0].nproc_why) == (count, why)
+    overruled = [note for note in made.notes if "not --nproc" in note]
+    assert bool(overruled) == (nproc is not None and count != nproc)
+
+
+# -- the port ---------------------------------------------------------------------------------
+
+
+def test_a_port_that_was_taken_is_said() -> None:
+    made = make(change(found("a\nb"), 0, port=29503))
+    assert made.master_port == 29503
+    assert made.notes == ("port 29500 is taken on a: using 29503",)
+
+
+def test_a_port_that_was_asked_for_is_used_without_a_word() -> None:
+    made = make(change(found("a"), 0, port=4000), master_port=4000)
+    assert (made.master_port, made.notes) == (4000, ())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"), [(None, "no port from 29500 on is free"), (4000, "port 4000 is taken")]
+)
+def test_no_port_is_an_error(wanted: int | None, words: str) -> None:
+    with pytest.raises(CheckFailed, match=f"{words} on the master a") as failed:
+        make(change(found("a"), 0, port=0), master_port=wanted)
+    assert "--master-port" in failed.value.fix
+
+
+# -- fork or plain ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "torch", "start", "note"),
+    [
+        ("script", "2.9.1+cu128", "fork", ""),
+        ("script", "2.10.0a0+git1234", "fork", ""),
+        ("script", "2.1.0", "fork", ""),
+        ("script", "2.0.1", "plain", "torch 2.0.1 on a is too old"),
+        ("script", "1.13.1", "plain", "torch 1.13.1 on a is too old"),
+        ("script", "unknown", "plain", "torch unknown on a is too old"),
+        ("engine", "2.9.1", "fork", ""),
+        ("module", "2.9.1", "plain", "torchrun cannot fork a module (-m train.py)"),
+        ("program", "2.9.1", "plain", "train.py is not a Python program"),
+    ],
+)
+def test_fork_where_it_is_safe(kind: str, torch: str, start: str, note: str) -> None:
+    target = Target("auto" if kind in ("script", "program") else kind, "train.py", ())
+    machines = found("a\nb", target_kind=kind, torch=torch)
+    made = make(machines, target)
+    assert made.start == start
+    assert made.notes == ((f"plain start: {note}",) if note else ())
+    assert ("--run-path" in made.nodes[0].agent) == (start == "fork")
+    assert ("PYTORCH_NVML_BASED_CUDA_CHECK" in made.nodes[0].env) == (start == "fork")
+    # Asked for, plain needs no reason.
+    plain = make(machines, target, start="plain")
+    assert (plain.start, plain.notes) == ("plain", ())
+
+
+def test_one_old_torch_decides_for_all_and_different_ones_are_warned_of() -> None:
+    made = make(change(found("a\nb"), 1, torch="2.0.0"))
+    assert made.start == "plain"
+    assert made.notes[-1] == (
+        "WARNING: nodes have different versions of torch (a: 2.9.1+cu128, b: 2.0.0)"
+    )
+
+
+# -- checks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"workdir_exists": False, "workdir": "/gone"}, "b: there is no directory /gone"),
+        ({"target_kind": "missing", "target_name": "/w/x.py"}, "b: there is no /w/x.py"),
+        ({"target_kind": "unreadable", "target_name": "/x.py"}, "b: /x.py is unreadable"),
+        ({"target_kind": "not executable", "target_name": "/x"}, "b: /x is not executable"),
+        ({"target_kind": "program"}, "not the same on all nodes (a: script; b: program;"),
+        ({"torch": ""}, "there is no torch on: b (/usr/bin/python3)"),
+    ],
+)
+def test_a_node_that_is_not_ready_is_named(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckFailed) as failed:
+        make(change(found("a\nb\nc"), 1, **fields))
+    assert words in failed.value.what
+    assert "\n    a:" not in failed.value.what
+    assert "\n    c:" not in failed.value.what
+
+
+def test_the_engine_needs_no_workdir() -> None:
+    made = make(found("a", workdir="/gone", workdir_exists=False), Target("engine", "", ()))
+    assert made.nodes[0].workdir == "/"
+    assert made.nodes[0].target == Target("engine", "orchestrator.engine.train", ())
+
+
+# -- the environment --------------------------------------------------------------------------
+
+
+def test_who_wins_in_the_environment() -> None:
+    """Computed, config, --env; and who a rank is, nobody changes."""
+    config = Config(
+        nccl=Nccl(variables={"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "config"}),
+        env={"A": "config", "B": "config", "NODE_RANK": "7"},
+    )
+    env = {"B": "user", "GLOO_SOCKET_IFNAME": "user", "ORCHESTRATOR_JOB": "user"}
+    node = make(found("a\nb"), config=config, env=env).nodes[1]
+    assert node.env == {
+        "NCCL_SOCKET_IFNAME": "config",
+        "GLOO_SOCKET_IFNAME": "user",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "NCCL_DEBUG": "INFO",
+        "A": "config",
+        "B": "user",
+        "NODE_RANK": "1",
+        "NODE_IP": "10.0.0.2",
+        "NNODES": "2",
+        "NPROC_PER_NODE": "1",
+        "ORCHESTRATOR_JOB": "job",
+        "ORCHESTRATOR_EXPERIMENT": "/experiment",
+    }
+
+
+@pytest.mark.parametrize(
+    ("count", "there", "value"), [(2, None, "1"), (1, None, None), (2, "4", None)]
+)
+def test_threads_as_torchrun_would_set_them(
+    count: int, there: str | None, value: str | None
+) -> None:
+    made = make(found("a", omp_num_threads=there), nproc=count)
+    assert made.nodes[0].env.get("OMP_NUM_THREADS") == value
+
+
+# -- showing it -------------------------------------------------------------------------------
+
+NASTY = (
+    *("--", "-x", "--nnodes=9", "a b", "", "'", '"', "`id`", "$(id)", "$HOME", "*", "?", "~"),
+    *("\\", "\\n", "a\nb", "\n", "\t", "!x", "#x", "a;b", "a&b", "a|b", "<a>", "(a)", "{a,b}"),
+    *("é漢😀", "\x01\x7f\x1b[0m", "\udcff\udc80", "=", "a=b", "-", "--", "[a-z]", "%s", " "),
+)
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A python that says what it is given: arguments, place, environment; each ends with a NUL."""
+    program = tmp_path_factory.mktemp("it's a $bin") / "python"
+    program.write_text('#!/bin/sh\nprintf \'%s\\0\' "$#" "$@" "$PWD"\nexec env -0\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def pasted(made: Plan, index: int, shell: str = "bash") -> tuple[list[str], str, dict[str, str]]:
+    """(arguments, directory, environment) of what the lines of the plan run."""
+    lines = "\n".join(shell_lines(made, made.nodes[index]))
+    env = {"PATH": "/usr/bin:/bin", "GONE": "1", "PYTHONPATH": "before"}
+    done = subprocess.run([shell, "-c", lines], stdout=subprocess.PIPE, check=True, env=env)
+    said = [word.decode("utf-8", "surrogateescape") for word in done.stdout.split(b"\0")[:-1]]
+    count = int(said[0])
+    environment = dict(word.partition("=")[::2] for word in said[count + 2 :])
+    return said[1 : count + 1], said[count + 1], environment
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+@pytest.mark.parametrize("start", ["fork", "plain"])
+@pytest.mark.parametrize("kind", ["script", "module", "program", "engine"])
+def test_a_dry_run_can_be_pasted(
+    echo: str, tmp_path: Path, shell: str, start: str, kind: str
+) -> None:
+    workdir = tmp_path / "my $dir 'x'"
+    workdir.mkdir()
+    name = {"script": "sub/train it.py", "program": "./run it"}.get(kind, "train")
+    machines = found("a\nb", python=echo, workdir=str(workdir), target_kind=kind, target_name=name)
+    target = Target("auto" if kind in ("script", "program") else kind, name, NASTY)
+    env = {f"V{number}": word for number, word in enumerate(NASTY)}
+    made = make(machines, target, env=env, start=start)
+    node = replace(made.nodes[1], unset=("GONE",))
+    made = replace(made, nodes=(made.nodes[0], node))
+    words, where, environment = pasted(made, 1, shell)
+    assert words == list(node.paste[1:])
+    assert words[-len(NASTY) :] == list(NASTY)
+    assert where == str(workdir)
+    assert {name: environment.get(name) for name in node.env} == node.env
+    assert "GONE" not in environment
+    first = {"script": f"{workdir}/sub", "engine": node.library}
+    if kind == "engine" or (kind == "script" and start == "fork"):
+        assert environment["PYTHONPATH"] == f"{first[kind]}:before"
+    else:
+        assert environment["PYTHONPATH"] == "before"
+
+
+text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+
+
+@given(args=st.lists(text, max_size=5), value=text)
+@settings(max_examples=40, deadline=None)
+def test_any_argument_can_be_pasted(echo: str, args: list[str], value: str) -> None:
+    machines = found("a", python=echo, workdir="/")
+    made = make(machines, Target("auto", "train.py", tuple(args)), env={"VALUE": value})
+    words, _, environment = pasted(made, 0)
+    assert words[len(words) - len(args) :] == args
+    assert environment["VALUE"] == value
+
+
+def test_torchrun_understands_what_is_pasted() -> None:
+    """Its own parser, which would swallow a first `--`, gives the program its arguments back."""
+    made, wanted = [], []
+    for args in (NASTY, NASTY[1:], ("--",), ("--", "--", "-m"), (), ("--help",)):
+        for kind in ("script", "module", "program", "engine"):
+            target = Target("auto" if kind in ("script", "program") else kind, "train", args)
+            machines = found("a\nb", target_kind=kind, target_name="train")
+            node = make(machines, target).nodes[1]
+            made.append(node.paste[4:])
+            script = plan.script_path(node.target, node.workdir, node.library)
+            wanted.append(
+                {
+                    "training_script": "train" if kind in ("module", "program") else script,
+                    "training_script_args": list(args),
+                    "node_rank": 1,
+                    "nnodes": "2",
+                    "master_addr": "10.0.0.1",
+                    "master_port": 29500,
+                    "module": kind == "module",
+                    "no_python": kind == "program",
+                    "run_path": kind in ("script", "engine"),
+                }
+            )
+    code = """
+import json, sys
+from torch.distributed.run import parse_args
+made, names = json.load(sys.stdin)
+parsed = [vars(parse_args(words)) for words in made]
+json.dump([{name: one[name] for name in names} for one in parsed], sys.stdout)
+"""
+    told = json.dumps([made, list(wanted[0])])
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, input=told, stdout=subprocess.PIPE, text=True, check=True)
+    assert json.loads(done.stdout) == wanted
+
+
+def test_the_text_of_a_dry_run() -> None:
+    machines = change(found("a slots=2\nb slots=1"), 0, port=29501)
+    text = to_text(make(machines, spares=[Node("c", spare=True)]))
+    head, first, second = text.rstrip("\n").split("\n\n")
+    assert head.splitlines() == [
+        "# 2 nodes, 3 ranks, fork start, master 10.0.0.1:29501",
+        "# note: port 29500 is taken on a: using 29501",
+        "# note: nodes have different numbers of ranks (a: 2, b: 1)",
+        "# spare: c",
+    ]
+    assert first.startswith("# node 0: a (ranks 0-1: slots= in the list)\ncd /job\n")
+    assert second.startswith("# node 1: b (rank 2: slots= in the list)\n")
+    assert second.endswith("--run-path --start-method=fork /job/train.py")
+
+
+def test_the_json_of_a_dry_run() -> None:
+    made = make(found("a slots=2\nb slots=1"), Target("auto", "train.py", ("a b",)))
+    data = json.loads(json.dumps(to_json(made)))
+    first, second = data["nodes"]
+    assert (first["ranks"], second["ranks"]) == ([0, 1], [2])
+    assert first["command"] == list(made.nodes[0].paste)
+    assert first["env"] == made.nodes[0].env
+    assert first["shell"].endswith("/job/train.py 'a b'")
+    assert (data["world_size"], data["master_port"], data["start"]) == (3, 29500, "fork")

@@ -1,0 +1,397 @@
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import re
+import struct
+import termios
+import threading
+import time
+import tracemalloc
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+from unittest import mock
+
+import pyte
+import pytest
+from hypothesis import given, settings
+
+from orchestrator.head.screen import screen as screen_module
+from orchestrator.head.screen.log_reader import LogFile
+from orchestrator.head.screen.screen import Screen, fit
+from tests.head.screen.test_log_reader import BYTES, append, log_in
+
+
+def piped(logs: list[LogFile], out: TextIO, **options: object) -> Screen:
+    return Screen(logs, out, **{"tty": False, "color": False, "quiet": False, **options})  # type: ignore[arg-type]
+
+
+def pump_all(screen: Screen) -> None:
+    while screen.pump():
+        pass
+
+
+def shown(logs: list[LogFile], **options: object) -> list[str]:
+    """The lines that a pipe gets, with everything already in the logs."""
+    out = io.StringIO()
+    screen = piped(logs, out, **options)
+    pump_all(screen)
+    screen.close()
+    return out.getvalue().splitlines()
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path) -> list[LogFile]:
+    logs = [log_in(tmp_path, 0), log_in(tmp_path, 1)]
+    append(logs[0], ("-", b"torchrun\n"), ("0", b"a\n"), ("1", b"\x1b[31mb\n"))
+    append(logs[1], ("2", b"c\n"), ("3", b"d\n"))
+    return logs
+
+
+ALL = ["node0       | torchrun", "node0 rank0 | a", "node0 rank1 | b"]
+ALL += ["node1 rank2 | c", "node1 rank3 | d"]
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        ({"ranks": 4}, ALL),
+        ({"node": 1}, ALL[3:]),
+        ({"rank": 1}, ALL[2:3]),
+        ({"node": 1, "rank": 1}, []),
+        ({"rank": 1, "ranks": 16}, ["node0 rank1  | b"]),
+        ({"node": 1, "color": True}, ALL[3:]),
+        ({"quiet": True}, []),
+    ],
+)
+def test_what_a_pipe_gets(
+    two_nodes: list[LogFile], options: dict[str, object], lines: list[str]
+) -> None:
+    assert shown(two_nodes, **options) == lines
+
+
+def test_numbers_of_different_length_stay_aligned(tmp_path: Path) -> None:
+    logs = [log_in(tmp_path, 2), log_in(tmp_path, 10)]
+    append(logs[0], ("8", b"x\n"))
+    append(logs[1], ("80", b"y\n"))
+    assert shown(logs, ranks=88) == ["node2  rank8  | x", "node10 rank80 | y"]
+
+
+def test_only_finished_lines_reach_a_pipe_and_a_bar_once(tmp_path: Path) -> None:
+    log = log_in(tmp_path)
+    out = io.StringIO()
+    screen = piped([log], out)
+    for data in (b"\r 10%", b"\r 20%", b"\r 30%\nhel", b"lo\n\r 1%", b"\r 2%"):
+        append(log, ("0", data))
+        pump_all(screen)
+    assert out.getvalue() == "node0 rank0 |  30%\nnode0 rank0 | hello\n"
+    screen.close()
+    screen.close()
+    assert out.getvalue().splitlines()[2:] == ["node0 rank0 |  2%"]
+
+
+def test_our_own_words_are_said_even_when_quiet_and_are_harmless() -> None:
+    out = io.StringIO()
+    piped([], out, quiet=True).say("node 1: no word\x1b[2J\nfor 10 s")
+    assert out.getvalue() == "node 1: no word\nfor 10 s\n"
+
+
+def test_one_can_begin_with_what_comes_from_now_on(two_nodes: list[LogFile]) -> None:
+    out = io.StringIO()
+    screen = piped(two_nodes, out)
+    screen.skip_to_end()
+    append(two_nodes[1], ("3", b"new\n"))
+    pump_all(screen)
+    assert out.getvalue() == "node1 rank3 | new\n"
+
+
+def test_a_pipe_never_skips(tmp_path: Path) -> None:
+    log = log_in(tmp_path)
+    append(log, ("0", b"a line of words\n" * 600_000))  # 9.6 MB
+    assert len(shown([log])) == 600_000
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=BYTES)
+def test_a_pipe_gets_no_control_character(data: bytes) -> None:
+    screen = piped([], out := io.StringIO())
+    screen.say(data.decode("utf-8", "replace"))
+    assert not [c for c in out.getvalue() if unicodedata.category(c) == "Cc" and c != "\n"]
+
+
+def test_a_pipe_that_nobody_reads_ends_the_showing_and_nothing_else(
+    two_nodes: list[LogFile],
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    out = os.fdopen(writer, "w")
+    screen = piped(two_nodes, out)
+    assert not screen.broken
+    screen.pump()
+    assert screen.broken
+    append(two_nodes[0], ("0", b"more\n"))
+    assert not screen.pump()
+    screen.say("words")
+    screen.close()
+    with pytest.raises(BrokenPipeError):  # what Python still held for it
+        out.close()
+
+
+def test_an_output_that_cannot_spell_a_bar_gets_a_question_mark(tmp_path: Path) -> None:
+    log = log_in(tmp_path)
+    append(log, ("0", "50%|██|\n".encode()))
+    buffer = io.BytesIO()
+    screen = piped([log], io.TextIOWrapper(buffer, encoding="latin-1"))
+    pump_all(screen)
+    assert buffer.getvalue() == b"node0 rank0 | 50%|??|\n"
+
+
+def test_one_pump_does_a_bounded_piece_of_work(tmp_path: Path) -> None:
+    logs = [log_in(tmp_path, node) for node in range(4)]
+    for log in logs:
+        append(log, ("0", b"0123456789abcdef\n" * 100_000))
+    out = io.StringIO()
+    screen = piped(logs, out)
+    assert screen.pump()
+    assert 0 < len(out.getvalue()) < 3 << 20
+    assert all(f"node{node} rank0" in out.getvalue() for node in range(4))  # nobody waits
+
+
+def test_memory_is_bounded_for_64_nodes_of_8_ranks(tmp_path: Path) -> None:
+    logs = [log_in(tmp_path, node) for node in range(64)]
+    for log in logs:
+        append(log, *((str(log.node * 8 + rank), b"x" * 150_000) for rank in range(8)))
+    with Path(os.devnull).open("w", encoding="utf-8") as out:
+        tracemalloc.start()
+        pump_all(piped(logs, out))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 60 << 20  # of 77 MB: 64 KiB for each of 512 streams, and one pump's work
+
+
+class Terminal:
+    """A real pty; `pyte` plays the terminal on its other side, so tests see what a user sees."""
+
+    def __init__(self, columns: int = 40, height: int = 24) -> None:
+        self.master, slave = os.openpty()
+        self.out = os.fdopen(slave, "w", encoding="utf-8")
+        self.screen = pyte.HistoryScreen(columns, height, history=10_000)
+        self._stream = pyte.ByteStream(self.screen)
+        self.resize(columns, height)
+
+    def resize(self, columns: int, height: int) -> None:
+        fcntl.ioctl(self.out, termios.TIOCSWINSZ, struct.pack("HHHH", height, columns, 0, 0))
+        self.screen.resize(height, columns)
+
+    def read(self) -> bytes:
+        os.set_blocking(self.master, False)
+        data = b""
+        while True:
+            try:
+                data += os.read(self.master, 1 << 16)
+            except BlockingIOError:
+                break
+        self._stream.feed(data)
+        return data
+
+    def lines(self) -> list[str]:
+        """All there is, what scrolled away included, without the empty rows at the bottom."""
+        self.read()
+        columns = range(self.screen.columns)
+        above = ["".join(row[x].data for x in columns) for row in self.screen.history.top]
+        rows = [row.rstrip() for row in (*above, *self.screen.display)]
+        return "\n".join(rows).rstrip().split("\n")
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal = Terminal()
+    yield terminal
+    terminal.out.close()
+    os.close(terminal.master)
+
+
+def on_tty(logs: list[LogFile], terminal: Terminal, **options: object) -> Screen:
+    return piped(logs, terminal.out, **{"tty": True, **options})
+
+
+def test_a_user_sees_two_bars_move_below_the_lines(tmp_path: Path, terminal: Terminal) -> None:
+    logs = [log_in(tmp_path, 0), log_in(tmp_path, 1)]
+    screen = on_tty(logs, terminal)
+    append(logs[0], ("0", "\r 10%|█▏  |".encode()))
+    append(logs[1], ("1", "\r 20%|██  |".encode()))
+    pump_all(screen)
+    assert terminal.lines() == ["node0 rank0 |  10%|█▏  |", "node1 rank1 |  20%|██  |"]
+
+    append(logs[0], ("-", b"a line\nand another\n"), ("0", "\r 50%|███ |".encode()))
+    pump_all(screen)
+    screen.say("node 1: no word for 10 s")
+    assert terminal.lines() == [
+        "node0       | a line",
+        "node0       | and another",
+        "node 1: no word for 10 s",
+        "node0 rank0 |  50%|███ |",
+        "node1 rank1 |  20%|██  |",
+    ]
+
+    append(logs[1], ("1", "\r100%|████|\n".encode()))
+    pump_all(screen)
+    assert terminal.lines()[3:] == ["node1 rank1 | 100%|████|", "node0 rank0 |  50%|███ |"]
+
+    screen.close()
+    screen.say("done")
+    assert terminal.lines()[3:] == [
+        "node1 rank1 | 100%|████|",
+        "node0 rank0 |  50%|███ |",  # no longer a bar but its last state
+        "done",
+    ]
+
+
+def test_lines_and_bars_stay_right_while_the_terminal_scrolls(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    log = log_in(tmp_path)
+    screen = on_tty([log], terminal)
+    with mock.patch.object(screen_module, "FRAME", 0):
+        for step in range(60):
+            words = f"line {step}\n".encode()
+            bars = [(str(rank), b"\r at %d" % step) for rank in range(3)]
+            append(log, ("-", words), *bars)
+            pump_all(screen)
+            terminal.read()
+    expected = [f"node0       | line {step}" for step in range(60)]
+    assert terminal.lines()[1:] == expected[1:] + [f"node0 rank{r} |  at 59" for r in range(3)]
+
+
+def test_rows_are_cut_to_the_width_that_the_terminal_has_now(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    log = log_in(tmp_path)
+    screen = on_tty([log], terminal)
+    append(log, ("0", "\r漢字漢字漢字漢字漢字漢字漢字漢字".encode()), ("1", b"\r" + b"y" * 99))
+    pump_all(screen)
+    assert terminal.lines() == ["node0 rank0 | " + "漢字" * 6, "node0 rank1 | " + "y" * 25]
+    terminal.resize(30, 24)
+    append(log, ("1", b"\r" + b"z" * 99))
+    pump_all(screen)
+    assert terminal.lines() == ["node0 rank0 | " + "漢字" * 3 + "漢", "node0 rank1 | " + "z" * 15]
+
+
+@pytest.mark.parametrize(("height", "bars"), [(50, 7), (10, 4), (3, 1)])
+def test_many_bars_leave_room_and_say_how_many_more(
+    tmp_path: Path, terminal: Terminal, height: int, bars: int
+) -> None:
+    terminal.resize(40, height)
+    log = log_in(tmp_path)
+    screen = on_tty([log], terminal, ranks=12)
+    append(log, *((str(rank), b"\r 5%") for rank in range(12)))
+    pump_all(screen)
+    assert terminal.lines() == [
+        *(f"node0 rank{rank}  |  5%" for rank in range(bars)),
+        f"(+{12 - bars} more)",
+    ]
+
+
+def test_bars_that_stopped_give_way_to_those_that_move(tmp_path: Path, terminal: Terminal) -> None:
+    log = log_in(tmp_path)
+    screen = on_tty([log], terminal)
+    with mock.patch.object(screen_module, "_STALE", 0.1):
+        append(log, *((stream, b"\r 5%") for stream in ("2", "0", "-")))
+        pump_all(screen)
+        bars = ["node0       |  5%", "node0 rank0 |  5%", "node0 rank2 |  5%"]
+        assert terminal.lines() == bars
+        time.sleep(0.15)
+        append(log, ("2", b"\r 6%"))
+        pump_all(screen)
+    assert terminal.lines() == ["node0 rank2 |  6%", *bars[:2]]
+    screen.close()
+    assert terminal.lines() == [*bars[:2], "node0 rank2 |  6%"]
+
+
+def test_painting_is_at_most_20_times_a_second_and_loses_nothing(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    log = log_in(tmp_path)
+    screen = on_tty([log], terminal)
+    begun, paintings, step = time.monotonic(), 0, 0
+    while time.monotonic() - begun < 0.5:
+        append(log, ("0", b"\r%d" % step))
+        paintings += screen.pump()
+        step += 1
+    assert 1 < paintings <= 11
+    assert terminal.lines() == [f"node0 rank0 | {step - 1}"]
+
+
+def test_a_terminal_far_behind_skips_and_says_where_the_rest_is(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    terminal.resize(200, 24)
+    logs = [log_in(tmp_path, 0), log_in(tmp_path, 1)]
+    screen = on_tty(logs, terminal)
+    append(logs[0], ("0", b"a line cut "))
+    pump_all(screen)
+    append(logs[0], ("0", b"".join(b"line %06d\n" % i for i in range(1_000_000))))  # 12 MB
+    append(logs[1], ("1", b"few words\n"))
+    pumping = threading.Thread(target=pump_all, args=[screen], daemon=True)
+    pumping.start()
+    while pumping.is_alive():
+        terminal.read()
+    shown = terminal.lines()
+    assert shown[0] == f"node0: 11.4 MiB not shown, in full in {logs[0].text}"
+    lines = [line for line in shown if "line" in line]
+    assert lines[-1] == "node0 rank0 | line 999999"
+    assert 5000 < len(lines) <= (64 << 10) / 12
+    assert all(re.fullmatch(r"node0 rank0 \| line \d{6}", line) for line in lines)
+    assert shown[-1] == "node1 rank1 | few words"
+
+
+def test_colour_marks_the_node_and_keeps_the_lines_own(
+    two_nodes: list[LogFile], terminal: Terminal
+) -> None:
+    append(two_nodes[1], ("3", b"\x1b[31mred\n"), ("3", b"\r\x1b[32mgreen bar"))
+    pump_all(on_tty(two_nodes, terminal, color=True, node=1))
+    assert terminal.read().decode().split("\r\n") == [
+        "\x1b[32mnode1 rank2 | \x1b[0mc",
+        "\x1b[32mnode1 rank3 | \x1b[0md",
+        "\x1b[32mnode1 rank3 | \x1b[0m\x1b[31mred\x1b[0m",
+        "\x1b[32mnode1 rank3 | \x1b[0mgreen bar",
+    ]
+
+
+def test_no_color_and_dumb_terminals_are_respected(
+    two_nodes: list[LogFile], terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    pump_all(on_tty(two_nodes, terminal, color=True))
+    assert b"\x1b" not in terminal.read()
+    monkeypatch.setenv("TERM", "dumb")
+    append(two_nodes[0], ("0", b"\r 10%"))
+    pump_all(on_tty(two_nodes, terminal, color=True))
+    assert b"10%" not in terminal.read()
+
+
+def test_a_terminal_that_was_closed_does_not_end_the_job(
+    two_nodes: list[LogFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    screen = on_tty(two_nodes, terminal)
+    os.close(terminal.master)
+    screen.pump()
+    assert screen.broken
+    with pytest.raises(OSError, match="Input/output"):
+        terminal.out.close()
+
+
+FITS = [("abc", 2, "ab"), ("abc", 0, ""), ("abc", -1, ""), ("漢字", 4, "漢字"), ("漢字", 3, "漢")]
+FITS += [("e\u0301e\u0301", 2, "e\u0301e\u0301"), ("██", 1, "█")]
+
+
+@pytest.mark.parametrize(("text", "columns", "fitted"), FITS)
+def test_fit(text: str, columns: int, fitted: str) -> None:
+    assert fit(text, columns) == fitted

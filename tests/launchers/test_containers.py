@@ -1,0 +1,264 @@
+"""Compose and Kubernetes: their own schemas, every argument byte for byte, and both really run."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import ruamel.yaml
+import yaml
+from click.testing import CliRunner
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.cli import main
+from orchestrator.errors import OrchestratorError
+from orchestrator.launchers.containers import container, dockerfile
+from tests.clusters.netns import NetnsCluster
+from tests.clusters.require import require_namespaces
+from tests.launchers.containers import Containers, composed, expanded
+from tests.launching import Command
+
+ODD = ["two words", "it's", 'say "hi"', "a\nb\tc", "$(touch x)", "$HOME ${HOME} $$ $", "`id`"]
+ODD += ["", " ", "#no", "- x", "a: b", "0o17", "1_0", "yes", "~", "\\n", "*", "!!int", "é\u2028🙂"]
+ODD += ["\x7f\x01\x85", "%d{{}}", "--", "-x"]
+HERE = {"HOME": "of the shell", "x": "of the shell", "MASTER_PORT": "expanded"}
+SMALL = ["--set", "training.max_steps=3", "--set", "training.batch_size=1"]
+
+
+def generated(*words: str) -> str:
+    result = CliRunner().invoke(main.cli, ["generate", *words], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def compose(*words: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(generated("compose", *words))
+    return found
+
+
+def kubernetes(*words: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    service, job = yaml.safe_load_all(generated("kubernetes", *words))
+    return service, job
+
+
+def pod(job: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = job["spec"]["template"]["spec"]
+    return found
+
+
+PAIR = ["--nnodes", "2", "--image", "registry/train:1"]
+FULL = [*PAIR, "--gpus", "4", "--shm-size", "512m", "--name", "pair"]
+CLAIM = ["--namespace", "ml", "--volume", "shared", "--retries", "1"]
+
+
+# -- what they are --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [PAIR, [*FULL, "--grace", "60", "train.py", *ODD]])
+def test_the_schema_of_compose_holds(words: list[str]) -> None:
+    schemas = importlib.resources.files("check_jsonschema.builtin_schemas.vendor")
+    schema = json.loads((schemas / "compose-spec.json").read_text())
+    jsonschema.validate(compose(*words), schema)
+
+
+@pytest.mark.parametrize("words", [PAIR, [*FULL, *CLAIM, "train.py", *ODD]])
+def test_the_schema_of_kubernetes_holds(words: list[str]) -> None:
+    for document in kubernetes(*words):
+        kubernetes_validate.validate(document, "1.32", strict=True)
+
+
+def test_each_service_of_compose_has_its_part_and_gpus_of_its_own() -> None:
+    services = compose(*FULL, "--master-port", "4000", "train.py")["services"]
+    assert list(services) == ["node0", "node1"]
+    for rank, service in enumerate(services.values()):
+        assert service["environment"] == {
+            "MASTER_ADDR": "node0",
+            "MASTER_PORT": "4000",
+            "NNODES": "2",
+            "NODE_RANK": str(rank),
+            "NPROC_PER_NODE": "4",
+        }
+        assert service["shm_size"] == "512mb"
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert device["device_ids"] == [str(rank * 4 + gpu) for gpu in range(4)]
+        assert service["networks"] == ["training"]
+    assert services["node1"]["depends_on"] == {"node0": {"condition": "service_started"}}
+
+
+def test_a_pod_is_found_by_name_and_ends_for_good_only_by_itself() -> None:
+    service, job = kubernetes(*FULL, *CLAIM, "train.py")
+    spec = pod(job)
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["metadata"] == {"name": "pair", "namespace": "ml"}
+    assert service["spec"]["selector"] == job["spec"]["template"]["metadata"]["labels"]
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (2, 2)
+    assert job["spec"]["backoffLimit"] == 2
+    assert job["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"] == [1, 2, 3]
+    assert (spec["subdomain"], spec["restartPolicy"]) == ("pair", "Never")
+    env = {one["name"]: one["value"] for one in spec["containers"][0]["env"]}
+    assert env["MASTER_ADDR"] == "pair-0.pair"
+    assert "NODE_RANK" not in env, "JOB_COMPLETION_INDEX says it"
+    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 4}
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "512Mi"}} in spec[
+        "volumes"
+    ]
+
+
+def test_the_engine_resumes_and_a_script_is_left_alone() -> None:
+    kept = [*PAIR, "--name", "mine", "--volume", "shared"]
+    engine = pod(kubernetes(*kept)[1])["containers"][0]["command"]
+    at = engine.index("--name")
+    assert engine[at:][:4] == ["--name", "mine", "--set", "checkpoint.resume=auto"]
+    script = pod(kubernetes(*kept, "train.py")[1])["containers"][0]["command"]
+    assert script[-1] == "train.py" and "--set" not in script
+    assert "--set" not in compose(*PAIR)["services"]["node0"]["entrypoint"], "it is not restarted"
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))))
+@example(ODD)
+@settings(max_examples=50, deadline=None)
+def test_every_argument_comes_back_from_yaml(words: list[str]) -> None:
+    """Through YAML 1.1 and 1.2, and what each system puts in place of its variables."""
+    escaped = [container.literal(word) for word in words]
+    text = container.dumped({"command": escaped})
+    for read in (yaml.safe_load, ruamel.yaml.YAML(typ="safe").load):
+        found = read(text)["command"]
+        assert [composed(word, HERE) for word in found] == words
+        assert [expanded(word, HERE) for word in found] == words
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["compose", *PAIR, "--dry-run", "a.py"], "--dry-run has no place here"),
+        (["compose", *PAIR, "--detach"], "--detach has no place here"),
+        (["compose", *PAIR, "--launcher", "slurm", "a.py"], "--launcher slurm: each container"),
+        (["compose", *PAIR, "--experiments", "x"], "--experiments is /experiments in the"),
+        (["compose", *PAIR, "--shm-size", "lots"], "--shm-size lots: this is no size"),
+        (["compose", *PAIR, "--name", "My Run"], "'My Run' cannot name a Compose project"),
+        (["compose", *PAIR, "--set", "training.max_step=3"], "did you mean 'max_steps'"),
+        (["compose", *PAIR, "a.py", "\udcff"], "is not UTF-8"),
+        (["kubernetes", *PAIR, "--name", "my_run"], "'my_run' cannot name a Job"),
+        (["kubernetes", *PAIR, "--name", "a" * 62], "cannot name a Job"),
+        (["kubernetes", *PAIR, "--env", "HOME"], "--env HOME: a pod does not have"),
+        (["dockerfile", "--base", "a b"], "cannot name an image"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(OrchestratorError) as refused:
+        generated(*words)
+    assert said in str(refused.value)
+
+
+def test_compose_takes_a_secret_from_the_shell() -> None:
+    services = compose(*PAIR, "--env", "NOT_SET_HERE", "--env", "A=b", "a.py")["services"]
+    assert services["node0"]["environment"]["NOT_SET_HERE"] is None
+    assert services["node0"]["entrypoint"][-3:] == ["--env", "A=b", "a.py"]
+
+
+def test_the_image_gets_of_us_what_pip_needs() -> None:
+    text = generated("dockerfile", "--base", "mine:1")
+    assert "\nFROM mine:1\n" in text
+    copied = re.findall(r"^COPY --from=orchestrator (.+) /opt/orchestrator/(\S*)$", text, re.M)
+    names = {name: target for names, target in copied for name in names.split()}
+    assert names == {"pyproject.toml": "", "README.md": "", "orchestrator": "orchestrator"}
+    assert all((dockerfile.CLONE / name).exists() for name in names)
+    assert 'readme = "README.md"' in (dockerfile.CLONE / "pyproject.toml").read_text()
+    assert text.index("COPY --from") < text.index("RUN pip install") < text.index("COPY . .")
+
+
+# -- and run --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetnsCluster]:
+    require_namespaces()
+    with NetnsCluster(2, tmp_path_factory.mktemp("containers")) as running:
+        yield running
+
+
+@pytest.fixture
+def containers(cluster: NetnsCluster, tmp_path: Path) -> Iterator[Containers]:
+    made = Containers(cluster, tmp_path)
+    yield made
+    made.forget()
+
+
+SHOW = """
+import json, runpy, sys
+print("given", json.dumps(sys.argv[1:]), flush=True)
+del sys.argv[1:]
+runpy.run_module("orchestrator.engine.train", run_name="__main__")
+"""
+
+
+def in_place(words: list[str], workdir: Path, put: Callable[[str], str]) -> list[str]:
+    """As the system hands them on; its volume is a directory here."""
+    return [
+        str(workdir / "experiments") if word == container.EXPERIMENTS else put(word)
+        for word in words
+    ]
+
+
+def test_compose_runs_it_with_every_argument_as_it_was(containers: Containers) -> None:
+    (containers.workdir / "show.py").write_text(SHOW)
+    services = compose(*PAIR, *SMALL, "show.py", *ODD)["services"]
+    for i, name in enumerate(services):
+        containers.name(i, name)
+    running: list[Command] = []
+    for i, service in enumerate(services.values()):
+        env = {name: composed(value, HERE) for name, value in service["environment"].items()}
+        words = in_place(service["entrypoint"], containers.workdir, lambda w: composed(w, HERE))
+        running.append(containers.run(i, service["hostname"], words, env))
+    running[0].wait_for("step 1/3")
+    check = service["healthcheck"]["test"][1:]
+    health = in_place(check, containers.workdir, str)
+    for rank in (0, 1):  # of the two parts in the directory they share, each tells its own
+        checked = containers.run(rank, f"node{rank}", health, {})
+        assert checked.finish() == 0, checked.text
+        assert f"node {rank}  node{rank} " in checked.text
+    assert [one.finish() for one in running] == [0, 0], running[0].text + running[1].text
+    for rank, one in enumerate(running):
+        given_line = one.text.partition(f"node{rank} rank{rank} | given ")[2].partition("\n")[0]
+        assert json.loads(given_line) == ODD
+    assert "step 3/3" in running[0].text
+
+
+def test_kubernetes_runs_it_and_goes_on_after_an_eviction(containers: Containers) -> None:
+    """A pod that comes before the first one's name is known; an eviction; the next attempt."""
+    shutil.copytree(dockerfile.CLONE / "config", containers.workdir / "config")  # COPY . .
+    kept = ["--name", "run", "--volume", "shared"]
+    _, job = kubernetes(*PAIR, *kept, "--set", "training.max_steps=40", *SMALL[2:])
+    (node,) = pod(job)["containers"]
+    words = in_place(node["command"], containers.workdir, lambda word: expanded(word, HERE))
+
+    def start(index: int) -> Command:
+        env = {one["name"]: one["value"] for one in node["env"]}
+        env["JOB_COMPLETION_INDEX"] = str(index)
+        return containers.run(index, f"run-{index}", words, env)
+
+    second = start(1)
+    second.wait_for("MASTER_ADDR 'run-0.run' cannot be resolved here yet")
+    for index in (0, 1):
+        name = f"run-{index}.run"
+        containers.name(index, f"{name}.default.svc.cluster.local", name, f"run-{index}")
+    first = start(0)
+    first.wait_for(r"step +1/40")
+    containers.terminate(1, "JOB_COMPLETION_INDEX=1")
+    assert (first.finish(), second.finish()) == (130, 130), first.text + second.text
+    assert 130 not in job["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"]
+    first, second = start(0), start(1)
+    first.wait_for("resuming after step")
+    assert (first.finish(), second.finish()) == (0, 0), first.text + second.text
+    assert "step 40/40" in first.text

@@ -1,0 +1,201 @@
+"""Jobs through a real Slurm: in an allocation, submitted, stopped, requeued, and by srun alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from tests.launchers.conftest import Login
+from tests.launching import BIN, PATIENCE
+
+ENGINE = ["--nproc", "1", "--set", "training.max_steps=100000", "--set", "logging.interval=5"]
+TICKS = """
+import sys, time
+print("begun with", sys.argv[1:], flush=True)
+for i in range(600):
+    print("tick", i, flush=True)
+    time.sleep(0.1)
+"""
+
+
+def wait_until(there: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not there():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.1)
+
+
+def test_an_allocation_is_trained_on(login: Login) -> None:
+    """No list, no option: the nodes are Slurm's, and the arguments arrive as they are."""
+    words = ["two words", 'it\'s "quoted" $HOME', ""]
+    name = login.script(
+        "import os, sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.tensor(float(os.environ['RANK']))\n"
+        "dist.all_reduce(total)\n"
+        "print('sum', total.item(), os.environ['SLURM_JOB_ID'], sys.argv[1:])\n"
+    )
+    command = login.inside("--nproc", "2", name, *words)
+    assert command.finish() == 0, command.text
+    record = login.record
+    assert (record["state"], record["exit_code"]) == ("done", 0)
+    assert [node["name"] for node in record["nodes"]] == ["n1", "n2"]
+    for node in (0, 1):
+        assert login.log(node).count(f"sum 6.0 {record['slurm_job']} {words}") == 2
+
+
+CALLS = """
+from orchestrator import Cluster
+
+def work(x):
+    import os
+    return os.environ["RANK"], x
+
+print(Cluster().run(work, 5))
+"""
+
+
+def test_a_python_program_finds_the_nodes_of_its_allocation(login: Login) -> None:
+    program = login.script(CALLS, "calls.py")
+    command = login.command("salloc", "--quiet", "--nodes=2", sys.executable, program)
+    assert command.finish() == 0, command.text
+    assert command.lines[-1] == "[('0', 5), ('1', 5)]"
+
+
+def test_what_a_rank_fails_of_is_the_verdict(login: Login) -> None:
+    name = login.script("import os\nif os.environ['RANK'] == '1': raise ValueError('of its own')\n")
+    command = login.inside(name)
+    assert command.finish() == 1, command.text
+    assert "rank 1 on node 1 (n2)" in command.text
+    assert login.record["verdict"]["message"] == "ValueError: of its own"
+
+
+def test_a_job_left_alone_is_taken_up_and_stopped(login: Login) -> None:
+    """The head goes by kill -9; the step holds the job, and a second step finds it."""
+    login.slurm.run("salloc", "--no-shell", "--nodes=2")
+    job = login.slurm.said("squeue", "-h", "-o", "%i")
+    inside = {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "n[1-2]"}
+    command = login.command(str(BIN / "master_launch"), login.script(TICKS), **inside)
+    command.wait_for("tick 2")
+    command.interrupt(signal.SIGKILL)
+    shown = len(login.log(0))
+    status = login.typed("status", "--json")
+    assert status.finish() == 0, status.text
+    told = json.loads(status.text)
+    assert told["slurm"] == {"job": job, "state": "RUNNING", "reason": "None"}
+    assert [node["state"] for node in told["nodes"]] == ["running", "running"]
+    attached = login.typed("attach")
+    attached.wait_for("tick")
+    stop = login.typed("stop")
+    assert stop.finish() == 0, stop.text
+    assert stop.text.count("nothing left") == 2
+    assert attached.finish() == 130, attached.text
+    assert len(login.log(0)) > shown
+    ticks = [line for line in login.log(0).splitlines() if line.startswith("tick")]
+    assert ticks == [f"tick {number}" for number in range(len(ticks))]
+    assert login.slurm.queue() == f"{job} RUNNING", "the allocation is the user's"
+
+
+def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Login) -> None:
+    """What Slurm sends before the limit: the ranks save, the next attempt goes on from there;
+    `status`, `logs` and `stop` work from the login node."""
+    command = login.typed("submit", "slurm", "--nnodes", "2", "--time", "30", *ENGINE)
+    command.wait_for(r"step +5/100000")
+    status = login.typed("status")
+    assert status.finish() == 0
+    assert "running, 2 nodes, Slurm's job" in status.text
+    job = login.record["slurm_job"]
+    login.slurm.run("scancel", "--batch", "--signal=USR1", job)
+    step = command.wait_for(r"all ranks end together after step (\d+)")[1]
+    command.wait_for("goes back into the queue")
+    wait_until(lambda: f"{job} PENDING" in login.slurm.queue(), "the queue")
+    assert login.record["state"] == "queued"
+    status = login.typed("status")
+    assert status.finish() == 0
+    assert "queued" in status.text
+    login.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    command.wait_for(f"resuming after step {step}")
+    stop = login.typed("stop")
+    assert stop.finish() == 0, stop.text
+    assert "ended, nothing left" in stop.text
+    assert command.finish() == 130, command.text
+    assert login.slurm.run("squeue", "-h", "-j", job).stdout == ""
+    assert len(list((login.directory / "experiments").iterdir())) == 1
+    logs = login.typed("logs", "--rank", "0")
+    assert logs.finish() == 0
+    assert "resuming after" in logs.text
+
+
+def test_the_batch_file_runs_as_it_is_and_scancel_is_a_stop(login: Login) -> None:
+    words = ["two words", 'it\'s "quoted" $HOME `id`', "é\\n"]
+    name = login.script(TICKS, "a script.py")
+    asked = ["--nnodes", "2", "--time", "0:30:00", "--cpus-per-task", "1", "--setup", "export A=b"]
+    made = login.typed("generate", "slurm", *asked, "--name", "own", name, *words)
+    assert made.finish() == 0, made.text
+    file = login.directory / "job.sh"
+    file.write_text(made.text + "\n")
+    tested = login.slurm.run("sbatch", "--test-only", str(file))
+    assert tested.returncode == 0, tested.stderr
+    job = login.slurm.said("sbatch", "--parsable", str(file), cwd=login.directory)
+    wait_until(lambda: list(login.directory.glob("experiments/own_*/job.json")), "the experiment")
+    wait_until(lambda: f"begun with {words}" in login.log(1), "the arguments")
+    login.slurm.run("scancel", job)
+    attached = login.typed("attach")
+    assert attached.finish() == 130, attached.text
+    assert login.record["state"] == "stopped"
+
+
+def test_a_job_that_waits_is_known_and_stopped(login: Login) -> None:
+    """Nothing of it ever runs; and what cannot be handed in leaves nothing behind."""
+    asked = ["--nnodes", "2", "--sbatch=--begin=now+1hour"]
+    handed = login.typed("submit", "slurm", "--detach", *asked, login.script(TICKS))
+    assert handed.finish() == 0, handed.text
+    status = login.typed("status")
+    assert status.finish() == 0
+    assert "queued, 0 nodes, Slurm's job" in status.text
+    assert "PENDING (BeginTime)" in status.text
+    kept = login.typed("prune", "--keep", "0", "--yes", "-v")
+    assert kept.finish() == 0, kept.text
+    assert "it is Slurm's job" in kept.text
+    assert login.experiment.exists()
+    assert login.typed("stop").finish() == 0
+    assert login.record["state"] == "stopped"
+    assert login.slurm.queue() == ""
+    refused = login.typed("submit", "slurm", "--nnodes", "2", "--partition", "no", "job.py")
+    assert refused.finish() == 4
+    assert "sbatch: " in refused.text
+    assert len(list((login.directory / "experiments").iterdir())) == 1
+
+
+def test_srun_alone_makes_ranks(login: Login) -> None:
+    """Without torchrun: the tasks of a step are the ranks, on both nodes."""
+    engine = ["-m", "orchestrator.engine.train", "--set", "training.max_steps=2"]
+    python = [str(BIN / "python"), *engine, "--set", "logging.interval=1"]
+    step = ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
+    command = login.command(*step, *python)
+    assert command.finish() == 0, command.text
+    assert "ranks from Slurm: 2 tasks of srun, master 127.0.0.1:" in command.text
+    assert "hybrid_shard: 2 copies of the parameters, each in 1 shard" in command.text
+    assert "step 2/2" in command.text
+
+
+def test_half_an_environment_is_named_before_anything_starts(login: Login) -> None:
+    launch, script = str(BIN / "master_launch"), login.script(TICKS)
+    half = login.command(launch, script, SLURM_JOB_ID="12")
+    assert half.finish() == 3
+    assert "half a Slurm environment: SLURM_JOB_ID is set and SLURM_JOB_NODELIST" in half.text
+    outside = login.command(launch, "--launcher", "slurm", script)
+    assert outside.finish() == 3
+    assert "not inside an allocation" in outside.text
+    twice = login.command("srun", "--nodes=2", "--quiet", launch, script)
+    assert twice.finish() == 3
+    assert "srun started this command 2 times" in twice.text
+    assert not (login.directory / "experiments").exists()
+    engine = [str(BIN / "python"), "-m", "orchestrator.engine.train"]
+    torn = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+    rank = login.command(*engine, **torn)
+    assert rank.finish() == 1
+    assert "SLURM_STEP_NUM_TASKS and SLURM_STEP_NODELIST is not set" in rank.text

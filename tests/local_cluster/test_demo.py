@@ -1,0 +1,184 @@
+"""The demo: a real cluster and a real run, its picture, its end by Ctrl-C, nothing left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import load
+from orchestrator.config.schema import Fsdp, Launch, Optimizer
+from orchestrator.errors import CheckFailed
+from orchestrator.local_cluster import demo
+from orchestrator.local_cluster.sshd import free_port
+from tests.clusters.require import require_sshd
+from tests.launching import BIN, Command
+
+Start = Callable[..., Command]
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An empty directory to type the demo in, and one that it makes its temporary files in."""
+    require_sshd()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "tmp").mkdir()
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def start(place: Path) -> Iterator[Start]:
+    """Type the demo; what a failed test has left of it is killed, and its cluster follows."""
+    commands = []
+
+    def start(*words: str) -> Command:
+        env = {"TMPDIR": str(place.parent / "tmp")}
+        commands.append(Command([str(BIN / "orchestrator"), "demo", *words], place, env))
+        return commands[-1]
+
+    yield start
+    for command in commands:
+        if command.process.poll() is None:
+            os.killpg(command.process.pid, signal.SIGKILL)
+
+
+def nothing_left(place: Path) -> bool:
+    """No key, no SSH server, no rank: all of them name the temporary directory."""
+    mark = str(place.parent / "tmp").encode()
+    living = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and entry.name != str(os.getpid()):
+                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                living += [entry.name] if mark in text else []
+        except OSError:
+            continue
+    return not living and not list((place.parent / "tmp").iterdir())
+
+
+def test_a_run_and_its_result_away_from_the_repository(place: Path, start: Start) -> None:
+    root = ["--experiments", "my runs", "--set", "training.max_steps=12"]
+    command = start("--", *root)
+    assert command.finish() == 0, command.text
+    assert (
+        "node0 rank0 | hybrid_shard: 2 copies of the parameters, each in 2 shards" in command.text
+    )
+    assert re.search(r"node1 rank2 \| ranks 2 to 3 of 4 are here: .*, CPU", command.text)
+    assert re.search(r"node0 rank0 \| step 12/12 ", command.text)
+    first, last = map(
+        float, re.findall(r"loss (\d\.\d+) -> (\d\.\d+) in 12 steps", command.text)[0]
+    )
+    assert first > last + 1
+    (experiment,) = (place / "my runs").glob("demo_*")
+    assert f"  my runs/{experiment.name}" in command.lines or f"  {experiment}" in command.lines
+    assert re.search(r"^ +rank_03_metrics.jsonl +[\d,]+$", command.text, re.MULTILINE)
+    assert nothing_left(place)
+
+
+def test_the_jobs_failure_is_the_demos(place: Path, start: Start) -> None:
+    (place / "fails.py").write_text("raise SystemExit(3)\n")
+    command = start("--size", "1", "fails.py")
+    assert command.finish() == 1, command.text
+    assert "->" not in command.text  # no curve
+    assert "job.json" in command.text
+    assert nothing_left(place)
+
+
+def test_ctrl_c_stops_the_run_and_takes_everything_away(place: Path, start: Start) -> None:
+    (place / "waits.py").write_text("import time\nprint('ready')\ntime.sleep(1000)\n")
+    command = start("--size", "1", "waits.py")
+    command.wait_for("ready")
+    os.killpg(command.process.pid, signal.SIGINT)  # as a terminal does
+    assert command.finish() == 130
+    assert "asking all ranks to save and stop" in command.text
+    assert "killing" not in command.text  # one Ctrl-C is not passed on twice
+    assert "job.json" in command.text
+    assert nothing_left(place)
+
+
+def test_keep_holds_the_nodes_up_at_the_port_of_the_node_list(place: Path, start: Start) -> None:
+    """The very commands that it prints work, and --nodes is not among their options."""
+    port = free_port(["127.0.0.2", "127.0.0.3"])
+    (place / "node_ip_list.txt").write_text(f"127.0.0.2:{port} slots=1\n127.0.0.3:{port}\n")
+    (place / "hello.py").write_text("print('hello')\n")
+    command = start("--keep", "hello.py")
+    launch = command.wait_for(r"^ +(\S*master_launch --ssh-config .*) your_script.py").group(1)
+    command.wait_for("Ctrl-C here ends them")
+    assert "--nodes" not in launch
+    done = subprocess.run(
+        [*shlex.split(launch), "--name", "another", "hello.py"],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("| hello") == 2
+    os.killpg(command.process.pid, signal.SIGINT)
+    assert command.finish() == 0
+    assert nothing_left(place)
+
+
+def test_a_taken_port_is_no_obstacle(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    assert demo.listed_port(2) == 0
+    (place / "node_ip_list.txt").write_text("127.0.0.[2-3]:22022\n")
+    assert demo.listed_port(2) == 22022
+    assert demo.listed_port(3) == 0
+    with socket.socket() as other:
+        other.bind(("127.0.0.3", 22022))
+        other.listen()
+        assert demo.listed_port(2) == 0
+    assert "port 22022 of node_ip_list.txt cannot be had" in capsys.readouterr().out
+    (place / "node_ip_list.txt").write_text("10.0.0.1:22022\n10.0.0.2\n")
+    assert demo.listed_port(2) == 0
+    (place / "node_ip_list.txt").write_text("slots=what\n")
+    assert demo.listed_port(2) == 0
+
+
+def test_without_torch_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CheckFailed) as told:
+        demo.demo(2, False, ())
+    assert told.value.fix == f"type: {sys.executable} -m pip install torch==2.13.0 numpy"
+
+
+def test_the_settings_of_an_installed_package_are_those_of_the_repository(tmp_path: Path) -> None:
+    built_in = tmp_path / "demo.yaml"
+    built_in.write_text(demo.SETTINGS)
+    assert load.load(built_in) == load.load(REPOSITORY / demo.CONFIG)
+
+
+def test_the_curve() -> None:
+    lines = demo.plot([5.0, 4.0, 4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0], 10, width=5, height=3)
+    assert lines == [
+        "  4.50 |*",
+        "  2.75 | *",
+        "  1.00 |  ***",
+        "       +-----",
+        "       step 1 10",
+    ]
+    assert len(demo.plot([float(n) for n in range(1000)], 1000, width=60)[-2]) == 8 + 60
+    assert demo.plot([2.0], 1)[0] == "  2.00 |*"
+    assert demo.plot([float("nan")], 1)
+
+
+def test_the_default_config_of_a_launch_is_what_the_engine_has_by_default() -> None:
+    """It shows every section; nobody needs to guess what a key that is left out would be."""
+    shown = load.load(REPOSITORY / "config/multi_node/distributed_two_nodes.yaml")
+    assert shown.launch == Launch()
+    assert shown.optimizer == Optimizer()
+    assert shown.fsdp == Fsdp()

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.head.inventory.facts import Facts
+from orchestrator.node.facts import probe
+from orchestrator.node.facts.probe import Port, resolve_target
+from tests.node.job.trees import hca, plant
+
+REQUEST: dict[str, Any] = {
+    "cwd": "/",
+    "workdir": None,
+    "peers": ["127.0.0.1"],
+    "target": {"kind": "engine", "name": ""},
+}
+
+
+def test_what_it_finds_is_what_the_plan_wants() -> None:
+    """Through JSON, as over the link; the head adds what it alone knows."""
+    found = json.loads(json.dumps(probe.probe(REQUEST)))
+    facts = Facts.of({**found, "library": "/lib", "time": 0.0}, clock_offset=0.25)
+    assert facts.hostname == socket.gethostname()
+    assert facts.python == sys.executable
+    assert facts.cpus == len(os.sched_getaffinity(0))
+    assert facts.memory_kb > 100_000
+    assert facts.routes == {"127.0.0.1": ("lo", "127.0.0.1")}
+    assert ("127.0.0.1", 8) in {(one.address, one.prefix) for one in facts.addresses}
+    assert (facts.workdir, facts.workdir_exists) == ("/", True)
+    assert Facts(**json.loads(json.dumps(facts.to_json()))).hostname == facts.hostname
+
+
+def test_a_disk_that_hangs_is_named_and_held_up_by_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A network file system whose server is gone: the call never returns."""
+    for_ever = threading.Event()
+    monkeypatch.setattr(probe, "SECONDS", 0.2)
+    monkeypatch.setattr(probe.rdma, "ports", lambda _: for_ever.wait())
+    try:
+        found = probe.probe(REQUEST)
+        assert found["rdma"] == []
+        assert found["problems"] == {"rdma": "it did not answer within 0.2 s"}
+        assert found["interfaces"] and found["disk"]
+        monkeypatch.setattr(probe.os.path, "isdir", lambda _: for_ever.wait())
+        with pytest.raises(ValueError, match=r"the directory /: it did not answer .* a disk that"):
+            probe.probe(REQUEST)
+    finally:
+        for_ever.set()
+
+
+def test_another_root_is_another_machine(tmp_path: Path) -> None:
+    """What it finds below a root of its own; what is of this process stays this process's."""
+    plant(tmp_path, {
+        "proc/meminfo": "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable: 900 kB",
+        "proc/sys/kernel/random/boot_id": "b1", "dev/nvidia0": "",
+        "etc/nccl.conf": "# a file\nNCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME==ens1f0\n\n#NCCL_ALGO=x",
+    })  # fmt: skip
+    hca(tmp_path, "mlx5_0")
+    found = probe.probe(REQUEST, str(tmp_path))
+    assert (found["memory_kb"], found["memory_available_kb"]) == (1000, 900)
+    assert (found["boot"], found["gpus"]) == ("b1", 1)
+    assert [port["device"] for port in found["rdma"]] == ["mlx5_0"]
+    own = {name: found["environment"].get(name) for name in ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME")}
+    assert own == {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "=ens1f0"}
+    assert "NCCL_ALGO" not in found["environment"]
+
+
+def test_the_environment_wins_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(tmp_path, {"etc/nccl.conf": "NCCL_DEBUG=WARN"})
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("MY_NCCL_THING", "1")
+    own = probe.own_settings(str(tmp_path))
+    assert own["NCCL_DEBUG"] == "INFO" and "MY_NCCL_THING" not in own
+
+
+# -- the port ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ports() -> Iterator[Any]:
+    made: list[Port] = []
+
+    def hold(wanted: int, *, exact: bool = False) -> int:
+        made.append(Port(wanted, exact))
+        return made[-1].number
+
+    yield hold
+    for port in made:
+        port.holder.close()
+
+
+BASE = 42000 + os.getpid() % 5000  # where nobody else listens, most likely
+
+
+def test_ports_are_held_until_their_holder_is_gone(ports: Any) -> None:
+    first = ports(BASE)
+    assert BASE <= first < BASE + 50
+    assert ports(first, exact=True) == 0
+    assert ports(first) > first
+    # A supervisor inherits it: the port stays held when the link that took it is gone.
+    port = Port(first + 60, False)
+    child = subprocess.Popen(["sleep", "1000"], pass_fds=[port.holder.fileno()])
+    port.holder.close()
+    assert ports(port.number, exact=True) == 0
+    child.kill()
+    child.wait()
+    assert ports(port.number, exact=True) == port.number
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1", "127.0.0.9", "::", "::1"])
+def test_a_port_somebody_listens_on_is_passed_over(ports: Any, address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as taken:
+        try:
+            taken.bind((address, 0))
+        except OSError:
+            pytest.skip(f"{address} cannot be used here")
+        taken.listen()
+        number = taken.getsockname()[1]
+        assert ports(number, exact=True) == 0
+        assert ports(number) != number
+
+
+def test_a_port_that_was_just_used_is_free(ports: Any) -> None:
+    """The last connections of the job before are in TIME_WAIT: torchrun could listen there."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        number = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", number)), server.accept()[0] as accepted:
+            accepted.shutdown(socket.SHUT_WR)
+    assert ports(number, exact=True) == number
+
+
+def test_there_are_no_ports_beyond_the_last(ports: Any) -> None:
+    assert ports(65536) == 0
+    assert ports(65535) in (0, 65535)
+
+
+# -- the program ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name, text, mode in [
+        ("train.py", "print(1)", 0o644),
+        ("run.sh", "#!/bin/sh\n", 0o755),
+        ("readable.sh", "#!/bin/sh\n", 0o644),
+        ("shebang", "#!/usr/bin/env python3\n", 0o755),
+        ("script", "import torch\n", 0o644),
+        ("elf", "\x7fELF\x02", 0o755),
+        ("odd.py", "\x7fELF", 0o755),
+        ("empty", "", 0o644),
+        ("package/__main__.py", "", 0o644),
+        ("directory/other.py", "", 0o644),
+        ("home/mine.py", "", 0o644),
+        ("sleep", "print('the one here comes first')", 0o644),
+    ]:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "resolved"),
+    [
+        ("train.py", "script", "train.py"),
+        ("./train.py", "script", "./train.py"),
+        ("{here}/train.py", "script", "{here}/train.py"),
+        ("shebang", "script", "shebang"),
+        ("script", "script", "script"),
+        ("empty", "script", "empty"),
+        ("odd.py", "script", "odd.py"),
+        ("package", "script", "package"),
+        ("~/mine.py", "missing", "{here}/~/mine.py"),  # as python says to a quoted ~
+        ("run.sh", "program", "./run.sh"),
+        ("./run.sh", "program", "./run.sh"),
+        ("elf", "program", "./elf"),
+        ("readable.sh", "not executable", "{here}/readable.sh"),
+        ("cat", "program", "cat"),
+        ("sleep", "script", "sleep"),
+        ("directory", "missing", "{here}/directory"),
+        ("none.py", "missing", "{here}/none.py"),
+        ("/none.py", "missing", "/none.py"),
+        ("no/cat", "missing", "{here}/no/cat"),
+    ],
+)
+def test_what_kind_of_program_it_is(workdir: Path, name: str, kind: str, resolved: str) -> None:
+    target = {"kind": "auto", "name": name.format(here=workdir)}
+    found = resolve_target(target, str(workdir))
+    assert found == {"kind": kind, "name": resolved.format(here=workdir)}
+
+
+@pytest.mark.parametrize("kind", ["engine", "module"])
+def test_what_is_no_file_is_taken_as_it_is(kind: str) -> None:
+    assert resolve_target({"kind": kind, "name": "a.b"}, "/") == {"kind": kind, "name": "a.b"}
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_a_program_that_may_not_be_read(workdir: Path) -> None:
+    (workdir / "train.py").chmod(0)
+    found = resolve_target({"kind": "auto", "name": "train.py"}, str(workdir))
+    assert found["kind"] == "unreadable"
+
+
+def test_the_workdir(workdir: Path) -> None:
+    for wanted, path, there in (
+        (None, workdir, True),
+        ("~", workdir / "home", True),
+        ("~/none", workdir / "home/none", False),
+        (str(workdir / "train.py"), workdir / "train.py", False),
+    ):
+        found = probe.probe({**REQUEST, "workdir": wanted, "cwd": str(workdir)})
+        assert (found["workdir"], found["workdir_exists"]) == (str(path), there)

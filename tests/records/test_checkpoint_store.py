@@ -1,0 +1,763 @@
+"""Checkpoints are whole or not there: whatever is killed, flipped, cut off or written by others."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.errors import JobFailed, UsageError
+from orchestrator.records import checkpoint_store
+from orchestrator.records.checkpoint_store import Checkpoint, FileRecord
+
+FILES = {".metadata": b"about", "__0_0.distcp": b"a" * 1000, "__1_0.distcp": b"b" * 1000}
+
+
+def write(
+    directory: Path, step: int, files: Mapping[str, bytes] = FILES, token: str = "run"
+) -> dict[str, FileRecord]:
+    """What the ranks do before it is published."""
+    place = checkpoint_store.partial(directory, step, token)
+    place.mkdir(parents=True)
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+    return {name: checkpoint_store.digest(place / name) for name in files}
+
+
+def save(
+    directory: Path, step: int, files: Mapping[str, bytes] = FILES, progress: Any = None
+) -> Path:
+    records = write(directory, step, files)
+    place = checkpoint_store.partial(directory, step, "run")
+    return checkpoint_store.publish(place, directory, step, progress, 2, records)
+
+
+def steps(directory: Path) -> list[int]:
+    return [one.step for one in checkpoint_store.every(directory)]
+
+
+def good(directory: Path) -> list[Checkpoint]:
+    """Those that verify; what only looks whole must not exist."""
+    found = [one for one in checkpoint_store.every(directory) if one.complete]
+    assert [checkpoint_store.verify(one) for one in found] == [[]] * len(found)
+    return found
+
+
+def listing(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def change(place: Path, **fields: Any) -> None:
+    """Other values in the manifest."""
+    manifest = json.loads((place / "manifest.json").read_text())
+    (place / "manifest.json").write_text(json.dumps({**manifest, **fields}))
+
+
+# -- publishing -------------------------------------------------------------------------------
+
+
+def test_what_is_published_is_found(tmp_path: Path) -> None:
+    progress = {"tokens": 12, "rng": [1, 2.5, None, "ü"], "deep": {"a": True}}
+    before = time.time()
+    for step in (20, 120, 3):
+        place = save(tmp_path, step, progress={**progress, "step": step})
+        assert place == tmp_path / f"step_{step:08d}" == checkpoint_store.final(tmp_path, step)
+    assert listing(tmp_path) == ["step_00000003", "step_00000020", "step_00000120"]
+    found = checkpoint_store.every(tmp_path)
+    assert [one.step for one in found] == [120, 20, 3]
+    newest = found[0]
+    assert newest.path == tmp_path / "step_00000120"
+    assert newest.progress == {**progress, "step": 120}
+    assert (newest.world, newest.size, newest.complete, newest.problem) == (2, 2005, True, "")
+    assert before <= newest.created <= time.time()
+    assert set(newest.files) == set(FILES)
+    assert len(good(tmp_path)) == 3
+
+
+def test_the_manifest_is_as_documented(tmp_path: Path) -> None:
+    place = save(tmp_path, 7, {".metadata": b"", "__0_0.distcp": b"abc"}, {"k": 1})
+    manifest = json.loads((place / "manifest.json").read_text())
+    assert isinstance(manifest.pop("created"), float)
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert manifest == {
+        "format": 1,
+        "step": 7,
+        "progress": {"k": 1},
+        "world": 2,
+        "files": {
+            ".metadata": {"size": 0, "sha256": empty},
+            "__0_0.distcp": {"size": 3, "sha256": abc},
+        },
+    }
+
+
+def test_a_digest_of_many_pieces(tmp_path: Path) -> None:
+    content = random.Random(0).randbytes(2_500_000)
+    (tmp_path / "file").write_bytes(content)
+    seen: list[int] = []
+    found = checkpoint_store.digest(tmp_path / "file", sync=True, seen=seen.append)
+    assert found.size == sum(seen) == len(content)
+    assert len(seen) == 3
+    assert found == checkpoint_store.digest(tmp_path / "file")
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 5, progress="old")
+    save(tmp_path, 5, {".metadata": b"new"}, progress="new")
+    assert listing(tmp_path) == ["step_00000005"]
+    assert [one.progress for one in good(tmp_path)] == ["new"]
+
+
+def test_what_may_be_somebody_elses_is_put_aside_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "step_00000005").mkdir(parents=True)
+    (tmp_path / "step_00000005" / "precious").touch()
+    save(tmp_path, 5)
+    checkpoint_store.clean(tmp_path, "next")
+    assert len(good(tmp_path)) == 1
+    assert len(list(tmp_path.rglob("precious"))) == 1
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_is_in_the_way_stays(tmp_path: Path, kind: str) -> None:
+    place = checkpoint_store.final(tmp_path, 5)
+    (tmp_path / "elsewhere").mkdir()
+    place.touch() if kind == "file" else place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JobFailed, match="in the way"):
+        save(tmp_path, 5)
+    assert place.is_symlink() == (kind == "link")
+    assert (tmp_path / "elsewhere").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda place, files: (place / ".metadata").unlink(), ".metadata is missing"),
+        (lambda place, files: (place / ".metadata").write_bytes(b""), "0 bytes instead of 5"),
+        (lambda place, files: files.clear(), "it has no files"),
+        (lambda place, files: files.update({"../x": FileRecord(0, "")}), "'../x' is not the name"),
+        (lambda place, files: files.update({"\ud800": FileRecord(0, "")}), "is not the name"),
+        (lambda place, files: shutil.rmtree(place), "is missing, and 2 more files"),
+    ],
+)
+def test_what_is_not_whole_is_not_published(
+    tmp_path: Path, spoil: Callable[[Path, dict[str, FileRecord]], None], words: str
+) -> None:
+    files = write(tmp_path, 5)
+    place = checkpoint_store.partial(tmp_path, 5, "run")
+    spoil(place, files)
+    with pytest.raises(JobFailed, match=words):
+        checkpoint_store.publish(place, tmp_path, 5, None, 2, files)
+    assert steps(tmp_path) == []
+
+
+@pytest.mark.parametrize("token", ["", "a/b", "..\n", "a b", "\0"])
+def test_a_token_is_part_of_a_name(tmp_path: Path, token: str) -> None:
+    with pytest.raises(UsageError):
+        checkpoint_store.partial(tmp_path, 5, token)
+
+
+# -- killed -----------------------------------------------------------------------------------
+
+CALLS = ("rename", "replace", "fsync", "open", "unlink", "rmdir")
+
+
+class Killed(BaseException):
+    """No `except OSError` sees it, as none sees SIGKILL."""
+
+
+@contextmanager
+def ends_at(number: int, failure: Callable[[], BaseException], *, once: bool) -> Iterator[None]:
+    """The call of that number to the file system fails; after a kill, so do all that follow."""
+    count = itertools.count(1)
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def instead(*args: Any, **options: Any) -> Any:
+            now = next(count)
+            if now == number or (now > number and not once):
+                raise failure()
+            return call(*args, **options)
+
+        return instead
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CALLS:
+            patch.setattr(os, name, counted(getattr(os, name)))
+        yield
+        if next(count) <= number:
+            raise LookupError("there are no more calls")
+
+
+def first_save(directory: Path) -> Callable[[], object]:
+    save(directory, 1, progress="old")
+    records = write(directory, 2)
+    place = checkpoint_store.partial(directory, 2, "run")
+    return lambda: checkpoint_store.publish(place, directory, 2, "new", 2, records)
+
+
+def save_again(directory: Path) -> Callable[[], object]:
+    save(directory, 1, progress="old")
+    records = write(directory, 1, {**FILES, ".metadata": b"newer"})
+    place = checkpoint_store.partial(directory, 1, "run")
+    return lambda: checkpoint_store.publish(place, directory, 1, "new", 2, records)
+
+
+def prune(directory: Path) -> Callable[[], object]:
+    for step in (1, 2, 3):
+        save(directory, step)
+    return lambda: checkpoint_store.prune(directory, 1)
+
+
+def clean(directory: Path) -> Callable[[], object]:
+    """After a kill between the two renames of save_again, and others elsewhere."""
+    save(directory, 1).rename(directory / ".step_00000001.a.aside")
+    for step in (2, 3):
+        save(directory, step)
+    shutil.copytree(directory / "step_00000002", directory / ".step_00000002.b.aside")
+    shutil.copytree(directory / "step_00000002", directory / ".step_00000002.c.gone")
+    write(directory, 4, token="earlier")
+    return lambda: checkpoint_store.clean(directory, "later")
+
+
+OPERATIONS = [first_save, save_again, prune, clean]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_kill_at_any_moment_leaves_what_was_whole(
+    tmp_path: Path, operation: Callable[[Path], Callable[[], object]]
+) -> None:
+    for number in itertools.count(1):
+        directory = tmp_path / str(number)
+        action = operation(directory)
+        before = max(one.step for one in good(directory))
+        try:
+            with ends_at(number, Killed, once=False):
+                action()
+        except Killed:
+            pass
+        except LookupError:
+            break
+        assert max(one.step for one in good(directory)) >= before, listing(directory)
+        seen = [(one.step, one.progress) for one in good(directory)]
+        checkpoint_store.clean(directory, "later")
+        assert [(one.step, one.progress) for one in good(directory)] == seen
+        assert [name for name in listing(directory) if name.startswith(".")] == []
+        assert len(listing(directory)) == len(seen), "half of one has a name"
+        save(directory, before + 1)
+        assert checkpoint_store.prune(directory, 1)
+        assert steps(directory) == [before + 1]
+    assert number > 5
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_error_at_any_moment_leaves_what_was_whole(
+    tmp_path: Path, operation: Callable[[Path], Callable[[], object]]
+) -> None:
+    """A full disk: in words, and the checkpoint before it is as it was."""
+    for number in itertools.count(1):
+        directory = tmp_path / str(number)
+        action = operation(directory)
+        before = max(one.step for one in good(directory))
+        try:
+            full = OSError(errno.ENOSPC, "No space left on device")
+            with ends_at(number, lambda error=full: error, once=True):  # type: ignore[misc]
+                action()
+        except JobFailed as error:
+            assert "No space left on device" in str(error)
+        except LookupError:
+            break
+        assert max(one.step for one in good(directory)) >= before, listing(directory)
+        checkpoint_store.clean(directory, "later")
+        assert max(one.step for one in good(directory)) >= before
+    assert number > 5
+
+
+WITHOUT_END = """
+import sys
+from pathlib import Path
+from tests.records.test_checkpoint_store import checkpoints
+from tests.records.test_checkpoint_store import save
+from tests.records.test_checkpoint_store import steps
+directory = Path(sys.argv[1])
+checkpoints.clean(directory, "")
+step = max(steps(directory), default=0)
+while True:
+    step += 1
+    save(directory, step, progress=step)
+    print(step, flush=True)
+    save(directory, step, progress=step)
+    checkpoints.prune(directory, 2)
+"""
+
+
+def test_sigkill(tmp_path: Path) -> None:
+    directory, last = tmp_path / "checkpoints", 0
+    directory.mkdir()
+    for seed in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-c", WITHOUT_END, str(directory)],
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as running:
+            assert running.stdout is not None
+            assert int(running.stdout.readline()) >= last
+            time.sleep(random.Random(seed).uniform(0, 0.02))
+            running.send_signal(signal.SIGKILL)
+            told = [last, *map(int, running.stdout.read().splitlines())]
+        found = good(directory)
+        assert found[0].step >= max(told)
+        assert [one.progress for one in found] == [one.step for one in found]
+        last = found[0].step
+    checkpoint_store.clean(directory, "")
+    assert {name[:5] for name in listing(directory)} == {"step_"}
+
+
+# -- damaged ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_any_flipped_bit_is_found(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        place = save(Path(name), 5)
+        file = data.draw(st.sampled_from(sorted(FILES)))
+        content = bytearray(FILES[file])
+        bit = data.draw(st.integers(0, len(content) * 8 - 1))
+        content[bit // 8] ^= 1 << bit % 8
+        (place / file).write_bytes(content)
+        (found,) = checkpoint_store.every(Path(name))
+        assert found.complete  # the sizes are right: only reading it all can tell
+        assert checkpoint_store.verify(found) == [
+            f"{file} is damaged: its sha256 is not the manifest's"
+        ]
+        assert checkpoint_store.verify(found, [one for one in FILES if one != file]) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda file: file.unlink(), "__0_0.distcp is missing"),
+        (lambda file: os.truncate(file, 999), "__0_0.distcp has 999 bytes instead of 1000"),
+        (lambda file: os.truncate(file, 1001), "__0_0.distcp has 1001 bytes instead of 1000"),
+        (lambda file: (file.unlink(), file.mkdir()), "__0_0.distcp is not a plain file"),
+        (lambda file: (file.unlink(), os.mkfifo(file)), "__0_0.distcp is not a plain file"),
+        (lambda file: (file.unlink(), file.symlink_to("x")), "__0_0.distcp is not a plain file"),
+    ],
+)
+def test_a_spoilt_file(tmp_path: Path, spoil: Callable[[Path], object], words: str) -> None:
+    place = save(tmp_path, 5)
+    save(tmp_path, 4)
+    spoil(place / "__0_0.distcp")
+    newest, whole = checkpoint_store.every(tmp_path)
+    assert (newest.complete, newest.problem) == (False, words)
+    assert checkpoint_store.verify(newest) == [words]
+    assert checkpoint_store.verify(newest, ["__1_0.distcp"]) == []
+    assert whole.complete
+
+
+def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 5)
+    (found,) = checkpoint_store.every(tmp_path)
+
+    def refuse(path: Path, *args: Any, **options: Any) -> FileRecord:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(checkpoint_store, "digest", refuse)
+    words = "__0_0.distcp cannot be read: Input/output error"
+    assert checkpoint_store.verify(found, ["__0_0.distcp"]) == [words]
+
+
+RECORD = {"size": 1, "sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"format": 2}, "manifest.json has format 2; this version reads 1"),
+        ({"format": None}, "manifest.json has format None"),
+        ({"step": 6}, "manifest.json is that of step 6"),
+        ({"step": "5"}, "manifest.json has '5' as step"),
+        ({"step": True}, "manifest.json has True as step"),
+        ({"world": -1}, "manifest.json has -1 as world"),
+        ({"world": None}, "manifest.json has None as world"),
+        ({"created": "now"}, "manifest.json does not say when"),
+        ({"created": float("nan")}, "manifest.json does not say when"),
+        ({"created": 10**400}, "manifest.json does not say when"),
+        ({"files": None}, "manifest.json lists no files"),
+        ({"files": {}}, "manifest.json lists no files"),
+        ({"files": []}, "manifest.json lists no files"),
+        ({"files": {"a": None}}, "manifest.json has no checksum of a"),
+        ({"files": {"a\nb": {}}}, "manifest.json has no checksum of 'a\\nb'"),
+        ({"files": {"a": {**RECORD, "sha256": "0" * 63}}}, "manifest.json has no checksum of a"),
+        ({"files": {"a": {**RECORD, "size": "1"}}}, "manifest.json has '1' as size of a"),
+        ({"files": {"a": {**RECORD, "size": 1.5}}}, "manifest.json has 1.5 as size of a"),
+        ({"files": {"../a": RECORD}}, "manifest.json lists what cannot be: '../a' is not"),
+        ({"files": {"/etc/passwd": RECORD}}, "manifest.json lists what cannot be"),
+        ({"files": {"a\0": RECORD}}, "manifest.json lists what cannot be"),
+        ({"files": {"\ud800": RECORD}}, "manifest.json lists what cannot be"),
+        ({"files": {"x" * 300: RECORD}}, "cannot be read: File name too long"),
+    ],
+    ids=str,
+)
+def test_a_wrong_manifest(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    change(save(tmp_path, 5), **fields)
+    save(tmp_path, 4)
+    wrong, whole = checkpoint_store.every(tmp_path)
+    assert (wrong.step, wrong.complete) == (5, False)
+    assert words in wrong.problem
+    assert any(words in problem for problem in checkpoint_store.verify(wrong))
+    assert whole.complete
+    checkpoint_store.prune(tmp_path, 1)
+    assert steps(tmp_path) == [5, 4]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "manifest.json is not JSON"),
+        (b'{"format": 1, "st', "manifest.json is not JSON"),
+        (b"\xff\xfe\0", "manifest.json is not JSON"),
+        (b"9" * 5000, "manifest.json is not JSON"),
+        (b"[" * 100_000, "manifest.json "),
+        (b"[]", "manifest.json is not that of a checkpoint"),
+        (b'{"code": "an experiment\'s"}', "manifest.json is not that of a checkpoint"),
+        (None, "there is no manifest.json"),
+    ],
+)
+def test_what_is_no_manifest(tmp_path: Path, content: bytes | None, words: str) -> None:
+    path = save(tmp_path, 5) / "manifest.json"
+    path.unlink() if content is None else path.write_bytes(content)
+    (found,) = checkpoint_store.every(tmp_path)
+    assert words in found.problem
+    assert checkpoint_store.verify(found) == [found.problem] == checkpoint_store.verify(found, [])
+    assert not found.files
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
+def test_a_manifest_that_is_no_file(tmp_path: Path, kind: str) -> None:
+    path = save(tmp_path, 5) / "manifest.json"
+    kept = path.rename(tmp_path / "kept")
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(kept)
+    (found,) = checkpoint_store.every(tmp_path)
+    assert found.problem == "manifest.json is not a plain file"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(["format", "step", "created", "progress", "world", "files"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(KEYS, JSON) | JSON)
+def test_no_manifest_is_an_accident(fields: Any) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        place = save(Path(name), 5)
+        if isinstance(fields, dict):
+            change(place, **fields)
+        else:
+            (place / "manifest.json").write_text(json.dumps(fields))
+        (found,) = checkpoint_store.every(Path(name))
+        assert found.complete == (not found.problem) == (not checkpoint_store.verify(found))
+        assert found.problem.isprintable()
+
+
+@settings(max_examples=50, deadline=None)
+@given(JSON)
+def test_any_progress_comes_back(progress: Any) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        save(Path(name), 5, progress=progress)
+        (found,) = checkpoint_store.every(Path(name))
+        assert repr(found.progress) == repr(progress)  # NaN is not equal to itself
+
+
+# -- finding ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step_5",
+        "step_000000005",
+        "step_\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0665",  # digits, but not ours
+        "step_" + "9" * 19,
+        "step_00000005\n",
+        "step_00000005.bak",
+        "STEP_00000005",
+        ".step_00000005.partial",
+        ".step_00000005.a.other",
+        "latest",
+        "lost+found",
+    ],
+)
+def test_foreign_directories_are_left_alone(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 7)
+    save(tmp_path, 6).rename(tmp_path / name)
+    assert steps(tmp_path) == [7]
+    assert checkpoint_store.prune(tmp_path, 1) == []
+    checkpoint_store.clean(tmp_path, "")
+    assert name in listing(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["step_00000005", ".step_00000005.a.gone", "latest"])
+def test_links_are_never_followed(tmp_path: Path, name: str) -> None:
+    elsewhere = save(tmp_path / "elsewhere", 5)
+    directory = tmp_path / "checkpoints"
+    save(directory, 7)
+    (directory / name).symlink_to(elsewhere)
+    assert steps(directory) == [7]
+    assert checkpoint_store.prune(directory, 1) == []
+    checkpoint_store.clean(directory, "")
+    assert (directory / name).is_symlink()
+    assert len(good(tmp_path / "elsewhere")) == 1
+
+
+def test_a_link_inside_is_not_followed_when_deleting(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").touch()
+    (save(directory, 5) / "link").symlink_to(tmp_path / "precious")
+    save(directory, 6)
+    assert checkpoint_store.prune(directory, 1) == [directory / "step_00000005"]
+    assert (tmp_path / "precious" / "file").exists()
+
+
+@pytest.mark.parametrize("name", ["a b", 'it\'s "so"', "a\nb", "$(reboot)", "ü\udcff", "-rf"])
+def test_odd_names(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / name
+    save(directory, 5, {name: b"content", ".metadata": b""})
+    save(directory, 6, {name: b"content"})
+    assert len(good(directory)) == 2
+    (directory / "step_00000006" / name).unlink()
+    assert checkpoint_store.every(directory)[0].problem.isprintable()
+    assert [one.step for one in checkpoint_store.resolve(name, tmp_path)] == [6, 5]
+    (directory / "step_00000006" / name).write_bytes(b"content")
+    assert checkpoint_store.prune(directory, 1) == [directory / "step_00000005"]
+    assert len(good(directory)) == 1
+
+
+def test_a_thousand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        for step in range(1000):
+            save(tmp_path, step, {".metadata": b"x"})
+    assert steps(tmp_path) == list(range(999, -1, -1))
+    assert len(checkpoint_store.prune(tmp_path, 3)) == 997
+    assert listing(tmp_path) == ["step_00000997", "step_00000998", "step_00000999"]
+
+
+def test_no_directory_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for directory in (tmp_path / "none", tmp_path / "file", tmp_path / "file" / "below"):
+        assert checkpoint_store.every(directory) == []
+        assert checkpoint_store.prune(directory, 1) == []
+        checkpoint_store.clean(directory, "x")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
+def test_an_unreadable_directory_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Never "no checkpoints": a run that starts anew would cost what was trained."""
+
+    def refuse(path: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UsageError, match=os.strerror(number)):
+        checkpoint_store.every(tmp_path)
+
+
+def test_an_unreadable_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 5)
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    (found,) = checkpoint_store.every(tmp_path)
+    assert found.problem == "manifest.json cannot be read: Permission denied"
+
+
+def experiment(root: Path, name: str, *saved: int) -> Path:
+    place = root / name
+    place.mkdir(parents=True)
+    (place / "job.json").write_text("{}")
+    (place / "manifest.json").write_text('{"code": {}, "nodes": []}')
+    for step in saved:
+        save(place / "outputs" / "checkpoints", step)
+    return place
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    experiment(tmp_path / "experiments", "run_20260101_000000", 10, 20)
+    experiment(tmp_path / "experiments", "run_20260102_000000", 30)
+    experiment(tmp_path / "experiments", "run_20260103_000000")
+    save(tmp_path / "elsewhere", 40)
+    (tmp_path / "best").symlink_to(tmp_path / "elsewhere" / "step_00000040")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, [30]),
+        ("run_20260101_000000", [20, 10]),
+        ("experiments/run_20260101_000000", [20, 10]),
+        ("experiments/run_20260101_000000/", [20, 10]),
+        ("run_20260101_000000/outputs/checkpoints", [20, 10]),
+        ("run_20260101_000000/outputs/checkpoints/step_00000010", [10]),
+        ("elsewhere", [40]),
+        ("elsewhere/step_00000040", [40]),
+        ("best", [40]),
+    ],
+)
+def test_what_a_user_may_mean(root: Path, text: str | None, expected: list[int]) -> None:
+    found = checkpoint_store.resolve(text, Path("experiments"))
+    assert [one.step for one in found] == expected
+    assert all(one.path.is_absolute() for one in found)
+
+
+def test_an_absolute_path_needs_no_experiments(root: Path) -> None:
+    for text in ("elsewhere", "experiments/run_20260101_000000"):
+        found = checkpoint_store.resolve(str(root / text), Path("none"))
+        assert found == checkpoint_store.resolve(text)
+
+
+def test_a_step_without_a_manifest_says_so(root: Path) -> None:
+    (root / "elsewhere" / "step_00000040" / "manifest.json").unlink()
+    (found,) = checkpoint_store.resolve("elsewhere/step_00000040")
+    assert found.problem == "there is no manifest.json"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("run_20260101_00000", "did you mean 'run_2026010"),
+        ("run_20260103_000000", "looked in .*/run_20260103_000000/outputs/checkpoints"),
+        ("elsewhere/step_00000041", "there is no checkpoint in 'elsewhere/step_00000041'"),
+        ("a\nb", r"'a\\nb'"),
+        ("\0", "cannot be read"),
+        ("x" * 5000, "File name too long"),
+    ],
+)
+def test_what_nobody_can_mean(root: Path, text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as error:
+        checkpoint_store.resolve(text)
+    assert f"did you mean {text!r}" not in str(error.value)
+
+
+def test_no_experiment_has_any(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has a checkpoint"):
+        checkpoint_store.resolve(None, tmp_path)
+
+
+# -- removing ---------------------------------------------------------------------------------
+
+
+def make(directory: Path, kinds: str) -> None:
+    """c: complete, t: truncated, n: without a manifest; the newest first."""
+    for step, kind in enumerate(reversed(kinds), 1):
+        place = save(directory, step)
+        if kind == "t":
+            os.truncate(place / "__0_0.distcp", 10)
+        elif kind == "n":
+            (place / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "keep", "left"),
+    [
+        ("ccc", 3, [3, 2, 1]),
+        ("cccc", 3, [4, 3, 2]),
+        ("ccc", 1, [3]),
+        ("ccc", 0, [3]),  # never the last one
+        ("ttc", 1, [3, 2, 1]),  # the only whole one, and what is newer
+        ("tccc", 1, [4, 3]),
+        ("ctcc", 2, [4, 3, 2]),
+        ("ctt", 1, [3]),
+        ("cn", 1, [2, 1]),  # may be somebody else's
+        ("ttt", 1, [3, 2, 1]),
+        ("", 1, []),
+    ],
+)
+def test_pruning(tmp_path: Path, kinds: str, keep: int, left: list[int]) -> None:
+    make(tmp_path, kinds)
+    before = steps(tmp_path)
+    gone = checkpoint_store.prune(tmp_path, keep)
+    assert steps(tmp_path) == left
+    assert gone == [checkpoint_store.final(tmp_path, s) for s in sorted(set(before) - set(left))]
+    assert len(listing(tmp_path)) == len(left)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text("ctn", max_size=8), st.integers(-1, 5))
+def test_pruning_keeps_its_promise(kinds: str, keep: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        make(Path(name), kinds)
+        whole = [one.step for one in good(Path(name))]
+        checkpoint_store.prune(Path(name), keep)
+        assert [one.step for one in good(Path(name))] == whole[: max(keep, 1)]
+
+
+def test_what_cannot_be_deleted_is_out_of_sight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS keeps a file that somebody has open; it goes with the next clean()."""
+    make(tmp_path, "cc")
+    with monkeypatch.context() as patch:
+        busy = OSError(errno.EBUSY, "Device or resource busy")
+        patch.setattr(os, "unlink", lambda *args, **options: (_ for _ in ()).throw(busy))
+        checkpoint_store.prune(tmp_path, 1)
+    assert steps(tmp_path) == [2]
+    assert len(listing(tmp_path)) == 2
+    checkpoint_store.clean(tmp_path, "next")
+    assert listing(tmp_path) == ["step_00000002"]
+
+
+def test_cleaning(tmp_path: Path) -> None:
+    for token in ("mine", "earlier", "earlier.mine"):
+        write(tmp_path, 5, token=token)
+    save(tmp_path, 3)
+    (tmp_path / ".step_00000004.abc.gone").mkdir()
+    (tmp_path / ".seen_mine_0").touch()
+    assert steps(tmp_path) == [3]
+    checkpoint_store.clean(tmp_path, "mine")
+    assert listing(tmp_path) == [".seen_mine_0", ".step_00000005.mine.partial", "step_00000003"]
+    checkpoint_store.clean(tmp_path, "")
+    assert listing(tmp_path) == [".seen_mine_0", "step_00000003"]
+
+
+def test_a_whole_one_aside_stands_in_for_a_spoilt_one(tmp_path: Path) -> None:
+    spoilt = save(tmp_path, 5, progress="new")
+    shutil.copytree(spoilt, tmp_path / ".step_00000005.a.aside")
+    os.truncate(spoilt / "__0_0.distcp", 1)
+    for _ in range(2):
+        assert [one.path.name for one in good(tmp_path)] == [".step_00000005.a.aside"]
+        checkpoint_store.clean(tmp_path, "x")

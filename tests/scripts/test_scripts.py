@@ -1,0 +1,174 @@
+"""The shell scripts, in a clone whose path has a space, with stand-ins for what they call."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+# Says what it was called with, one argument a line; `status` and `makes` decide the rest.
+STAND_IN = '#!/bin/sh\nprintf "%s\\n" "{name} in $PWD" "$@" >>"{log}"\n{rest}\n'
+VENV = """
+case "$2" in *find_spec*) case "$3" in pip) exit 0;; esac; [ -e "{clone}/has-$3" ]; exit;; esac
+case "$*" in *" -e "*) printf '#!/bin/sh\\necho demo "$@"\\n' >"{clone}/.venv/bin/orchestrator"
+chmod +x "{clone}/.venv/bin/orchestrator";; *torch*) touch "{clone}/has-torch";;
+*numpy*) touch "{clone}/has-numpy";; esac
+"""
+
+
+class Clone:
+    def __init__(self, root: Path) -> None:
+        self.root = root / "a clone"
+        self.log = root / "log"
+        self.bin = root / "bin"
+        self.bin.mkdir()
+        shutil.copytree(SCRIPTS, self.root / "scripts")
+        (self.root / "pyproject.toml").write_text("[project]\n")
+
+    def stand_in(self, path: Path, rest: str = "") -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(STAND_IN.format(name=path.name, log=self.log, rest=rest))
+        path.chmod(0o755)
+
+    def venv(self) -> None:
+        self.stand_in(self.root / ".venv/bin/python", VENV.format(clone=self.root))
+
+    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        path = {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.root)}
+        return subprocess.run(
+            words, cwd="/", env={**path, **env}, capture_output=True, text=True, check=False
+        )
+
+    def setup(self, words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return self.run("bash", "-c", f'set -eu; . "{self.root}/scripts/setup.sh"; {words}', **env)
+
+    def calls(self, start: str) -> list[str]:
+        """What was called, each with its arguments on a line, without the looking for modules."""
+        text = self.log.read_text() if self.log.exists() else ""
+        calls = text.replace("\n", " ").replace(start, "\n" + start).split("\n")[1:]
+        return [call.strip() for call in calls if "find_spec" not in call]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    return Clone(tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted(SCRIPTS.rglob("*.sh")), ids=lambda path: path.name)
+def test_bash_can_read_it(path: Path) -> None:
+    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
+    sourced = path.name in ("setup.sh", "config_node.sh")
+    assert sourced or os.access(path, os.X_OK)
+
+
+def test_the_venv_gets_torch_first_then_the_package_and_nothing_twice(clone: Clone) -> None:
+    clone.venv()
+    first = clone.setup("need_venv")
+    assert first.returncode == 0, first.stderr
+    pip = "-m pip install --disable-pip-version-check --quiet"
+    assert clone.calls("python in") == [
+        f"python in / {pip} torch==2.13.0",
+        f"python in / {pip} numpy",
+        f"python in {clone.root} {pip} -e .",
+    ]
+    assert first.stdout.count("setup: installing ") == 2
+    clone.log.unlink()
+    assert clone.setup("need_venv").stdout == ""
+    assert clone.calls("python in") == []
+
+
+def test_extras_and_new_dependencies_are_installed_once(clone: Clone) -> None:
+    clone.venv()
+    (clone.root / "has-torch").touch()  # for GPUs, by whoever set this machine up
+    again = "need_venv test; need_venv test"
+    assert clone.setup(again).returncode == 0
+    (clone.root / "pyproject.toml").write_text("[project]\ndependencies = []\n")
+    assert clone.setup(again).returncode == 0
+    ends = [call.rpartition("--quiet ")[2] for call in clone.calls("python in")]
+    assert ends == ["numpy", "-e .[test]", "-e .[test]"]
+
+
+def test_a_failing_pip_is_told_and_tried_again(clone: Clone) -> None:
+    clone.venv()
+    python = clone.root / ".venv/bin/python"
+    python.write_text(python.read_text() + 'case "$*" in *" -e "*) exit 1;; esac\n')
+    for _ in range(2):
+        failed = clone.setup("need_venv")
+        assert failed.returncode == 3
+        assert "setup: pip could not install -e ." in failed.stderr
+
+
+def test_a_fresh_clone_gets_a_venv(clone: Clone) -> None:
+    failed = clone.setup("make_venv", PYTHON="none")
+    assert (failed.returncode, failed.stdout) == (3, "")
+    assert "setup: Python 3.10 or newer is needed" in failed.stderr
+    python = clone.root / ".venv/bin/python"
+    made = clone.setup(f'make_venv; "{python}" -c "import pip; print(pip.__file__)"')
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.splitlines()[-1].startswith(f"{clone.root}/.venv/")
+
+
+def test_packages_of_the_system_only_where_the_program_is_missing(clone: Clone) -> None:
+    clone.stand_in(clone.bin / "apt-get")
+    clone.stand_in(clone.bin / "id", "echo 0")
+    assert clone.setup("need_apt sh dash").stdout == ""
+    assert clone.setup("need_apt no-such-program one two").returncode == 0
+    (call,) = clone.calls("apt-get in")
+    assert call.startswith("apt-get in / install -y ")
+    assert call.endswith(" one two")
+
+
+def test_who_is_not_root_is_told_what_to_ask_for(clone: Clone) -> None:
+    clone.stand_in(clone.bin / "apt-get")
+    clone.stand_in(clone.bin / "id", "echo 1000")
+    done = clone.setup("need_apt no-such-program openssh-server; echo not reached")
+    assert done.returncode == 3
+    assert done.stderr == (
+        "setup: missing here: openssh-server;"
+        " ask whoever is root for: apt-get install openssh-server\n"
+    )
+    assert done.stdout == ""
+    assert clone.calls("apt-get in") == []
+
+
+def test_the_demo_script_hands_its_arguments_on(clone: Clone) -> None:
+    clone.venv()
+    clone.stand_in(clone.bin / "sshd")
+    done = clone.run("bash", str(clone.root / "scripts/demo.sh"), "--keep", "two words")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "demo demo --keep two words"
+
+
+def test_master_launch_runs_at_the_top_of_the_repository(clone: Clone) -> None:
+    """The installed command with the hook, the arguments as they are, the environment as it is."""
+    where = clone.root / ".venv/bin/master_launch"
+    clone.stand_in(where, f'printf "%s\\n" "$CONFIG_FILE" "$MASTER_PORT" >>"{clone.log}"; exit 4')
+    script = str(clone.root / "scripts/multi_node/master_launch.sh")
+    done = clone.run(
+        script, "--set", "a=b c", "x.py", CONFIG_FILE="config/my own.yaml", MASTER_PORT="29600"
+    )
+    assert done.returncode == 4
+    assert clone.log.read_text().splitlines() == [
+        f"master_launch in {clone.root}",
+        "--hook",
+        f"{clone.root}/scripts/multi_node/config_node.sh",
+        *("--set", "a=b c", "x.py"),
+        *("config/my own.yaml", "29600"),
+    ]
+    where.rename(clone.bin / "master_launch")
+    assert clone.run(script).returncode == 4
+    (clone.bin / "master_launch").unlink()
+    missing = clone.run(script)
+    assert missing.returncode == 3
+    assert f"pip install -e '{clone.root}'" in missing.stderr
+
+
+def test_the_hook_as_it_comes_is_comments_alone() -> None:
+    """Then no shell is started for it on any node."""
+    from orchestrator.head.launch import launch
+
+    assert launch.hook_text(str(SCRIPTS / "multi_node/config_node.sh")) == ""
