@@ -194,7 +194,7 @@ def test_a_forbidden_arrow_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys.modules[__name__], "HOUSE", tmp_path)
     (tmp_path / "node/job").mkdir(parents=True)
     for text in (
-        "def f():\n    from orchestrator import config",
+        "def f():\n    from orchestrator.config import schema",
         "import orchestrator.head.plan.plan",
         "def f():\n    import torch",
         "from orchestrator.errors import UsageError",

@@ -431,7 +431,7 @@ import torch.utils.data._utils.worker as worker
 worker.MP_STATUS_CHECK_INTERVAL = 0.1  # of 5 seconds, to have the test end sooner
 from tests.engine.test_data import Numbers
 from tests.engine.test_data import config
-from orchestrator.engine import dataset
+from orchestrator.engine.data import dataset
 order = dataset.Order(100, 0, shuffle=True)
 feed = dataset.batches(Numbers(100), order, config(dataloader={"num_workers": 2}), 0, 1, 0)
 next(feed)

@@ -94,7 +94,7 @@ def test_impossible_sizes(size: int, tmp_path: Path) -> None:
 ANYBODY = """
 import subprocess, sys
 from pathlib import Path
-from orchestrator.loopback import LoopbackCluster
+from orchestrator.local_cluster.cluster import LoopbackCluster
 with LoopbackCluster(2, Path(sys.argv[1]) / "cluster") as cluster:
     ssh = ["ssh", "-F", str(cluster.ssh_config), "127.0.0.3", "id -un"]
     print(subprocess.run(ssh, capture_output=True, text=True, check=True).stdout, end="")

@@ -152,7 +152,7 @@ def test_a_taken_port_is_no_obstacle(
 def test_without_torch_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CheckFailed) as told:
-        demo.demo(2, False, ())
+        demo.demo(2, False, (), {"python": None})
     assert told.value.fix == f"type: {sys.executable} -m pip install torch==2.13.0 numpy"
 
 

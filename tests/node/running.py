@@ -22,7 +22,7 @@ STAND_IN = Path(__file__).with_name("job") / "torchrun.py"
 PYTHON = os.environ.get("NODE_PYTHON", sys.executable)
 PATIENCE = 30.0  # for what must come; a test that waits so long has failed
 SUPERVISE = (
-    f"import sys; sys.path.insert(0, {str(ROOT)!r}); from orchestrator.node import supervisor;"
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); from orchestrator.node.job import supervisor;"
     " supervisor.main(*sys.argv[1:])"
 )
 

@@ -291,18 +291,16 @@ def test_an_error_at_any_moment_leaves_what_was_whole(
 WITHOUT_END = """
 import sys
 from pathlib import Path
-from tests.records.test_checkpoint_store import checkpoints
-from tests.records.test_checkpoint_store import save
-from tests.records.test_checkpoint_store import steps
+from tests.records.test_checkpoint_store import checkpoint_store, save, steps
 directory = Path(sys.argv[1])
-checkpoints.clean(directory, "")
+checkpoint_store.clean(directory, "")
 step = max(steps(directory), default=0)
 while True:
     step += 1
     save(directory, step, progress=step)
     print(step, flush=True)
     save(directory, step, progress=step)
-    checkpoints.prune(directory, 2)
+    checkpoint_store.prune(directory, 2)
 """
 
 

@@ -161,7 +161,7 @@ def test_where_logs_are() -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from orchestrator.experiment import Experiment
+from orchestrator.records.experiment import Experiment
 place = Experiment(Path(sys.argv[1]))
 print(place.lock(), flush=True)
 sys.stdin.read()

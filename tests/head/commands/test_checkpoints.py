@@ -232,8 +232,9 @@ def test_a_terminal_sees_how_far_it_is(root: Path) -> None:
     """And nothing of it stays."""
     big = root / "big"
     save(big, 1, {f"__{rank}_0.distcp": bytes(1 << 20) for rank in range(6)})
-    slow = "import time; from orchestrator import checkpoints as c; from orchestrator.head import"
-    slow += " checkpoint as k; read = c.digest; k.TOLD_EVERY = 0.02\n"
+    slow = "import time; from orchestrator.records import checkpoint_store as c\n"
+    slow += "from orchestrator.head.commands import checkpoints as k\n"
+    slow += "read = c.digest; k.TOLD_EVERY = 0.02\n"
     slow += "c.digest = lambda *a, **o: (time.sleep(0.1), read(*a, **o))[1]\n"
     slow += "import orchestrator.entry; orchestrator.entry.main()"
     leader, follower = pty.openpty()
@@ -273,21 +274,3 @@ def test_export_of_nothing_whole(root: Path, typed: Typed) -> None:
     code, out, err = typed("export", "out")
     assert (code, out) == (3, "")
     assert "the newest, of step 32: __0_0.distcp is missing" in err
-
-
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (99_400, "99.4 kB"),
-        (99_900, "100 kB"),
-        (999_499, "999 kB"),
-        (999_500, "1.0 MB"),
-        (12_345_678_901, "12.3 GB"),
-        (5 * 10**15, "5000 TB"),
-    ],
-)
-def test_sizes_in_words(size: int, words: str) -> None:
-    assert checkpoints.in_words(size) == words

@@ -629,7 +629,7 @@ def test_any_name(tmp_path_factory: pytest.TempPathFactory, prefix: str) -> None
 CUT_SHORT = """
 import os, sys
 import orchestrator.entry
-from orchestrator.head import prune
+from orchestrator.head.commands import prune
 left, number = int(sys.argv.pop(1)), int(sys.argv.pop(1))
 def counted(real):
     def call(*args, **options):

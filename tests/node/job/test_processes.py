@@ -72,7 +72,7 @@ def test_only_the_exact_tags_count(job: str, start: Start) -> None:
 def test_a_test_runner_with_a_job_of_its_own_finds_no_more(job: str, start: Start) -> None:
     """The asking process itself is never among them."""
     code = "import sys; sys.path.insert(0, sys.argv[1]);"
-    code += f"from orchestrator.node import processes; print(processes.of_job({job!r}, 0))"
+    code += f"from orchestrator.node.job import processes; print(processes.of_job({job!r}, 0))"
     env = {**os.environ, "ORCHESTRATOR_JOB": job, "NODE_RANK": "0"}
     assert subprocess.check_output([PYTHON, "-c", code, str(ROOT)], env=env) == b"[]\n"
 

@@ -210,7 +210,7 @@ def test_it_is_installed_once_and_for_its_owner_alone(new_link: NewLink, home: P
     new_link()
     (library,) = (home / "lib").iterdir()
     modules = {path.name: path.stat().st_mtime_ns for path in library.rglob("*.py")}
-    assert {"link.py", "supervisor.py", "rank.py", "__main__.py"} <= set(modules)
+    assert {"server.py", "supervisor.py", "rank.py", "__main__.py"} <= set(modules)
     new_link()
     assert {p.name: p.stat().st_mtime_ns for p in library.rglob("*.py")} == modules
     assert [path.name for path in (home / "lib").iterdir()] == [library.name]
