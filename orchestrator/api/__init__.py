@@ -1,0 +1,1 @@
+"""The same from Python: Cluster and Job."""

@@ -1,0 +1,1 @@
+"""The commands: parse the options, call one function, print its result."""

@@ -1,0 +1,1 @@
+"""Every key there is, as frozen dataclasses, and how YAML and --set become them."""

@@ -1,0 +1,1 @@
+"""Runs in every rank: the built-in training run and the Trainer."""

@@ -1,0 +1,1 @@
+"""Runs on the head node and never imports torch."""

@@ -1,0 +1,1 @@
+"""A cluster of real SSH servers on this machine, and the demo that runs on it."""

@@ -1,1 +1,1 @@
-"""Runs on every node, outside torch. Standard library only, Python 3.9+, sent over SSH."""
+"""Runs on every node: standard library only, Python 3.9 or newer, sent over the connection."""

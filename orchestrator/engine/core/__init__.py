@@ -1,0 +1,1 @@
+"""The training loop: one step, when to stop, when to save."""

@@ -1,0 +1,1 @@
+"""Metrics, phases, profiles, trackers: what a run says and what it costs."""

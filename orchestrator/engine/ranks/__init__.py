@@ -1,0 +1,1 @@
+"""Who is there and which ranks share what: process groups, meshes, collectives."""

@@ -1,0 +1,1 @@
+"""Checkpoints, resuming, and the weights as one file."""

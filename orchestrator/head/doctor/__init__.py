@@ -1,0 +1,1 @@
+"""Are the nodes fit, alone and with each other?"""

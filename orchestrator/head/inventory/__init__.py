@@ -1,0 +1,1 @@
+"""The node list, and the facts that each node reports about itself."""

@@ -1,0 +1,1 @@
+"""Which old experiments go, and how they are removed."""

@@ -1,0 +1,1 @@
+"""Log files become lines on a terminal."""

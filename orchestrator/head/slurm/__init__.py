@@ -1,0 +1,1 @@
+"""Slurm's queue, and jobs whose head is a batch script."""

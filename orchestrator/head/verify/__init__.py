@@ -1,0 +1,1 @@
+"""What measured collectives mean: who is slow, and what a training step will take."""

@@ -1,0 +1,1 @@
+"""One machine's part of a job, started by hand on each machine."""

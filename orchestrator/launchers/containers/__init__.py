@@ -1,0 +1,1 @@
+"""The job in containers: Compose, Kubernetes, and their image."""

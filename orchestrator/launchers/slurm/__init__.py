@@ -1,0 +1,1 @@
+"""Nodes from a Slurm allocation; a job as a batch file."""

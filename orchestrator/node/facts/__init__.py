@@ -1,0 +1,1 @@
+"""What this machine is: read from files at each launch, from tools when examined."""

@@ -1,0 +1,1 @@
+"""One job's processes on this node: supervisor, keeper and rank, and how they end."""

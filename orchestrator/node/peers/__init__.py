@@ -1,0 +1,1 @@
+"""The supervisors of one job among themselves: heartbeats and leases."""

@@ -1,0 +1,1 @@
+"""The node's end of the channel: answers requests and streams files to the head."""
