@@ -160,7 +160,7 @@ def launch(answers: Answers, request: dict[str, Any]) -> None:
     from orchestrator.head.commands import jobs
     from orchestrator.head.launch import launch as launching
     from orchestrator.head.launch.payload import CALL
-    from orchestrator.head.plan.plan import Target
+    from orchestrator.head.plan.model import Target
     from orchestrator.launchers.slurm import allocation
 
     try:

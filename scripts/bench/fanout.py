@@ -111,12 +111,12 @@ def as_head(node_list: str, rounds: str) -> None:
     """Connect to all, then `true` on all, several times; the seconds of each time as JSON."""
     from orchestrator.errors import NodeError
     from orchestrator.head.connect import fleet
-    from orchestrator.head.connect.ssh import Connection, Ssh
+    from orchestrator.head.connect.ssh import Connection, SshTransport
     from orchestrator.head.connect.ssh_config import SshConfig
     from orchestrator.head.inventory.node_list import read_nodes
 
     nodes = read_nodes(Path(node_list))
-    ssh = Ssh(SshConfig(None))
+    ssh = SshTransport(SshConfig(None))
 
     def true(connection: Connection) -> Connection:
         channel = connection.run("true", 10.0)

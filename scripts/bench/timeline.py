@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 WRAPPED = (
     ("orchestrator.head.commands.jobs", "request_of", "read the config"),
     ("orchestrator.head.connect.ssh", "dial", "connect"),
-    ("orchestrator.head.connect.ssh", "Ssh._shake_hands", "SSH handshake"),
+    ("orchestrator.head.connect.ssh", "SshTransport._shake_hands", "SSH handshake"),
     ("orchestrator.head.connect.host_keys", "check", "check the host key"),
     ("orchestrator.head.connect.ssh", "log_in", "log in"),
     ("orchestrator.head.connect.fleet", "open_link", "shell, Python, link"),

@@ -18,10 +18,10 @@ from orchestrator.errors import (
     UsageError,
     nearest,
 )
-from orchestrator.head.connect.ssh import Ssh
+from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
-from orchestrator.head.connect.subprocess_transport import Allocation, Here, Srun
-from orchestrator.head.connect.transport import Way
+from orchestrator.head.connect.subprocess_transport import Allocation, LocalTransport, SrunTransport
+from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import stop as stopping
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.follower import Follower
@@ -30,8 +30,8 @@ from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.launch import launch as launching
 from orchestrator.head.launch.launch import Launched
 from orchestrator.head.launch.request import Request, prepare
-from orchestrator.head.plan import accelerate, explain, plan
-from orchestrator.head.plan.plan import Target
+from orchestrator.head.plan import accelerate, dry_run, explain, plan
+from orchestrator.head.plan.model import Target
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.log_reader import LogFile, last_words
 from orchestrator.head.screen.screen import Screen
@@ -116,9 +116,9 @@ def show_plan(request: Request, *, as_json: bool, why: bool = False) -> int:
     where = str(request.experiments.absolute() / name)
     made = launching.make_plan(request, reached, spares, name, where)
     if as_json:
-        print_out(json.dumps(plan.to_json(made), indent=1))
+        print_out(json.dumps(dry_run.to_json(made), indent=1))
     else:
-        print_out(explain.to_text(made) if why else plan.to_text(made))
+        print_out(explain.to_text(made) if why else dry_run.to_text(made))
     return 0
 
 
@@ -134,7 +134,7 @@ def detach(launched: Launched) -> int:
 def follow(
     place: Experiment,
     record: JobRecord,
-    ssh: Way,
+    ssh: Transport,
     options: dict[str, Any],
     launched: Launched | None = None,
 ) -> int:
@@ -211,28 +211,28 @@ def tell_end(place: Experiment, record: JobRecord) -> int:
 # -- a job that runs or ran -------------------------------------------------------------------
 
 
-def locate(options: dict[str, Any]) -> tuple[Experiment | None, JobRecord, Way]:
+def locate(options: dict[str, Any]) -> tuple[Experiment | None, JobRecord, Transport]:
     """A job by its experiment here, or else by what the nodes of the list know of it."""
     wanted = options["experiment"]
     place = experiment.find(options["experiments"], wanted)
     if place is not None:
         record = batch_job.settle(place, place.read_record())
         if record.slurm_job is not None:
-            return place, record, Srun(record.slurm_job)
+            return place, record, SrunTransport(record.slurm_job)
         if record.part_of:
-            return place, record, Here()
+            return place, record, LocalTransport()
         file = options["ssh_config"] or (Path(record.ssh_config) if record.ssh_config else None)
-        return place, record, Ssh(SshConfig(file), strict=record.strict_host_keys)
+        return place, record, SshTransport(SshConfig(file), strict=record.strict_host_keys)
     if not options["nodes"].exists():
         names = [one.name for one in experiment.every(options["experiments"])]
         hint = nearest(wanted, names) if wanted else "; start one: master_launch SCRIPT"
         what = f"no experiment {wanted!r}" if wanted else "no experiment"
         raise UsageError(f"there is {what} in {options['experiments']}{hint}")
-    ssh = Ssh(SshConfig(options["ssh_config"]))
+    ssh = SshTransport(SshConfig(options["ssh_config"]))
     return None, job_status.find_on_nodes(ssh, read_nodes(options["nodes"]), wanted), ssh
 
 
-def at_home(options: dict[str, Any]) -> tuple[Experiment, JobRecord, Way]:
+def at_home(options: dict[str, Any]) -> tuple[Experiment, JobRecord, Transport]:
     """The same, with a directory here for the logs to come home to."""
     place, record, ssh = locate(options)
     if place is None:
@@ -365,7 +365,7 @@ def end_job(
 
 
 def emergency_stop(options: dict[str, Any]) -> int:
-    ssh = Ssh(SshConfig(options["ssh_config"]))
+    ssh = SshTransport(SshConfig(options["ssh_config"]))
     found = stopping.stop_everything(
         ssh, read_nodes(options["nodes"]), all_users=not options["mine"]
     )

@@ -16,7 +16,7 @@ from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from orchestrator.head.commands import jobs
 from orchestrator.head.launch import launch as launching
 from orchestrator.head.launch.request import Request
-from orchestrator.head.plan.plan import Target
+from orchestrator.head.plan.model import Target
 from orchestrator.head.verify import chart, diagnosis, prediction, report
 from orchestrator.records.experiment import Experiment
 

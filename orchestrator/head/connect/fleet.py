@@ -11,9 +11,10 @@ from typing import Any, TypeVar, cast
 from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.head.connect.channel import Link, python_candidates
 from orchestrator.head.connect.ssh_config import Destination
-from orchestrator.head.connect.transport import Connection, Way
+from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.inventory.probed_node import ProbedNode
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -28,6 +29,10 @@ class Reached:
     connection: Connection
     link: Link
     facts: Facts
+
+    @property
+    def probed(self) -> ProbedNode:
+        return ProbedNode(self.node, self.facts, self.connection.address)
 
 
 def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | OrchestratorError]:
@@ -75,7 +80,7 @@ def failure_table(failed: Sequence[tuple[Node, OrchestratorError]], total: int, 
     return "\n".join(lines)
 
 
-def connect(ssh: Way, node: Node) -> tuple[Destination, Connection]:
+def connect(ssh: Transport, node: Node) -> tuple[Destination, Connection]:
     destination = ssh.config.of_node(node)
     return destination, ssh.connect(destination)
 
@@ -86,7 +91,7 @@ def open_link(connection: Connection, python: str | None, timeout: float) -> Lin
     return link
 
 
-def reach(ssh: Way, node: Node, python: str | None, request: dict[str, Any]) -> Reached:
+def reach(ssh: Transport, node: Node, python: str | None, request: dict[str, Any]) -> Reached:
     """Connect, start the link, probe: one node's whole way, in one go."""
     destination, connection = connect(ssh, node)
     link = open_link(connection, node.python or python, ssh.timeout)

@@ -60,7 +60,7 @@ class Connection:
         self.transport.close()
 
 
-class Ssh:
+class SshTransport:
     """Opens connections the way the user's ssh would."""
 
     def __init__(self, config: SshConfig, *, timeout: float = 10.0, strict: bool = False) -> None:

@@ -39,7 +39,7 @@ class Allocation:
 
 
 @dataclass(frozen=True)
-class Plain:
+class LiteralHosts:
     """Names that mean themselves: no ssh_config is asked."""
 
     file: Path | None = None
@@ -53,10 +53,10 @@ class Plain:
         return self.destination(node.host, node.user, node.port)
 
 
-class Srun:
+class SrunTransport:
     """Every connection is a step of its own in one job of Slurm's."""
 
-    config = Plain()
+    config = LiteralHosts()
 
     def __init__(
         self, job: str, addresses: Mapping[str, str] | None = None, *, timeout: float = 10.0
@@ -65,7 +65,7 @@ class Srun:
         self.addresses = addresses or {}
         self.timeout = timeout
 
-    def connect(self, destination: Destination, timeout: float | None = None) -> Piped:
+    def connect(self, destination: Destination, timeout: float | None = None) -> ProcessConnection:
         program = shutil.which("srun")
         if program is None:
             raise CheckFailed(
@@ -73,28 +73,28 @@ class Srun:
                 "type this where Slurm's commands are, on a login node or in the allocation",
             )
         where = (f"--jobid={self.job}", f"--nodelist={destination.host}")
-        return Piped((program, *STEP, *where), self.addresses.get(destination.host, ""))
+        return ProcessConnection((program, *STEP, *where), self.addresses.get(destination.host, ""))
 
 
-class Here:
+class LocalTransport:
     """This machine, without any network."""
 
-    config = Plain()
+    config = LiteralHosts()
     timeout = 10.0
 
-    def connect(self, destination: Destination, timeout: float | None = None) -> Piped:
-        return Piped((), "")
+    def connect(self, destination: Destination, timeout: float | None = None) -> ProcessConnection:
+        return ProcessConnection((), "")
 
 
-class Piped:
+class ProcessConnection:
     """A node that a program leads to."""
 
     def __init__(self, program: tuple[str, ...], address: str) -> None:
         self.program = program
         self.address = address
-        self.open: list[Pipes] = []
+        self.open: list[ProcessChannel] = []
 
-    def run(self, command: str, timeout: float) -> Pipes:
+    def run(self, command: str, timeout: float) -> ProcessChannel:
         ours, theirs = socket.socketpair()
         complaints, stderr = socket.socketpair()
         with theirs, stderr:
@@ -111,7 +111,7 @@ class Piped:
                 )
             except OSError as error:
                 raise NodeError(f"{self.program[0]} cannot be started: {error.strerror}") from error
-        self.open.append(Pipes(ours, complaints, timeout))
+        self.open.append(ProcessChannel(ours, complaints, timeout))
         return self.open[-1]
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class Piped:
             pipes.close()
 
 
-class Pipes:
+class ProcessChannel:
     """A running program's standard streams, with the manners of paramiko's channel."""
 
     def __init__(self, both: socket.socket, stderr: socket.socket, timeout: float) -> None:

@@ -35,7 +35,7 @@ class Connection(Protocol):
     def close(self) -> None: ...
 
 
-class Names(Protocol):
+class HostResolver(Protocol):
     """From a node as it is written to where it is."""
 
     @property
@@ -48,12 +48,12 @@ class Names(Protocol):
     def of_node(self, node: Node) -> Destination: ...
 
 
-class Way(Protocol):
+class Transport(Protocol):
     """How the head gets to the nodes of a job."""
 
     timeout: float
 
     @property
-    def config(self) -> Names: ...
+    def config(self) -> HostResolver: ...
 
     def connect(self, destination: Destination, timeout: float | None = None) -> Connection: ...

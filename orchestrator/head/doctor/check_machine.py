@@ -15,7 +15,7 @@ from orchestrator.head.doctor.findings import (
     unequal,
 )
 from orchestrator.head.inventory.facts import Disk
-from orchestrator.head.plan.member import listed
+from orchestrator.head.inventory.probed_node import listed
 
 SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error
 SHM_LEAST = 16 << 20

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from orchestrator.head.doctor.findings import BAD, WARN, Case, Finding, unequal
-from orchestrator.head.plan.member import is_loopback, listed
+from orchestrator.head.inventory.probed_node import is_loopback, listed
 
 
 def net(case: Case) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Finding, odd_ones, unequal
-from orchestrator.head.plan.member import listed
+from orchestrator.head.inventory.probed_node import listed
 
 
 def reach(case: Case) -> Iterator[Finding]:

@@ -18,8 +18,7 @@ from orchestrator.head.doctor import check_machine, check_network, check_softwar
 from orchestrator.head.doctor.deep_probe import Checkup
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Check, Examined, Finding
 from orchestrator.head.plan import addresses
-from orchestrator.head.plan.addresses import Place
-from orchestrator.head.plan.member import Member
+from orchestrator.head.plan.model import NodeAddress
 
 DIAL_SECONDS = 3.0
 CHECKS: dict[str, Check] = {
@@ -82,16 +81,14 @@ def examine(
     torch_needed: bool,
 ) -> Case:
     """`nodes` in the order of the list; those that were reached get their facts and checkups."""
-    members = [
-        Member(one.node.name, one.facts, one.connection.address, one.node.ifname) for one in reached
-    ]
-    found: dict[str, Place] = {}
+    probed = [one.probed for one in reached]
+    found: dict[str, NodeAddress] = {}
     error = None
-    if members:
+    if probed:
         try:
             found = {
-                member.name: place
-                for member, place in zip(members, addresses.find(members), strict=True)
+                node.name: address
+                for node, address in zip(probed, addresses.find(probed), strict=True)
             }
         except CheckFailed as failed:
             error = (failed.what, failed.fix)
@@ -135,7 +132,9 @@ def look_closer(reached: Sequence[Reached], script: str) -> dict[str, Checkup | 
     return dict(zip(names, fleet.everywhere(reached, look), strict=True))
 
 
-def dial(reached: Sequence[Reached], found: dict[str, Place]) -> dict[tuple[str, str, int], str]:
+def dial(
+    reached: Sequence[Reached], found: dict[str, NodeAddress]
+) -> dict[tuple[str, str, int], str]:
     """Every node calls every other at its address in the job's network, the master's port too."""
     words = {one.node.name: secrets.token_hex(8) for one in reached}
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from orchestrator.head.doctor.deep_probe import Checkup
 from orchestrator.head.inventory.facts import Facts
-from orchestrator.head.plan.addresses import Place
-from orchestrator.head.plan.member import listed
+from orchestrator.head.inventory.probed_node import listed
+from orchestrator.head.plan.model import NodeAddress
 
 BAD, WARN, UNKNOWN = "bad", "warn", "unknown"
 
@@ -47,7 +47,7 @@ class Case:
     nodes: tuple[Examined, ...]
     full: bool
     torch_needed: bool = True
-    places: Mapping[str, Place] = field(default_factory=dict)  # by node
+    places: Mapping[str, NodeAddress] = field(default_factory=dict)  # by node
     network_error: tuple[str, str] | None = None  # what, fix
     port: tuple[int, bool] = (0, False)  # the master's: wanted, and no other
     silent: Mapping[tuple[str, str, int], str] = field(default_factory=dict)  # from, to, port: why

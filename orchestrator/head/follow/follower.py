@@ -20,7 +20,7 @@ from typing import Any
 from orchestrator.errors import NodeError, OrchestratorError, UsageError
 from orchestrator.head.connect.channel import Declined, Link
 from orchestrator.head.connect.fleet import open_link
-from orchestrator.head.connect.transport import Way
+from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import outputs
 from orchestrator.head.follow.clock_offset import Clock
 from orchestrator.records.experiment import Experiment, NodeRecord
@@ -45,7 +45,7 @@ class Message:
 class Follower(threading.Thread):
     def __init__(
         self,
-        ssh: Way,
+        ssh: Transport,
         job: str,
         node: NodeRecord,
         experiment: Experiment,

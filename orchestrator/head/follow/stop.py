@@ -15,7 +15,7 @@ from orchestrator.errors import (
     OrchestratorError,
 )
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.transport import Way
+from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -46,7 +46,7 @@ class Receipt:
 
 
 def stop_job(
-    ssh: Way, record: JobRecord, nodes: Sequence[NodeRecord], grace: float
+    ssh: Transport, record: JobRecord, nodes: Sequence[NodeRecord], grace: float
 ) -> list[Receipt]:
     def end(node: NodeRecord) -> list[dict[str, Any]]:
         destination = ssh.config.destination(node.host, node.user, node.port)
@@ -72,7 +72,7 @@ def meanwhile(record: JobRecord) -> str:
     return f"its supervisor will end the job itself when its lease runs out ({after})"
 
 
-def stop_everything(ssh: Way, nodes: Sequence[Node], *, all_users: bool) -> list[Receipt]:
+def stop_everything(ssh: Transport, nodes: Sequence[Node], *, all_users: bool) -> list[Receipt]:
     def end(node: Node) -> list[dict[str, Any]]:
         _, connection = fleet.connect(ssh, node)
         link = fleet.open_link(connection, node.python, ssh.timeout)

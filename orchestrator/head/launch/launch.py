@@ -20,15 +20,16 @@ from orchestrator.config import load
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
-from orchestrator.head.connect.transport import Way
+from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.launch import git_info, payload, preflight, redact
 from orchestrator.head.launch.request import Request, prepare
 from orchestrator.head.plan import nccl_env, plan
 from orchestrator.head.plan.accelerate import counted, planned
-from orchestrator.head.plan.plan import Found, Plan
-from orchestrator.head.plan.setting import Setting
+from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
+from orchestrator.head.plan.plan import Layout
 from orchestrator.head.slurm import batch_job
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -44,7 +45,7 @@ class Launched:
 
     experiment: Experiment
     record: JobRecord
-    ssh: Way
+    ssh: Transport
     reached: tuple[Reached, ...]
 
 
@@ -52,29 +53,39 @@ Say = Callable[[str], None]
 
 
 def make_plan(
-    request: Request, reached: list[Reached], spares: list[Node], job: str, directory: str
+    request: Request,
+    reached: Sequence[Reached],
+    spares: Sequence[Node],
+    job: str,
+    directory: str,
+    agreed: Layout | None = None,
 ) -> Plan:
-    found = [Found(one.node, one.facts, one.connection.address) for one in reached]
+    """Plan the job, or with `agreed` this machine's part of it (see plan.make)."""
+    nodes = [one.probed for one in reached]
     hinted = variables(hook_text(request.config.launch.hook))
-    by = request.accelerate
-    config = counted(request.config, by, found, len(found)) if by else request.config
-    made = plan.make(job, directory, request.target, found, spares, config, request.env, hinted)
-    made = planned(made, by, found) if by else made
-    return warned(apply_hook(request, reached, made), found)
+    by, config = request.accelerate, request.config
+    if by and agreed is None:
+        config = counted(config, by, nodes, len(nodes))
+    made = plan.make(
+        job, directory, request.target, nodes, spares, config, request.env,
+        hinted=hinted, agreed=agreed,
+    )  # fmt: skip
+    made = planned(made, by, nodes, agreed) if by else made
+    return warned(apply_hook(request, reached, made), nodes)
 
 
-def apply_hook(request: Request, reached: list[Reached], made: Plan) -> Plan:
+def apply_hook(request: Request, reached: Sequence[Reached], made: Plan) -> Plan:
     """Run the per-node shell file on every node; what it exports wins over what was computed."""
     text = hook_text(request.config.launch.hook)
     if not text:
         return made
 
-    def run(pair: tuple[Reached, plan.NodePlan]) -> plan.NodePlan:
+    def run(pair: tuple[Reached, NodePlan]) -> NodePlan:
         one, node = pair
         answer = one.link.ask("hook", HOOK_TIMEOUT, text=text, env=node.env, workdir=node.workdir)
         fixed = {s.name for s in node.settings if s.why in ("who it is", "--env")}
         new = [
-            Setting(name, value, "the hook", yours=True)
+            EnvSetting(name, value, "the hook", yours=True)
             for name, value in answer["env"].items()
             if name not in fixed
         ]
@@ -91,14 +102,14 @@ def apply_hook(request: Request, reached: list[Reached], made: Plan) -> Plan:
     if failed:
         table = fleet.failure_table(failed, len(reached), f" ({request.config.launch.hook} failed)")
         raise CheckFailed(table + "\nnothing was started")
-    nodes = tuple(result for result in results if isinstance(result, plan.NodePlan))
+    nodes = tuple(result for result in results if isinstance(result, NodePlan))
     return replace(made, nodes=nodes)
 
 
-def warned(made: Plan, found: Sequence[Found]) -> Plan:
-    """The last look, when the hook has spoken too: an interface that NCCL will not find."""
+def warned(made: Plan, probed: Sequence[ProbedNode]) -> Plan:
+    """Warn of an interface that NCCL will not find, now that the hook has been applied too."""
     notes = []
-    for one, node in zip(plan.members(found), made.nodes, strict=True):
+    for one, node in zip(probed, made.nodes, strict=True):
         for setting in node.settings:
             name, value = setting.name, setting.value
             decides = setting.yours and node.env.get(name) == value
@@ -195,7 +206,7 @@ def announce(made: Plan, place: Experiment, say: Say) -> None:
 def start(request: Request, reached: list[Reached], made: Plan, terms: dict[str, Any]) -> None:
     """The supervisors of all nodes; if one cannot start, the others are ended again."""
 
-    def begin(pair: tuple[Reached, plan.NodePlan]) -> dict[str, Any]:
+    def begin(pair: tuple[Reached, NodePlan]) -> dict[str, Any]:
         one, node = pair
         spec = {
             "job": made.job,

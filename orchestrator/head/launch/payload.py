@@ -13,7 +13,7 @@ from orchestrator.errors import CheckFailed
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Link
 from orchestrator.head.connect.fleet import Reached
-from orchestrator.head.plan.plan import NodePlan, Plan
+from orchestrator.head.plan.model import NodePlan, Plan
 
 CALL = "orchestrator.node.job.run_function"  # travels with what is shipped to every node
 PIECE = 4 << 20  # until the node is heard of

@@ -11,13 +11,14 @@ from orchestrator.config.schema import Config
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
-from orchestrator.head.connect.ssh import Ssh
+from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
-from orchestrator.head.connect.subprocess_transport import Allocation, Srun
-from orchestrator.head.connect.transport import Way
+from orchestrator.head.connect.subprocess_transport import Allocation, SrunTransport
+from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.node_list import Node, read_nodes
 from orchestrator.head.plan.accelerate import Accelerate
-from orchestrator.head.plan.plan import DEFAULT_PORT, Target
+from orchestrator.head.plan.model import Target
+from orchestrator.head.plan.plan import DEFAULT_PORT
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,18 @@ class Request:
     accelerate: Accelerate | None = None  # starts the ranks, in place of torchrun
 
 
-def way_to(request: Request) -> tuple[Way, tuple[Node, ...]]:
+def way_to(request: Request) -> tuple[Transport, tuple[Node, ...]]:
     launch, given = request.config.launch, request.allocation
     if given is not None:
-        return Srun(given.job, given.addresses, timeout=launch.connect_timeout), given.nodes
+        return SrunTransport(
+            given.job, given.addresses, timeout=launch.connect_timeout
+        ), given.nodes
     config, strict = SshConfig(request.ssh_config), launch.strict_host_keys
     nodes = read_nodes(request.nodes)
-    return Ssh(config, timeout=launch.connect_timeout, strict=strict), nodes
+    return SshTransport(config, timeout=launch.connect_timeout, strict=strict), nodes
 
 
-def prepare(request: Request) -> tuple[Way, list[Reached], list[Node]]:
+def prepare(request: Request) -> tuple[Transport, list[Reached], list[Node]]:
     """Reach every node and learn what it is. Starts nothing."""
     ssh, everyone, results, active = everybody(request)
     reached = fleet.all_or_table(everyone, results, "; nothing was started")
@@ -56,7 +59,7 @@ def prepare(request: Request) -> tuple[Way, list[Reached], list[Node]]:
 
 def everybody(
     request: Request,
-) -> tuple[Way, list[Node], list[Reached | OrchestratorError], int]:
+) -> tuple[Transport, list[Node], list[Reached | OrchestratorError], int]:
     """Every node, the spares last, with what came of it; and how many are no spares."""
     ssh, nodes = way_to(request)
     launch = request.config.launch
@@ -83,7 +86,7 @@ def everybody(
     return ssh, everyone, fleet.everywhere(everyone, reach), len(active)
 
 
-def peers(ssh: Way, active: Sequence[Node]) -> list[str]:
+def peers(ssh: Transport, active: Sequence[Node]) -> list[str]:
     """To whom every node is asked its way: the master, and all others that a number names.
 
     Names are left to the doctor: a name server that does not answer would hold up the launch.

@@ -13,8 +13,9 @@ from typing import Any
 
 from orchestrator.config.schema import Config, Launch
 from orchestrator.errors import CheckFailed, UsageError, nearest
-from orchestrator.head.plan.plan import Found, NodePlan, Plan, program_words
-from orchestrator.head.plan.setting import Setting
+from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
+from orchestrator.head.plan.plan import Layout, program_words
 
 PROGRAM = "accelerate.commands.launch"
 # What accelerate 1.15 has in a file, for where no node can be asked.
@@ -95,27 +96,27 @@ def read(file: Path) -> Accelerate:
         raise UsageError(f"accelerate's file {file} is not valid YAML: {error}") from error
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise UsageError(f"accelerate's file {file} must hold keys such as `num_machines: 2`")
-    found = Accelerate(str(file), data)
+    nodes = Accelerate(str(file), data)
     where = data.get("compute_environment") or "LOCAL_MACHINE"
     if where != "LOCAL_MACHINE":
         raise UsageError(f"compute_environment is {where!r} in {file}; here it is LOCAL_MACHINE")
-    check_kind(found)
-    machines = found.number("num_machines", 1)
-    rank = found.number("machine_rank")
+    check_kind(nodes)
+    machines = nodes.number("num_machines", 1)
+    rank = nodes.number("machine_rank")
     if machines is not None and rank is not None and rank >= machines:
         raise UsageError(
             f"machine_rank is {rank} in {file}, but with num_machines {machines} the last is"
             f" {machines - 1}",
             "one file serves all nodes: leave machine_rank out, it is computed",
         )
-    processes = found.number("num_processes", 1)
+    processes = nodes.number("num_processes", 1)
     if processes is not None and processes % (machines or 1):
         raise UsageError(
             f"num_processes is {processes} in {file}: {machines} machines cannot share it evenly",
             "it counts the processes of all machines: num_machines x GPUs per machine",
         )
-    found.number("main_process_port")
-    return found
+    nodes.number("main_process_port")
+    return nodes
 
 
 def check_kind(by: Accelerate) -> None:
@@ -144,10 +145,10 @@ def settle(launch: Launch, by: Accelerate) -> Launch:
     return replace(launch, start="plain", master_port=port)
 
 
-def counted(config: Config, by: Accelerate, found: Sequence[Found], nnodes: int) -> Config:
+def counted(config: Config, by: Accelerate, nodes: Sequence[ProbedNode], nnodes: int) -> Config:
     """Where no GPUs say how many ranks a node has, the file does."""
     world = by.number("num_processes", 1)
-    silent = all(one.node.slots is None and not one.facts.gpus for one in found)
+    silent = all(node.node.slots is None and not node.facts.gpus for node in nodes)
     if config.launch.nproc is not None or world is None or not silent or world % nnodes:
         return config
     return replace(config, launch=replace(config.launch, nproc=world // nnodes))
@@ -156,47 +157,42 @@ def counted(config: Config, by: Accelerate, found: Sequence[Found], nnodes: int)
 # -- the plan -------------------------------------------------------------------------------------
 
 
-def planned(made: Plan, by: Accelerate, found: Sequence[Found]) -> Plan:
-    """The plan of a whole job, with accelerate in torchrun's place."""
-    first = found[0]
-    own = [one.address for one in first.facts.addresses]
-    master = {made.master_address, *own, first.node.name, first.node.host, first.facts.hostname}
-    for index, one in enumerate(found[1:], 1):
+def planned(
+    made: Plan, by: Accelerate, nodes: Sequence[ProbedNode], agreed: Layout | None = None
+) -> Plan:
+    """Put accelerate in torchrun's place: on all nodes, or with `agreed` on those given."""
+    first = nodes[0]
+    master = {made.master_address, agreed.master_ip if agreed else ""}
+    if agreed is None or agreed.index == 0:
+        own = [address.address for address in first.facts.addresses]
+        master |= {*own, first.name, first.node.host, first.facts.hostname}
+    for index, node in enumerate(nodes[1:], 1):
         ip = by.keys.get("main_process_ip")
-        if ip not in master and ip in [address.address for address in one.facts.addresses]:
+        if ip not in master and ip in [address.address for address in node.facts.addresses]:
             raise CheckFailed(
                 f"main_process_ip is {ip} in {by.file}, which is node {index}"
-                f" ({one.node.name}); the master is the first of the list, {first.node.name}",
+                f" ({node.name}); the master is the first of the list, {first.name}",
                 "put that machine first in the list, or leave main_process_ip out of the file",
             )
-    return started(made, by, found, [node.nproc for node in made.nodes], master)
-
-
-def started(
-    made: Plan, by: Accelerate, found: Sequence[Found], counts: Sequence[int], master: set[str]
-) -> Plan:
-    """The same plan, its nodes (all, or one by hand) started by accelerate.
-
-    `counts`: the ranks of all machines of the job; `master`: names of the first of them.
-    """
-    for one in found:
-        check_installed(by, one)
+    for node in nodes:
+        check_installed(by, node)
+    counts = agreed.counts if agreed else [node.nproc for node in made.nodes]
     machines = Machines(counts, made.master_address, made.master_port)
     check_counts(by, machines)
     check_master(by, machines, master)
-    cpu = on_cpu(by, found)
-    nodes = [of_node(by, node, machines, cpu) for node in made.nodes]
-    return replace(made, nodes=tuple(nodes), notes=(*made.notes, *notes(by, machines, found, cpu)))
+    cpu = on_cpu(by, nodes)
+    plans = tuple(of_node(by, node, machines, cpu) for node in made.nodes)
+    return replace(made, nodes=plans, notes=(*made.notes, *notes(by, machines, nodes, cpu)))
 
 
-def check_installed(by: Accelerate, one: Found) -> None:
-    if not one.facts.accelerate:
+def check_installed(by: Accelerate, node: ProbedNode) -> None:
+    if not node.facts.accelerate:
         raise CheckFailed(
-            f"there is no accelerate on {one.node.name} ({one.facts.python})",
+            f"there is no accelerate on {node.name} ({node.facts.python})",
             "pip install accelerate there, or name a Python that has it: --python PATH",
         )
-    whose = f"accelerate {one.facts.accelerate} on {one.node.name}"
-    check_keys(by, one.facts.accelerate_keys or KEYS, whose)
+    whose = f"accelerate {node.facts.accelerate} on {node.name}"
+    check_keys(by, node.facts.accelerate_keys or KEYS, whose)
 
 
 def check_counts(by: Accelerate, machines: Machines) -> None:
@@ -243,14 +239,14 @@ def check_master(by: Accelerate, machines: Machines, master: set[str]) -> None:
         )
 
 
-def on_cpu(by: Accelerate, found: Sequence[Found]) -> bool:
+def on_cpu(by: Accelerate, nodes: Sequence[ProbedNode]) -> bool:
     """Does accelerate have to be told that there is only the CPU?"""
     if by.keys.get("use_cpu") or by.kind in ("MULTI_CPU",):
         return True
-    without = [one.node.name for one in found if not one.facts.gpus]
+    without = [node.name for node in nodes if not node.facts.gpus]
     if by.kind not in (*FOR_CUDA, "NO") or not without:
         return False
-    if len(without) < len(found):
+    if len(without) < len(nodes):
         raise CheckFailed(
             f"no GPU was found on {', '.join(without)}, but on the others",
             "take these nodes out of the list, or write use_cpu: true in accelerate's file",
@@ -258,11 +254,11 @@ def on_cpu(by: Accelerate, found: Sequence[Found]) -> bool:
     return True
 
 
-def notes(by: Accelerate, machines: Machines, found: Sequence[Found], cpu: bool) -> list[str]:
-    versions = {one.facts.accelerate for one in found}
+def notes(by: Accelerate, machines: Machines, nodes: Sequence[ProbedNode], cpu: bool) -> list[str]:
+    versions = {node.facts.accelerate for node in nodes}
     said = [f"started by accelerate launch ({', '.join(sorted(versions))})"]
     if len(versions) > 1:
-        words = ", ".join(f"{one.node.name}: {one.facts.accelerate}" for one in found)
+        words = ", ".join(f"{node.name}: {node.facts.accelerate}" for node in nodes)
         said.append(f"WARNING: nodes have different versions of accelerate ({words})")
     if cpu and not by.keys.get("use_cpu"):
         said.append("no GPU: accelerate is told to use the CPU (ACCELERATE_USE_CPU)")
@@ -298,7 +294,7 @@ def changed(by: Accelerate, machines: Machines) -> list[str]:
 def of_node(by: Accelerate, node: NodePlan, machines: Machines, cpu: bool) -> NodePlan:
     file = name_of(node.index)  # in the node's run directory, where its agent starts
     words = (node.python, "-u", "-m", PROGRAM, "--config_file", file)
-    setting = Setting("ACCELERATE_USE_CPU", "true", "no GPU, or use_cpu in accelerate's file")
+    setting = EnvSetting("ACCELERATE_USE_CPU", "true", "no GPU, or use_cpu in accelerate's file")
     return replace(
         node,
         agent=words,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.facts import Address, Facts
-from orchestrator.head.plan.member import Member, is_loopback
+from orchestrator.head.inventory.probed_node import ProbedNode, is_loopback
+from orchestrator.head.plan.model import NodeAddress
 
 OWN_BRIDGES = ("docker", "virbr", "br-", "cni", "podman", "lxcbr", "flannel", "veth")
 COMMON = (
@@ -17,29 +17,21 @@ COMMON = (
 )
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a node is in the job's network."""
-
-    address: str
-    interface: str
-
-
-def find(members: Sequence[Member]) -> list[Place]:
-    """Each node's own address and interface; the master, the first, at one that all others use."""
-    master = master_address(members)
-    found = [place(one, members[0], master) for one in members]
-    check_distinct(members, found)
-    check_peers(members, found)
+def find(nodes: Sequence[ProbedNode]) -> list[NodeAddress]:
+    """Return every node's own address; the master's (the first) is one that all others reach."""
+    master = master_address(nodes)
+    found = [address_of(node, nodes[0], master) for node in nodes]
+    check_distinct(nodes, found)
+    check_peers(nodes, found)
     return found
 
 
-def master_address(members: Sequence[Member]) -> str:
+def master_address(nodes: Sequence[ProbedNode]) -> str:
     """The master's address that every other node can be expected to reach."""
-    master, others = members[0], members[1:]
+    master, others = nodes[0], nodes[1:]
     own = [address.address for address in master.facts.addresses]
     first = master.reached
-    if all(is_loopback(one.reached) for one in members):
+    if all(is_loopback(node.reached) for node in nodes):
         return first
     if not others:
         return first if first in own else "127.0.0.1"  # NAT does not lead back to the node itself
@@ -49,7 +41,7 @@ def master_address(members: Sequence[Member]) -> str:
     shared = [
         address
         for address in master.facts.addresses
-        if all(on_link(one.facts, address.address) for one in others)
+        if all(on_link(node.facts, address.address) for node in others)
     ]
     if shared:
         # A container bridge may have one network on all machines, and other addresses in it.
@@ -69,34 +61,34 @@ def on_link(facts: Facts, address: str) -> bool:
     target = ipaddress.ip_address(address)
     if target.is_loopback or target.is_link_local:
         return False
-    return any(target in one.network for one in facts.addresses if one.address != address)
+    return any(target in node.network for node in facts.addresses if node.address != address)
 
 
-def place(one: Member, first: Member, master: str) -> Place:
-    facts = one.facts
+def address_of(node: ProbedNode, first: ProbedNode, master: str) -> NodeAddress:
+    facts = node.facts
     own = {address.address: address.interface for address in facts.addresses}
-    if is_loopback(master) and is_loopback(one.reached):
-        return Place(one.reached, own.get(one.reached, "lo"))
+    if is_loopback(master) and is_loopback(node.reached):
+        return NodeAddress(node.reached, own.get(node.reached, "lo"))
     if master in own:
-        if one is not first and not one.facts.same_machine(first.facts):
+        if node is not first and not node.facts.same_machine(first.facts):
             raise CheckFailed(
-                f"{one.name} itself has the master's address {master} (on {own[master]}): two "
+                f"{node.name} itself has the master's address {master} (on {own[master]}): two "
                 "networks use the same addresses, so it would call itself and wait for ever",
                 COMMON,
             )
-        return Place(master, own[master])
+        return NodeAddress(master, own[master])
     interface, from_here = facts.routes.get(master, ("", ""))
     if from_here:
-        return Place(from_here, interface)
+        return NodeAddress(from_here, interface)
     target = ipaddress.ip_address(master)
     for address in facts.addresses:
         if target in address.network and usable(facts, address):
-            return Place(address.address, address.interface)
+            return NodeAddress(address.address, address.interface)
     # The probe was asked for the master by the name in the list, before its address was known.
     interface, from_here = next(iter(facts.routes.values()), ("", ""))
     if from_here and not is_loopback(from_here) and (":" in from_here) == (":" in master):
-        return Place(from_here, interface)
-    raise no_way(one, first, master)
+        return NodeAddress(from_here, interface)
+    raise no_way(node, first, master)
 
 
 def usable(facts: Facts, address: Address) -> bool:
@@ -104,28 +96,28 @@ def usable(facts: Facts, address: Address) -> bool:
     return interface is None or interface.state == "up"
 
 
-def no_way(one: Member, first: Member, master: str) -> CheckFailed:
+def no_way(node: ProbedNode, first: ProbedNode, master: str) -> CheckFailed:
     """Why there is none, as far as the facts tell."""
-    what = f"{one.name} has no route to the master's address {master}"
-    outside = [a for a in one.facts.addresses if not a.ip.is_loopback and not a.ip.is_link_local]
+    what = f"{node.name} has no route to the master's address {master}"
+    outside = [a for a in node.facts.addresses if not a.ip.is_loopback and not a.ip.is_link_local]
     if not outside:
         return CheckFailed(f"{what}: it has no address at all but loopback", COMMON)
     if not any((":" in a.address) == (":" in master) for a in outside):
         had, wanted = ("IPv4", "IPv6") if ":" in master else ("IPv6", "IPv4")
         return CheckFailed(f"{what}: it has only {had} addresses, and that is {wanted}", COMMON)
-    theirs = kinds(one, outside)
+    theirs = kinds(node, outside)
     ours = kinds(first, [a for a in first.facts.addresses if a.address == master])
     if ours and theirs and not set(ours) & set(theirs) and "infiniband" in {*ours, *theirs}:
         return CheckFailed(
-            f"{what}: that is on {words(ours)} only, and {one.name} on {words(theirs)} only",
+            f"{what}: that is on {words(ours)} only, and {node.name} on {words(theirs)} only",
             "give both an address on one network, or leave one of them out of the node list",
         )
     shown = ", ".join(f"{a.interface} {a.address}/{a.prefix}" for a in outside)
     return CheckFailed(f"{what}; it has {shown}", COMMON)
 
 
-def kinds(one: Member, addresses: Sequence[Address]) -> list[str]:
-    found = (one.facts.interface(address.interface) for address in addresses)
+def kinds(node: ProbedNode, addresses: Sequence[Address]) -> list[str]:
+    found = (node.facts.interface(address.interface) for address in addresses)
     return sorted(
         {
             "infiniband" if interface.kind == "infiniband" else "ethernet"
@@ -140,30 +132,30 @@ def words(found: Sequence[str]) -> str:
     return " and ".join(spoken[kind] for kind in found)
 
 
-def check_distinct(members: Sequence[Member], found: Sequence[Place]) -> None:
+def check_distinct(nodes: Sequence[ProbedNode], found: Sequence[NodeAddress]) -> None:
     """One address for two machines: cloned, or on two networks that look alike."""
-    seen: dict[str, Member] = {}
-    for one, where in zip(members, found, strict=True):
-        other = seen.setdefault(where.address, one)
-        known = bool(one.facts.boot) and bool(other.facts.boot)
-        if other is one or not known or is_loopback(where.address):
+    seen: dict[str, ProbedNode] = {}
+    for node, where in zip(nodes, found, strict=True):
+        other = seen.setdefault(where.address, node)
+        known = bool(node.facts.boot) and bool(other.facts.boot)
+        if other is node or not known or is_loopback(where.address):
             continue
-        if not one.facts.same_machine(other.facts):
+        if not node.facts.same_machine(other.facts):
             raise CheckFailed(
-                f"{other.name} and {one.name} are two machines with one address, "
+                f"{other.name} and {node.name} are two machines with one address, "
                 f"{where.address} ({where.interface}): two networks use the same addresses",
                 "give one of them another address, or name the interface of their common network "
                 "in the node list by its addresses",
             )
 
 
-def check_peers(members: Sequence[Member], found: Sequence[Place]) -> None:
+def check_peers(nodes: Sequence[ProbedNode], found: Sequence[NodeAddress]) -> None:
     """Workers talk to each other, too. Only where the kernel was asked and knows no way."""
-    for one in members:
-        for other, where in zip(members, found, strict=True):
-            if other is not one and one.facts.routes.get(where.address) == ("", ""):
+    for node in nodes:
+        for other, where in zip(nodes, found, strict=True):
+            if other is not node and node.facts.routes.get(where.address) == ("", ""):
                 raise CheckFailed(
-                    f"{one.name} has no route to {other.name} at {where.address}",
+                    f"{node.name} has no route to {other.name} at {where.address}",
                     "all nodes need a way to all others: add the route, or list addresses of one "
                     "network",
                 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.head.plan.plan import NodePlan, Plan
+from orchestrator.head.plan.model import NodePlan, Plan
 
 IDENTITY = "who it is"  # settings that differ by design
 WIDEST = 32  # a longer value stands as it is, and moves only its own line

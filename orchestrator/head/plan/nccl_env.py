@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import CheckFailed, nearest
+from orchestrator.head.inventory.probed_node import ProbedNode, is_loopback
 from orchestrator.head.plan import addresses as node_addresses
 from orchestrator.head.plan import nccl_transport
-from orchestrator.head.plan.addresses import Place
-from orchestrator.head.plan.member import Member, is_loopback
+from orchestrator.head.plan.model import EnvSetting, NodeAddress
 from orchestrator.head.plan.nccl_transport import Fabric
-from orchestrator.head.plan.setting import Setting
 
 FAST = 25_000  # Mb/s from which one TCP connection, which carries 10 to 20 Gb/s, is not enough
 VERY_FAST = 100_000
@@ -33,51 +32,61 @@ class Network:
     """How the nodes of a job talk to each other."""
 
     fabric: Fabric
-    places: tuple[Place, ...]
-    settings: tuple[tuple[Setting, ...], ...]  # per node, what is computed
+    addresses: tuple[NodeAddress, ...]
+    settings: tuple[tuple[EnvSetting, ...], ...]  # per node, what is computed
     notes: tuple[str, ...]  # said on every launch
     hints: tuple[str, ...]  # said by `plan --explain`
 
 
 def make(
-    members: Sequence[Member],
+    nodes: Sequence[ProbedNode],
     profile: str = "auto",
     theirs: frozenset[str] = frozenset(),
     hinted: frozenset[str] = frozenset(),
+    *,
+    master: str | None = None,
+    first: int = 0,
 ) -> Network:
-    """`theirs`: variables that the user sets for all; `hinted`: that the hook names, for some."""
-    check_names(members)
-    found = node_addresses.find(members)
-    chosen = nccl_transport.choose(members, profile, theirs, hinted)
+    """Choose how the nodes talk: all of a job, or from node `first` on, with the `master` known.
+
+    `theirs` are variables that the user sets on all nodes, `hinted` those that the hook names.
+    """
+    check_names(nodes)
+    found = (
+        node_addresses.find(nodes)
+        if master is None
+        else [node_addresses.address_of(node, node, master) for node in nodes]
+    )
+    chosen = nccl_transport.choose(nodes, profile, theirs, hinted)
     settings = [
-        node_settings(one, place, chosen, index, profile)
-        for index, (one, place) in enumerate(zip(members, found, strict=True))
+        node_settings(node, address, chosen, index, profile, is_master=first + index == 0)
+        for index, (node, address) in enumerate(zip(nodes, found, strict=True))
     ]
     return Network(
         fabric=chosen,
-        places=tuple(found),
+        addresses=tuple(found),
         settings=tuple(settings),
         notes=chosen.notes,
-        hints=(*chosen.hints, *faster_networks(members, found, chosen)),
+        hints=(*chosen.hints, *faster_networks(nodes, found, chosen)),
     )
 
 
-def check_names(members: Sequence[Member]) -> None:
+def check_names(nodes: Sequence[ProbedNode]) -> None:
     """What ifname= names has to be there, up, and to have an address."""
-    for one in members:
-        known = [interface.name for interface in one.facts.interfaces]
-        for name in one.ifname.split(",") if one.ifname and known else ():
-            interface = one.facts.interface(name)
+    for node in nodes:
+        known = [interface.name for interface in node.facts.interfaces]
+        for name in node.ifname.split(",") if node.ifname and known else ():
+            interface = node.facts.interface(name)
             if interface is None:
                 raise CheckFailed(
-                    f"{one.name} has no interface {name!r} (ifname= in the node list); it has "
+                    f"{node.name} has no interface {name!r} (ifname= in the node list); it has "
                     f"{', '.join(known)}{nearest(name, known)}"
                 )
-            addresses = [a for a in one.facts.addresses if a.interface == name]
+            addresses = [a for a in node.facts.addresses if a.interface == name]
             if interface.state != "up" or not addresses:
                 why = "has no address" if interface.state == "up" else f"is {interface.state}"
                 raise CheckFailed(
-                    f"the interface {name} of {one.name} (ifname= in the node list) {why}",
+                    f"the interface {name} of {node.name} (ifname= in the node list) {why}",
                     "name another, or leave ifname= out: the one towards the master is taken",
                 )
 
@@ -86,71 +95,77 @@ def check_names(members: Sequence[Member]) -> None:
 
 
 def node_settings(
-    one: Member, place: Place, chosen: Fabric, index: int, profile: str
-) -> tuple[Setting, ...]:
-    found = [*socket_settings(one, place, index), *chosen.settings[index]]
-    if chosen.kind == "ethernet" and not is_loopback(place.address):
-        found += thread_settings(one, one.ifname or place.interface)
+    node: ProbedNode,
+    address: NodeAddress,
+    chosen: Fabric,
+    index: int,
+    profile: str,
+    *,
+    is_master: bool,
+) -> tuple[EnvSetting, ...]:
+    found = [*socket_settings(node, address, is_master=is_master), *chosen.settings[index]]
+    if chosen.kind == "ethernet" and not is_loopback(address.address):
+        found += thread_settings(node, node.ifname or address.interface)
     if profile == "debug":
-        found += [Setting(name, value, "nccl.profile is debug") for name, value in DEBUG.items()]
-    return tuple(kept(setting, one.facts.environment) for setting in found)
+        found += [EnvSetting(name, value, "nccl.profile is debug") for name, value in DEBUG.items()]
+    return tuple(kept(setting, node.facts.environment) for setting in found)
 
 
-def kept(setting: Setting, environment: Mapping[str, str]) -> Setting:
+def kept(setting: EnvSetting, environment: Mapping[str, str]) -> EnvSetting:
     """What is set on a node already (its login, its nccl.conf) was meant for that node."""
     value = environment.get(setting.name)
     if value is None or value == setting.value:
         return setting
     why = f"set on the node itself; computed was {setting.value}"
-    return Setting(setting.name, value, why, yours=True)
+    return EnvSetting(setting.name, value, why, yours=True)
 
 
-def socket_settings(one: Member, place: Place, index: int) -> list[Setting]:
+def socket_settings(node: ProbedNode, address: NodeAddress, *, is_master: bool) -> list[EnvSetting]:
     """The interface for NCCL's and gloo's sockets: the one towards the master, or the user's."""
-    interface = one.ifname or place.interface
+    interface = node.ifname or address.interface
     if not interface:
         return []
-    leads = "the master's address is on it" if index == 0 else "it leads to the master"
-    why = "ifname= in the node list" if one.ifname else leads
-    yours = bool(one.ifname)
+    leads = "the master's address is on it" if is_master else "it leads to the master"
+    why = "ifname= in the node list" if node.ifname else leads
+    yours = bool(node.ifname)
     found = [
         # NCCL matches prefixes unless the name begins with "=": eth1 would also mean eth10.
-        Setting("NCCL_SOCKET_IFNAME", f"={interface}", why, yours),
-        Setting("GLOO_SOCKET_IFNAME", interface, why, yours),
+        EnvSetting("NCCL_SOCKET_IFNAME", f"={interface}", why, yours),
+        EnvSetting("GLOO_SOCKET_IFNAME", interface, why, yours),
     ]
-    if ":" in place.address and not is_loopback(place.address):
+    if ":" in address.address and not is_loopback(address.address):
         reason = "the master's address is IPv6; NCCL takes an interface's first address"
-        found.append(Setting("NCCL_SOCKET_FAMILY", "AF_INET6", reason))
+        found.append(EnvSetting("NCCL_SOCKET_FAMILY", "AF_INET6", reason))
     return found
 
 
-def thread_settings(one: Member, name: str) -> list[Setting]:
+def thread_settings(node: ProbedNode, name: str) -> list[EnvSetting]:
     """More connections at once, where one of them cannot fill the link."""
-    interface = one.facts.interface(name)
+    interface = node.facts.interface(name)
     if interface is None or interface.speed is None or interface.speed < FAST:
         return []
-    if vendor(one, name) in CLOUDS:
+    if vendor(node, name) in CLOUDS:
         return []
     count = "4" if interface.speed >= VERY_FAST else "2"  # 4 x 4: NCCL's own advice for 100 Gb/s
     why = f"TCP at {interface.speed / 1000:g} Gb/s: one connection carries only 10 to 20"
     return [
-        Setting("NCCL_SOCKET_NTHREADS", count, why),
-        Setting("NCCL_NSOCKS_PERTHREAD", count, why),
+        EnvSetting("NCCL_SOCKET_NTHREADS", count, why),
+        EnvSetting("NCCL_NSOCKS_PERTHREAD", count, why),
     ]
 
 
-def vendor(one: Member, name: str, depth: int = 0) -> str:
+def vendor(node: ProbedNode, name: str, depth: int = 0) -> str:
     """Of the card below a bond, bridge or VLAN, too."""
-    interface = one.facts.interface(name)
+    interface = node.facts.interface(name)
     if interface is None or depth > 3:
         return ""
-    below = (vendor(one, member, depth + 1) for member in interface.members)
+    below = (vendor(node, member, depth + 1) for member in interface.members)
     return interface.vendor or next((found for found in below if found), "")
 
 
-def unmatched(patterns: str, one: Member) -> bool:
+def unmatched(patterns: str, node: ProbedNode) -> bool:
     """Whether NCCL_SOCKET_IFNAME fits no interface here: NCCL then gives up."""
-    names = {address.interface for address in one.facts.addresses}
+    names = {address.interface for address in node.facts.addresses}
     reverse = patterns.startswith("^")
     patterns = patterns.removeprefix("^")
     exact = patterns.startswith("=")
@@ -166,25 +181,25 @@ def unmatched(patterns: str, one: Member) -> bool:
 
 
 def faster_networks(
-    members: Sequence[Member], found: Sequence[Place], chosen: Fabric
+    nodes: Sequence[ProbedNode], found: Sequence[NodeAddress], chosen: Fabric
 ) -> tuple[str, ...]:
     """A network of all nodes that is faster than the one towards the master, if TCP is used.
 
     Whether it is connected cannot be seen from addresses, so it is said and not taken.
     """
-    if chosen.kind != "ethernet" or len(members) < 2:
+    if chosen.kind != "ethernet" or len(nodes) < 2:
         return ()
-    now = [speed(one, place.interface) for one, place in zip(members, found, strict=True)]
+    now = [speed(node, address.interface) for node, address in zip(nodes, found, strict=True)]
     hints = []
-    for address in members[0].facts.addresses:
+    for address in nodes[0].facts.addresses:
         if is_loopback(address.address) or address.ip.is_link_local:
             continue
         own = [
-            next((a for a in one.facts.addresses if a.network == address.network), None)
-            for one in members
+            next((a for a in node.facts.addresses if a.network == address.network), None)
+            for node in nodes
         ]
-        speeds = [speed(one, a.interface) if a else 0 for one, a in zip(members, own, strict=True)]
-        distinct = len({a.address for a in own if a}) == len(members)
+        speeds = [speed(node, a.interface) if a else 0 for node, a in zip(nodes, own, strict=True)]
+        distinct = len({a.address for a in own if a}) == len(nodes)
         if distinct and min(now) > 0 and min(speeds) >= 2 * min(now):
             hints.append(
                 f"all nodes also have an address in {address.network}, at "
@@ -194,6 +209,6 @@ def faster_networks(
     return tuple(hints)
 
 
-def speed(one: Member, name: str) -> int:
-    interface = one.facts.interface(name)
+def speed(node: ProbedNode, name: str) -> int:
+    interface = node.facts.interface(name)
     return (interface.speed or 0) if interface and interface.state == "up" else 0

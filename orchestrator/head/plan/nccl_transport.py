@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.facts import Facts, Gid, RdmaPort
-from orchestrator.head.plan.member import Member, names
-from orchestrator.head.plan.setting import Setting
+from orchestrator.head.inventory.probed_node import ProbedNode, names
+from orchestrator.head.plan.model import EnvSetting
 
 LAYERS = {"infiniband": "InfiniBand", "roce": "Ethernet"}
 SPOKEN = {"infiniband": "InfiniBand", "roce": "RoCE", "ethernet": "TCP"}
@@ -35,42 +35,42 @@ class Fabric:
     """What NCCL's data travels by."""
 
     kind: str  # infiniband, roce, ethernet; yours: you chose the cards; none: one node alone
-    settings: tuple[tuple[Setting, ...], ...]  # per node
+    settings: tuple[tuple[EnvSetting, ...], ...]  # per node
     notes: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
 
 
 def choose(
-    members: Sequence[Member], profile: str, theirs: frozenset[str], hinted: frozenset[str]
+    nodes: Sequence[ProbedNode], profile: str, theirs: frozenset[str], hinted: frozenset[str]
 ) -> Fabric:
-    nothing: tuple[tuple[Setting, ...], ...] = ((),) * len(members)
-    if len(members) == 1:
+    nothing: tuple[tuple[EnvSetting, ...], ...] = ((),) * len(nodes)
+    if len(nodes) == 1:
         return Fabric("none", nothing)
     if theirs & CARDS:
         which = ", ".join(sorted(theirs & CARDS))
         return Fabric("yours", nothing, hints=(f"the cards are left to your {which}",))
     if profile == "ethernet":
-        return tcp(members, "nccl.profile is ethernet", always=True)
-    found = {kind: select(members, kind) for kind in LAYERS}
+        return tcp(nodes, "nccl.profile is ethernet", always=True)
+    found = {kind: select(nodes, kind) for kind in LAYERS}
     if profile in found:
-        return fabric(members, profile, required(members, profile, found[profile]))
+        return fabric(nodes, profile, required(nodes, profile, found[profile]))
     complete = [kind for kind in found if all(ports.used for ports in found[kind])]
     if complete:
         kind = complete[0]
         if kind == "infiniband":
-            check_subnets(members, found[kind])
-        return fabric(members, kind, found[kind])
+            check_subnets(nodes, found[kind])
+        return fabric(nodes, kind, found[kind])
     if hinted & CARDS:
         return Fabric("yours", nothing, hints=("the cards are left to your hook",))
-    return mixed(members, found)
+    return mixed(nodes, found)
 
 
 # -- ports ----------------------------------------------------------------------------------------
 
 
-def select(members: Sequence[Member], kind: str) -> list[Ports]:
+def select(nodes: Sequence[ProbedNode], kind: str) -> list[Ports]:
     """Each node's ports of a kind that are fit to carry NCCL's data."""
-    return connected(members, [select_ports(one.facts, kind) for one in members])
+    return connected(nodes, [select_ports(node.facts, kind) for node in nodes])
 
 
 def select_ports(facts: Facts, kind: str) -> Ports:
@@ -116,11 +116,11 @@ def networks(facts: Facts, port: RdmaPort) -> set[str]:
     return {str(address.network) for address in facts.addresses if address.ip in own}
 
 
-def connected(members: Sequence[Member], found: list[Ports]) -> list[Ports]:
+def connected(nodes: Sequence[ProbedNode], found: list[Ports]) -> list[Ports]:
     """Without ports on a network that no other node has; where networks are routed, with all."""
     all_networks = [
-        [networks(one.facts, port) for port in ports.used]
-        for one, ports in zip(members, found, strict=True)
+        [networks(node.facts, port) for port in ports.used]
+        for node, ports in zip(nodes, found, strict=True)
     ]
     nodes_on = Counter(network for mine in all_networks for network in set().union(*mine))
     kept = []
@@ -136,14 +136,14 @@ def connected(members: Sequence[Member], found: list[Ports]) -> list[Ports]:
     return kept if all(ports.used for ports in kept) else found
 
 
-def check_subnets(members: Sequence[Member], found: Sequence[Ports]) -> None:
+def check_subnets(nodes: Sequence[ProbedNode], found: Sequence[Ports]) -> None:
     """Two InfiniBand fabrics that are not one: NCCL would wait for a connection for ever."""
-    first = set().union(*(networks(members[0].facts, port) for port in found[0].used))
-    for one, ports in zip(members, found, strict=True):
-        own = set().union(*(networks(one.facts, port) for port in ports.used))
+    first = set().union(*(networks(nodes[0].facts, port) for port in found[0].used))
+    for node, ports in zip(nodes, found, strict=True):
+        own = set().union(*(networks(node.facts, port) for port in ports.used))
         if first and own and not first & own:
             raise CheckFailed(
-                f"{members[0].name} and {one.name} are on different InfiniBand subnets "
+                f"{nodes[0].name} and {node.name} are on different InfiniBand subnets "
                 f"({', '.join(sorted(first))} and {', '.join(sorted(own))})",
                 "leave one of them out of the node list, or use TCP: --set nccl.profile=ethernet; "
                 "if a router joins them, say which cards to use: --set nccl.NCCL_IB_HCA=...",
@@ -153,77 +153,77 @@ def check_subnets(members: Sequence[Member], found: Sequence[Ports]) -> None:
 # -- decisions ------------------------------------------------------------------------------------
 
 
-def required(members: Sequence[Member], kind: str, found: list[Ports]) -> list[Ports]:
-    without = [one for one, ports in zip(members, found, strict=True) if not ports.used]
+def required(nodes: Sequence[ProbedNode], kind: str, found: list[Ports]) -> list[Ports]:
+    without = [node for node, ports in zip(nodes, found, strict=True) if not ports.used]
     if without:
         raise CheckFailed(
             f"nccl.profile is {kind}, but there is no {SPOKEN[kind]} to use on: "
-            + "; ".join(lack(one, kind) for one in without[:8]),
+            + "; ".join(lack(node, kind) for node in without[:8]),
             "mend it, leave the node out of the list, or use what all have: "
             "--set nccl.profile=auto",
         )
     if kind == "infiniband":
-        check_subnets(members, found)
+        check_subnets(nodes, found)
     return found
 
 
-def lack(one: Member, kind: str) -> str:
+def lack(node: ProbedNode, kind: str) -> str:
     """gpu03 (mlx5_0:1 is DOWN)"""
-    left = select_ports(one.facts, kind).left
+    left = select_ports(node.facts, kind).left
     words = ", ".join(f"{name}: {why}" for name, why in left[:4])
-    return f"{one.name} ({words or one.facts.problems.get('rdma') or 'no such card'})"
+    return f"{node.name} ({words or node.facts.problems.get('rdma') or 'no such card'})"
 
 
-def mixed(members: Sequence[Member], found: dict[str, list[Ports]]) -> Fabric:
+def mixed(nodes: Sequence[ProbedNode], found: dict[str, list[Ports]]) -> Fabric:
     """No kind that all nodes have."""
-    with_infiniband = [one for one, p in zip(members, found["infiniband"], strict=True) if p.used]
-    without = [one for one in members if one not in with_infiniband]
+    with_infiniband = [node for node, p in zip(nodes, found["infiniband"], strict=True) if p.used]
+    without = [node for node in nodes if node not in with_infiniband]
     # Without GPUs nobody uses NCCL, and gloo does not care.
-    if with_infiniband and any(one.facts.gpus for one in members):
+    if with_infiniband and any(node.facts.gpus for node in nodes):
         raise CheckFailed(
             f"{names(with_infiniband)} would use InfiniBand, but there is none to use on: "
-            + "; ".join(lack(one, "infiniband") for one in without[:8]),
+            + "; ".join(lack(node, "infiniband") for node in without[:8]),
             "mend it or leave these nodes out of the list; or let all use TCP, which is slower: "
             "--set nccl.profile=ethernet",
         )
-    with_roce = [one for one, p in zip(members, found["roce"], strict=True) if p.used]
+    with_roce = [node for node, p in zip(nodes, found["roce"], strict=True) if p.used]
     if not with_roce and not with_infiniband:
-        return tcp(members, "no node has InfiniBand or RoCE to use")
+        return tcp(nodes, "no node has InfiniBand or RoCE to use")
     some = with_infiniband or with_roce
     kind = "infiniband" if with_infiniband else "roce"
-    lacking = [one for one in members if one not in some]
+    lacking = [node for node in nodes if node not in some]
     said = f"{names(lacking)} lack{'s' if len(lacking) == 1 else ''} {SPOKEN[kind]}"
-    chosen = tcp(members, f"{said}, and all nodes must use the same", always=True)
+    chosen = tcp(nodes, f"{said}, and all nodes must use the same", always=True)
     note = (
         f"WARNING: NCCL uses TCP, because {names(some)} ha{'s' if len(some) == 1 else 've'} "
-        f"{SPOKEN[kind]} and others not: " + "; ".join(lack(one, kind) for one in lacking[:8])
+        f"{SPOKEN[kind]} and others not: " + "; ".join(lack(node, kind) for node in lacking[:8])
     )
     return Fabric(chosen.kind, chosen.settings, (note,))
 
 
-def tcp(members: Sequence[Member], why: str, *, always: bool = False) -> Fabric:
+def tcp(nodes: Sequence[ProbedNode], why: str, *, always: bool = False) -> Fabric:
     """Told to every node, if any has a card that NCCL would try."""
-    told = always or any(one.facts.rdma for one in members)
-    setting = (Setting("NCCL_IB_DISABLE", "1", why),) if told else ()
-    return Fabric("ethernet", (setting,) * len(members))
+    told = always or any(node.facts.rdma for node in nodes)
+    setting = (EnvSetting("NCCL_IB_DISABLE", "1", why),) if told else ()
+    return Fabric("ethernet", (setting,) * len(nodes))
 
 
-def fabric(members: Sequence[Member], kind: str, found: Sequence[Ports]) -> Fabric:
+def fabric(nodes: Sequence[ProbedNode], kind: str, found: Sequence[Ports]) -> Fabric:
     settings = []
     notes: list[str] = []
-    for one, ports in zip(members, found, strict=True):
-        used, gids, problem = with_gids(one, kind, ports)
+    for node, ports in zip(nodes, found, strict=True):
+        used, gids, problem = with_gids(node, kind, ports)
         if problem:
             notes.append(problem)
         listed = ",".join(port.name for port in used.used)
-        hca = Setting("NCCL_IB_HCA", f"={listed}", why_these(kind, used))
-        on = Setting("NCCL_IB_DISABLE", "0", f"every node has {SPOKEN[kind]}")
+        hca = EnvSetting("NCCL_IB_HCA", f"={listed}", why_these(kind, used))
+        on = EnvSetting("NCCL_IB_DISABLE", "0", f"every node has {SPOKEN[kind]}")
         settings.append((on, hca, *gids))
     rates = {max(port.rate for port in ports.used) for ports in found}
     if len(rates) > 1:
         slow = [
-            one
-            for one, ports in zip(members, found, strict=True)
+            node
+            for node, ports in zip(nodes, found, strict=True)
             if max(port.rate for port in ports.used) < max(rates)
         ]
         notes.append(
@@ -245,9 +245,11 @@ def why_these(kind: str, ports: Ports) -> str:
 # -- GIDs -----------------------------------------------------------------------------------------
 
 
-def with_gids(one: Member, kind: str, ports: Ports) -> tuple[Ports, tuple[Setting, ...], str]:
+def with_gids(
+    node: ProbedNode, kind: str, ports: Ports
+) -> tuple[Ports, tuple[EnvSetting, ...], str]:
     """RoCE's address on each port: NCCL finds it, or is told, or is told of the family."""
-    software = one.facts.software
+    software = node.facts.software
     if kind != "roce" or not (software.cuda or software.hip):  # a torch for CPUs has no NCCL
         return ports, (), ""
     version = release(software.nccl)
@@ -255,19 +257,19 @@ def with_gids(one: Member, kind: str, ports: Ports) -> tuple[Ports, tuple[Settin
     only_ipv6 = all(gid.ip is not None and gid.ip.version == 6 for gid in best.values())
     if version is not None and version >= FINDS_GIDS:
         why = "the cards have IPv6 addresses only, and NCCL looks for IPv4 ones"
-        family = (Setting("NCCL_IB_ADDR_FAMILY", "AF_INET6", why),)
+        family = (EnvSetting("NCCL_IB_ADDR_FAMILY", "AF_INET6", why),)
         return ports, family if only_ipv6 else (), ""
     ((index, _),) = Counter(gid.index for gid in best.values()).most_common(1)
     apart = [port for port in ports.used if best[port.name].index != index]
     what = software.nccl or "of an unknown version"
     why = f"RoCE v2 with an address; NCCL {what} takes one number, and 0 by itself"
-    setting = (Setting("NCCL_IB_GID_INDEX", str(index), why),)
+    setting = (EnvSetting("NCCL_IB_GID_INDEX", str(index), why),)
     if not apart:
         return ports, setting, ""
     left = tuple((port.name, f"its GID index is {best[port.name].index}") for port in apart)
     used = tuple(port for port in ports.used if port not in apart)
     problem = (
-        f"{one.name}: NCCL {what} takes one GID index for all cards, so it cannot use "
+        f"{node.name}: NCCL {what} takes one GID index for all cards, so it cannot use "
         f"{', '.join(port.name for port in apart)}; NCCL 2.21 can"
     )
     return Ports(used, ports.left + left), setting, problem

@@ -13,10 +13,10 @@ from typing import Any
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.ssh import Ssh
+from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
-from orchestrator.head.connect.subprocess_transport import Here
-from orchestrator.head.connect.transport import Way
+from orchestrator.head.connect.subprocess_transport import LocalTransport
+from orchestrator.head.connect.transport import Transport
 from orchestrator.records.experiment import JobRecord
 
 LIVING_SECONDS = 60.0
@@ -108,7 +108,9 @@ def ask(
 ) -> dict[Machine, dict[str, Any] | OrchestratorError]:
     def one(machine: Machine) -> dict[str, Any]:
         config = SshConfig(machine.ssh_config)
-        ssh: Way = Here() if machine.here else Ssh(config, strict=machine.strict)
+        ssh: Transport = (
+            LocalTransport() if machine.here else SshTransport(config, strict=machine.strict)
+        )
         destination = ssh.config.destination(machine.host, machine.user, machine.port)
         connection = ssh.connect(destination)
         try:

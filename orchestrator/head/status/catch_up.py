@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 
-from orchestrator.head.connect.transport import Way
+from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.follower import Follower, Message
 from orchestrator.head.slurm import batch_job
 from orchestrator.head.status import status
@@ -17,7 +17,7 @@ CATCH_UP_SECONDS = 60.0
 class Mirror:
     """Does nothing where the job is over, or where a head fills the files."""
 
-    def __init__(self, place: Experiment, record: JobRecord, ssh: Way) -> None:
+    def __init__(self, place: Experiment, record: JobRecord, ssh: Transport) -> None:
         self.place = place
         self.record = record
         self.ssh = ssh

@@ -10,14 +10,14 @@ from typing import Any
 
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.transport import Way
+from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.slurm import queue
 from orchestrator.records import experiment
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
 
-def ask_nodes(ssh: Way, record: JobRecord) -> list[dict[str, Any]]:
+def ask_nodes(ssh: Transport, record: JobRecord) -> list[dict[str, Any]]:
     """What every node of the job says of it now: its job_state, or that it is unreachable."""
 
     def ask(node: NodeRecord) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def age(then: float) -> str:
 # -- jobs of another head ---------------------------------------------------------------------
 
 
-def find_on_nodes(ssh: Way, nodes: Sequence[Node], wanted: str | None) -> JobRecord:
+def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> JobRecord:
     """A job known to the nodes of the list only; the newest where no name is given."""
 
     def ask(node: Node) -> list[dict[str, Any]]:
@@ -132,7 +132,7 @@ def find_on_nodes(ssh: Way, nodes: Sequence[Node], wanted: str | None) -> JobRec
 
 
 def _record(
-    newest: dict[str, Any], parts: Sequence[tuple[Node, dict[str, Any]]], ssh: Way
+    newest: dict[str, Any], parts: Sequence[tuple[Node, dict[str, Any]]], ssh: Transport
 ) -> JobRecord:
     nodes = [
         NodeRecord(

@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,15 +19,16 @@ from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.head.commands import jobs
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
-from orchestrator.head.connect.subprocess_transport import Here
+from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.inventory.probed_node import ProbedNode, is_loopback
 from orchestrator.head.launch import launch
 from orchestrator.head.launch.launch import Launched
 from orchestrator.head.launch.request import Request
-from orchestrator.head.plan import accelerate, addresses, nccl_env, plan
+from orchestrator.head.plan import accelerate, plan
 from orchestrator.head.plan.accelerate import Accelerate
-from orchestrator.head.plan.member import is_loopback
-from orchestrator.head.plan.plan import Found, Plan
+from orchestrator.head.plan.model import Plan
+from orchestrator.head.plan.plan import Layout
 from orchestrator.head.slurm import queue
 from orchestrator.launchers.by_hand import rendezvous
 from orchestrator.launchers.by_hand.rendezvous import Hello, Master
@@ -102,8 +103,8 @@ def run(mine: Part, patience: float, options: dict[str, Any]) -> int:
             raise UsageError(f"--{name.replace('_', '-')} is not for run-node", "leave it out")
     reached = reach(request, mine, patience)
     if request.accelerate is not None:
-        request = checked(request, request.accelerate, mine, found_of(reached))
-    count, _ = plan.count_ranks(found_of(reached), request.config.launch.nproc)
+        request = checked(request, request.accelerate, mine, reached.probed)
+    count, _ = plan.count_ranks(reached.probed, request.config.launch.nproc)
     program = (
         request.target.name if request.target.kind != "module" else f"-m {request.target.name}"
     )
@@ -116,19 +117,19 @@ def run(mine: Part, patience: float, options: dict[str, Any]) -> int:
         launched = start(request, mine, reached, agreed)
     else:
         launched = lead(request, mine, reached, own, patience)
-    return jobs.follow(launched.experiment, launched.record, Here(), options, launched)
+    return jobs.follow(launched.experiment, launched.record, LocalTransport(), options, launched)
 
 
-def checked(request: Request, by: Accelerate, mine: Part, found: Found) -> Request:
+def checked(request: Request, by: Accelerate, mine: Part, node: ProbedNode) -> Request:
     """What this machine alone can tell of accelerate's file, before it meets the others."""
-    accelerate.check_installed(by, found)
+    accelerate.check_installed(by, node)
     rank = by.number("machine_rank") or 0  # 0 stands in a file that serves all
     if rank not in (0, mine.rank):
         raise CheckFailed(
             f"machine_rank is {rank} in {by.file}, but NODE_RANK is {mine.rank}",
             "leave machine_rank out of the file: it is computed",
         )
-    config = accelerate.counted(request.config, by, [found], mine.nnodes)
+    config = accelerate.counted(request.config, by, [node], mine.nnodes)
     return replace(request, config=config)
 
 
@@ -163,7 +164,7 @@ def reach(request: Request, mine: Part, patience: float) -> Reached:
         port = {"wanted": mine.port, "exact": True, "peers": mine.nnodes > 1}
         asked["port"] = port
     node = Node(socket.gethostname())
-    reached = fleet.reach(Here(), node, request.config.launch.python, asked)
+    reached = fleet.reach(LocalTransport(), node, request.config.launch.python, asked)
     if mine.rank == 0:
         check_master(mine, reached, address)
     return reached
@@ -257,57 +258,21 @@ def begin(
     except OrchestratorError as error:
         place.write_record(launch.not_started(record, error))
         raise
-    return Launched(place, record, Here(), (reached,))
-
-
-def found_of(reached: Reached) -> Found:
-    return Found(reached.node, reached.facts, "")
+    return Launched(place, record, LocalTransport(), (reached,))
 
 
 def make(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any]) -> Plan:
-    """This node's part of the plan; the rest of it is made on the other machines."""
-    found = found_of(reached)
-    kind = plan.check_targets(request.target, [found])
-    plan.check_torch([found])
-    config = request.config
-    how, notes = plan.choose_start(config.launch.start, kind, request.target, [found])
-    counts = agreed["counts"]
-    (member,) = plan.members([found])
-    place = addresses.place(member, member, queue.resolved(mine.master))
-    theirs = frozenset({*config.nccl.variables, *config.env, *request.env})
-    net = nccl_env.make([member], config.nccl.profile, theirs)
-    chosen = nccl_env.node_settings(member, place, net.fabric, 0, config.nccl.profile)
-    net = replace(net, settings=((),) * mine.rank + (chosen,))
-    draft = plan.Draft(
-        agreed["job"], agreed["experiment"], how, mine.master, mine.port, mine.nnodes, config,
-        request.env, net,
-    )  # fmt: skip
-    name = plan.resolve_name(kind, request.target, found.facts)
-    target = replace(request.target, kind=kind, name=name)
-    first = sum(counts[: mine.rank])
-    node = draft.node(mine.rank, found, place, first, counts[mine.rank], "its own", target)
-    made = Plan(
-        job=agreed["job"],
-        start=how,
-        master_address=mine.master,
-        master_port=mine.port,
-        world_size=sum(counts),
-        nodes=(node,),
-        spares=(),
-        notes=tuple(notes),
+    """Plan this node's part; the other machines plan theirs."""
+    counts = tuple(agreed["counts"])
+    layout = Layout(
+        counts=counts,
+        whys=("its own",) * len(counts),
+        master=mine.master,
+        port=mine.port,
+        master_ip=queue.resolved(mine.master),
+        index=mine.rank,
     )
-    if request.accelerate is not None:
-        made = by_accelerate(request.accelerate, mine, made, found, counts)
-    return launch.apply_hook(request, [reached], made)
-
-
-def by_accelerate(
-    by: Accelerate, mine: Part, made: Plan, found: Found, counts: Sequence[int]
-) -> Plan:
-    master = {mine.master, queue.resolved(mine.master)}
-    if mine.rank == 0:
-        master |= {one.address for one in found.facts.addresses}
-    return accelerate.started(made, by, [found], counts, master)
+    return launch.make_plan(request, [reached], [], agreed["job"], agreed["experiment"], layout)
 
 
 def record_of(request: Request, mine: Part, made: Plan, place: experiment.Experiment) -> JobRecord:

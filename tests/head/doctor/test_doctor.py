@@ -12,7 +12,7 @@ from orchestrator.head.doctor.examination import CHECKS, Diagnosis, judge
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Examined, Finding, odd_ones
 from orchestrator.head.doctor.report import to_json, to_text
 from orchestrator.head.inventory.facts import Card, Disk, Facts, Leftover, Limits
-from orchestrator.head.plan.addresses import Place
+from orchestrator.head.plan.model import NodeAddress
 from tests.head.plan.probed import facts, infiniband, interface, software
 
 GIB = 1 << 30
@@ -64,7 +64,7 @@ def case(*changed: dict[str, Any], **fields: Any) -> Case:
         slots = change.pop("slots", None)
         found = machine(n, **change)
         nodes.append(Examined(f"gpu{n}", found, f"10.0.0.{n}", checkup=closer, slots=slots))
-    places = {f"gpu{n}": Place(f"10.0.0.{n}", "eth0") for n in range(1, 5)}
+    places = {f"gpu{n}": NodeAddress(f"10.0.0.{n}", "eth0") for n in range(1, 5)}
     return Case(tuple(nodes), **{"full": True, "places": places, "port": (29500, False), **fields})
 
 

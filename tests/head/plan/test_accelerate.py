@@ -13,9 +13,10 @@ import yaml
 from orchestrator.config.schema import Config, Launch
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.plan import accelerate, plan
+from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.head.plan import accelerate, dry_run, plan
 from orchestrator.head.plan.accelerate import KEYS, Accelerate
-from orchestrator.head.plan.plan import Found, Plan
+from orchestrator.head.plan.model import Plan, Target
 from orchestrator.node.facts import software
 from tests.head.plan.probed import facts as machine
 
@@ -42,10 +43,10 @@ def planned(
     for i, count in enumerate(gpus):
         name = f"10.0.0.{i + 1}"
         seen = machine(f"eth0 {name}/24", gpus=count, port=29500, **known)
-        found.append(Found(Node(name), seen, name))
+        found.append(ProbedNode(Node(name), seen, name))
     settled = Config(launch=accelerate.settle(Launch(nproc=nproc), by))
     config = accelerate.counted(settled, by, found, len(found))
-    target = plan.Target("auto", "train.py", ("--lr", "1e-4"))
+    target = Target("auto", "train.py", ("--lr", "1e-4"))
     made = plan.make("job", "/e", target, found, [], config, {})
     return accelerate.planned(made, by, found)
 
@@ -76,7 +77,7 @@ def test_one_file_serves_all_nodes() -> None:
     assert node.paste[-3:] == ("/job/train.py", "--lr", "1e-4")
     assert made.start == "plain"
     assert any(note.startswith("rdzv_backend c10d would") for note in made.notes)
-    shell = "\n".join(plan.shell_lines(made, node))
+    shell = "\n".join(dry_run.shell_lines(made, node))
     assert "cat > accelerate_node1.yaml <<'END'\ncompute_environment: LOCAL_MACHINE\n" in shell
 
 

@@ -6,19 +6,23 @@ import pytest
 
 from orchestrator.errors import EXIT_CHECK, CheckFailed
 from orchestrator.head.inventory.facts import Facts
-from orchestrator.head.plan.addresses import Place, find
-from orchestrator.head.plan.member import Member
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.head.plan.addresses import find
+from orchestrator.head.plan.model import NodeAddress
 from tests.head.plan.probed import facts, interface
 
 
-def places(nodes: Sequence[Facts], reached: Sequence[str]) -> list[Place]:
-    return find([Member(one.hostname, one, by) for one, by in zip(nodes, reached, strict=True)])
+def places(nodes: Sequence[Facts], reached: Sequence[str]) -> list[NodeAddress]:
+    return find(
+        [ProbedNode(Node(one.hostname), one, by) for one, by in zip(nodes, reached, strict=True)]
+    )
 
 
 def test_the_usual_cluster() -> None:
     nodes = [facts(f"eth0 10.0.0.{n}/24") for n in (1, 2, 3)]
     reached = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
-    assert places(nodes, reached) == [Place(f"10.0.0.{n}", "eth0") for n in (1, 2, 3)]
+    assert places(nodes, reached) == [NodeAddress(f"10.0.0.{n}", "eth0") for n in (1, 2, 3)]
 
 
 def test_interfaces_have_another_name_on_every_node() -> None:
@@ -35,7 +39,11 @@ def test_the_interface_is_the_one_towards_the_master() -> None:
         facts("mgmt 192.168.0.3/24", "ib1 10.1.0.3/16"),  # it was not asked for the way
     ]
     found = places(nodes, ["10.1.0.1", "192.168.0.2", "192.168.0.3"])
-    assert found == [Place("10.1.0.1", "ib0"), Place("10.1.0.2", "ib0"), Place("10.1.0.3", "ib1")]
+    assert found == [
+        NodeAddress("10.1.0.1", "ib0"),
+        NodeAddress("10.1.0.2", "ib0"),
+        NodeAddress("10.1.0.3", "ib1"),
+    ]
 
 
 def test_what_the_kernel_says_of_the_way_wins() -> None:
@@ -44,21 +52,21 @@ def test_what_the_kernel_says_of_the_way_wins() -> None:
         "eth0 10.0.0.2/24", "eth1 10.0.0.3/24", routes={"10.0.0.1": ("eth1", "10.0.0.3")}
     )
     nodes = [facts("eth0 10.0.0.1/24"), worker]
-    assert places(nodes, ["10.0.0.1", "10.0.0.2"])[1] == Place("10.0.0.3", "eth1")
+    assert places(nodes, ["10.0.0.1", "10.0.0.2"])[1] == NodeAddress("10.0.0.3", "eth1")
 
 
 def test_a_routed_network() -> None:
     """Racks: no network in common, but a way."""
     worker = facts("eth0 10.0.2.5/24", routes={"10.0.1.5": ("eth0", "10.0.2.5")})
     nodes = [facts("eth0 10.0.1.5/24"), worker]
-    assert places(nodes, ["10.0.1.5", "10.0.2.5"])[1] == Place("10.0.2.5", "eth0")
+    assert places(nodes, ["10.0.1.5", "10.0.2.5"])[1] == NodeAddress("10.0.2.5", "eth0")
 
 
 def test_a_routed_network_with_names_in_the_list() -> None:
     """The way was asked for by name: addresses are known only once the head is connected."""
     worker = facts("eth0 10.0.2.5/24", routes={"gpu01": ("eth0", "10.0.2.5")})
     nodes = [facts("eth0 10.0.1.5/24"), worker]
-    assert places(nodes, ["10.0.1.5", "10.0.2.5"])[1] == Place("10.0.2.5", "eth0")
+    assert places(nodes, ["10.0.1.5", "10.0.2.5"])[1] == NodeAddress("10.0.2.5", "eth0")
 
 
 def test_no_way_to_the_master() -> None:
@@ -77,17 +85,17 @@ def test_a_cluster_of_loopback_addresses() -> None:
     """The demo: several sshd on one machine, which has other addresses, too."""
     nodes = [facts("eth0 10.0.0.1/24")] * 3
     reached = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
-    assert places(nodes, reached) == [Place(address, "lo") for address in reached]
+    assert places(nodes, reached) == [NodeAddress(address, "lo") for address in reached]
 
 
 def test_one_machine_twice_by_port() -> None:
     nodes = [facts("eth0 10.0.0.1/24")] * 2
-    assert places(nodes, ["127.0.0.1", "127.0.0.1"]) == [Place("127.0.0.1", "lo")] * 2
+    assert places(nodes, ["127.0.0.1", "127.0.0.1"]) == [NodeAddress("127.0.0.1", "lo")] * 2
 
 
 @pytest.mark.parametrize("reached", ["127.0.0.1", "::1", "127.0.0.2"])
 def test_localhost_alone(reached: str) -> None:
-    assert places([facts("eth0 10.0.0.1/24")], [reached]) == [Place(reached, "lo")]
+    assert places([facts("eth0 10.0.0.1/24")], [reached]) == [NodeAddress(reached, "lo")]
 
 
 def test_localhost_as_master_of_others_is_its_address_on_their_network() -> None:
@@ -96,7 +104,7 @@ def test_localhost_as_master_of_others_is_its_address_on_their_network() -> None
         facts("docker0 172.17.0.1/16", "eth0 10.0.0.2/24"),
     ]
     found = places(nodes, ["127.0.0.1", "10.0.0.2"])
-    assert found == [Place("10.0.0.1", "eth0"), Place("10.0.0.2", "eth0")]
+    assert found == [NodeAddress(f"10.0.0.{n}", "eth0") for n in (1, 2)]
 
 
 def test_localhost_as_master_without_a_network_in_common() -> None:
@@ -111,7 +119,7 @@ def test_localhost_as_master_without_a_network_in_common() -> None:
 def test_localhost_as_a_worker() -> None:
     worker = facts("eth0 10.0.0.2/24", routes={"10.0.0.1": ("eth0", "10.0.0.2")})
     nodes = [facts("eth0 10.0.0.1/24"), worker]
-    assert places(nodes, ["10.0.0.1", "127.0.0.1"])[1] == Place("10.0.0.2", "eth0")
+    assert places(nodes, ["10.0.0.1", "127.0.0.1"])[1] == NodeAddress("10.0.0.2", "eth0")
 
 
 # -- NAT and jump hosts -----------------------------------------------------------------------
@@ -121,7 +129,7 @@ def test_nat_is_looked_behind() -> None:
     """A cloud: the list has public addresses, the machines know only their private ones."""
     nodes = [facts("ens5 172.31.0.1/20"), facts("ens5 172.31.0.2/20")]
     found = places(nodes, ["54.0.0.1", "54.0.0.2"])
-    assert found == [Place("172.31.0.1", "ens5"), Place("172.31.0.2", "ens5")]
+    assert found == [NodeAddress("172.31.0.1", "ens5"), NodeAddress("172.31.0.2", "ens5")]
 
 
 def test_nat_without_a_network_in_common_is_taken_as_the_list_says() -> None:
@@ -129,19 +137,22 @@ def test_nat_without_a_network_in_common_is_taken_as_the_list_says() -> None:
     worker = facts("eth0 192.168.0.2/24", routes={"54.0.0.1": ("eth0", "192.168.0.2")})
     nodes = [facts("ens5 172.31.0.1/20", routes={"54.0.0.1": ("ens5", "172.31.0.1")}), worker]
     found = places(nodes, ["54.0.0.1", "55.0.0.2"])
-    assert found[1] == Place("192.168.0.2", "eth0")
+    assert found[1] == NodeAddress("192.168.0.2", "eth0")
     assert found[0].interface == "ens5"
 
 
 @pytest.mark.parametrize("reached", ["54.0.0.1", ""])
 def test_one_machine_behind_nat_or_a_jump_host_needs_no_way_out(reached: str) -> None:
     """Its public address is not to be had from inside, and nobody else has to reach it."""
-    assert places([facts("ens5 172.31.0.1/20")], [reached]) == [Place("127.0.0.1", "lo")]
+    assert places([facts("ens5 172.31.0.1/20")], [reached]) == [NodeAddress("127.0.0.1", "lo")]
 
 
 def test_behind_a_jump_host() -> None:
     nodes = [facts("eth0 10.0.0.1/24"), facts("eth0 10.0.0.2/24")]
-    assert places(nodes, ["", ""]) == [Place("10.0.0.1", "eth0"), Place("10.0.0.2", "eth0")]
+    assert places(nodes, ["", ""]) == [
+        NodeAddress("10.0.0.1", "eth0"),
+        NodeAddress("10.0.0.2", "eth0"),
+    ]
 
 
 def test_behind_a_jump_host_without_a_network_in_common() -> None:
@@ -175,7 +186,7 @@ def test_all_others_must_be_on_the_network() -> None:
 def test_ipv6() -> None:
     nodes = [facts("eth0 2001:db8::1/64"), facts("eth0 2001:db8::2/64")]
     found = places(nodes, ["2001:db8::1", "2001:db8::2"])
-    assert found == [Place("2001:db8::1", "eth0"), Place("2001:db8::2", "eth0")]
+    assert found == [NodeAddress("2001:db8::1", "eth0"), NodeAddress("2001:db8::2", "eth0")]
 
 
 def test_both_families_do_not_mix() -> None:
@@ -184,7 +195,7 @@ def test_both_families_do_not_mix() -> None:
         facts("eth0 2001:db8::2/64", "eth1 10.9.0.2/24"),
     ]
     found = places(nodes, ["", ""])
-    assert found == [Place("2001:db8::1", "eth0"), Place("2001:db8::2", "eth0")]
+    assert found == [NodeAddress("2001:db8::1", "eth0"), NodeAddress("2001:db8::2", "eth0")]
 
 
 # -- what cannot work -------------------------------------------------------------------------
@@ -210,8 +221,8 @@ def test_a_worker_that_has_the_masters_address_itself() -> None:
 
 def test_one_machine_by_two_names_is_none_of_that() -> None:
     one = facts("eth0 10.0.0.1/24", boot="one", network=1)
-    assert places([one, one], ["10.0.0.1", "10.0.0.1"]) == [Place("10.0.0.1", "eth0")] * 2
-    assert places([one, one], ["10.0.0.1", "127.0.0.1"]) == [Place("10.0.0.1", "eth0")] * 2
+    assert places([one, one], ["10.0.0.1", "10.0.0.1"]) == [NodeAddress("10.0.0.1", "eth0")] * 2
+    assert places([one, one], ["10.0.0.1", "127.0.0.1"]) == [NodeAddress("10.0.0.1", "eth0")] * 2
 
 
 def test_two_machines_with_one_address() -> None:
@@ -291,4 +302,4 @@ def test_a_common_network_before_a_container_bridge() -> None:
         facts("docker0 172.17.0.1/16", "eth0 10.0.0.1/24"),
         facts("docker0 172.17.0.2/16", "eth0 10.0.0.2/24"),
     ]
-    assert places(nodes, ["", ""])[0] == Place("10.0.0.1", "eth0")
+    assert places(nodes, ["", ""])[0] == NodeAddress("10.0.0.1", "eth0")

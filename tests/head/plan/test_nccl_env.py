@@ -10,8 +10,9 @@ import pytest
 
 from orchestrator.errors import EXIT_CHECK, CheckFailed
 from orchestrator.head.inventory.facts import Gid, Interface, RdmaPort
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.plan import nccl_env, nccl_transport
-from orchestrator.head.plan.member import Member
 from orchestrator.head.plan.nccl_env import Network
 from tests.head.plan.probed import facts, infiniband, interface, roce, software
 
@@ -30,7 +31,7 @@ def node(
     nccl: str = "2.27.5",
     ifname: str | None = None,
     **fields: Any,
-) -> Member:
+) -> ProbedNode:
     """gpu01, 10.0.0.1 on eth0, eight GPUs."""
     machine = facts(
         f"{name} 10.0.0.{number}/24",
@@ -43,7 +44,7 @@ def node(
         software=software(nccl),
         **fields,
     )
-    return Member(machine.hostname, machine, f"10.0.0.{number}", ifname)
+    return ProbedNode(Node(machine.hostname, ifname=ifname), machine, f"10.0.0.{number}")
 
 
 def told(net: Network, index: int) -> dict[str, str]:
@@ -70,7 +71,7 @@ def cards(listed: str, **more: str) -> dict[str, str]:
 class Cluster:
     """Machines, and what is to come of them."""
 
-    nodes: Sequence[Member]
+    nodes: Sequence[ProbedNode]
     kind: str
     told: Sequence[dict[str, str]]  # per node, beside the interface; one dict: the same on all
     sockets: Sequence[str] = ("eth0",)
@@ -282,7 +283,7 @@ def test_which_gid_an_older_nccl_is_told() -> None:
 
 def test_a_torch_for_cpus_needs_no_gid() -> None:
     card = roce("mlx5_0", "eth1", "10.1.0.1")
-    members = [Member(f"n{n}", facts(f"eth0 10.0.0.{n}/24", rdma=(card,)), f"10.0.0.{n}")
+    members = [ProbedNode(Node(f"n{n}"), facts(f"eth0 10.0.0.{n}/24", rdma=(card,)), f"10.0.0.{n}")
                for n in (1, 2)]  # fmt: skip
     assert "NCCL_IB_GID_INDEX" not in told(nccl_env.make(members), 0)
 
@@ -307,13 +308,13 @@ def test_more_connections_where_one_is_too_slow(
         interface("eth0", vendor=vendor),
     ]
 
-    def one(number: int) -> Member:
+    def one(number: int) -> ProbedNode:
         found = node(number, name="v100", interfaces=layers)
         own = interface("v100", "vlan", speed, members=("bond0",))
         machine = facts(
             f"v100 10.0.0.{number}/24", boot=str(number), interfaces=(own, *layers), gpus=8
         )
-        return Member(found.name, machine, found.reached)
+        return ProbedNode(found.node, machine, found.reached)
 
     net = nccl_env.make([one(1), one(2)])
     assert told(net, 0).get("NCCL_SOCKET_NTHREADS") == count
@@ -327,7 +328,7 @@ def test_more_connections_where_one_is_too_slow(
 def test_ipv6_only() -> None:
     """NCCL takes the first address of an interface; the one of the other family leads nowhere."""
     members = [
-        Member(f"n{n}", facts(f"eth0 2001:db8::{n}/64", boot=str(n)), f"2001:db8::{n}")
+        ProbedNode(Node(f"n{n}"), facts(f"eth0 2001:db8::{n}/64", boot=str(n)), f"2001:db8::{n}")
         for n in (1, 2)
     ]
     net = nccl_env.make(members)
@@ -336,19 +337,19 @@ def test_ipv6_only() -> None:
 
 def test_loopback_needs_nothing_more() -> None:
     """The demo: several nodes on one machine."""
-    members = [Member(f"n{n}", facts(boot="one"), f"127.0.0.{n}") for n in (2, 3)]
+    members = [ProbedNode(Node(f"n{n}"), facts(boot="one"), f"127.0.0.{n}") for n in (2, 3)]
     assert told(nccl_env.make(members), 1) == sockets("lo")
 
 
 def test_a_faster_network_is_said_and_not_taken() -> None:
     """Whether it is connected cannot be seen: a second interface with a better name is a trap."""
 
-    def one(number: int, second: str) -> Member:
+    def one(number: int, second: str) -> ProbedNode:
         slow, fast = interface("eth0", speed=1000), interface("eth1", speed=25000)
         machine = facts(
             f"eth0 10.0.0.{number}/24", second, boot=str(number), interfaces=(slow, fast)
         )
-        return Member(f"n{number}", machine, f"10.0.0.{number}")
+        return ProbedNode(Node(f"n{number}"), machine, f"10.0.0.{number}")
 
     net = nccl_env.make([one(n, f"eth1 10.8.0.{n}/24") for n in (1, 2)])
     assert told(net, 0) == sockets()
@@ -424,7 +425,7 @@ def test_what_nccl_makes_of_a_pattern(patterns: str, misses: bool) -> None:
 
 # -- what cannot work ---------------------------------------------------------------------------
 
-IMPOSSIBLE: dict[str, tuple[list[Member], str, str]] = {
+IMPOSSIBLE: dict[str, tuple[list[ProbedNode], str, str]] = {
     "InfiniBand on one, Ethernet on the other": (
         [node(1, rdma=EIGHT), node(2)], "auto",
         "gpu01 would use InfiniBand, but there is none to use on: gpu02 (no such card)",

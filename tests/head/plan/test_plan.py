@@ -15,31 +15,33 @@ from hypothesis import strategies as st
 from orchestrator.config.schema import Config, Launch, Nccl
 from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.node_list import Node, parse_nodes
+from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.plan import plan
-from orchestrator.head.plan.plan import Found, Plan, Target, shell_lines, to_json, to_text
+from orchestrator.head.plan.dry_run import shell_lines, to_json, to_text
+from orchestrator.head.plan.model import Plan, Target
 from tests.head.plan.probed import facts
 
 AUTO = Target("auto", "train.py", ())
 
 
-def found(list_text: str, **fields: Any) -> list[Found]:
+def found(list_text: str, **fields: Any) -> list[ProbedNode]:
     """Machines 10.0.0.1, .2, ... for the lines of a list; the first has the port."""
     machines = []
     for number, node in enumerate(parse_nodes(list_text, "list"), 1):
         machine = facts(f"eth0 10.0.0.{number}/24", hostname=node.host, **fields)
-        machines.append(Found(node, machine, f"10.0.0.{number}"))
+        machines.append(ProbedNode(node, machine, f"10.0.0.{number}"))
     machines[0] = replace(machines[0], facts=replace(machines[0].facts, port=29500))
     return machines
 
 
-def change(machines: list[Found], index: int, **fields: Any) -> list[Found]:
+def change(machines: list[ProbedNode], index: int, **fields: Any) -> list[ProbedNode]:
     one = machines[index]
     machines[index] = replace(one, facts=replace(one.facts, **fields))
     return machines
 
 
 def make(
-    machines: Sequence[Found],
+    machines: Sequence[ProbedNode],
     target: Target = AUTO,
     *,
     spares: Sequence[Node] = (),

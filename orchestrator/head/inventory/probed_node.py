@@ -1,0 +1,45 @@
+"""A node of the list together with what was learned about it when it was reached."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.head.inventory.facts import Facts
+from orchestrator.head.inventory.node_list import Node
+
+MOST_NAMES = 5
+
+
+@dataclass(frozen=True)
+class ProbedNode:
+    """A node, its facts, and the IP address by which the head reached it ("" via a jump host)."""
+
+    node: Node
+    facts: Facts
+    reached: str
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def ifname(self) -> str | None:
+        """The interface that the user chose in the node list."""
+        return self.node.ifname
+
+
+def is_loopback(address: str) -> bool:
+    return bool(address) and ipaddress.ip_address(address).is_loopback
+
+
+def names(nodes: Sequence[ProbedNode]) -> str:
+    return listed([node.name for node in nodes])
+
+
+def listed(words: Sequence[str]) -> str:
+    """Join the first names: "gpu01, gpu02 and 62 others"."""
+    shown = ", ".join(words[:MOST_NAMES])
+    more = len(words) - MOST_NAMES
+    return f"{shown} and {more} other{'s' if more > 1 else ''}" if more > 0 else shown

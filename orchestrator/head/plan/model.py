@@ -1,0 +1,79 @@
+"""What a plan is made of: the program, every node's part, and each setting with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.head.inventory.node_list import Node
+
+
+@dataclass(frozen=True)
+class EnvSetting:
+    """One environment variable of a node's ranks, and why it has its value."""
+
+    name: str
+    value: str
+    why: str
+    yours: bool = False  # set by somebody, not computed
+
+
+@dataclass(frozen=True)
+class NodeAddress:
+    """A node's own address in the job's network, and the interface that has it."""
+
+    address: str
+    interface: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the user asked to run. Kind: "engine", "module", or "auto" for a file or program."""
+
+    kind: str
+    name: str
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """What one node runs."""
+
+    index: int
+    node: Node
+    address: str
+    first_rank: int
+    nproc: int
+    nproc_why: str
+    python: str
+    workdir: str
+    target: Target  # kind: "engine", "script", "module" or "program"
+    settings: tuple[EnvSetting, ...]  # in order; later ones win
+    agent: tuple[str, ...]  # torchrun, as the supervisor starts it, up to the program
+    library: str = ""  # where this package is on the node
+    unset: tuple[str, ...] = ()  # variables that the hook removed from the environment
+    paste: tuple[str, ...] = ()  # the same job without a supervisor, for a shell
+    files: tuple[tuple[str, str], ...] = ()  # (name, text), written where the agent starts
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {setting.name: setting.value for setting in self.settings}
+
+    @property
+    def last_rank(self) -> int:
+        return self.first_rank + self.nproc - 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole job."""
+
+    job: str
+    start: str  # fork or plain
+    master_address: str
+    master_port: int
+    world_size: int
+    nodes: tuple[NodePlan, ...]
+    spares: tuple[str, ...]
+    notes: tuple[str, ...]  # decisions made for the user, printed at every launch
+    transport: str = "ethernet"  # how NCCL's data travels: Fabric.kind
+    hints: tuple[str, ...] = ()  # printed by `plan --explain`
