@@ -1,23 +1,35 @@
 #!/usr/bin/env bash
-# Sets up what the tests need and runs them all; arguments are pytest's: scripts/test.sh -k follow
+# Sets up what the tests need and runs them on all cores; arguments are pytest's:
+#
+#   scripts/test.sh -k follow       every feature once, on real clusters
+#   scripts/test.sh --fast ...      what needs no cluster
+#   scripts/test.sh --long ...      everything there is
+#
 # As root the hosts are network namespaces, as anyone else they are loopback addresses.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
 
-need_apt sshd openssh-server
+gear=(-m "not long")
+case "${1:-}" in
+--fast) gear=(-m fast) && shift ;;
+--long) gear=() && shift ;;
+esac
 need_apt ssh openssh-client
-need_apt ip iproute2
-need_apt nft nftables
-need_apt munged munge
-need_apt slurmctld slurm-wlm
 need_venv test
-cd -- "$ROOT"
+if [ "${gear[*]}" != "-m fast" ]; then
+    need_apt sshd openssh-server
+    need_apt ip iproute2
+    need_apt nft nftables
+    need_apt munged munge
+    need_apt slurmctld slurm-wlm
+    say "style and types"
+    "$ROOT/scripts/lint.sh"
+fi
 
+cd -- "$ROOT"
 export OMP_NUM_THREADS=1
-say "style and types"
-.venv/bin/ruff check .
-.venv/bin/ruff format --check .
-.venv/bin/mypy
 say "tests"
-exec .venv/bin/pytest "$@"
+# A worker for each core, at most eight: each imports torch. One that is out of tests takes half of
+# what another still has; two -n count the last one, so -n 0 runs them here (for --pdb and -s).
+exec .venv/bin/pytest -n auto --maxprocesses 8 --dist worksteal "${gear[@]}" "$@"

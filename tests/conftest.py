@@ -16,6 +16,7 @@ import pytest
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces, require_sshd
+from tests.gears import gear
 from tests.launching import Head
 
 Cluster = FaultyLoopback | NetnsCluster
@@ -23,6 +24,12 @@ Cluster = FaultyLoopback | NetnsCluster
 os.environ["OMP_NUM_THREADS"] = "1"  # several ranks on few cores: more threads only fight
 for name in ("ORCHESTRATOR_HOME", "CONFIG_FILE", "MASTER_PORT", "NPROC_PER_NODE"):
     os.environ.pop(name, None)  # a developer's own setting is not the test's
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if name := gear(item):
+            item.add_marker(name)
 
 
 @pytest.fixture

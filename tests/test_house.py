@@ -257,16 +257,3 @@ def test_functions_are_short() -> None:
                 if count > STORIES.get(show(path), LONGEST_FUNCTION):
                     long[f"{show(path)}: {node.name}"] = count
     assert long == {}
-
-
-# -- clean ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "tool", [["mypy"], ["ruff", "check"], ["ruff", "format", "--check"]], ids=" ".join
-)
-def test_the_tools_have_nothing_to_say(tool: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", *tool], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,23 @@
+# What there is to type. ARGS go to pytest or to the program: make fast ARGS="-k plan"
+# tests/README.md says more of the tests.
+.PHONY: fast test long lint demo bench
+ARGS =
+BENCH = logs doctor engine  # or: make bench BENCH=faults ARGS="--peers DIR"
+
+fast:
+	./scripts/test.sh --fast $(ARGS)
+
+test:
+	./scripts/test.sh $(ARGS)
+
+long:
+	./scripts/test.sh --long $(ARGS)
+
+lint:
+	./scripts/lint.sh
+
+demo:
+	./scripts/demo.sh $(ARGS)
+
+bench:
+	set -e; for name in $(BENCH); do .venv/bin/python scripts/bench/$$name.py $(ARGS); done

@@ -1,0 +1,58 @@
+"""Which tests each gear runs; tests/README.md says what the gears are for.
+
+Every test is marked `fast`, `long` or neither, so that `-m fast` is the first gear, `-m "not long"`
+the second, and no -m at all the third. An entry of a table below is the beginning of a test's id.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+# Whoever uses one of these waits for real hosts, or for the ranks that run on them.
+CLUSTERS = {"two_nodes", "netns_cluster", "loopback_cluster", "slurm"}
+
+# One by one they take too long for the first gear: they start clusters of their own, ranks that
+# import torch, an environment to install.
+SLOW = [
+    "tests/clusters/",
+    "tests/end_to_end/",
+    "tests/launchers/test_containers.py::test_compose_runs",
+    "tests/launchers/test_containers.py::test_kubernetes_runs",
+    "tests/local_cluster/",
+    "tests/head/commands/test_prune.py::test_interrupted_anywhere",
+    "tests/head/connect/test_channel.py::test_the_engine_and_a_users_imports",
+    "tests/head/plan/test_plan.py::test_torchrun_understands",
+    "tests/node/facts/test_deep_probe.py::test_torch_as_it_really_is",
+    "tests/node/job/test_supervisor.py::test_with_the_real_torchrun",
+    "tests/node/job/test_supervisor.py::test_the_real_torchrun",
+    "tests/scripts/test_scripts.py::test_a_fresh_clone",
+]
+
+# What the second gear proves with fewer cases, or proves at a lower level.
+LONG = [
+    "tests/clusters/test_clusters.py::test_sixty_four_hosts",
+    "tests/end_to_end/test_chaos.py",
+    "tests/end_to_end/test_connections.py::test_sixty_four_nodes",
+    "tests/end_to_end/test_prune.py::test_cut_short_at_any_moment[kill -9]",
+    "tests/engine/test_fields.py::test_the_engine_honours",
+    "tests/engine/test_fields.py::test_what_is_seen_of_a_base",
+    "tests/head/commands/test_prune.py::test_interrupted_anywhere_each_is_whole_or_gone[Ctrl-C]",
+    "tests/launchers/test_coming_from.py::test_all_that_a_page_says_works",
+]
+
+
+def gear(item: pytest.Item) -> str:
+    """`fast`, `long`, or nothing for the gear between."""
+    if item.nodeid.startswith(tuple(LONG)):
+        return "long"
+    used = set(getattr(item, "fixturenames", ()))
+    if used & CLUSTERS or item.nodeid.startswith(tuple(SLOW)) or forks_ranks(item):
+        return ""
+    return "fast"
+
+
+def forks_ranks(item: pytest.Item) -> bool:
+    """Does its module use one of those that fork ranks with torch imported?"""
+    names = vars(getattr(item, "module", pytest)).values()
+    modules = {getattr(name, "__module__", None) or getattr(name, "__name__", "") for name in names}
+    return bool(modules & {"tests.engine.worlds", "tests.engine.pair"})

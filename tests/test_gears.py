@@ -1,0 +1,24 @@
+"""The tables of tests/gears.py speak of tests that there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gears import LONG, SLOW
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("start", [*SLOW, *LONG])
+def test_an_entry_names_tests_that_exist(start: str) -> None:
+    path, _, name = start.partition("::")
+    assert (ROOT / path).exists()
+    if name:
+        assert f"def {name.partition('[')[0]}" in (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_each_test_is_in_the_gear_that_it_belongs_to(request: pytest.FixtureRequest) -> None:
+    """This one starts nothing, so it is in the first."""
+    assert request.node.get_closest_marker("fast") is not None
