@@ -96,7 +96,7 @@ class Link:
         noise = b""
         while mark not in noise:
             data = self._receive(
-                deadline - time.monotonic(), "the login shell does not come to a command"
+                deadline - time.monotonic(), "its login shell never gets to our command"
             )
             if not data or len(noise) > NOISE_LIMIT:
                 raise NodeError(*why_no_link(noise, self._errors()))
