@@ -1,4 +1,4 @@
-"""What a script asks of its ranks: `from orchestrator.distributed import barrier, ...`."""
+"""Helpers for a script's own training loop: `from orchestrator.distributed import barrier, ...`."""
 
 from orchestrator.engine.ranks.collectives import (
     NodeInfo,

@@ -1,6 +1,6 @@
 """Every error that a user can meet: what happened, why, and what to type next.
 
-Raised where it is known, printed in one place (cli.py), one exit code per type.
+Raise them where the cause is known; cli/main.py prints them all. Each type has its exit code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EXIT_STOPPED = 130
 
 
 class OrchestratorError(Exception):
-    """A failure that is told in words, never as a stack trace."""
+    """A failure that is printed as a sentence, never as a stack trace."""
 
     exit_code = EXIT_FAILED
 
@@ -40,17 +40,17 @@ class JobFailed(OrchestratorError):
     ) -> None:
         super().__init__(what, fix)
         self.exit_code = exit_code
-        self.verdict = verdict  # where the Python API raises it: a Verdict
+        self.verdict = verdict  # a Verdict, when the Python API raises it
 
 
 class UsageError(OrchestratorError):
-    """An option, a config or a node list that cannot be meant as written."""
+    """An option, config or node list that makes no sense as written."""
 
     exit_code = EXIT_USAGE
 
 
 class CheckFailed(OrchestratorError):
-    """Found before anything was started: launching now would fail or mislead."""
+    """A problem found before anything was started: a launch now would fail or mislead."""
 
     exit_code = EXIT_CHECK
 
@@ -61,14 +61,8 @@ class NodeError(OrchestratorError):
     exit_code = EXIT_NODE
 
 
-class Stopped(OrchestratorError):
-    """The user stopped it."""
-
-    exit_code = EXIT_STOPPED
-
-
 def nearest(word: str, known: Iterable[str]) -> str:
-    """'; did you mean X?' or nothing, to be appended to an error about an unknown word."""
-    lower = {one.lower(): one for one in known}  # HYBRID_SHARD is hybrid_shard to most people
+    """Return '; did you mean X?' or nothing, to append to an error about an unknown word."""
+    lower = {name.lower(): name for name in known}  # HYBRID_SHARD is hybrid_shard to most people
     close = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=0.5)
     return f"; did you mean {lower[close[0]]!r}?" if close else ""

@@ -1,4 +1,4 @@
-"""Ctrl-C before a job runs: an answer at once, whatever is going on. Imports next to nothing."""
+"""Answer Ctrl-C at once while no job runs yet, whatever is going on. Imports next to nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _held: list[int] | None = None
 
 
 def answer_at_once() -> None:
-    """From the first line of the program on, so that even an import can be interrupted in peace."""
+    """Install the handlers. Called first, so that even an import can be interrupted cleanly."""
     for number in SIGNALS:
         signal.signal(number, _answer)
 
@@ -24,7 +24,7 @@ def _answer(number: int, frame: FrameType | None) -> None:
         _held.append(number)
         return
     for other in SIGNALS:
-        signal.signal(other, signal.SIG_IGN)  # nine more of them change nothing
+        signal.signal(other, signal.SIG_IGN)  # pressing it nine more times changes nothing
     if _undo is not None:
         _undo()
     os.write(2, b"\ninterrupted\n")
@@ -32,26 +32,26 @@ def _answer(number: int, frame: FrameType | None) -> None:
 
 
 def undo_with(undo: Callable[[], None] | None) -> None:
-    """What has to be taken back if it is interrupted from now on, if anything."""
-    global _undo  # noqa: PLW0603  signals have no other place to look
+    """Set what to undo, if anything, when an interrupt comes from now on."""
+    global _undo  # noqa: PLW0603  a signal handler has nowhere else to look
     _undo = undo
 
 
 def hold() -> None:
-    """Remember interrupts from now on: what is being started has to be known to be ended."""
+    """Hold interrupts: a half-started job must be recorded before it can be ended."""
     global _held  # noqa: PLW0603
     if _held is None:
         _held = []
 
 
 def answer_now() -> None:
-    """Answer at once again, also what was held."""
+    """Answer at once again, including the interrupts that were held."""
     for number in release():
         _answer(number, None)
 
 
 def release() -> list[int]:
-    """Those that came since hold(), for whoever can answer them now."""
+    """Stop holding and return the signals that came since hold(), for the caller to answer."""
     global _held
     held, _held = _held or [], None
     return held

@@ -1,12 +1,12 @@
-"""Turn texts into a file of tokens, for dataset.path.
+"""Turn text files into a file of tokens, for dataset.path.
 
     python scripts/make_tokens.py tokens.bin texts/ more.txt
     python scripts/make_tokens.py tokens.bin corpus.jsonl --tokenizer tokenizer.json
 
 Without a tokenizer, a token is a byte, and 256 ends a document. A file is a document; in a .jsonl
-file, every line is one. What is in memory does not grow with the texts.
+file, every line is one. Memory use does not grow with the size of the text.
 
-(Not called tokenize.py: Python's own module of that name would be found here by all scripts.)
+(It is not called tokenize.py, because that would hide Python's own module from all scripts here.)
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from orchestrator.engine.data.tokens import HEADER, WIDTHS, Header, dtype_for, w
 from orchestrator.errors import EXIT_STOPPED, CheckFailed, OrchestratorError, UsageError, nearest
 
 PIECE = 1 << 18  # bytes of a document that are read at a time
-BATCH = 1 << 22  # bytes that a tokenizer gets at a time, in pieces that it shares among the cores
+BATCH = 1 << 22  # bytes that a tokenizer gets at a time, in pieces that it spreads over the cores
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
 class Piece(NamedTuple):
     text: bytes
-    ends: bool  # the document
+    ends: bool  # whether the document ends here
     where: str
 
 
@@ -43,7 +43,7 @@ class Encoder(Protocol):
     vocab_size: int
 
     def encode(self, pieces: list[Piece]) -> bytes:
-        """Little-endian numbers."""
+        """Return the tokens as little-endian numbers."""
         ...
 
 
@@ -51,12 +51,12 @@ class Bytes:
     vocab_size = 257
 
     def encode(self, pieces: list[Piece]) -> bytes:
-        made = bytearray()
+        tokens = bytearray()
         for piece in pieces:
             wide = bytearray(2 * len(piece.text))
             wide[::2] = piece.text
-            made += wide + (b"\x00\x01" if piece.ends else b"")
-        return bytes(made)
+            tokens += wide + (b"\x00\x01" if piece.ends else b"")
+        return bytes(tokens)
 
 
 class Tokenizer:
@@ -71,31 +71,32 @@ class Tokenizer:
                 f"{sys.executable} -m pip install tokenizers",
             ) from None
         try:
-            self.made = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001  it has no type of its own
+            self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001  the package has no error type of its own
             raise CheckFailed(f"{path} is not a tokenizer.json: {error}") from None
-        known: dict[str, int] = self.made.get_vocab(with_added_tokens=True)
+        known: dict[str, int] = self.tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(known.values()) + 1
         self.kind = "H" if WIDTHS[dtype_for(self.vocab_size)] == 2 else "I"
-        found = [word for word in ([end] if end is not None else ENDS) if word in known]
-        if not found:
+        ends = [token for token in ([end] if end is not None else ENDS) if token in known]
+        if not ends:
             what = f"no token {end!r}" if end else f"none of {', '.join(ENDS)}"
             raise UsageError(
                 f"{path} has {what}{nearest(end or '', known)}",
-                "name the token that ends a document: --end TOKEN",
+                "name the token that ends a document with --end TOKEN",
             )
-        self.end = known[found[0]]
+        self.end = known[ends[0]]
 
     def encode(self, pieces: list[Piece]) -> bytes:
-        made = array(self.kind)
-        encoded = self.made.encode_batch([text_of(p) for p in pieces], add_special_tokens=False)
-        for piece, one in zip(pieces, encoded, strict=True):
-            made.extend(one.ids)
+        tokens = array(self.kind)
+        texts = [text_of(piece) for piece in pieces]
+        encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        for piece, encoding in zip(pieces, encoded, strict=True):
+            tokens.extend(encoding.ids)
             if piece.ends:
-                made.append(self.end)
+                tokens.append(self.end)
         if sys.byteorder == "big":
-            made.byteswap()
-        return made.tobytes()
+            tokens.byteswap()
+        return tokens.tobytes()
 
 
 def text_of(piece: Piece) -> str:
@@ -109,23 +110,23 @@ def text_of(piece: Piece) -> str:
 
 
 def files_of(paths: list[Path], suffixes: list[str]) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if not path.exists():
             raise UsageError(f"there is no file or directory {path}")
         if not path.is_dir():
-            found.append(path)
+            files.append(path)
             continue
         inside = sorted(file for file in path.rglob("*") if file.is_file())
         chosen = [file for file in inside if file.suffix in suffixes]
         if not chosen:
             others = sorted({file.suffix for file in inside if file.suffix})[:8]
             raise UsageError(
-                f"{path} has no files that end in {' or '.join(suffixes)}",
+                f"{path} has no files ending in {' or '.join(suffixes)}",
                 f"it has {', '.join(others)}: choose with --suffix" if others else "",
             )
-        found += chosen
-    return found
+        files += chosen
+    return files
 
 
 def pieces_of(path: Path, field: str) -> Iterator[Piece]:
@@ -141,7 +142,7 @@ def pieces_of(path: Path, field: str) -> Iterator[Piece]:
 
 
 def next_piece(file: Any) -> bytes:
-    """Up to the end of a line; of a very long one, up to the end of a character."""
+    """Read up to the end of a line; if it is very long, up to the end of a character."""
     piece: bytes = file.read(PIECE)
     piece += file.readline(PIECE)
     while (after := file.peek(1)[:1]) and 0x80 <= after[0] < 0xC0 and not piece.endswith(b"\n"):
@@ -155,12 +156,12 @@ def documents(path: Path, file: BinaryIO, field: str) -> Iterator[Piece]:
         if not line.strip():
             continue
         try:
-            told = json.loads(line)
+            document = json.loads(line)
         except ValueError as error:
             raise CheckFailed(f"{where} is not JSON: {error}") from None
-        text = told.get(field) if isinstance(told, dict) else None
+        text = document.get(field) if isinstance(document, dict) else None
         if not isinstance(text, str):
-            keys = ", ".join(map(str, told)) if isinstance(told, dict) else "no keys"
+            keys = ", ".join(map(str, document)) if isinstance(document, dict) else "no keys"
             raise CheckFailed(f"{where} has no text {field!r} (it has {keys})", "see --field")
         yield Piece(text.encode("utf-8", "surrogatepass"), True, where)
 
@@ -183,10 +184,10 @@ def batches(files: list[Path], field: str) -> Iterator[list[Piece]]:
 
 
 def make(out: Path, files: list[Path], encoder: Encoder, field: str) -> Header:
-    """Under another name until it is whole, so that nobody trains on half of it."""
+    """Write the tokens under a hidden name until all are there: nobody trains on half a file."""
     hidden = out.with_name(f".{out.name}.{os.getpid()}")
     dtype = dtype_for(encoder.vocab_size)
-    shown = Progress(sum(path.stat().st_size for path in files))
+    progress = Progress(sum(path.stat().st_size for path in files))
     text = 0
     try:
         with hidden.open("wb") as file:
@@ -194,7 +195,7 @@ def make(out: Path, files: list[Path], encoder: Encoder, field: str) -> Header:
             for batch in batches(files, field):
                 file.write(encoder.encode(batch))
                 text += sum(len(piece.text) for piece in batch)
-                shown.show(text)
+                progress.show(text)
             count = (file.tell() - HEADER) // WIDTHS[dtype]
             if not text:
                 raise CheckFailed(f"there is no text in {', '.join(map(str, files[:5]))}")
@@ -204,13 +205,13 @@ def make(out: Path, files: list[Path], encoder: Encoder, field: str) -> Header:
             os.fsync(file.fileno())
         hidden.replace(out)
     finally:
-        shown.clear()
+        progress.clear()
         hidden.unlink(missing_ok=True)
     return header
 
 
 class Progress:
-    """One line that is written over, on a terminal only."""
+    """One line that is overwritten, on a terminal only."""
 
     def __init__(self, total: int) -> None:
         self.total, self.began, self.last = total, time.monotonic(), 0.0
@@ -236,13 +237,13 @@ def options() -> argparse.Namespace:
     parser.add_argument("out", type=Path, metavar="OUT.bin")
     parser.add_argument("paths", type=Path, nargs="+", metavar="FILE_OR_DIR")
     parser.add_argument("--tokenizer", type=Path, metavar="tokenizer.json")
-    parser.add_argument("--end", metavar="TOKEN", help="of the tokenizer, after each document")
+    parser.add_argument("--end", metavar="TOKEN", help="the token that ends each document")
     parser.add_argument(
-        "--suffix", action="append", help="of files in directories (.txt and .jsonl); repeatable"
+        "--suffix", action="append", help="which files of a directory (.txt, .jsonl); repeatable"
     )
     parser.add_argument("--field", default="text", help="the text's key in a .jsonl file (text)")
-    parser.add_argument("--force", action="store_true", help="write over OUT.bin")
-    parser.add_argument("--json", action="store_true", help="say what was made as JSON")
+    parser.add_argument("--force", action="store_true", help="overwrite OUT.bin")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser.parse_args()
 
 
@@ -250,7 +251,7 @@ def main() -> int:
     given = options()
     try:
         if given.out.exists() and not given.force:
-            raise UsageError(f"{given.out} exists already", "write over it with --force")
+            raise UsageError(f"{given.out} already exists", "overwrite it with --force")
         if given.end is not None and given.tokenizer is None:
             raise UsageError("--end names a token of a tokenizer, but there is no --tokenizer")
         files = files_of(given.paths, given.suffix or [".txt", ".jsonl"])
@@ -265,13 +266,12 @@ def main() -> int:
     except KeyboardInterrupt:
         print("make_tokens: stopped; nothing was written", file=sys.stderr)
         return EXIT_STOPPED
-    made = {"path": str(given.out), "files": len(files), **asdict(header)}
     if given.json:
-        print(json.dumps(made))
+        print(json.dumps({"path": str(given.out), "files": len(files), **asdict(header)}))
     else:
         print(
-            f"{given.out}: {header.count:,} tokens ({header.dtype}) of {len(files)}"
-            f" file{'s' * (len(files) != 1)}; model.vocab_size at least {header.vocab_size}"
+            f"{given.out}: {header.count:,} tokens ({header.dtype}) from {len(files)}"
+            f" file{'s' * (len(files) != 1)}; model.vocab_size must be at least {header.vocab_size}"
         )
     return 0
 

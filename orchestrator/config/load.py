@@ -1,4 +1,4 @@
-"""A YAML file, the environment, --set -> a Config; later ones win. Called by the command line."""
+"""Load a Config from a YAML file, the environment and --set; later sources win."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.config.parse import build, rest_of
 from orchestrator.config.schema import Config
 from orchestrator.errors import UsageError, nearest
 
-VARIABLES = ("nccl", "env")  # the sections that hold environment of the ranks
+VARIABLES = ("nccl", "env")  # the sections that hold environment variables of the ranks
 SECTIONS = {
     name: [item.name for item in dataclasses.fields(kind) if "rest" not in item.metadata]
     for name, kind in typing.get_type_hints(Config).items()
@@ -24,7 +24,7 @@ SECTIONS = {
 def load(
     file: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
 ) -> Config:
-    """A config file (or the defaults), ORCHESTRATOR_<SECTION>_<KEY>, then section.key=value."""
+    """Apply a config file (or the defaults), ORCHESTRATOR_SECTION_KEY, then section.key=value."""
     data: dict[str, Any] = {}
     if file is not None:
         try:
@@ -36,8 +36,8 @@ def load(
         if not isinstance(loaded, (dict, type(None))):
             raise UsageError(f"config {file} must hold sections such as `training:`")
         data = loaded or {}
-        words = _parse(text, f"config {file}", as_written=True) if loaded else {}
-        data.update({section: words[section] for section in VARIABLES if section in data})
+        written = _parse(text, f"config {file}", as_written=True) if loaded else {}
+        data.update({section: written[section] for section in VARIABLES if section in data})
     for override in [*_from(environment), *overrides]:
         _override(data, override)
     _refuse_misplaced(data)
@@ -51,23 +51,23 @@ def dump(config: Config) -> str:
 
 
 def as_data(config: Config) -> dict[str, Any]:
-    """Nested dicts and lists, as YAML and JSON have them."""
+    """Return the config as nested dicts and lists, as YAML and JSON have them."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: plain(inner) for key, inner in value.items()}
         return [plain(item) for item in value] if isinstance(value, tuple) else value
 
-    found = {name: plain(value) for name, value in dataclasses.asdict(config).items()}
+    data = {name: plain(value) for name, value in dataclasses.asdict(config).items()}
     for name, kind in typing.get_type_hints(Config).items():
         rest = rest_of(kind) if dataclasses.is_dataclass(kind) else None
         if rest:
-            found[name].update(found[name].pop(rest))  # as it is written
-    return found
+            data[name].update(data[name].pop(rest))  # as the user writes it
+    return data
 
 
 def _parse(text: str, what: str, *, as_written: bool = False) -> Any:
-    """YAML. As written: 3.10 is no number, which would be 3.1 in the environment."""
+    """Parse YAML. As written: 3.10 stays text, since the number would reach the ranks as 3.1."""
     import yaml
 
     class AsWritten(yaml.SafeLoader):
@@ -83,8 +83,8 @@ def _parse(text: str, what: str, *, as_written: bool = False) -> Any:
 
 
 def _from(environment: Mapping[str, str]) -> list[str]:
-    """ORCHESTRATOR_TRAINING_MAX_STEPS=5 is training.max_steps=5."""
-    found = []
+    """Read overrides from variables: ORCHESTRATOR_TRAINING_MAX_STEPS=5 is training.max_steps=5."""
+    overrides = []
     for section, keys in SECTIONS.items():
         prefix = f"ORCHESTRATOR_{section.upper()}_"
         names = {prefix + key.upper(): key for key in keys}
@@ -94,8 +94,8 @@ def _from(environment: Mapping[str, str]) -> list[str]:
                     f"the environment has {variable}, which sets no key of {section}"
                     f"{nearest(variable, list(names))}"
                 )
-            found.append(f"{section}.{names[variable]}={environment[variable]}")
-    return found
+            overrides.append(f"{section}.{names[variable]}={environment[variable]}")
+    return overrides
 
 
 def _override(data: dict[str, Any], text: str) -> None:
@@ -113,7 +113,7 @@ def _override(data: dict[str, Any], text: str) -> None:
 
 
 def _refuse_misplaced(data: Mapping[str, Any]) -> None:
-    """A key under the wrong section: tell the right one."""
+    """Refuse a key in the wrong section, and name the right one."""
     for section, inner in data.items():
         for key in inner if isinstance(inner, dict) and section in SECTIONS else ():
             homes = [f"{other}.{key}" for other, keys in SECTIONS.items() if key in keys]

@@ -1,4 +1,4 @@
-"""Nested mappings -> frozen dataclasses: every key a field, every value of its type."""
+"""Turn nested mappings into frozen dataclasses: every key is a field, every value has its type."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from orchestrator.errors import UsageError, nearest
 
 T = TypeVar("T")
 
-# On a field of variables: keys in capitals beside its name are its entries.
+# Marks a field of variables: keys in capitals in the same section are its entries.
 REST = {"rest": True}
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
-WORDS = {
+NAMES = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -29,7 +29,7 @@ WORDS = {
 
 
 def build(cls: type[T], data: Any, where: str = "") -> T:
-    """A dataclass from nested mappings; an unknown key is an error that names the nearest."""
+    """Build a dataclass; an unknown key is an error that suggests the nearest one."""
     if data is None:
         data = {}
     if not isinstance(data, Mapping):
@@ -49,12 +49,12 @@ def build(cls: type[T], data: Any, where: str = "") -> T:
 
 
 def rest_of(cls: Any) -> str | None:
-    """The field of a class that is marked REST."""
+    """Return the name of the field marked REST, if the class has one."""
     return next((item.name for item in dataclasses.fields(cls) if "rest" in item.metadata), None)
 
 
 def _gathered(data: Mapping[Any, Any], rest: str) -> dict[Any, Any]:
-    """The keys in capitals, moved to where they belong."""
+    """Move the keys in capitals into the field they belong to."""
     capitals = {k: v for k, v in data.items() if isinstance(k, str) and VARIABLE.fullmatch(k)}
     others = {k: v for k, v in data.items() if k not in capitals}
     if capitals:
@@ -71,15 +71,15 @@ def _value(kind: Any, value: Any, name: str) -> Any:
         return None
     options = tuple(option for option in options if option is not types.NoneType)
     for option in options:
-        fits, found = _fit(option, value, name)
+        fits, fitted = _fit(option, value, name)
         if fits:
-            return found
-    wanted = " or ".join(WORDS[typing.get_origin(option) or option] for option in options)
+            return fitted
+    wanted = " or ".join(NAMES[typing.get_origin(option) or option] for option in options)
     raise UsageError(f"{name} must be {wanted}, not {value!r}")
 
 
 def _fit(kind: Any, value: Any, name: str) -> tuple[bool, Any]:
-    """Whether the value is of this kind, and what it then is."""
+    """Return whether the value is of this kind, and the value converted to it."""
     origin = typing.get_origin(kind)
     if origin is dict and typing.get_args(kind)[1] is str:
         return True, _variables(value, name)
@@ -97,7 +97,7 @@ def _fit(kind: Any, value: Any, name: str) -> tuple[bool, Any]:
 
 
 def _fit_list(kinds: tuple[Any, ...], value: Any, name: str) -> tuple[bool, Any]:
-    """tuple[float, float] has as many; tuple[str, ...] as many as one likes."""
+    """Fit a list: tuple[float, float] has exactly two items, tuple[str, ...] any number."""
     if not isinstance(value, (list, tuple)):
         return False, None
     many = kinds[-1] is Ellipsis
@@ -111,17 +111,17 @@ def _fit_list(kinds: tuple[Any, ...], value: Any, name: str) -> tuple[bool, Any]
 
 
 def _variables(value: Any, name: str) -> dict[str, str]:
-    """Environment variables; true and false become the 1 and 0 that they mean there."""
+    """Read environment variables; true and false become 1 and 0, as is usual there."""
     if not isinstance(value, (Mapping, types.NoneType)):
         raise UsageError(f"{name} must hold NAME: value pairs, not {value!r}")
-    found = {}
+    variables = {}
     for key, inner in (value or {}).items():
         if not (isinstance(key, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key)):
             raise UsageError(f"{name}: {key!r} cannot name a variable")  # a bare NO is False
         if isinstance(inner, (Mapping, list)):
             raise UsageError(f"{name}.{key} must be one value, not {inner!r}")
-        found[key] = _text(inner)
-    return found
+        variables[key] = _text(inner)
+    return variables
 
 
 def _text(value: Any) -> str:
@@ -130,7 +130,7 @@ def _text(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-# -- what a class checks of itself ------------------------------------------------------------
+# -- checks of values, for a class's own __post_init__ ---------------------------------------
 
 
 def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
@@ -151,7 +151,7 @@ def above(name: str, value: float | None, bound: float) -> None:
 
 
 def part(name: str, value: float, *, upto: bool = False) -> None:
-    """From 0 to below 1, or up to it."""
+    """Refuse a value outside [0, 1), or outside [0, 1] with upto."""
     if not (0 <= value < 1 or (upto and value == 1)):
         raise UsageError(f"{name} is {value:g}; it must be from 0 to {'' if upto else 'below '}1")
 

@@ -1,9 +1,9 @@
-# Runs on every node before its ranks start, in bash, and what it exports they get: settings that
-# the network of a node asks for and that were not found by themselves (master_launch --dry-run
-# shows those that were). Exports win over what was found and over the config's env: and nccl:,
-# but not over --env. NODE_RANK (0, 1, ...) and NODE_IP tell which node it is.
-# Where it exits or its last command fails, nothing is started on any node.
-# As long as there are only comments here, it is not run at all.
+# bash runs this on every node before its ranks start, and they get its exports: settings that the
+# node's network needs and that were not detected (master_launch --dry-run shows the detected ones).
+# Exports override detected settings and the config's env: and nccl:, but not --env.
+# NODE_RANK (0, 1, ...) and NODE_IP identify the node.
+# If it exits or its last command fails, nothing is started on any node.
+# While it contains only comments, it is not run at all.
 
 # export NCCL_DEBUG=INFO
 # export NCCL_IB_HCA=mlx5_0,mlx5_1

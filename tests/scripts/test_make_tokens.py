@@ -69,7 +69,7 @@ def test_bytes_and_an_end_after_each_file(texts: Path, tmp_path: Path) -> None:
     assert (header.dtype, header.vocab_size) == ("uint16", 257)
     assert found == [*"béta\n".encode(), 256, *b"alpha", 256, *b"gamma", 256]
     assert done.stdout == (
-        "out.bin: 19 tokens (uint16) of 3 files; model.vocab_size at least 257\n"
+        "out.bin: 19 tokens (uint16) from 3 files; model.vocab_size must be at least 257\n"
     )
     assert done.stderr == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.bin", "texts"]
@@ -132,12 +132,12 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no file": (["missing.txt"], "there is no file or directory missing.txt"),
     "no such suffix": (
         ["texts", "--suffix", ".rst"],
-        "no files that end in .rst\n  it has .md",
+        "no files ending in .rst\n  it has .md",
     ),
     "empty": (["empty.txt"], "there is no text in empty.txt"),
     "exists": (
         ["texts", "--out", "old.bin"],
-        "exists already\n  write over it with --force",
+        "already exists\n  overwrite it with --force",
     ),
     "end": (["texts", "--end", "x"], "there is no --tokenizer"),
     "not json": (["bad.jsonl"], "bad.jsonl:2 is not JSON"),
