@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Runs a command in a real terminal and draws what it shows: scripts/capture.py OUT COMMAND...
+"""Run a command in a real terminal and draw what it shows: scripts/capture.py OUT COMMAND...
 
-The picture in the README is made so. Needs pyte, a terminal emulator (in the `test` extra).
+Makes the README's picture. Needs pyte, a terminal emulator (in the `test` extra).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COLORS = {
 
 
 def record(command: list[str], columns: int, rows: int) -> list[dict[int, Any]]:
-    """The lines of the terminal after the command has ended, what scrolled away included."""
+    """Return the terminal's lines after the command has ended, including what scrolled away."""
     screen = pyte.HistoryScreen(columns, rows, history=100_000)
     stream = pyte.ByteStream(screen)
     pid, terminal = pty.fork()
@@ -43,7 +43,7 @@ def record(command: list[str], columns: int, rows: int) -> list[dict[int, Any]]:
     while True:
         try:
             data = os.read(terminal, 1 << 16)
-        except OSError:  # the last one that had the terminal open has closed it
+        except OSError:  # the last process that had the terminal open has closed it
             break
         if not data:
             break
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER, help="options go before OUT")
     options = parser.parse_args()
     if not options.command or shutil.which(options.command[0]) is None:
-        parser.error("the command cannot be found")
+        parser.error("command not found")
     lines = record(options.command, options.columns, options.rows)
     if options.last:
         lines = lines[-options.last :]

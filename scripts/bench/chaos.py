@@ -2,7 +2,8 @@
 
     python scripts/bench/chaos.py --minutes 10      (root: the hosts are network namespaces)
 
-Prints which faults fell how often, how the jobs ended, and every violation; exit code 1 if any.
+Prints how often each fault was injected, how the jobs ended, and every violation; exits with 1 if
+there are any.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How long the doctor takes: all checks on 8 hosts, the quick ones on 64.
+"""Measure how long the doctor takes: all checks on 8 hosts, the quick ones on 64.
 
     python scripts/bench/doctor.py
 
-All checks beside the slowest host's own import of torch (all hosts at once, over plain ssh), which
-they contain [aim 1.5]; the quick ones beside pdsh running `true` [aim 3].
+All checks are compared with the slowest host's own import of torch (all hosts at once, over plain
+ssh), which they include [aim 1.5]; the quick ones with pdsh running `true` [aim 3].
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
         ratio = f"{ours / other:.2f}" if ours and other else found[1].missing
         rows.append([f"{what}, {hosts} hosts", seconds(ours), found[1].name, seconds(other), ratio])
         data[what] = {one.name: one.samples for one in found}
-    head = ["", "orchestrator doctor", "beside", "", "ratio"]
+    head = ["", "orchestrator doctor", "compared with", "", "ratio"]
     title = f"The doctor (median of {options.repeat})"
     show(options.json, title, machine(), table(head, rows), data)
 
@@ -71,7 +71,7 @@ def doctor(*words: str) -> Callable[[Cluster], list[Word]]:
 
 
 def imports(cluster: Cluster) -> list[Word]:
-    """All at once, as the doctor does it: `wait` returns with the slowest."""
+    """Import torch on all hosts at once, as the doctor does; `wait` returns with the slowest."""
     line = f'ssh {{}} {sys.executable} -c \'"{IMPORT}"\' & all="$all $!"\n'
     lines = "".join(line.format(address) for address in cluster.addresses)
     return ["bash", "-c", lines + "for one in $all; do wait $one || exit 1; done"]

@@ -1,9 +1,9 @@
-"""The engine beside a minimal hand-written loop with the same FSDP2 calls; what a save costs.
+"""Compare the engine with a minimal hand-written loop of the same FSDP2 calls; measure a save.
 
     python scripts/bench/engine.py [--ranks 2] [--json]
 
-Every contender runs under torchrun on this machine, in turn, `--repeat` times; with GPUs on them,
-else on CPUs with gloo. The figures are medians; read the ratios.
+Every contender runs under torchrun on this machine, in turn, `--repeat` times, on GPUs if there are
+any, else on CPUs with gloo. The figures are medians; read the ratios.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SMALL += ["training.batch_size=4", "training.max_steps=60", "dataset.kind=synthe
 GPU = ["model.model_dim=2048", "model.num_layers=8", "model.num_heads=16"]
 GPU += ["dataset.sequence_length=2048", "training.batch_size=4", "training.max_steps=60"]
 GPU += ["training.mixed_precision=bf16", "compile.enabled=true", "dataset.kind=synthetic"]
-# Enough state for a save to be felt: 25 million parameters are 300 MB with AdamW's moments.
+# Enough state to make a save noticeable: 25 million parameters are 300 MB with AdamW's moments.
 LARGE = ["model.model_dim=512", "model.num_layers=8", "dataset.sequence_length=32"]
 LARGE += ["training.batch_size=1", "training.max_steps=36", "dataset.kind=synthetic"]
 LARGE += ["checkpoint.at_end=false"]
@@ -95,7 +95,7 @@ def save_times(ranks: int, repeat: int, place: Path) -> dict[str, dict[str, floa
             config += ["checkpoint.steps=5"] if how != "none" else []
             config += ["logging.interval=1", f"checkpoint.directory={place / how}"]
             lines, said = engine(ranks, config, place / "saves")
-            # The first save makes the memory that the others use again.
+            # The first save allocates the memory that the others reuse.
             stalls = [float(ms.replace(",", "")) for ms in re.findall(r"waited ([\d,]+) ms", said)]
             sizes = [float(mb.replace(",", "")) for mb in re.findall(r": ([\d,.]+) MB in", said)]
             step = statistics.median(line["step_ms"] for line in lines[6:])
@@ -118,7 +118,7 @@ def save_times(ranks: int, repeat: int, place: Path) -> dict[str, dict[str, floa
 
 
 def engine(ranks: int, config: Sequence[str], place: Path) -> tuple[list[dict[str, Any]], str]:
-    """The metrics of rank 0, and what it said."""
+    """Run the engine; return the metrics of rank 0 and its output."""
     shutil.rmtree(place, ignore_errors=True)
     words = ["-m", "orchestrator.engine.train", *sets(config)]
     said = torchrun(ranks, words, ORCHESTRATOR_EXPERIMENT=str(place))

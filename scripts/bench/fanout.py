@@ -1,4 +1,4 @@
-"""How long to run `true` on many hosts: our connections, pdsh, clush and plain ssh.
+"""Measure how long `true` on many hosts takes: our connections, pdsh, clush and plain ssh.
 
     python scripts/bench/fanout.py
 
@@ -63,7 +63,7 @@ def contenders(hosts: int) -> list[Contender]:
         missing = "" if shutil.which(program) else f"missing: {program}"
         return Contender(name, partial(timed, words), missing)
 
-    fanout = str(hosts)  # the default of pdsh is 32 at a time: allow it all of them
+    fanout = str(hosts)  # by default pdsh runs 32 at a time: let it run all
     return [
         Contender(COLD, partial(timed, ours)),
         Contender(WARM, warm),
@@ -78,7 +78,7 @@ def listed(cluster: Cluster) -> str:
 
 
 def in_parallel(cluster: Cluster) -> list[Word]:
-    """What a shell script does."""
+    """Do what a shell script does."""
     lines = "".join(f'ssh {address} true & all="$all $!"\n' for address in cluster.addresses)
     return ["bash", "-c", lines + "for one in $all; do wait $one || exit 1; done"]
 
@@ -108,7 +108,7 @@ def warm(cluster: Cluster) -> Mapping[str, float]:
 
 
 def as_head(node_list: str, rounds: str) -> None:
-    """Connect to all, then `true` on all, several times; the seconds of each time as JSON."""
+    """Connect to all hosts, run `true` on all several times, and print the seconds as JSON."""
     from orchestrator.errors import NodeError
     from orchestrator.head.connect import fleet
     from orchestrator.head.connect.ssh import Connection, SshTransport

@@ -1,10 +1,10 @@
-"""What happens when something breaks: ours beside torchrunx and the DeepSpeed launcher.
+"""Measure what happens when something breaks, with ours, torchrunx and the DeepSpeed launcher.
 
     python scripts/bench/faults.py --peers DIR      (peers.py makes DIR)
 
-Two hosts with two ranks each: a rank dies; a link is cut; the head is killed. Ours alone: the end
-of patience, `stop --now` on 2, 8 and 64 hosts, log bytes over twenty cuts. Medians; aims in
-brackets.
+Two hosts with two ranks each: a rank dies; a link is cut; the head is killed. Ours alone: the node
+loss timeout, `stop --now` on 2, 8 and 64 hosts, log bytes lost over twenty cuts. The figures are
+medians, with the aims in brackets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from ground import (
 
 PROGRAM = "faulty.py"
 RANKS = 2  # per host
-NOTICE_LIMIT = 60.0  # seconds after which somebody has noticed nothing
+NOTICE_LIMIT = 60.0  # seconds after which a fault counts as unnoticed
 ORPHAN_SECONDS = 10.0
 PATIENCE = 5.0
 CUTS = 20
@@ -66,7 +66,7 @@ class Job:
     said: Path
 
     def living(self) -> int:
-        """Ranks that hold their lock."""
+        """Count the ranks that hold their lock."""
         return sum(held(path) for path in self.out.glob("alive_*"))
 
     def grew(self) -> int:
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Break things, and measure.")
+    parser = argparse.ArgumentParser(description="Break things and measure.")
     parser.add_argument("--peers", type=Path, default=PEERS, help="the venv that peers.py made")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", action="store_true")
@@ -172,7 +172,7 @@ def started(words: Words, hosts: int = 2) -> Iterator[Job]:
 
 
 def until(done: Callable[[], bool], limit: float, said: Path | None = None) -> float:
-    """Seconds until it is so; Failed after the limit."""
+    """Wait until the condition holds and return the seconds; Failed after the limit."""
     began = time.monotonic()
     while not done():
         if time.monotonic() - began > limit:
@@ -185,7 +185,7 @@ def until(done: Callable[[], bool], limit: float, said: Path | None = None) -> f
 
 
 def death(words: Words, *, own: bool) -> Mapping[str, float]:
-    """From a rank's death until no rank lives and the command has returned."""
+    """Measure from a rank's death until no rank lives and the command has returned."""
     with started(words) as job:
         (job.out / "die").touch()
         until(lambda: not held(job.out / "alive_1"), 10)
@@ -196,7 +196,7 @@ def death(words: Words, *, own: bool) -> Mapping[str, float]:
 
 
 def cut(words: Words, *, own: bool) -> Mapping[str, float]:
-    """From a cut link until anything about it is on the screen."""
+    """Measure from a cut link until the screen says anything about it."""
     with started(words) as job:
         size = job.grew()
         job.cluster.cut(1)
@@ -206,13 +206,13 @@ def cut(words: Words, *, own: bool) -> Mapping[str, float]:
 
 
 def orphans(words: Words, *, own: bool) -> Mapping[str, float]:
-    """Ranks that live on, ten seconds after kill -9 of the launcher, and that nothing can end."""
+    """Count ranks that live ten seconds after kill -9 of the launcher and that nothing can end."""
     with started(words) as job:
         os.killpg(job.process.pid, signal.SIGKILL)
         job.process.wait()
         time.sleep(ORPHAN_SECONDS)
         found = job.living()
-        if own:  # they go on as they should: managed, and one command ends them
+        if own:  # ours should live on, since one command still ends them
             ended = [*our("orchestrator"), "stop", "--now", "--experiments"]
             run(job.cluster, [*ended, job.out.parent / "experiments"], silent=True)
             found = job.living()
@@ -220,7 +220,7 @@ def orphans(words: Words, *, own: bool) -> Mapping[str, float]:
 
 
 def patience() -> float:
-    """From the end of patience with a lost node until nothing runs on the other."""
+    """Measure from the node loss timeout until nothing runs on the other node."""
     made = ours(None, "--node-loss-timeout", str(PATIENCE))
     with started(made) as job:
         job.cluster.cut(1)
@@ -230,7 +230,7 @@ def patience() -> float:
 
 
 def stop(hosts: int) -> float:
-    """`orchestrator stop --now`: from the command to its receipts."""
+    """Measure `orchestrator stop --now`, from the command to its receipts."""
 
     def plain(cluster: Cluster, out: Path) -> list[Word]:
         found = ours(None, "--start", "plain")(cluster, out)
@@ -252,7 +252,7 @@ def stop(hosts: int) -> float:
 
 
 def lost_bytes() -> float:
-    """Of a log that grows while its node is cut off twenty times: what is missing at home."""
+    """Count the bytes missing on the head from a log whose node was cut off twenty times."""
     with fresh(2) as cluster:
         work = work_directory(cluster)
         (work / "prints.py").write_text(
@@ -289,18 +289,21 @@ def digest(path: Path) -> str:
 def render(medians: Mapping[str, Mapping[str, float]], own: Mapping[str, float]) -> str:
     head = ["", *medians]
     names = {
-        "death": "a rank dies: all gone, command returned (1.5 s)",
-        "cut": "a link is cut: something on the screen (10 s)",
+        "death": "a rank dies: until all are gone and the command returns (1.5 s)",
+        "cut": "a link is cut: until the screen says so (10 s)",
         "orphans": "ranks left after kill -9 of the launcher (0)",
     }
     rows = [[words, *(cell(found, figure) for found in medians.values())]
             for figure, words in names.items()]  # fmt: skip
     text = table(head, rows)
     mine = [
-        ["end of patience until all that can be reached is ended (2 s)", f"{own['patience']:.2f} s"]
+        [
+            "node loss timeout: until all that can be reached is ended (2 s)",
+            f"{own['patience']:.2f} s",
+        ]
     ]
     for size in (2, 8, 64):
-        mine.append([f"stop --now, proved, {size} hosts", f"{own[f'stop {size}']:.2f} s"])
+        mine.append([f"stop --now with receipts, {size} hosts", f"{own[f'stop {size}']:.2f} s"])
     mine.append([f"log bytes lost over {CUTS} cuts (0)", f"{own['lost bytes']:.0f}"])
     return f"{text}\n\n{table(['orchestrator alone', ''], mine)}"
 

@@ -1,7 +1,7 @@
-"""The job of faults.py, the same for every launcher: all-reduces until somebody ends it.
+"""The job of faults.py, the same for every launcher: all-reduces until it is ended.
 
-Each rank holds a lock on its file for as long as it lives, which anybody on this machine can see.
-The rank named by the file `die` kills itself; without torch (`plain`), ranks only wait and print.
+Each rank holds a lock on its file while it lives, which any process on this machine can check.
+Rank 1 kills itself when the file `die` appears; with `plain`, ranks use no torch and only wait.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""The job of launch.py, the same for every launcher: writes when it came how far, and ends."""
+"""The job of launch.py, the same for every launcher: records the time of each step and ends."""
 
 import json
 import os
@@ -7,13 +7,13 @@ import time
 
 
 def main(directory: str) -> None:
-    """`rank_<N>.json` in the directory: the times of day after each step."""
+    """Write the time of day after each step to `rank_<N>.json` in the directory."""
     times = {"program": time.time()}
     import torch
     import torch.distributed as dist
 
     times["torch"] = time.time()
-    if not dist.is_initialized():  # torchrunx has done it already
+    if not dist.is_initialized():  # torchrunx has already done it
         dist.init_process_group("gloo")
     times["group"] = time.time()
     ones = torch.ones(1)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: hosts made for one run, a head that sees them, rounds, tables.
+"""Parts shared by the benchmarks: hosts made for one run, a head that sees them, rounds, tables.
 
 The hosts are network namespaces on this machine, so root is needed and nothing leaves it. Every
 contender runs as the head: same ssh_config, same /etc/hosts, same clock as the hosts.
@@ -26,10 +26,10 @@ sys.path.insert(0, str(ROOT))
 from tests.clusters.netns import NetnsCluster  # noqa: E402
 
 Cluster = NetnsCluster
-Word = str | Path  # of a command line
-PEERS = Path("/var/tmp/orchestrator-peers")  # not below $HOME, which each host has for itself
+Word = str | Path  # a word of a command line
+PEERS = Path("/var/tmp/orchestrator-peers")  # not below $HOME, which is private to each host
 LIMIT = 180.0  # seconds for one run of one contender
-# The head's own view: the hosts' names, and the way to them in the one place every ssh looks.
+# The head's own /etc/hosts with the hosts' names, and the ssh_config that every ssh reads.
 HEAD = (
     'hostname head && mount --bind "$1" /etc/hosts && mount --bind "$2" /etc/ssh/ssh_config'
     ' && shift 2 && exec "$@"'
@@ -37,7 +37,7 @@ HEAD = (
 
 
 class Failed(Exception):
-    """A contender did not do its work; the words are shown in its place in the table."""
+    """A contender did not finish its work; the table shows the message instead of a figure."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Contender:
 
     name: str
     run: Callable[[Cluster], Mapping[str, float]]
-    missing: str = ""  # why it cannot take part here
+    missing: str = ""  # why it cannot take part
     samples: list[Mapping[str, float]] = field(default_factory=list)
 
     def median(self, figure: str) -> float | None:
@@ -55,10 +55,10 @@ class Contender:
 
 
 def compete(contenders: Sequence[Contender], hosts: int, repeat: int, note: str) -> None:
-    """All contenders in turn, `repeat` times after a first round that only warms the caches.
+    """Run all contenders in turn, `repeat` times after a first round that only warms the caches.
 
-    Round robin, so that whatever else this machine does is shared by all. One that fails is out
-    of it, and the hosts are made anew, as it may have left something running there.
+    Round robin, so that other load on this machine affects all alike. A contender that fails drops
+    out, and the hosts are made anew, because it may have left something running there.
     """
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(fresh(hosts))
@@ -79,14 +79,14 @@ def compete(contenders: Sequence[Contender], hosts: int, repeat: int, note: str)
 
 
 def progress(text: str) -> None:
-    """What is measured now, for a human who waits for the table."""
+    """Show what is being measured, for a human who waits for the table."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def fresh(hosts: int) -> Iterator[Cluster]:
-    """Hosts, their network and their files; all gone afterwards."""
+    """Make hosts with their network and files, and remove them all afterwards."""
     with tempfile.TemporaryDirectory(prefix="orchestrator-bench-") as directory:
         cluster = NetnsCluster(hosts, Path(directory) / "cluster")
         cluster.environment["DS_ACCELERATOR"] = "cpu"
@@ -95,29 +95,29 @@ def fresh(hosts: int) -> Iterator[Cluster]:
 
 
 def work_directory(cluster: Cluster) -> Path:
-    """Where a run keeps its files; hosts and head see the same."""
+    """Return the directory for a run's files, which hosts and head share."""
     path = cluster.directory.parent / "work"
     path.mkdir(exist_ok=True)
     return path
 
 
 def as_head(cluster: Cluster, words: Sequence[Word]) -> list[str]:
-    """The command line that runs `words` on the head of the cluster."""
+    """Return the command line that runs `words` on the head of the cluster."""
     files = (cluster.directory / "hosts", cluster.ssh_config)
     return ["unshare", "--mount", "--uts", "bash", "-c", HEAD, "head", *map(str, (*files, *words))]
 
 
 class Ran(NamedTuple):
-    """A command that has done its work."""
+    """The output and memory of a command that succeeded."""
 
     said: str
-    peak_kb: int  # of resident memory, of the command itself
+    peak_kb: int  # peak resident memory of the command itself
 
 
 def run(cluster: Cluster, words: Sequence[Word], *, silent: bool = False) -> Ran:
     """Run a command on the head until it ends. Failed if it did not succeed.
 
-    silent: what it prints goes to /dev/null, as writing that down would cost time.
+    silent: its output goes to /dev/null, because recording it would cost time.
     """
     with tempfile.TemporaryFile("w+") as said:
         with on_head(cluster, words, subprocess.DEVNULL if silent else said, said) as process:
@@ -135,7 +135,7 @@ def run(cluster: Cluster, words: Sequence[Word], *, silent: bool = False) -> Ran
 def on_head(
     cluster: Cluster, words: Sequence[Word], out: Any, errors: Any = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A command on the head that has LIMIT seconds; all of it is gone when this is left early."""
+    """Start a command on the head with LIMIT seconds; kill all of it when this is left early."""
     process = subprocess.Popen(
         as_head(cluster, words),
         cwd=work_directory(cluster),
@@ -163,14 +163,14 @@ def done_well(process: subprocess.Popen[bytes]) -> None:
 
 
 def head_environment() -> dict[str, str]:
-    """One thread for each rank, as several ranks share few cores; no setting of the developer's."""
+    """Give each rank one thread, as ranks share few cores, and drop the developer's settings."""
     kept = ("PATH", "HOME", "LANG", "TERM", "USER", "LOGNAME")
     env = {name: os.environ[name] for name in kept if name in os.environ}
     return {**env, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 
 
 def our(command: str) -> list[Word]:
-    """One of our commands as it is installed, with the code that lies beside this script."""
+    """Return one of our installed commands, made to run the code of this repository."""
     return ["env", f"PYTHONPATH={ROOT}", Path(sys.executable).with_name(command)]
 
 
@@ -179,11 +179,11 @@ def require_root() -> None:
         sys.exit("benchmarks run on hosts in network namespaces: run them as root")
 
 
-# -- what is known of this machine, and how results are shown -----------------------------------
+# -- this machine, and how results are shown ------------------------------------------------------
 
 
 def machine(*pythons: Path) -> str:
-    """One line: what the figures were measured on."""
+    """Describe in one line what the figures were measured on."""
     words = [f"{os.cpu_count()} cores", f"Linux {os.uname().release}"]
     words.append(f"load {os.getloadavg()[0]:.1f}")
     for python in dict.fromkeys((Path(sys.executable), *pythons)):
@@ -209,7 +209,7 @@ def first_line(*words: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown that is also easy to read as it is."""
+    """Format a Markdown table that is also easy to read unrendered."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = []
     for row in (head, ["-" * width for width in widths], *rows):

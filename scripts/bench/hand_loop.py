@@ -1,7 +1,7 @@
-"""The peer of engine.py: what one writes by hand with the same FSDP2 calls, and nothing more.
+"""The loop that engine.py is compared with: the same FSDP2 calls written by hand, nothing more.
 
-Same model, same sizes, random tokens, no metrics, no guards. Started by torchrun; rank 0 prints the
-seconds of every step as JSON.
+It has the same model and sizes, random tokens, no metrics and no guards. torchrun starts it; rank 0
+prints the seconds of every step as JSON.
 """
 
 from __future__ import annotations

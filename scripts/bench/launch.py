@@ -1,4 +1,4 @@
-"""How long from the command to the end of the first all-reduce on all ranks: ours and others'.
+"""Measure from the command to the end of the first all-reduce on all ranks: ours and others'.
 
     python scripts/bench/launch.py --peers DIR      (peers.py makes DIR: torchrunx and deepspeed)
 
@@ -58,7 +58,7 @@ def main() -> None:
     if options.profile:
         print("\n\n".join(profile(shape, nodes_python) for shape in options.shapes))
         return
-    about = machine(python)  # before we load it ourselves
+    about = machine(python)  # before the benchmark itself loads it
     results = {}
     for shape in options.shapes:
         nodes, ranks = map(int, shape.split("x"))
@@ -108,7 +108,7 @@ def lacks(python: Path, module: str) -> str:
 
 
 def timed(ranks: int, words: Any, cluster: Cluster) -> Mapping[str, float]:
-    """Start, wait, read what each rank wrote. The clock is one for all hosts."""
+    """Start, wait, read what each rank wrote. All hosts share one clock."""
     work = work_directory(cluster)
     shutil.copy(Path(__file__).with_name(PROGRAM), work)
     out = work / "out"
@@ -133,7 +133,7 @@ def ours(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
 
 
 def by_hand(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
-    """What one types into as many terminals as there are nodes, at the same moment."""
+    """Do what one would type into a terminal per node, all at the same moment."""
     lines = []
     for number, address in enumerate(cluster.addresses):
         torchrun: list[Word] = [python, "-m", "torch.distributed.run", f"--nnodes={cluster.size}"]
@@ -166,7 +166,7 @@ def help_seconds() -> float:
 
 
 def profile(shape: str, python: Path) -> str:
-    """The timeline of the second launch on fresh hosts: the first one warms the caches."""
+    """Return the timeline of the second launch on fresh hosts; the first one warms the caches."""
     nodes, ranks = map(int, shape.split("x"))
     with fresh(nodes) as cluster:
         work = work_directory(cluster)

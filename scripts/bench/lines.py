@@ -1,15 +1,15 @@
-"""The job of logs.py: prints lines as fast as it can, or the time of day again and again."""
+"""The job of logs.py: prints lines as fast as it can, or the time of day repeatedly."""
 
 import os
 import sys
 import time
 
 LINE = b"0123456789" * 9 + b"012345678\n"
-BLOCK = 640  # lines that are written at once, as a program does whose output is buffered
+BLOCK = 640  # lines per write, as from a program whose output is buffered
 
 
 def main(what: str, count: int, pause: float, note: str) -> None:
-    """what: `lines` without a pause, or `times`; note: a file for when it began, and its host."""
+    """Print `lines` without a pause, or `times`; record the start in the file note_HOST."""
     with open(f"{note}_{os.uname().nodename}", "w", encoding="ascii") as file:  # noqa: PTH123
         file.write(str(time.time()))
     if what == "lines":

@@ -1,11 +1,11 @@
-"""How fast logs come home, and how soon: ours against ssh.
+"""Measure the rate and the delay of logs on their way to the head: ours against ssh.
 
     python scripts/bench/logs.py
 
-Three questions. A log that lies on the node: `orchestrator attach` against `ssh node cat`. A job
+Three questions. A finished log on the node: `orchestrator attach` against `ssh node cat`. A job
 that prints lines as fast as it can: master_launch against the same program run by ssh. A line now
-and then: how long from the rank's print until it can be read from the command's output.
-Every byte that came is compared with what was printed.
+and then: the time from the rank's print until it can be read from the command's output.
+Every byte that arrives is compared with what was printed.
 """
 
 from __future__ import annotations
@@ -58,26 +58,26 @@ def main() -> None:
     options = parse()
     require_root()
     about = machine()
-    lying, live = {}, {}
+    finished, live = {}, {}
     for nodes in NODES:
         share = options.megabytes * LINES_PER_MEGABYTE // nodes
-        lying[nodes], live[nodes] = lying_contenders(share), live_contenders(share)
-        compete(lying[nodes], nodes, options.repeat, f"log that lies there, {nodes} nodes")
+        finished[nodes], live[nodes] = finished_contenders(share), live_contenders(share)
+        compete(finished[nodes], nodes, options.repeat, f"finished log, {nodes} nodes")
         compete(live[nodes], nodes, options.repeat, f"live log, {nodes} nodes")
     delays = delay_contenders()
     compete(delays, 1, options.repeat, "delay")
     memory = {size: peak_memory(size) for size in (SMALL_MEGABYTES, options.memory_megabytes)}
     text = "\n\n".join(
         [
-            rates("A log that lies on the node, to the local file", lying, options.megabytes),
-            rates("A job that prints it now, to the local file", live, options.megabytes),
+            rates("A finished log on the node, to the local file", finished, options.megabytes),
+            rates("A job that is printing, to the local file", live, options.megabytes),
             delay_table(delays),
             "The head's peak memory while it attaches to a log of "
             + ", ".join(f"{size} MB: {peak}" for size, peak in memory.items()),
         ]
     )
     data = {
-        "lying": as_data(lying),
+        "finished": as_data(finished),
         "live": as_data(live),
         "delay": {one.name: one.missing or one.samples for one in delays},
         "peak": memory,
@@ -94,10 +94,10 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-# -- a log that lies there ----------------------------------------------------------------------
+# -- a finished log -----------------------------------------------------------------------------
 
 
-def lying_contenders(share: int) -> list[Contender]:
+def finished_contenders(share: int) -> list[Contender]:
     return [
         Contender("ssh NODE cat LOG > FILE", partial(cat, share)),
         Contender("orchestrator attach --quiet", partial(attach, ["--quiet"], share)),
@@ -106,7 +106,7 @@ def lying_contenders(share: int) -> list[Contender]:
 
 
 def cat(share: int, cluster: Cluster) -> Mapping[str, float]:
-    logs = lying_logs(cluster, share)
+    logs = finished_logs(cluster, share)
     copies = [work_directory(cluster) / f"copy_{i}" for i in range(cluster.size)]
     home = Path(cluster.home_path)
     there = [home / log.relative_to(cluster.home(i)) for i, log in enumerate(logs)]
@@ -117,8 +117,8 @@ def cat(share: int, cluster: Cluster) -> Mapping[str, float]:
 
 
 def attach(options: Sequence[str], share: int, cluster: Cluster) -> Mapping[str, float]:
-    """Take up the detached job from the state in which its launch left it."""
-    logs = lying_logs(cluster, share)
+    """Attach to the detached job, in the state in which its launch left it."""
+    logs = finished_logs(cluster, share)
     experiments, saved = experiments_of(cluster), work_directory(cluster) / "saved"
     shutil.rmtree(experiments)
     shutil.copytree(saved, experiments)
@@ -129,8 +129,8 @@ def attach(options: Sequence[str], share: int, cluster: Cluster) -> Mapping[str,
     return arrived(local_logs(cluster), share, started) | {"peak_kb": ran.peak_kb}
 
 
-def lying_logs(cluster: Cluster, share: int) -> list[Path]:
-    """The logs of a job that was left running and has ended since; made once for each cluster."""
+def finished_logs(cluster: Cluster, share: int) -> list[Path]:
+    """Return the logs of a detached job that has ended since; made once per cluster."""
     saved = work_directory(cluster) / "saved"
     if not saved.exists():
         run(cluster, launch_words(cluster, ["--detach"], "lines", share, 0.0))
@@ -207,7 +207,7 @@ def program_words(cluster: Cluster, what: str, count: int, pause: float) -> list
 def launch_words(
     cluster: Cluster, options: Sequence[str], what: str, count: int, pause: float
 ) -> list[Word]:
-    """One rank on each node."""
+    """Return the launch command for one rank on each node."""
     put_program(cluster)
     common: list[Word] = ["--nodes", cluster.node_list, "--experiments", experiments_of(cluster)]
     program = program_words(cluster, what, count, pause)
@@ -215,7 +215,7 @@ def launch_words(
 
 
 def through_ssh(cluster: Cluster, commands: Sequence[str], copies: Sequence[Path]) -> None:
-    """Each node's command by an ssh of its own, all at once, each into its file."""
+    """Run each node's command through its own ssh, all at once, each into its file."""
     script = "".join(
         f'ssh {address} {shlex.quote(command)} > {copy} & all="$all $!"\n'
         for address, command, copy in zip(cluster.addresses, commands, copies, strict=True)
@@ -240,7 +240,7 @@ def one_file(directory: Path, pattern: str) -> Path:
 
 
 def arrived(files: Sequence[Path], share: int, started: float) -> dict[str, float]:
-    """The rate, from `started` to the last write to any of the files, if they hold every line."""
+    """Return the rate from `started` to the last write to any file, if they hold every line."""
     taken = max(path.stat().st_mtime for path in files) - started
     for path in files:
         check(path, share)
@@ -249,7 +249,7 @@ def arrived(files: Sequence[Path], share: int, started: float) -> dict[str, floa
 
 
 def check(path: Path, share: int) -> None:
-    """Every line that was printed; torchrun may have had words of its own to say between them."""
+    """Check that every printed line arrived; torchrun may have added lines of its own."""
     line = lines.LINE.decode().rstrip("\n")
     count = first_line("grep", "--count", "--fixed-strings", "--line-regexp", line, str(path))
     if count != str(share):
@@ -284,7 +284,7 @@ def delay_ours(cluster: Cluster) -> Mapping[str, float]:
 
 
 def delays(cluster: Cluster, words: Sequence[Word]) -> Mapping[str, float]:
-    """Read what the command prints; each line with a time of day tells how old it is."""
+    """Read the command's output; the age of a line follows from the time of day in it."""
     found, rest = [], b""
     with on_head(cluster, words, subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -306,7 +306,7 @@ def delays(cluster: Cluster, words: Sequence[Word]) -> Mapping[str, float]:
 
 
 def peak_memory(megabytes: int) -> str:
-    """Of the head, while it attaches to one log of this size."""
+    """Return the head's peak memory while it attaches to one log of this size."""
     progress(f"memory, {megabytes} MB")
     try:
         with fresh(1) as cluster:

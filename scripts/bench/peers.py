@@ -1,8 +1,8 @@
-"""Makes the virtual environment of the launchers that launch.py compares us with.
+"""Make the virtual environment of the launchers that launch.py compares us with.
 
     python scripts/bench/peers.py [--peers DIR]
 
-torch comes first, of the version that our nodes have, or pip would choose one for them.
+torch is installed first, in our nodes' version; otherwise pip would choose one for them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     directory: Path = options.peers
     if directory.exists() and directory.stat().st_uid != os.geteuid():
-        sys.exit(f"{directory} belongs to somebody else: name another with --peers")
+        sys.exit(f"{directory} belongs to another user: choose another one with --peers")
     if not (directory / "bin/python").exists():
         venv.create(directory, with_pip=True)
     python = directory / "bin/python"

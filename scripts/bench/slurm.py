@@ -1,9 +1,9 @@
-"""Seconds from the command to the end of a first all-reduce, in an allocation of a real Slurm.
+"""Measure from the command to the end of a first all-reduce, in an allocation of a real Slurm.
 
     .venv/bin/python scripts/bench/slurm.py [ROUNDS]
 
-`master_launch` (through srun) beside what people write into batch files, `srun torchrun`, and
-`srun python`, which needs no torchrun; interleaved, medians.
+Compares `master_launch` (through srun) with what people write into batch files, `srun torchrun`,
+and with `srun python`, which needs no torchrun; interleaved, medians.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where the time of one launch goes: launch.py --profile runs this in place of master_launch.
+"""Show where the time of one launch goes: launch.py --profile runs this instead of master_launch.
 
-The program below wraps functions of the head and notes when each began and ended; what the nodes
-did is read from the events of their supervisors, from torchrun's own log and from the ranks.
+The program below wraps functions of the head and records when each began and ended; the nodes'
+part comes from the events of their supervisors, torchrun's own log and the ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TORCHRUN_WORDS = {
 
 
 class Span(NamedTuple):
-    """From the first beginning to the last end, in seconds since the command."""
+    """A span from the first beginning to the last end, in seconds since the command."""
 
     begin: float
     end: float
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
 
 def record(file: Path) -> None:
-    """Run master_launch with the rest of the command line; its spans as JSON in the file."""
+    """Run master_launch with the rest of the command line; write its spans to the file as JSON."""
     spans: list[tuple[float, float, str]] = [(0.0, time.time(), "Python starts")]
     begin = time.time()
     from orchestrator import entry
@@ -71,7 +71,7 @@ def record(file: Path) -> None:
         file.write_text(json.dumps(spans))
         leave(status)
 
-    os._exit = write_and_leave  # the way that our commands end
+    os._exit = write_and_leave  # as our commands end
     entry.master_launch()
 
 
@@ -94,7 +94,7 @@ def noted(
 
 
 def gather(started: float, head: Path, homes: Sequence[Path], ranks: Iterable[Any]) -> list[Span]:
-    """Everything that was noted, in the order of its beginning."""
+    """Return everything that was recorded, in order of its beginning."""
     notes: dict[tuple[str, str], list[tuple[float, float]]] = {}
 
     def note(where: str, what: str, begin: float, end: float) -> None:
