@@ -29,6 +29,7 @@ fi
 
 cd -- "$ROOT"
 export OMP_NUM_THREADS=1
+unset PYTHONDONTWRITEBYTECODE # a container's; then each worker rewrites all asserts anew, 5 s
 say "tests"
 # A worker for each core, at most eight: each imports torch. One that is out of tests takes half of
 # what another still has; two -n count the last one, so -n 0 runs them here (for --pdb and -s).

@@ -6,6 +6,7 @@ What a fault verb did to `two_nodes` has to be undone by the test that did it: a
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,12 @@ Cluster = FaultyLoopback | NetnsCluster
 os.environ["OMP_NUM_THREADS"] = "1"  # several ranks on few cores: more threads only fight
 for name in ("ORCHESTRATOR_HOME", "CONFIG_FILE", "MASTER_PORT", "NPROC_PER_NODE"):
     os.environ.pop(name, None)  # a developer's own setting is not the test's
+# A shell ignores Ctrl-C for what it runs in the background, nohup hang-ups; a program inherits what
+# is ignored and not what is handled, so that all that the tests start is as in a terminal.
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        handler = signal.default_int_handler if number == signal.SIGINT else lambda *_: None
+        signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,23 +8,37 @@ from __future__ import annotations
 
 import pytest
 
-# Whoever uses one of these waits for real hosts, or for the ranks that run on them.
-CLUSTERS = {"two_nodes", "netns_cluster", "loopback_cluster", "slurm"}
+# Fixtures: whoever uses one of these waits for real hosts, or for ranks that import torch.
+CLUSTERS = {"two_nodes", "netns_cluster", "loopback_cluster", "slurm", "machines", "of_three_ranks"}
 
 # One by one they take too long for the first gear: they start clusters of their own, ranks that
 # import torch, an environment to install.
 SLOW = [
     "tests/clusters/",
     "tests/end_to_end/",
+    "tests/engine/test_data.py::test_every_sample_comes_everywhere",
+    "tests/engine/test_data.py::test_workers_end_with_a_rank_that_is_killed",
+    "tests/engine/test_export.py::test_memory_is_that_of",
+    "tests/engine/test_export.py::test_the_newest_that_verifies",
+    "tests/engine/test_model.py::test_blocks_compile",
+    "tests/engine/test_ranking.py::test_it_learns",
+    "tests/engine/test_target.py::test_the_example_of_the_docs",
+    "tests/head/commands/test_prune.py::test_interrupted_anywhere",
+    "tests/head/connect/test_channel.py::test_the_engine_and_a_users_imports",
+    "tests/head/connect/test_ssh_config.py::test_the_shortcut_gives_what_ssh_gives",
+    "tests/head/plan/test_plan.py::test_torchrun_understands",
+    "tests/head/screen/test_screen.py::test_a_terminal_far_behind",
+    "tests/head/screen/test_screen.py::test_memory_is_bounded",
+    "tests/launchers/test_accelerate.py::test_by_hand_the_nodes",
+    "tests/launchers/test_accelerate.py::test_the_files_for_each_node",
+    "tests/launchers/test_accelerate.py::test_what_node_0_refuses",
     "tests/launchers/test_containers.py::test_compose_runs",
     "tests/launchers/test_containers.py::test_kubernetes_runs",
     "tests/local_cluster/",
-    "tests/head/commands/test_prune.py::test_interrupted_anywhere",
-    "tests/head/connect/test_channel.py::test_the_engine_and_a_users_imports",
-    "tests/head/plan/test_plan.py::test_torchrun_understands",
     "tests/node/facts/test_deep_probe.py::test_torch_as_it_really_is",
-    "tests/node/job/test_supervisor.py::test_with_the_real_torchrun",
-    "tests/node/job/test_supervisor.py::test_the_real_torchrun",
+    "tests/node/facts/test_software.py::test_torch_is_read_not_imported",
+    "tests/node/job/test_supervisor.py",
+    "tests/records/test_checkpoint_store.py::test_pruning_keeps_its_promise",
     "tests/scripts/test_scripts.py::test_a_fresh_clone",
 ]
 

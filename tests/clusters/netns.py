@@ -45,6 +45,7 @@ from tests.clusters.namespace import (
     shell,
 )
 
+CLONE = Path(__file__).parents[2]  # what is installed in our Python points into it
 HEAD = 254  # the last number of the head's own address
 GROUP = "77"  # every port of the bridge is in it: one command deletes them all
 
@@ -303,7 +304,8 @@ class NetnsCluster(Faults):
             new = f"-t tmpfs -o size={self.tmpfs_size} private"
             if place not in self.tmpfs:
                 new = f"--bind {shlex.quote(str(self.node(i) / 'home'))}"
-            steps += cover(place, new, [self.node(i), Path(sys.base_prefix), Path(sys.prefix)])
+            kept = [self.node(i), CLONE, Path(sys.base_prefix), Path(sys.prefix)]
+            steps += cover(place, new, kept)
         return " && ".join(steps)
 
     def _sshd_line(self, i: int) -> str:

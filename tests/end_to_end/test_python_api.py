@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,24 @@ def begun(job: Job) -> None:
         said |= {line.text} if line.text.startswith("begun") else set()
 
 
-def interrupt_soon(seconds: float) -> None:
-    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+def interrupt_when(there: Callable[[], object]) -> None:
+    """Ctrl-C as soon as the condition is true; the test is in the middle of something then."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not there() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def waits() -> bool:
+    """Is the main thread inside of Job.wait()?"""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code is not Job._until_over.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def test_a_job_from_start_to_end(
@@ -173,7 +190,7 @@ def test_a_function_that_hangs(cluster: Cluster, head: Head) -> None:
         job.results(timeout=0.1)
     assert job.status == "running"
     with pytest.raises(KeyboardInterrupt):
-        interrupt_soon(0.3)
+        interrupt_when(waits)
         job.wait()
     assert (job.status, job.exit_code) == ("stopped", 130)
     assert [line.text for line in job.logs() if "saved" in line.text] == ["saved"] * 2
@@ -200,12 +217,26 @@ def test_several_at_once_beside_a_running_loop(cluster: Cluster) -> None:
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing(cluster: Cluster, head: Head) -> None:
+    """It waits for a hook on the nodes."""
     head.script("sleeps.py", SLEEPS)
+    asked, over = head.directory / "asked", head.directory / "over"
+    hook = head.script("hook.sh", f"touch '{asked}'; until [ -e '{over}' ]; do sleep 0.1; done\n")
     with pytest.raises(KeyboardInterrupt):
-        interrupt_soon(0.5)
-        cluster.launch("sleeps.py")
-        time.sleep(PATIENCE)
-    assert all(job.status == "stopped" for job in cluster.jobs())
+        interrupt_when(asked.exists)
+        cluster.launch("sleeps.py", hook=hook)
+    over.touch()
+    assert asked.exists() and cluster.jobs() == []
+    assert head.nothing_left()
+
+
+def test_ctrl_c_between_the_start_and_the_answer_stops_what_has_started(
+    cluster: Cluster, head: Head
+) -> None:
+    head.script("sleeps.py", SLEEPS)
+    with pytest.raises(KeyboardInterrupt), cluster:
+        interrupt_when(lambda: any(head.left(node) for node in (0, 1)))
+        cluster.launch("sleeps.py").wait()  # where it has answered already
+    assert [job.status for job in cluster.jobs()] == ["stopped"]
     assert head.nothing_left()
 
 
