@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.clusters.loopback import FaultyLoopback
@@ -25,6 +26,9 @@ Cluster = FaultyLoopback | NetnsCluster
 os.environ["OMP_NUM_THREADS"] = "1"  # several ranks on few cores: more threads only fight
 for name in ("ORCHESTRATOR_HOME", "CONFIG_FILE", "MASTER_PORT", "NPROC_PER_NODE"):
     os.environ.pop(name, None)  # a developer's own setting is not the test's
+# How long one example takes says nothing on a machine that does other work.
+hypothesis.settings.register_profile("house", deadline=None)
+hypothesis.settings.load_profile("house")
 # A shell ignores Ctrl-C for what it runs in the background, nohup hang-ups; a program inherits what
 # is ignored and not what is handled, so that all that the tests start is as in a terminal.
 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
