@@ -20,30 +20,34 @@ FILES = sorted(HOUSE.rglob("*.py"))
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "interrupt": set(),
-    "text": set(),
+    "files": set(),
+    "text": {"errors"},
     "version": set(),
     "config": {"errors"},
-    "records": {"errors"},
+    "records": {"errors", "files"},
     "slurm_environment": {"errors"},
     "node/peers": set(),
-    "node/job": {"node/peers"},
+    "node/job": {"files", "node/peers"},
     "node/facts": {"node/job"},
     "node/server": {"node/facts", "node/job", "node/peers"},
     "node": {"node/job", "node/server"},
-    "engine": {"config", "errors", "records", "slurm_environment"},
+    "engine": {"config", "errors", "files", "records", "slurm_environment", "text"},
     "distributed": {"engine"},
     "head": set(),
     "head/inventory": {"errors"},
-    "head/screen": set(),
+    "head/screen": {"text"},
     "head/connect": {"errors", "head/inventory"},
     "head/plan": {"config", "errors", "head/inventory"},
-    "head/verify": {"config"},
-    "head/doctor": {"errors", "head/connect", "head/inventory", "head/plan"},
+    "head/verify": {"config", "text", "head/screen"},
+    "head/doctor": {
+        *("errors", "text"),
+        *("head/connect", "head/inventory", "head/plan", "head/screen"),
+    },
     "head/follow": {
-        *("errors", "interrupt", "records"),
+        *("errors", "files", "interrupt", "records"),
         *("head/connect", "head/inventory", "head/screen"),
     },
-    "head/prune": {"errors", "records", "text", "head/connect", "head/screen"},
+    "head/prune": {"errors", "files", "records", "text", "head/connect", "head/screen"},
     "head/slurm": {"errors", "records", "head/connect", "head/follow", "head/screen"},
     "head/launch": {
         *("config", "errors", "interrupt", "records", "version"),
@@ -51,11 +55,11 @@ ARROWS: dict[str, set[str]] = {
         "head/slurm",
     },
     "head/status": {
-        *("errors", "records"),
+        *("errors", "records", "text"),
         *("head/connect", "head/follow", "head/inventory", "head/slurm"),
     },
     "head/commands": {
-        *("config", "errors", "records", "text"),
+        *("config", "errors", "files", "records", "text"),
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/launch"),
         *("head/plan", "head/prune", "head/screen", "head/slurm", "head/status", "head/verify"),
     },
@@ -91,9 +95,8 @@ OTHERS = {
     "head/commands": {"click", "yaml"},
     "head/launch": {"click", "yaml"},
     "head/follow": {"click"},
-    "head/screen": {"click"},
+    "head/screen": {"rich"},
     "head/status": {"click"},
-    "head/prune": {"click"},
     "head/plan": {"yaml"},
     "head/slurm": {"click"},
     "cli": {"click"},
@@ -231,7 +234,7 @@ def test_the_front_door_is_light(words: list[str]) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     help_text, _, loaded = done.stdout.rpartition("loaded ")
     assert ("SCRIPT [ARGS...]" in help_text) == bool(words)
-    heavy = {"torch", "paramiko", "numpy", "yaml", "cryptography"}
+    heavy = {"torch", "paramiko", "numpy", "yaml", "cryptography", "rich"}
     assert not heavy & set(loaded.split())
 
 

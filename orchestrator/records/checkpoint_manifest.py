@@ -64,16 +64,6 @@ def to_json(manifest: Manifest) -> str:
     return json.dumps({"format": FORMAT, **dataclasses.asdict(manifest)}, indent=1)
 
 
-def write(path: Path, text: str) -> None:
-    """Into the directory of a checkpoint, whole or not at all."""
-    new = path / f".{NAME}.new"
-    with new.open("w", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path / NAME)
-
-
 def read(path: Path) -> Manifest:
     """OSError and ValueError tell what is wrong with it."""
     if not stat.S_ISREG((path / NAME).lstat().st_mode):

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import os
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import JobFailed, UsageError, nearest
+from orchestrator.files import delete, hide, replace, sync_directory
 from orchestrator.records import checkpoint_manifest, experiment
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
 
@@ -101,8 +100,8 @@ def publish(
         )
         if problem:
             raise JobFailed(f"the checkpoint of step {step} is not published: {problem}")
-        checkpoint_manifest.write(partial, text)
-        _sync_directory(partial)
+        replace(partial / checkpoint_manifest.NAME, text)
+        sync_directory(partial)
         _put_in_place(partial, place, step)
     return place
 
@@ -111,28 +110,16 @@ def _put_in_place(partial: Path, place: Path, step: int) -> None:
     directory = place.parent
     if not os.path.lexists(place):
         partial.rename(place)
-        _sync_directory(directory)
+        sync_directory(directory)
         return
     if place.is_symlink() or not place.is_dir():
         raise JobFailed(f"{shown(place)} is in the way, and is not a checkpoint of ours")
     old, aside = load(place), _hidden(directory, step, "aside")
     place.rename(aside)  # every() finds it there, and clean() brings it back, if this ends here
     partial.rename(place)
-    _sync_directory(directory)
+    sync_directory(directory)
     if old.files:  # without a manifest it may be somebody else's: it stays aside
         _remove(directory, [(step, aside)])
-
-
-def _sync_directory(path: Path) -> None:
-    """Renames are on the disk only when their directory is."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems have no such call
-            raise
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -282,12 +269,9 @@ def clean(directory: Path, token: str) -> None:
 
 
 def _remove(directory: Path, old: Sequence[tuple[int, Path]]) -> None:
-    """Out of sight first, then file by file: an interruption leaves no half of a checkpoint."""
-    hidden = []
-    for step, path in old:
-        hidden.append(_hidden(directory, step, "gone"))
-        path.rename(hidden[-1])
-    if hidden:
-        _sync_directory(directory)
-    for path in hidden:
-        shutil.rmtree(path, ignore_errors=True)  # a busy file stays until the next clean()
+    """Hide them all, then delete: an interruption leaves no half of a checkpoint."""
+    hidden = [_hidden(directory, step, "gone") for step, _ in old]
+    for (_, path), gone in zip(old, hidden, strict=True):
+        hide(path, gone)
+    for gone in hidden:
+        delete(gone)  # a busy file stays until the next clean()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator import files
 from orchestrator.errors import UsageError
 
 STAMP = re.compile(r".+_\d{8}_\d{6}")
@@ -106,14 +107,8 @@ class Experiment:
         return self.log(node).with_suffix(".ranks")
 
     def write(self, name: str, text: str) -> None:
-        """A whole file or none, readable by its owner alone until the directory says otherwise."""
-        new = self.path / f".{name}.{os.getpid()}"
-        try:
-            new.write_text(text, encoding="utf-8")
-            new.replace(self.path / name)
-        except OSError:
-            new.unlink(missing_ok=True)
-            raise
+        """Write a whole file in the experiment's directory."""
+        files.replace(self.path / name, text)
 
     def write_record(self, record: JobRecord) -> None:
         self.write("job.json", json.dumps(dataclasses.asdict(record), indent=1) + "\n")

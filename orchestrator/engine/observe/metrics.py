@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from orchestrator import files, text
+
 Phase = Literal["data", "forward_backward", "exposed_comm", "optimizer"]
 PHASES: tuple[Phase, ...] = ("data", "forward_backward", "exposed_comm", "optimizer")
 
@@ -258,9 +260,7 @@ class MetricsFile:
             # A node may not share the head's disk.
             self._path.parent.mkdir(parents=True, exist_ok=True)
             kept = _lines_up_to(self._path, after) if after else b""
-            new = self._path.with_name(f".{self._path.name}.new")
-            new.write_bytes(kept)  # whole or not at all, should the disk be full
-            new.replace(self._path)
+            files.replace(self._path, kept)  # whole or not at all, should the disk be full
             self._file = self._path.open("ab", buffering=0)
         except OSError as error:
             self._complain(error)
@@ -363,20 +363,12 @@ def progress(record: Mapping[str, float | None], steps: int, eta_seconds: float 
     if record.get("mfu") is not None:
         parts.append(f"mfu {record['mfu']:>6.1%}")
     if eta_seconds is not None:
-        parts.append(f"{_duration(eta_seconds):>11} left")
+        parts.append(f"{text.duration(round(eta_seconds)):>11} left")
     if record.get("skipped_steps"):
         parts.append(f"{record['skipped_steps']:.0f} skipped")
     return "  ".join(parts)
 
 
 def _number(value: float | None, width: int, form: str) -> str:
-    text = "-" if value is None else format(value, form)
-    return f"{text if len(text) <= width or value is None else format(value, '.2e'):>{width}}"
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    for unit, smaller, size, parts in (("d", "h", 86400, 24), ("h", "min", 3600, 60)):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // (size // parts):02d} {smaller}"
-    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
+    plain = "-" if value is None else format(value, form)
+    return f"{plain if len(plain) <= width or value is None else format(value, '.2e'):>{width}}"

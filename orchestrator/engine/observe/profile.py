@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from orchestrator import files
 from orchestrator.config.schema import Profiling
 from orchestrator.engine.observe import overlap
 from orchestrator.engine.ranks.ranks import Ranks, host_group
@@ -109,9 +110,8 @@ class Profile:
             return
         together = overlap.compare(ranks)
         try:
-            new = self._directory / ".summary.json"
-            new.write_text(json.dumps(overlap.as_data(together), indent=1) + "\n")
-            new.replace(self._directory / "summary.json")
+            summary = json.dumps(overlap.as_data(together), indent=1) + "\n"
+            files.replace(self._directory / "summary.json", summary)
         except OSError as error:
             self._warn(f"no summary of the profile: {error}")
         self._say(f"profile of {self._profiling.active} steps in {self._directory}")

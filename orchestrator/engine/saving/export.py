@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from orchestrator import files
 from orchestrator.errors import EXIT_STOPPED, CheckFailed, JobFailed, OrchestratorError, UsageError
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import shown
@@ -156,18 +157,11 @@ def tensor(reader: FileSystemReader, metadata: Metadata, key: str, kind: torch.d
 
 
 def write(out: Path, head: bytes, tensors: Iterable[Tensor]) -> None:
-    new = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        with new.open("wb") as file:
-            file.write(head)
-            for value in tensors:
-                file.write(memory(value))
-                del value  # before the next one needs the place
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(out)
-    finally:
-        new.unlink(missing_ok=True)
+    with files.replacing(out) as file:
+        file.write(head)
+        for value in tensors:
+            file.write(memory(value))
+            del value  # before the next one needs the place
 
 
 def memory(value: Tensor) -> ctypes.Array[ctypes.c_char]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from orchestrator import files, text
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.observe import speed
@@ -137,7 +138,7 @@ def model_of(ranks: World, config: Config, flops: float) -> dict[str, Any]:
 
 def in_words(wrong: list[dict[str, Any]]) -> str:
     one = wrong[0]
-    size = collective_bench.text_of(one["bytes"])
+    size = text.size(one["bytes"], binary=True)
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
     return (
         f"{one['collective']} of {size} gave rank {one['rank']} a wrong result: element"
@@ -151,9 +152,7 @@ def write(ranks: World, told: dict[str, Any]) -> None:
     if ranks.rank == 0 and experiment:
         path = Path(experiment, "outputs", "verify.json")
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(".verify.json.new")
-        new.write_text(json.dumps(told), encoding="ascii")
-        new.replace(path)
+        files.replace(path, json.dumps(told))
 
 
 def read_config() -> Config:

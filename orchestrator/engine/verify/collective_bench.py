@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from orchestrator import text
 from orchestrator.engine.ranks.world import Team, World, free_bytes
 
 PERIOD = 61  # a prime: no block of a power of two looks like the next
@@ -309,13 +310,7 @@ def line(one: Collective, team: Team, rows: list[dict[str, Any]]) -> str:
     if not rows:
         return f"{one.name} ({scope}): no memory for any size"
     best = max(rows, key=lambda row: float(row["busbw"]))
-    sizes = f"{text_of(rows[0]['bytes'])} in {1e6 * rows[0]['seconds']:,.0f} us"
-    top = f"{8e-9 * best['busbw']:.3g} Gb/s at {text_of(best['bytes'])}"
-    return f"{one.name} ({scope}): {sizes}, best {top}, up to {text_of(rows[-1]['bytes'])}"
-
-
-def text_of(size: int) -> str:
-    for unit, scale in (("GB", 30), ("MB", 20), ("KB", 10)):
-        if size >= 1 << scale:
-            return f"{size / (1 << scale):.3g} {unit}"
-    return f"{size} B"
+    least, at, most = (text.size(row["bytes"], binary=True) for row in (rows[0], best, rows[-1]))
+    first = f"{least} in {1e6 * rows[0]['seconds']:,.0f} us"
+    top = f"{8e-9 * best['busbw']:.3g} Gb/s at {at}"
+    return f"{one.name} ({scope}): {first}, best {top}, up to {most}"

@@ -14,8 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import click
-
 from orchestrator import text
 from orchestrator.errors import (
     EXIT_CHECK,
@@ -25,7 +23,8 @@ from orchestrator.errors import (
     JobFailed,
     UsageError,
 )
-from orchestrator.head.screen.output import tell
+from orchestrator.head.screen import output
+from orchestrator.head.screen.output import Cell
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, shown
 
@@ -35,72 +34,76 @@ TOLD_EVERY = 0.2  # seconds between two looks at how far it is
 
 
 def ls(options: dict[str, Any]) -> int:
-    found = resolve(options)
+    checkpoints = resolve(options)
     if options["as_json"]:
-        tell_json(found, [about(one) for one in found])
+        tell_json(checkpoints, [about(checkpoint) for checkpoint in checkpoints])
         return EXIT_DONE
-    tell(shown(found[0].path.parent))
-    row = "{:>9}  {:19}  {:>8}  {:>5}  {}"
-    tell(row.format("step", "when", "size", "world", "state"))
-    for one in found:
-        known = bool(one.files)
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.created)) if known else "-"
-        size, world = (text.size(one.size), one.world) if known else ("-", "-")
-        state = "complete" if one.complete else f"incomplete: {one.problem}"
-        tell(row.format(one.step, when, size, world, state))
+    output.tell(shown(checkpoints[0].path.parent))
+    rows: list[list[Cell]] = [["step", "when", "size", "world", "state"]]
+    for checkpoint in checkpoints:
+        when, size, world = "-", "-", "-"
+        if checkpoint.files:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(checkpoint.created))
+            size, world = text.size(checkpoint.size), str(checkpoint.world)
+        state: Cell = ("complete", "green")
+        if not checkpoint.complete:
+            state = (f"incomplete: {checkpoint.problem}", "red")
+        rows.append([str(checkpoint.step), when, size, world, state])
+    output.tell(output.table(rows, output.look(), right={0, 2, 3}, headed=True))
     return EXIT_DONE
 
 
-def about(one: Checkpoint) -> dict[str, Any]:
+def about(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
-        "step": one.step,
-        "path": str(one.path),
-        "created": one.created if one.files else None,
-        "size": one.size,
-        "world": one.world if one.files else None,
-        "complete": one.complete,
-        "problem": one.problem or None,
+        "step": checkpoint.step,
+        "path": str(checkpoint.path),
+        "created": checkpoint.created if checkpoint.files else None,
+        "size": checkpoint.size,
+        "world": checkpoint.world if checkpoint.files else None,
+        "complete": checkpoint.complete,
+        "problem": checkpoint.problem or None,
     }
 
 
 def verify(options: dict[str, Any]) -> int:
-    """Read every byte; 1 if any of it is not what was saved."""
-    found = resolve(options)
-    if not options["as_json"]:
-        tell(shown(found[0].path.parent))
-    told, newest, damaged = [], None, False
-    for one in found:
+    """Read every byte; the exit code is 1 if any of it is not what was saved."""
+    checkpoints = resolve(options)
+    quiet = options["as_json"]
+    if not quiet:
+        output.tell(shown(checkpoints[0].path.parent))
+    results, newest, damaged = [], None, False
+    for checkpoint in checkpoints:
         began = time.monotonic()
-        problems = read_all(one)
-        if problems and not one.path.exists():
+        problems = read_all(checkpoint)
+        if problems and not checkpoint.path.exists():
             continue  # a running job has pruned it meanwhile
         damaged = damaged or bool(problems)
-        newest = newest if problems or newest else one
-        told.append({**about(one), "problems": problems})
-        if options["as_json"]:
+        newest = newest if problems or newest else checkpoint
+        results.append({**about(checkpoint), "problems": problems})
+        if quiet:
             continue
-        took = f"{text.size(one.size)} in {time.monotonic() - began:.1f} s"
-        tell(f"step {one.step}: " + ("DAMAGED" if problems else f"good ({took})"))
+        took = f"{text.size(checkpoint.size)} in {time.monotonic() - began:.1f} s"
+        output.tell(f"step {checkpoint.step}: " + ("DAMAGED" if problems else f"good ({took})"))
         for problem in problems:
-            tell(f"  {problem}")
-    if options["as_json"]:
-        tell_json(found, told, newest_good=newest.step if newest else None)
+            output.tell(f"  {problem}")
+    if quiet:
+        tell_json(checkpoints, results, newest_good=newest.step if newest else None)
     elif newest is None:
-        tell("none of them can be resumed from")
+        output.tell("none of them can be resumed from")
     elif damaged:
         where = shlex.quote(f"checkpoint.resume={newest.path}")
-        tell(f"the newest good one is step {newest.step}; to resume from it: --set {where}")
+        output.tell(f"the newest good one is step {newest.step}; to resume from it: --set {where}")
     return EXIT_FAILED if damaged else EXIT_DONE
 
 
-def read_all(one: Checkpoint) -> list[str]:
-    """All its problems, in the order of its files."""
-    if not one.files:
-        return checkpoint_store.verify(one)
-    progress = Progress(f"step {one.step}", one.size)
+def read_all(checkpoint: Checkpoint) -> list[str]:
+    """Read all files of a checkpoint; returns their problems in the order of the files."""
+    if not checkpoint.files:
+        return checkpoint_store.verify(checkpoint)
+    progress = Progress(f"step {checkpoint.step}", checkpoint.size)
     with ThreadPoolExecutor(READERS) as readers:
         found = readers.map(
-            lambda name: checkpoint_store.verify(one, [name], progress.add), one.files
+            lambda name: checkpoint_store.verify(checkpoint, [name], progress.add), checkpoint.files
         )
         problems = [problem for problems in found for problem in problems]
     progress.clear()
@@ -108,7 +111,7 @@ def read_all(one: Checkpoint) -> list[str]:
 
 
 class Progress:
-    """How far it is, on a line of its own that goes away again; nothing where nobody looks."""
+    """How far it is, on a line of its own that goes away again; shown on a terminal alone."""
 
     def __init__(self, what: str, size: int) -> None:
         self.what, self.size, self.done = what, size, 0
@@ -123,12 +126,11 @@ class Progress:
             if self.tty and time.monotonic() > self.next:
                 self.next = time.monotonic() + TOLD_EVERY
                 self.dirty = True
-                line = f"{self.what}: {text.size(self.done)} of {text.size(self.size)}"
-                click.echo(f"\r\x1b[K{line}", err=True, nl=False)
+                output.status(f"{self.what}: {text.size(self.done)} of {text.size(self.size)}")
 
     def clear(self) -> None:
         if self.dirty:
-            click.echo("\r\x1b[K", err=True, nl=False)
+            output.status("")
 
 
 def export(options: dict[str, Any]) -> int:
@@ -149,7 +151,7 @@ def export(options: dict[str, Any]) -> int:
     left = candidates(options)
     while True:
         module = [sys.executable, "-m", "orchestrator.engine.saving.export", str(left.pop(0).path)]
-        # From where this package lies: it is found there, and nothing of the user's in its stead.
+        # In the directory of this package: it is found there, and nothing of the user's instead.
         code = subprocess.run([*module, *words], cwd=HOME, check=False).returncode
         if code < 0:
             raise JobFailed(
@@ -158,24 +160,24 @@ def export(options: dict[str, Any]) -> int:
             )
         if code != EXIT_CHECK or not left:
             return code
-        click.echo(f"trying the one before it, of step {left[0].step}", err=True)
+        sys.stderr.write(f"trying the one before it, of step {left[0].step}\n")
 
 
 def candidates(options: dict[str, Any]) -> list[Checkpoint]:
-    """The one that was asked for; else all that look whole, newest first."""
-    found = resolve({**options, "experiment": next(iter(options["experiment"]), None)})
+    """The checkpoint of the step that was asked for; else all that look whole, newest first."""
+    known = resolve({**options, "experiment": next(iter(options["experiment"]), None)})
     step = options["step"]
     if step is not None:
-        wanted = [one for one in found if one.step == step]
-        there = ", ".join(str(one.step) for one in found[:10])
+        wanted = [checkpoint for checkpoint in known if checkpoint.step == step]
+        there = ", ".join(str(checkpoint.step) for checkpoint in known[:10])
         if not wanted:
             raise UsageError(f"there is no checkpoint of step {step}", f"there are: {there}")
         return wanted
-    whole = [one for one in found if one.complete]
+    whole = [checkpoint for checkpoint in known if checkpoint.complete]
     if not whole:
         raise CheckFailed(
-            f"no checkpoint in {shown(found[0].path.parent)} is complete",
-            f"the newest, of step {found[0].step}: {found[0].problem}",
+            f"no checkpoint in {shown(known[0].path.parent)} is complete",
+            f"the newest, of step {known[0].step}: {known[0].problem}",
         )
     return whole
 
@@ -184,9 +186,8 @@ def resolve(options: dict[str, Any]) -> list[Checkpoint]:
     return checkpoint_store.resolve(options["experiment"], options["experiments"])
 
 
-# -- words ------------------------------------------------------------------------------------
-
-
-def tell_json(found: Sequence[Checkpoint], told: list[dict[str, Any]], **more: Any) -> None:
-    whole = {"directory": str(found[0].path.parent), **more, "checkpoints": told}
-    tell(json.dumps(whole, indent=1))
+def tell_json(
+    checkpoints: Sequence[Checkpoint], results: list[dict[str, Any]], **more: Any
+) -> None:
+    directory = str(checkpoints[0].path.parent)
+    output.tell(json.dumps({"directory": directory, **more, "checkpoints": results}, indent=1))

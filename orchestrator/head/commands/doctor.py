@@ -1,10 +1,8 @@
-"""`orchestrator doctor`: all nodes that can be reached are examined, the others are named."""
+"""`orchestrator doctor`: examine all nodes that can be reached, and name the others."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -16,6 +14,7 @@ from orchestrator.head.doctor import report
 from orchestrator.head.doctor.findings import Examined
 from orchestrator.head.launch import preflight
 from orchestrator.head.launch.request import everybody
+from orchestrator.head.screen import output
 
 
 def examine(options: dict[str, Any], *, default_config: str, default_hook: str) -> int:
@@ -31,10 +30,8 @@ def examine(options: dict[str, Any], *, default_config: str, default_hook: str) 
     found = preflight.diagnose(request, reached, lost, full=not options["quick"])
     found = replace(found, seconds=time.monotonic() - began)
     if options["as_json"]:
-        jobs.print_out(json.dumps(report.to_json(found), indent=1))
+        output.tell(json.dumps(report.to_json(found), indent=1))
     else:
-        colour = options["color"]
-        if colour is None:
-            colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        jobs.print_out(report.to_text(found, colour=colour, hints=options["hints"]))
+        look = output.look(options["color"])
+        output.tell(report.to_text(found, look, hints=options["hints"]))
     return EXIT_CHECK if found.bad else EXIT_DONE

@@ -5,23 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator import files, text
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
 from orchestrator.head.commands import jobs
 from orchestrator.head.launch import launch as launching
 from orchestrator.head.launch.request import Request
 from orchestrator.head.plan.model import Target
+from orchestrator.head.screen import output
 from orchestrator.head.verify import chart, diagnosis, prediction, report
 from orchestrator.records.experiment import Experiment
 
 PROGRAM = "orchestrator.engine.verify"  # travels with what is shipped to every node
-UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 SMALLEST = 1 << 10
 
 
@@ -36,7 +36,7 @@ def verify(options: dict[str, Any], *, default_config: str, default_hook: str) -
     told = read(place)
     if told is None:
         if as_json:
-            jobs.print_out(json.dumps({"experiment": str(place.path), "exit_code": code}))
+            output.tell(json.dumps({"experiment": str(place.path), "exit_code": code}))
         return code or EXIT_FAILED
     return conclude(place, told, request, code, options)
 
@@ -60,21 +60,18 @@ def request_of(options: dict[str, Any], default_config: str, default_hook: str) 
     )
 
 
-def bytes_of(text: str) -> int:
-    """1G, 64M, 512K: powers of 1024, as the sizes of the measurement are."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise UsageError(f"--max-size {text}: write a number with K, M or G, such as 256M")
-    found = int(float(match[1]) * (1 << UNITS[match[2].upper()]))
-    if found < SMALLEST:
-        raise UsageError(f"--max-size {text}: the smallest size that is measured is 1K")
-    return found
+def bytes_of(wanted: str) -> int:
+    """The largest size to measure."""
+    count = text.parse_size("--max-size", wanted)
+    if count < SMALLEST:
+        raise UsageError(f"--max-size {wanted}: the smallest size that is measured is 1K")
+    return count
 
 
 def read(place: Experiment) -> dict[str, Any] | None:
     try:
-        text = (place.path / "outputs" / "verify.json").read_text(encoding="ascii")
-        found: dict[str, Any] = json.loads(text)
+        kept = (place.path / "outputs" / "verify.json").read_text(encoding="ascii")
+        found: dict[str, Any] = json.loads(kept)
     except (OSError, ValueError):
         return None  # it ended before there was anything to write; the job's own words say why
     return found
@@ -96,17 +93,16 @@ def conclude(
     }
     kept = keep(place, told)
     if options["as_json"]:
-        jobs.print_out(json.dumps(told, indent=1))
+        output.tell(json.dumps(told, indent=1))
         return code
-    tty = sys.stdout.isatty()
-    color = options["color"] if options["color"] is not None else tty
-    jobs.print_out("\n" + report.tell(told, found, predicted, color=color))
+    look = output.look(options["color"])
+    output.tell("\n" + report.to_text(told, found, predicted, look))
     for path in kept:
         jobs.say(f"kept in {path}")
     return code
 
 
-def exit_code(code: int, found: list[diagnosis.Finding], *, strict: bool) -> int:
+def exit_code(code: int, found: list[diagnosis.Bottleneck], *, strict: bool) -> int:
     if any(one.kind == "wrong" for one in found) and code != EXIT_STOPPED:
         return EXIT_FAILED
     return EXIT_CHECK if code == EXIT_DONE and found and strict else code
@@ -115,8 +111,6 @@ def exit_code(code: int, found: list[diagnosis.Finding], *, strict: bool) -> int
 def keep(place: Experiment, told: Mapping[str, Any]) -> list[Path]:
     outputs = place.path / "outputs"
     texts = {"verify.json": json.dumps(told, indent=1) + "\n", "verify.svg": chart.draw(told)}
-    for name, text in texts.items():
-        new = outputs / f".{name}.new"
-        new.write_text(text, encoding="utf-8")
-        new.replace(outputs / name)
+    for name, content in texts.items():
+        files.replace(outputs / name, content)
     return [outputs / name for name in texts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from orchestrator import text
 from orchestrator.head.doctor.findings import (
     BAD,
     UNKNOWN,
@@ -11,7 +12,6 @@ from orchestrator.head.doctor.findings import (
     Case,
     Examined,
     Finding,
-    gib,
     unequal,
 )
 from orchestrator.head.inventory.facts import Disk
@@ -23,6 +23,11 @@ DISK_LEAST, DISK_LITTLE = 16 << 20, 2 << 30
 NOFILE_LEAST = 1024
 CLOCK_OFF = 1.0  # seconds
 FATAL_XIDS = {48, 63, 64, 74, 79, 92, 94, 95, 119, 120}  # memory, NVLink, lost from the bus, GSP
+
+
+def memory(count: float) -> str:
+    """Write a number of bytes as memory is sold."""
+    return text.size(count, binary=True)
 
 
 def gpus(case: Case) -> Iterator[Finding]:
@@ -77,7 +82,7 @@ def busy(case: Case) -> Iterator[Finding]:
             pids = listed([str(holder.pid) for holder in theirs])
             jobs = sorted({holder.job for holder in theirs if holder.job})
             mine = one.facts is not None and user == one.facts.user
-            what = f"{one.name}: {user} holds {gib(used)} on its GPUs (PID {pids})"
+            what = f"{one.name}: {user} holds {memory(used)} on its GPUs (PID {pids})"
             what += f", job {', '.join(jobs)}" if jobs else ""
             fix = f"orchestrator stop {jobs[0].rpartition('-')[0]}" if jobs and mine else ""
             yield Finding("busy", WARN, (one.name,), what, fix or f"ask {user}, or wait")
@@ -121,7 +126,7 @@ def space(one: Examined, found: Disk) -> Iterator[Finding]:
     fix = f"ssh {one.name} df -h {found.mounted}; orchestrator prune --keep 5 --on-nodes"
     if found.free < DISK_LITTLE:
         level = BAD if found.free < DISK_LEAST else WARN
-        what = f"{where}: {gib(found.free)} free of {gib(found.total)}"
+        what = f"{where}: {memory(found.free)} free of {memory(found.total)}"
         yield Finding("disk", level, (one.name,), what, fix)
     elif found.inodes and found.inodes_free < 1000:
         what = f"{where}: {found.inodes_free} inodes left: no more files"
@@ -134,11 +139,13 @@ def shm(case: Case) -> Iterator[Finding]:
         if found is None:
             yield Finding("shm", WARN, (one.name,), f"{one.name}: no /dev/shm", "mount -t tmpfs")
         elif found.free < SHM_LEAST:
-            what = f"{one.name}: /dev/shm is full: {gib(found.free)} free of {gib(found.total)}"
+            what = (
+                f"{one.name}: /dev/shm is full: {memory(found.free)} free of {memory(found.total)}"
+            )
             level = BAD if facts.gpus else WARN  # NCCL cannot start without; gloo does
             yield Finding("shm", level, (one.name,), what, f"ssh {one.name} ls -la /dev/shm")
         elif found.total <= SHM_DEFAULT:
-            what = f"{one.name}: /dev/shm has {gib(found.total)} in all"
+            what = f"{one.name}: /dev/shm has {memory(found.total)} in all"
             fix = "docker run --shm-size=16g, or --ipc=host; in Kubernetes an emptyDir in memory"
             yield Finding("shm", WARN, (one.name,), what, fix)
 
@@ -157,7 +164,7 @@ def limits(case: Case) -> Iterator[Finding]:
             files.setdefault(nofile, []).append(one.name)
     there = "as root there, in /etc/security/limits.conf; then log in anew"
     for (limit, level), names in pinned.items():
-        what = f"memlock is {gib(limit)} on {listed(names)}, and RDMA pins more"
+        what = f"memlock is {memory(limit)} on {listed(names)}, and RDMA pins more"
         yield Finding("limits", level, tuple(names), what, f"'* - memlock unlimited', {there}")
     for limit, names in files.items():
         what = f"{limit} open files at most (ulimit -n) on {listed(names)}"

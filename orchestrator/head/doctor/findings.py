@@ -85,9 +85,3 @@ def unequal(
     for value, names in others.items():
         words = f"{what}: {value or 'none'} on {listed(names)}, {most or 'none'} on the others"
         yield Finding(check, level, tuple(names), words, fix.format(most=most, value=value))
-
-
-def gib(size: float) -> str:
-    if size < 1 << 20:
-        return f"{size / (1 << 10):.0f} KiB"
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"

@@ -1,67 +1,77 @@
-"""A diagnosis on the screen: one table, then each problem once with what mends it; or as JSON."""
+"""A diagnosis as text, one table and then each problem once with its fix, or as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orchestrator.head.doctor.examination import CHECKS, Diagnosis
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Finding
+from orchestrator.head.screen import output
+from orchestrator.head.screen.output import PLAIN, Cell, Look
+from orchestrator.text import plural
 
 WORDS = {"": "ok", WARN: "warn", BAD: "BAD", UNKNOWN: "?", "-": "-"}
-COLOURS = {"": "32", WARN: "33", BAD: "1;31", UNKNOWN: "36", "-": "2"}
+STYLES = {"": "green", WARN: "yellow", BAD: "bold red", UNKNOWN: "cyan", "-": "dim"}
 LEVELS = (BAD, WARN, UNKNOWN)
 
 
-def to_text(found: Diagnosis, *, colour: bool, hints: bool = True) -> str:
-    parts = [table(found, colour), problems(found.findings, colour, hints), summary(found)]
+def to_text(found: Diagnosis, look: Look = PLAIN, *, hints: bool = True) -> str:
+    parts = [table(found, look), problems(found.findings, look, hints=hints), summary(found)]
     return "\n\n".join(part for part in parts if part)
 
 
 def columns(found: Diagnosis) -> list[str]:
-    """Without what nobody was asked about."""
+    """The checks that at least one node went through."""
     return [name for name in CHECKS if any(found.level(n, name) != "-" for n in found.case.nodes)]
 
 
-def table(found: Diagnosis, colour: bool) -> str:
-    checks = columns(found)
-    first = max(len(node.name) for node in found.case.nodes)
-    lines = [" ".join([" " * first, *(f"{name:<{width(name)}}" for name in checks)]).rstrip()]
-    for node in found.case.nodes:
-        cells = [paint(found.level(node, name), width(name), colour) for name in checks]
-        lines.append(" ".join([f"{node.name:<{first}}", *cells]).rstrip())
-    return "\n".join(lines)
+def table(found: Diagnosis, look: Look) -> str:
+    """A row for each node; several tables one below the other where the screen is too narrow."""
+    nodes = found.case.nodes
+    blocks = []
+    widest = max(len(node.name) for node in nodes)
+    for checks in groups(columns(found), (look.width or output.UNLIMITED) - widest):
+        rows: list[list[Cell]] = [["", *checks]]
+        for node in nodes:
+            levels = [found.level(node, name) for name in checks]
+            rows.append([node.name, *((WORDS[level], STYLES[level]) for level in levels)])
+        blocks.append(output.table(rows, look, headed=True))
+    return "\n\n".join(blocks)
 
 
-def width(check: str) -> int:
-    return max(4, len(check))
+def groups(checks: Sequence[str], width: int) -> Iterator[list[str]]:
+    """Split the checks into rows of headings that are no wider than this."""
+    group: list[str] = []
+    used = 0
+    for name in checks:
+        size = max(len(name), 4) + 2
+        if group and used + size > width:
+            yield group
+            group, used = [], 0
+        group.append(name)
+        used += size
+    yield group
 
 
-def paint(level: str, size: int, colour: bool) -> str:
-    word = f"{WORDS[level]:<{size}}"
-    return f"\x1b[{COLOURS[level]}m{word}\x1b[0m" if colour else word
-
-
-def problems(findings: tuple[Finding, ...], colour: bool, hints: bool) -> str:
-    lines = []
+def problems(findings: Sequence[Finding], look: Look, *, hints: bool) -> str:
+    rows: list[list[Cell]] = []
     for level in LEVELS:
         for finding in findings:
             if finding.level == level:
-                mark = paint(level, 4, colour)
-                lines.append(f"{mark} {finding.check}: {finding.what}")
+                mark = (f"{WORDS[level]:<4}", STYLES[level])
+                rows.append([mark, f"{finding.check}: {finding.what}"])
                 if finding.fix and hints:
-                    lines.append(f"       -> {finding.fix}")
-    return "\n".join(lines)
+                    rows.append(["", f" -> {finding.fix}"])
+    return output.table(rows, Look(color=look.color))  # unwrapped: fixes are to be copied
 
 
 def summary(found: Diagnosis) -> str:
     count = {level: sum(f.level == level for f in found.findings) for level in LEVELS}
     what = [f"{count[level]} {WORDS[level]}" for level in LEVELS if count[level]]
-    nodes = len(found.case.nodes)
     kind = "all checks" if found.case.full else "quick checks"
-    return (
-        f"{nodes} node{'s' * (nodes != 1)}, {kind}, {found.seconds:.1f} s: "
-        f"{', '.join(what) or 'all is well'}"
-    )
+    nodes = plural(len(found.case.nodes), "node")
+    return f"{nodes}, {kind}, {found.seconds:.1f} s: {', '.join(what) or 'all is well'}"
 
 
 def to_json(found: Diagnosis) -> dict[str, Any]:
@@ -80,12 +90,12 @@ def to_json(found: Diagnosis) -> dict[str, Any]:
         ],
         "findings": [
             {
-                "check": one.check,
-                "level": one.level,
-                "nodes": list(one.nodes),
-                "what": one.what,
-                "fix": one.fix,
+                "check": finding.check,
+                "level": finding.level,
+                "nodes": list(finding.nodes),
+                "what": finding.what,
+                "fix": finding.fix,
             }
-            for one in found.findings
+            for finding in found.findings
         ],
     }

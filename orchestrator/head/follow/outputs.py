@@ -6,6 +6,7 @@ import base64
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from orchestrator import files
 from orchestrator.head.connect.channel import Link
 
 ANSWER_SECONDS = 20.0
@@ -37,8 +38,7 @@ def plain(path: str) -> bool:
 
 def fetch(link: Link, file: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
-    with new.open("wb") as kept:
+    with files.replacing(path) as kept:
         while kept.tell() < file["size"]:
             words = {"job": file["job"], "node": file["node"], "path": file["path"]}
             answer = link.ask("output", ANSWER_SECONDS, offset=kept.tell(), **words)
@@ -46,4 +46,3 @@ def fetch(link: Link, file: dict[str, Any], path: Path) -> None:
             if not data:
                 break  # it became shorter meanwhile
             kept.write(data)
-    new.replace(path)

@@ -23,7 +23,7 @@ def check(request: Request, reached: Sequence[Reached], say: Callable[[str], Non
     found = diagnose(request, reached, [], full=how == "full")
     if found.bad:
         raise CheckFailed(
-            f"the nodes are not fit; nothing was started\n\n{to_text(found, colour=False)}",
+            f"the nodes are not fit; nothing was started\n\n{to_text(found)}",
             "mend it, or start all the same: --no-check",
         )
     for one in found.findings:

@@ -1,8 +1,7 @@
-"""Taking an experiment away: whole or gone, whenever it is interrupted, and nothing but it.
+"""Remove an experiment: whole or gone, whenever that is interrupted, and nothing but it.
 
-prune.py calls it. All is done by names in directories that are held open, so that no symbolic
-link is ever followed, whoever puts one where. An experiment is hidden by one rename, and then
-deleted; what an interruption left hidden, the next prune deletes.
+All is done by names in directories that are held open, so that no symbolic link is ever followed,
+whoever puts one where. What an interruption left hidden, the next prune deletes.
 
     multinode_20260101_000000                  an experiment
     .multinode_20260101_000000.gone-0123abcd   being deleted
@@ -14,24 +13,19 @@ import contextlib
 import fcntl
 import json
 import os
-import re
-import secrets
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+from orchestrator import files
 from orchestrator.records.checkpoint_store import shown
 
-GONE = re.compile(r"\.(.+)\.gone-[0-9a-f]{8}", re.DOTALL)
 PIN = ".pin"
 HEAD = ".head"
-MOUNTS = Path("/proc/self/mountinfo")
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class InTheWay(Exception):
-    """Why it stays as it is, in words."""
+    """The reason why an experiment stays as it is, as a sentence."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +45,7 @@ class Held:
 
 
 def pinned(directory: int) -> bool:
+    """Tell whether this experiment must never be removed."""
     try:
         os.stat(PIN, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
@@ -59,107 +54,80 @@ def pinned(directory: int) -> bool:
 
 
 def pin(root: int, name: str, *, wanted: bool) -> None:
-    """Never to be removed; or again like any other."""
-    directory = os.open(name, DIRECTORY, dir_fd=root)
-    try:
+    """Protect an experiment from being removed, or make it again like any other."""
+    with files.opened(name, root) as directory:
         if wanted:
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             os.close(os.open(PIN, flags, 0o644, dir_fd=directory))
         else:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(PIN, dir_fd=directory)
-    finally:
-        os.close(directory)
 
 
 def in_use(root: int, name: str) -> str:
-    """By whom it is followed now, if by anybody. A look: nothing is created, nothing kept."""
-    with contextlib.suppress(OSError):
-        directory = os.open(name, DIRECTORY, dir_fd=root)
+    """Say which head follows the job now, if one does. Creates nothing and keeps nothing."""
+    with contextlib.suppress(OSError), files.opened(name, root) as directory:
         try:
             os.close(_lock_of_head(directory, create=False))
         except InTheWay as reason:
             return str(reason)
-        finally:
-            os.close(directory)
     return ""
 
 
 @dataclass
 class Measure:
-    """What deleting a directory would free, and the first thing that would be in the way."""
+    """The bytes that deleting a directory would free, and the first obstacle to that."""
 
     size: int = 0
     obstacle: str = ""
 
+    def note(self, obstacle: str) -> None:
+        self.obstacle = self.obstacle or obstacle
 
-def measure(root: int, name: str, path: Path) -> Measure:
+
+def measure(root: int, name: str, path: os.PathLike[str]) -> Measure:
+    """Add up an experiment, without touching it."""
     found = Measure()
+
+    def note(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # another prune was faster
+            found.note(f"{shown(error.filename)}: {error.strerror}")
+
+    linked: set[int] = set()
     try:
-        directory = os.open(name, DIRECTORY, dir_fd=root)
-    except FileNotFoundError:
-        return found  # another prune was faster
-    except OSError as error:
-        return Measure(0, str(error.strerror))
-    try:
-        _add_up(directory, "", found, set())
+        for where, inner, names, directory in os.fwalk(name, onerror=note, dir_fd=root):
+            there = os.fstat(directory).st_nlink  # none: another prune has just deleted it
+            writable = os.access(".", os.W_OK | os.X_OK, dir_fd=directory, effective_ids=True)
+            if (inner or names) and there and not writable:
+                found.note(f"{shown(os.path.relpath(where, name))} is read-only for us")
+            for entry in (*inner, *names):
+                with contextlib.suppress(FileNotFoundError):
+                    found.size += _size(entry, directory, linked)
     except RecursionError:
         found.obstacle = "its directories are nested too deeply"
-    finally:
-        os.close(directory)
-    for point in _mounts_below(path):
+    except OSError as error:
+        note(error)
+    for point in files.mounts_below(path):
         found.obstacle = f"{shown(point)} is mounted there: what it holds is not ours to delete"
     return found
 
 
-def _add_up(directory: int, where: str, found: Measure, linked: set[int]) -> None:
-    with os.scandir(directory) as listing:
-        entries = list(listing)
-    allowed = os.access(".", os.W_OK | os.X_OK, dir_fd=directory, effective_ids=True)
-    there = os.fstat(directory).st_nlink  # none: another prune has just deleted it
-    if entries and there and not allowed and not found.obstacle:
-        found.obstacle = f"{shown(where or '.')} is read-only for us"
-    for entry in entries:
-        inner = f"{where}/{entry.name}" if where else entry.name
-        try:
-            status = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(status.st_mode):
-                below = os.open(entry.name, DIRECTORY, dir_fd=directory)
-                try:
-                    _add_up(below, inner, found, linked)
-                finally:
-                    os.close(below)
-            elif status.st_nlink > 1:
-                if status.st_ino in linked:
-                    continue
-                linked.add(status.st_ino)
-            found.size += status.st_blocks * 512
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            found.obstacle = found.obstacle or f"{shown(inner)}: {error.strerror}"
-
-
-def _mounts_below(path: Path) -> list[str]:
-    inside = os.path.realpath(path)
-    try:
-        lines = MOUNTS.read_bytes().splitlines()
-    except OSError:
-        return []
-    octal = re.compile(rb"\\([0-7]{3})")
-    points = [
-        os.fsdecode(octal.sub(lambda found: bytes([int(found[1], 8)]), line.split()[4]))
-        for line in lines
-    ]
-    return [point for point in points if point == inside or point.startswith(inside + "/")]
+def _size(name: str, directory: int, linked: set[int]) -> int:
+    """The bytes of one entry; of a file with several names, once."""
+    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+        if status.st_ino in linked:
+            return 0
+        linked.add(status.st_ino)
+    return status.st_blocks * 512
 
 
 # -- holding ----------------------------------------------------------------------------------
 
 
 def hold(root: int, name: str, identity: tuple[int, int]) -> Held:
-    """Keep everybody else off. InTheWay and OSError say why that cannot be."""
-    directory = os.open(name, DIRECTORY, dir_fd=root)
+    """Keep everybody else off; InTheWay and OSError say why that cannot be."""
+    directory = os.open(name, files.DIRECTORY, dir_fd=root)
     locks: list[int] = []
     try:
         _lock_of_prune(directory)
@@ -185,7 +153,7 @@ def _lock_of_prune(directory: int) -> None:
 
 
 def _lock_of_head(directory: int, *, create: bool) -> int:
-    """The lock that a head holds as long as it follows the job: experiment.lock()."""
+    """Take the lock that a head holds as long as it follows the job: Experiment.lock()."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(HEAD, flags | (os.O_CREAT if create else 0), 0o600, dir_fd=directory)
     try:
@@ -208,72 +176,25 @@ def _lock_of_head(directory: int, *, create: bool) -> int:
 
 
 def hide(root: int, held: Held) -> str:
-    """From here on it is gone for everybody; its name until it is deleted."""
-    hidden = f".{held.name}.gone-{secrets.token_hex(4)}"
-    os.rename(held.name, hidden, src_dir_fd=root, dst_dir_fd=root)
+    """Take an experiment out of sight; returns the name that it has until it is deleted."""
+    hidden = files.hidden_name(held.name)
+    files.hide(held.name, hidden, root)
     now = os.stat(hidden, dir_fd=root, follow_symlinks=False)
     same = os.path.samestat(now, os.fstat(held.directory))
     if not same or pinned(held.directory):
         os.rename(hidden, held.name, src_dir_fd=root, dst_dir_fd=root)
         raise InTheWay("it has just been pinned" if same else "something else has taken its name")
-    with contextlib.suppress(OSError):  # some network file systems cannot
-        os.fsync(root)
     return hidden
 
 
 def take(root: int, held: Held, seen: Callable[[int], None]) -> list[str]:
-    """Hide it and delete it."""
-    return delete(root, hide(root, held), held.directory, seen)
+    """Hide an experiment and delete it; returns what could not be deleted."""
+    return files.delete(hide(root, held), seen, root)
 
 
 def finish(root: int, hidden: str, seen: Callable[[int], None]) -> list[str]:
-    """Delete what an interrupted prune left; what is still there, in words."""
-    try:
-        directory = os.open(hidden, DIRECTORY, dir_fd=root)
-    except FileNotFoundError:
-        return []
-    try:
+    """Delete what an interrupted prune left; returns what could not be deleted."""
+    with contextlib.suppress(FileNotFoundError), files.opened(hidden, root) as directory:
         _lock_of_prune(directory)
-        return delete(root, hidden, directory, seen)
-    finally:
-        os.close(directory)
-
-
-def delete(root: int, hidden: str, directory: int, seen: Callable[[int], None]) -> list[str]:
-    """What could not be deleted, in words."""
-    problems: list[str] = []
-    try:
-        _empty(directory, hidden, seen, problems)
-        if not problems:
-            os.rmdir(hidden, dir_fd=root)
-    except FileNotFoundError:
-        pass
-    except RecursionError:
-        problems.append(f"{shown(hidden)}: its directories are nested too deeply")
-    except OSError as error:
-        problems.append(f"{shown(hidden)}: {error.strerror}")
-    return problems
-
-
-def _empty(directory: int, where: str, seen: Callable[[int], None], problems: list[str]) -> None:
-    with os.scandir(directory) as listing:
-        entries = list(listing)
-    for entry in entries:
-        inner, before = f"{where}/{entry.name}", len(problems)
-        try:
-            size = entry.stat(follow_symlinks=False).st_blocks * 512
-            if entry.is_dir(follow_symlinks=False):
-                below = os.open(entry.name, DIRECTORY, dir_fd=directory)
-                try:
-                    _empty(below, inner, seen, problems)
-                finally:
-                    os.close(below)
-                if len(problems) == before:
-                    os.rmdir(entry.name, dir_fd=directory)
-            else:
-                os.unlink(entry.name, dir_fd=directory)
-            seen(size)
-        except FileNotFoundError:
-            continue  # another prune is at it too
-        except OSError as error:
-            problems.append(f"{shown(inner)}: {error.strerror}")
+        return files.delete(hidden, seen, root)
+    return []

@@ -1,130 +1,123 @@
-"""What `orchestrator prune` says: the table before, the words after, and both as JSON."""
+"""The words of `orchestrator prune`: the table before, the outcome after, and both as JSON."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator import text
-from orchestrator.head.prune.scan import Found, Plan
+from orchestrator.head.prune.scan import PrunePlan, ScannedExperiment
 from orchestrator.head.screen import output
 from orchestrator.records.checkpoint_store import shown
+from orchestrator.text import plural, size
+
+STATES = {"done": "green", "failed": "red", "lost": "red"}
 
 
-def print_out(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # a reader that left does not stop the removal
-        output.tell(text)
-
-
-def experiments(count: int) -> str:
-    return f"{count} experiment{'' if count == 1 else 's'}"
-
-
-def tell(options: Mapping[str, Any], text: str) -> None:
+def tell(options: Mapping[str, Any], words: str) -> None:
     if not options["as_json"]:
-        print_out(text)
+        output.tell(words)
 
 
-def show(plan: Plan, *, verbose: bool) -> None:
-    """What would go, and what stays though its time has come."""
+def show(plan: PrunePlan, *, verbose: bool) -> None:
+    """Print what would go, and what stays though its time has come."""
     if plan.going:
         table(plan, plan.going)
     for name in plan.hidden:
-        left = text.size(plan.measured[name].size)
-        print_out(f"{shown(name)}: left by a prune that was interrupted, {left}")
-    for one in plan.going:
-        if plan.measured[one.name].obstacle:
-            print_out(f"cannot be removed: {shown(one.name)}: {plan.measured[one.name].obstacle}")
-    for one, why in plan.decided:
-        if one.record is not None and why is not None and (verbose or why == one.busy):
-            print_out(f"kept: {shown(one.name)}: {why}")
+        left = size(plan.measured[name].size)
+        output.tell(f"{shown(name)}: left by a prune that was interrupted, {left}")
+    for entry in plan.going:
+        obstacle = plan.measured[entry.name].obstacle
+        if obstacle:
+            output.tell(f"cannot be removed: {shown(entry.name)}: {obstacle}")
+    for entry, why in plan.ours:
+        if why is not None and (verbose or why == entry.busy):
+            output.tell(f"kept: {shown(entry.name)}: {why}")
     foreign(plan, verbose=verbose)
     for node, why in plan.unreached.items():
-        print_out(f"not reached: {shown(node)}: {why}")
-    if not plan.going and not plan.hidden:
-        count = sum(1 for one, _ in plan.decided if one.record is not None)
-        print_out(f"nothing to remove: {experiments(count)} in {shown(plan.directory)}")
+        output.tell(f"not reached: {shown(node)}: {why}")
+    if plan.going or plan.hidden:
+        total = sum(measured.size for measured in plan.measured.values())
+        output.tell(f"{plural(len(plan.going), 'experiment')}, {size(total)}")
     else:
-        size = sum(found.size for found in plan.measured.values())
-        print_out(f"{experiments(len(plan.going))}, {text.size(size)}")
+        count = plural(len(plan.ours), "experiment")
+        output.tell(f"nothing to remove: {count} in {shown(plan.directory)}")
 
 
-def foreign(plan: Plan, *, verbose: bool) -> None:
-    for one, why in plan.decided if verbose else ():
-        if one.record is None:
-            print_out(f"not ours: {shown(one.name)}: {why}")
+def foreign(plan: PrunePlan, *, verbose: bool) -> None:
+    for entry, why in plan.decided if verbose else ():
+        if entry.record is None:
+            output.tell(f"not ours: {shown(entry.name)}: {why}")
 
 
-def table(plan: Plan, rows: Sequence[Found]) -> None:
-    width = max([10, *(len(shown(one.name)) for one in rows)])
-    line = f"{{:{width}}}  {{:8}}  {{:16}}  {{:>8}}  {{}}"
-    print_out(line.format("experiment", "state", "when", "size", "").rstrip())
-    for one in rows:
-        assert one.record is not None
-        size = text.size(plan.measured[one.name].size)
-        pin = "pinned" if one.pinned else ""
-        row = (shown(one.name), shown(one.record.state), clock(one)[:16], size, pin)
-        print_out(line.format(*row).rstrip())
+def table(plan: PrunePlan, entries: Sequence[ScannedExperiment]) -> None:
+    rows: list[list[output.Cell]] = [["experiment", "state", "when", "size", ""]]
+    for entry in entries:
+        assert entry.record is not None
+        state = shown(entry.record.state)
+        bytes_, pin = size(plan.measured[entry.name].size), "pinned" if entry.pinned else ""
+        style = STATES.get(state, "")
+        rows.append([shown(entry.name), (state, style), clock(entry)[:16], bytes_, pin])
+    output.tell(output.table(rows, output.look(), right={3}, headed=True))
 
 
-def clock(one: Found) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.when))
+def clock(entry: ScannedExperiment) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.when))
 
 
-def conclude(options: Mapping[str, Any], plan: Plan) -> None:
-    """What came of it."""
+def conclude(options: Mapping[str, Any], plan: PrunePlan) -> None:
+    """Print what came of it."""
     for name, why in plan.spared.items():
         tell(options, f"kept: {shown(name)}: {why}")
     for name, why in plan.failed.items():
         tell(options, f"NOT REMOVED: {shown(name)}: {why}")
-    gone = [one for one in plan.going if one.name in plan.removed]
-    words = f"removed {experiments(len(gone))}, {text.size(plan.freed)} freed"
+    gone = [entry for entry in plan.going if entry.name in plan.removed]
+    words = f"removed {plural(len(gone), 'experiment')}, {size(plan.freed)} freed"
     if plan.on_nodes:
-        words += f" here and {text.size(plan.freed_on_nodes)} on their nodes"
+        words += f" here and {size(plan.freed_on_nodes)} on their nodes"
     elif gone:
         words += "; what they left on their nodes stays there (--on-nodes removes that too)"
     tell(options, words)
 
 
-def told_json(options: Mapping[str, Any], plan: Plan) -> None:
+def tell_json(options: Mapping[str, Any], plan: PrunePlan) -> None:
     if not options["as_json"]:
         return
-    ours = [(one, why) for one, why in plan.decided if one.record is not None]
-    told = {
+    whole = {
         "directory": str(plan.directory),
         "dry_run": options["dry_run"],
-        "experiments": [about(plan, one, why) for one, why in ours],
+        "experiments": [about(plan, entry, why) for entry, why in plan.ours],
         "left_over": [
-            {"name": name, "size": plan.measured[name].size, **became(plan, name)}
+            {"name": name, "size": plan.measured[name].size, **outcome(plan, name)}
             for name in plan.hidden
         ],
         "not_ours": [
-            {"name": one.name, "reason": why} for one, why in plan.decided if one.record is None
+            {"name": entry.name, "reason": why}
+            for entry, why in plan.decided
+            if entry.record is None
         ],
         "nodes_not_cleaned": plan.unreached,
         "freed": plan.freed,
         "freed_on_nodes": plan.freed_on_nodes,
     }
-    print_out(json.dumps(told, indent=1))
+    output.tell(json.dumps(whole, indent=1))
 
 
-def about(plan: Plan, one: Found, why: str | None) -> dict[str, Any]:
-    assert one.record is not None
-    measured = plan.measured.get(one.name)
+def about(plan: PrunePlan, entry: ScannedExperiment, why: str | None) -> dict[str, Any]:
+    assert entry.record is not None
+    measured = plan.measured.get(entry.name)
     return {
-        "name": one.name,
-        "state": one.record.state,
-        "when": clock(one),
+        "name": entry.name,
+        "state": entry.record.state,
+        "when": clock(entry),
         "size": measured.size if measured else None,
-        "pinned": one.pinned,
-        **(became(plan, one.name) if why is None else {"action": "kept", "reason": why}),
+        "pinned": entry.pinned,
+        **(outcome(plan, entry.name) if why is None else {"action": "kept", "reason": why}),
     }
 
 
-def became(plan: Plan, name: str) -> dict[str, Any]:
+def outcome(plan: PrunePlan, name: str) -> dict[str, Any]:
     if name in plan.removed:
         return {"action": "removed", "reason": None}
     if name in plan.spared:

@@ -1,14 +1,121 @@
-"""Text for standard output."""
+"""The one way to standard output: plain text for pipes, tables and colours for a terminal.
+
+Rich draws what a terminal gets. It is imported only then, and never sees text as its markup.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import shutil
 import sys
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import TextIO
 
-import click
+from orchestrator import text
+
+Cell = str | tuple[str, str]  # a text, or a text and its style, such as "bold red"
+UNLIMITED = 1 << 20  # columns
+SHORT = 20  # columns of a table that are no wider are never wrapped
 
 
-def tell(text: str) -> None:
+@dataclass(frozen=True)
+class Look:
+    """How to write: for a terminal of this width, or as a pipe gets it; with colours or without."""
+
+    width: int | None = None
+    color: bool = False
+
+
+PLAIN = Look()
+
+
+def look(color: bool | None = None, out: TextIO | None = None) -> Look:
+    """How standard output is written to; `color` is what the user asked for, if anything."""
+    terminal = (out or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
+    if color is None:
+        color = terminal and not os.environ.get("NO_COLOR")
+    return Look(shutil.get_terminal_size().columns if terminal else None, color)
+
+
+def tell(words: str) -> None:
+    """Write to standard output, even a Latin-1 one; a reader that has left is no error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name that Latin-1 cannot show
-    click.echo(text)
+        sys.stdout.reconfigure(errors="backslashreplace")
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(words if words.endswith("\n") or not words else words + "\n")
+        sys.stdout.flush()
+
+
+def status(line: str) -> None:
+    """Replace the last line of a terminal on standard error; an empty one goes away."""
+    sys.stderr.write(f"\r\x1b[K{line}")
+    sys.stderr.flush()
+
+
+def printable(words: str) -> str:
+    """Take out what a terminal would act on: a node, or a file's name, may hold anything."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in words)
+
+
+def paint(words: str, style: str, look: Look) -> str:
+    """A text in a style; as it is where no colours show."""
+    return table([[(words, style)]], Look(color=True)) if look.color else printable(words)
+
+
+def table(
+    rows: Sequence[Sequence[Cell]],
+    look: Look = PLAIN,
+    *,
+    right: Container[int] = (),
+    headed: bool = False,
+    indent: int = 0,
+) -> str:
+    """Aligned columns, wrapped to the width of a terminal; the first row may be headings."""
+    cells = [[_styled(cell) for cell in row] for row in rows]
+    if look.width is None and not look.color:
+        lines = text.table([[words for words, _ in row] for row in cells], right)
+    else:
+        lines = _drawn(cells, look, right, headed=headed, indent=indent)
+    return "\n".join(" " * indent + line if line else "" for line in lines)
+
+
+def _styled(cell: Cell) -> tuple[str, str]:
+    words, style = (cell, "") if isinstance(cell, str) else cell
+    return printable(words), style
+
+
+def _drawn(
+    cells: list[list[tuple[str, str]]],
+    look: Look,
+    right: Container[int],
+    *,
+    headed: bool,
+    indent: int,
+) -> list[str]:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for number, column in enumerate(zip(*cells, strict=True)):
+        short = max(len(words) for words, _ in column) <= SHORT
+        grid.add_column(
+            justify="right" if number in right else "left", no_wrap=short, overflow="fold"
+        )
+    for number, row in enumerate(cells):
+        heading = "bold" if headed and number == 0 else ""
+        grid.add_row(*(Text(words, style=style or heading) for words, style in row))
+    console = Console(
+        file=io.StringIO(),
+        width=max(1, look.width - indent) if look.width else UNLIMITED,
+        force_terminal=look.color,
+        no_color=not look.color,
+        color_system="standard" if look.color else None,
+        _environ={},
+    )
+    with console.capture() as captured:
+        console.print(grid, crop=False)
+    return [line.rstrip() for line in captured.get().splitlines()]

@@ -22,6 +22,7 @@ from orchestrator.head.screen.log_reader import (
     clean,
     plain,
 )
+from orchestrator.text import size
 
 FRAME = 0.05  # seconds between two paintings of a terminal
 BARS = 8  # progress bars shown at a time
@@ -112,7 +113,9 @@ class Screen:
             if skipped:
                 node.streams.clear()
                 path = node.reader.log.text
-                self.say(f"node{node.number}: {_amount(skipped)} not shown, in full in {path}")
+                self.say(
+                    f"node{node.number}: {size(skipped, binary=True)} not shown, in full in {path}"
+                )
 
     def skip_to_end(self) -> None:
         """Begin with what comes from now on."""
@@ -229,10 +232,6 @@ def _columns(character: str) -> int:
     if unicodedata.east_asian_width(character) in "WF":
         return 2
     return 0 if unicodedata.category(character) in ("Mn", "Me", "Cf") else 1
-
-
-def _amount(size: int) -> str:
-    return f"{size / (1 << 20):.1f} MiB" if size >= 1 << 20 else f"{size / (1 << 10):.0f} KiB"
 
 
 def _terminal_size(out: TextIO) -> tuple[int, int]:

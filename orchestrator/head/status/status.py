@@ -15,6 +15,7 @@ from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.slurm import queue
 from orchestrator.records import experiment
 from orchestrator.records.experiment import JobRecord, NodeRecord
+from orchestrator.text import duration
 
 
 def ask_nodes(ssh: Transport, record: JobRecord) -> list[dict[str, Any]]:
@@ -62,7 +63,8 @@ def to_text(
         if state.get("why"):
             first += f": {state['why']}"
         if state.get("log_time"):
-            first += f", last output {age(state['log_time'])} ago"
+            silence = round(max(0.0, time.time() - state["log_time"]))
+            first += f", last output {duration(silence)} ago"
         lines.append(first)
         for rank, told in sorted(state["ranks"].items(), key=lambda item: int(item[0])):
             words = told.get("state", "?")
@@ -88,14 +90,6 @@ def to_json(
     if record.slurm_job is not None:
         told["slurm"] = {"job": record.slurm_job, **(asdict(slurm) if slurm else {})}
     return json.dumps(told, indent=1)
-
-
-def age(then: float) -> str:
-    seconds = max(0.0, time.time() - then)
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 # -- jobs of another head ---------------------------------------------------------------------

@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from orchestrator.head.verify.diagnosis import size, speed
+from orchestrator.text import duration
 
 WIDTH, PLOT_HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 820, 250, 76, 150, 44, 40
 CELL, SHOWN = 46, 16  # of the matrix of pairs; with more nodes it has no numbers
@@ -164,10 +165,3 @@ def words(x: float, y: float, text: str, look: str = "", anchor: str = "start") 
     style = f' class="{look}"' if look else ""
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
     return f"<text {place}{style}>{escape(text)}</text>"
-
-
-def duration(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"

@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator import text
+
 Rates = Mapping[tuple[int, int], float]  # (from, to) -> bytes per second
 
 FAR = 0.6  # of the usual: less is slow, if the others agree among themselves
@@ -25,7 +27,7 @@ SOCKETS = 1.25e9  # so no more than this, 10 Gb/s, is expected of any
 
 
 @dataclass(frozen=True)
-class Finding:
+class Bottleneck:
     """Something that is wrong or slow; `kind`: wrong, node, link, device."""
 
     kind: str
@@ -84,16 +86,14 @@ def ends(rates: Rates) -> Ends:
     return Ends(out, into, usual, part, slow_out, slow_in)
 
 
-def slow_links(rates: Rates, names: Sequence[str]) -> list[Finding]:
+def slow_links(rates: Rates, names: Sequence[str]) -> list[Bottleneck]:
     """Nodes first, then the links that no slow node explains."""
     if any((b, a) not in rates for a, b in rates):
         rates = {pair: rate for pair, rate in rates.items() if pair[::-1] in rates}
     if not rates:
         return []
     found = ends(rates)
-    told = [
-        node_finding(node, rates, found, names) for node in sorted(found.slow_out | found.slow_in)
-    ]
+    told = [slow_node(node, rates, found, names) for node in sorted(found.slow_out | found.slow_in)]
     parts = {
         (a, b): rate / (found.usual if len(rates) == 2 else min(found.out[a], found.into[b]))
         for (a, b), rate in rates.items()
@@ -105,47 +105,47 @@ def slow_links(rates: Rates, names: Sequence[str]) -> list[Finding]:
     }
     both = sorted(pair for pair in slow if pair[0] < pair[1] and pair[::-1] in slow)
     one_way = sorted(pair for pair in slow if pair[::-1] not in slow)
-    told += [link_finding(pair, rates, found.usual, names) for pair in both]
-    return told + [one_way_finding(pair, rates, found.usual, names) for pair in one_way]
+    told += [slow_link(pair, rates, found.usual, names) for pair in both]
+    return told + [one_way_link(pair, rates, found.usual, names) for pair in one_way]
 
 
-def node_finding(node: int, rates: Rates, found: Ends, names: Sequence[str]) -> Finding:
+def slow_node(node: int, rates: Rates, found: Ends, names: Sequence[str]) -> Bottleneck:
     out, into = found.out[node], found.into[node]
     usual = f"others {speed(found.usual)}"
     if node in found.slow_out and node in found.slow_in:
         own = statistics.median(rate for pair, rate in rates.items() if node in pair)
         text = f"{names[node]} reaches everyone at {speed(own)}, {usual}"
-        return Finding("node", text, (node,), own, found.usual)
+        return Bottleneck("node", text, (node,), own, found.usual)
     if node in found.slow_out:
         text = f"{names[node]} sends to everyone at {speed(out)}, {usual}; it receives at"
-        return Finding("node", f"{text} {speed(into)}", (node,), out, found.usual)
+        return Bottleneck("node", f"{text} {speed(into)}", (node,), out, found.usual)
     text = f"{names[node]} receives from everyone at {speed(into)}, {usual}; it sends at"
-    return Finding("node", f"{text} {speed(out)}", (node,), into, found.usual)
+    return Bottleneck("node", f"{text} {speed(out)}", (node,), into, found.usual)
 
 
-def link_finding(
+def slow_link(
     pair: tuple[int, int], rates: Rates, usual: float, names: Sequence[str]
-) -> Finding:
+) -> Bottleneck:
     a, b = pair
     rate = min(rates[a, b], rates[b, a])
     text = f"the link between {names[a]} and {names[b]} has {speed(rates[a, b])} there and"
     text += f" {speed(rates[b, a])} back, others {speed(usual)}"
-    return Finding("link", text, pair, rate, usual)
+    return Bottleneck("link", text, pair, rate, usual)
 
 
-def one_way_finding(
+def one_way_link(
     pair: tuple[int, int], rates: Rates, usual: float, names: Sequence[str]
-) -> Finding:
+) -> Bottleneck:
     a, b = pair
     text = f"{names[a]} reaches {names[b]} at {speed(rates[a, b])}; back it is"
     others = "" if len(rates) == 2 else f", others {speed(usual)}"
     text = f"{text} {speed(rates[b, a])}{others}"
-    return Finding("link", text, pair, rates[a, b], usual)
+    return Bottleneck("link", text, pair, rates[a, b], usual)
 
 
 def below_promise(
     rates: Rates, promised: Sequence[float | None], names: Sequence[str]
-) -> list[Finding]:
+) -> list[Bottleneck]:
     """With two nodes, or all of them slow, there is nothing to compare with but their own word."""
     said = [one for one in promised if one]
     if not rates or len(said) < len(promised):
@@ -155,7 +155,7 @@ def below_promise(
         return []
     who = "all nodes" if len(names) > 2 else " and ".join(names)
     text = f"{who} reach each other at {speed(usual)}; their interfaces say {speed(min(said))}"
-    return [Finding("link", text, tuple(range(len(names))), usual, min(said))]
+    return [Bottleneck("link", text, tuple(range(len(names))), usual, min(said))]
 
 
 # -- devices and results --------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def below_promise(
 
 def slow_devices(
     flops: Sequence[float], devices: Sequence[str], node_of: Sequence[int], names: Sequence[str]
-) -> list[Finding]:
+) -> list[Bottleneck]:
     """Of ranks with the same kind of device."""
     told = []
     for kind in sorted(set(devices)):
@@ -176,19 +176,19 @@ def slow_devices(
                 node = node_of[rank]
                 text = f"rank {rank} on {names[node]} multiplies at {operations(rate)}, others"
                 text = f"{text} {operations(usual)} ({kind})"
-                told.append(Finding("device", text, (node,), rate, usual))
+                told.append(Bottleneck("device", text, (node,), rate, usual))
     return told
 
 
 def wrong_results(
     wrong: Sequence[Mapping[str, Any]], node_of: Sequence[int], names: Sequence[str]
-) -> list[Finding]:
+) -> list[Bottleneck]:
     """The smallest size of each collective on each rank: larger ones mostly repeat it."""
     first: dict[tuple[str, int], Mapping[str, Any]] = {}
     for one in sorted(wrong, key=lambda one: int(one["bytes"])):
         first.setdefault((one["collective"], one["rank"]), one)
     return [
-        Finding(
+        Bottleneck(
             "wrong",
             f"{one['collective']} of {size(one['bytes'])} gave rank {one['rank']} on"
             f" {names[node_of[one['rank']]]} a wrong result: element {one['element']} is"
@@ -199,7 +199,7 @@ def wrong_results(
     ]
 
 
-def all_of(told: Mapping[str, Any]) -> list[Finding]:
+def all_of(told: Mapping[str, Any]) -> list[Bottleneck]:
     """Everything that there is to say of what a verify run wrote."""
     nodes = told["nodes"]
     names = [f"node {node['index']} ({node['host']})" for node in nodes]
@@ -228,8 +228,6 @@ def operations(flops: float) -> str:
     return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e11 else f"{flops / 1e9:.3g} GFLOP/s"
 
 
-def size(count: int) -> str:
-    for unit, scale in (("GB", 30), ("MB", 20), ("KB", 10)):
-        if count >= 1 << scale:
-            return f"{count / (1 << scale):.3g} {unit}"
-    return f"{count} B"
+def size(count: float) -> str:
+    """Write a number of bytes in powers of two, as the sizes of the measurement are."""
+    return text.size(count, binary=True)

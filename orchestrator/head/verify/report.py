@@ -1,13 +1,14 @@
-"""What `orchestrator verify` says when it is done: tables of what was measured. Pure."""
+"""The tables that `orchestrator verify` prints when it is done. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.head.verify.chart import duration
-from orchestrator.head.verify.diagnosis import Finding, operations, size
+from orchestrator.head.screen.output import PLAIN, Cell, Look, paint, table
+from orchestrator.head.verify.diagnosis import Bottleneck, operations, size
 from orchestrator.head.verify.prediction import Prediction
+from orchestrator.text import duration
 
 WIDEST = 12  # nodes whose pairs are shown as a matrix
 SCOPES = {"all": "among all {} ranks", "node": "within each node", "across": "across nodes"}
@@ -15,22 +16,20 @@ ENDED = {  # why sizes are missing
     "time": "larger sizes are left out where their time was up; more with --seconds",
     "memory": "larger sizes are left out: the ranks have not the memory for them",
 }
-RED, YELLOW, GREEN = "31", "33", "32"
 
 
-def tell(
+def to_text(
     told: Mapping[str, Any],
-    findings: Sequence[Finding],
+    findings: Sequence[Bottleneck],
     predictions: Sequence[Prediction],
-    *,
-    color: bool,
+    look: Look = PLAIN,
 ) -> str:
-    blocks = [collectives(told), pairs(told), devices(told), predicted(told, predictions)]
-    blocks.append(conclusion(told, findings, color=color))
+    blocks = [*collectives(told, look), pairs(told, look), devices(told)]
+    blocks += [predicted(told, predictions, look), conclusion(told, findings, look)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def collectives(told: Mapping[str, Any]) -> str:
+def collectives(told: Mapping[str, Any], look: Look) -> list[str]:
     """A table for each scope: sizes down, collectives across, time and bus bandwidth each."""
     rows = told.get("collectives", [])
     blocks = []
@@ -39,22 +38,21 @@ def collectives(told: Mapping[str, Any]) -> str:
         if not own:
             continue
         names = list(dict.fromkeys(row["collective"] for row in own))
-        cells = {(row["collective"], size(row["bytes"])): row for row in own}
-        sizes = list(dict.fromkeys(size(row["bytes"]) for row in sorted(own, key=by_size)))
-        lines = [f"{title.format(own[0]['ranks'])}: time of one call, bus bandwidth in Gb/s"]
-        lines.append(" " * 8 + "".join(f"{name:>18}" for name in names))
-        for count in sizes:
-            shown = [cell(cells.get((name, count))) for name in names]
-            lines.append(f"{count:>8}" + "".join(f"{one:>18}" for one in shown))
-        blocks.append("\n".join(lines))
+        by_cell = {(row["collective"], row["bytes"]): row for row in own}
+        lines: list[list[Cell]] = [["", *names]]
+        for count in sorted({int(row["bytes"]) for row in own}):
+            lines.append([size(count), *(cell(by_cell.get((name, count))) for name in names)])
+        heading = f"{title.format(own[0]['ranks'])}: time of one call, bus bandwidth in Gb/s"
+        blocks.append(f"{heading}\n{figures(lines, look)}")
     barriers = [row for row in rows if row["collective"] == "barrier"]
     if barriers:
         blocks.append(f"barrier: {duration(barriers[0]['seconds'])}")
-    return "\n\n".join([*blocks, *(ENDED[why] for why in told.get("notes", []))])
+    return [*blocks, *(ENDED[why] for why in told.get("notes", []))]
 
 
-def by_size(row: Mapping[str, Any]) -> int:
-    return int(row["bytes"])
+def figures(rows: Sequence[Sequence[Cell]], look: Look) -> str:
+    """A table of numbers, with headings above and at the left."""
+    return table(rows, look, right=range(1, len(rows[0])), headed=True, indent=2)
 
 
 def cell(row: Mapping[str, Any] | None) -> str:
@@ -63,7 +61,7 @@ def cell(row: Mapping[str, Any] | None) -> str:
     return f"{duration(row['seconds'])} {8e-9 * row['busbw']:8.3f}"
 
 
-def pairs(told: Mapping[str, Any]) -> str:
+def pairs(told: Mapping[str, Any], look: Look) -> str:
     rows = told.get("pairs", [])
     if not rows:
         return ""
@@ -72,21 +70,20 @@ def pairs(told: Mapping[str, Any]) -> str:
     delays = sorted(row["latency"] for row in rows)
     spread = f"one way {duration(delays[0])} to {duration(delays[-1])}"
     if len(nodes) > WIDEST:
-        lines = [f"each node with all others, Gb/s, slowest and fastest ({spread})"]
+        lines: list[list[Cell]] = [
+            ["", "sends, slowest", "fastest", "receives, slowest", "fastest"]
+        ]
         for node in nodes:
             out = [rate for (a, _), rate in rates.items() if a == node]
             into = [rate for (_, b), rate in rates.items() if b == node]
-            lines.append(
-                f"  node {node:<3} sends {min(out):7.3g} to {max(out):7.3g}"
-                f"   receives {min(into):7.3g} to {max(into):7.3g}"
-            )
-        return "\n".join(lines)
-    lines = [f"from a node to a node, Gb/s ({spread})"]
-    lines.append(" " * 10 + "".join(f"{f'node {node}':>9}" for node in nodes))
+            ends = (min(out), max(out), min(into), max(into))
+            lines.append([f"node {node}", *(f"{rate:.3g}" for rate in ends)])
+        return f"each node with all others, Gb/s ({spread})\n{figures(lines, look)}"
+    lines = [["", *(f"node {node}" for node in nodes)]]
     for a in nodes:
         shown = [f"{rates[a, b]:.3g}" if (a, b) in rates else "-" for b in nodes]
-        lines.append(f"  {f'node {a}':8}" + "".join(f"{one:>9}" for one in shown))
-    return "\n".join(lines)
+        lines.append([f"node {a}", *shown])
+    return f"from a node to a node, Gb/s ({spread})\n{figures(lines, look)}"
 
 
 def devices(told: Mapping[str, Any]) -> str:
@@ -99,44 +96,41 @@ def devices(told: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def predicted(told: Mapping[str, Any], predictions: Sequence[Prediction]) -> str:
+def predicted(told: Mapping[str, Any], predictions: Sequence[Prediction], look: Look) -> str:
     model = told.get("model") or {}
     if "why" in model:
         return f"no prediction of step times: {model['why']}"
     if not predictions:
         return ""
-    lines = [f"a step of the configured model ({model['parameters']:,} parameters), best first"]
-    head = ("", "step", "computing", "communicating", "memory per rank")
-    lines.append(f"  {head[0]:14}{head[1]:>10}{head[2]:>12}{head[3]:>16}{head[4]:>18}")
-    for one in predictions:
-        notes = ["configured"] if one.configured else []
-        notes += [] if one.fits else ["does not fit"]
-        notes += ["messages larger than measured"] if one.beyond else []
-        lines.append(
-            f"  {one.strategy:14}{duration(one.step):>10}{duration(one.compute):>12}"
-            f"{duration(one.communication):>16}{size(int(one.memory)):>18}"
-            + (f"  ({', '.join(notes)})" if notes else "")
-        )
+    heading = f"a step of the configured model ({model['parameters']:,} parameters), best first"
+    rows: list[list[Cell]] = [
+        ["", "step", "computing", "communicating", "memory per rank", ""],
+    ]
+    for prediction in predictions:
+        notes = ["configured"] if prediction.configured else []
+        notes += [] if prediction.fits else ["does not fit"]
+        notes += ["messages larger than measured"] if prediction.beyond else []
+        times = (prediction.step, prediction.compute, prediction.communication)
+        note = f"({', '.join(notes)})" if notes else ""
+        memory = size(prediction.memory)
+        rows.append([prediction.strategy, *map(duration, times), memory, note])
+    lines = [heading, table(rows, look, right=range(1, 5), headed=True, indent=2)]
     if model["micro_batch"] is None:
         lines.append("  the model does not say its FLOPs, so its computing is left out")
     return "\n".join(lines)
 
 
-def conclusion(told: Mapping[str, Any], findings: Sequence[Finding], *, color: bool) -> str:
-    def tint(text: str, code: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if color else text
-
+def conclusion(told: Mapping[str, Any], findings: Sequence[Bottleneck], look: Look) -> str:
     lines = []
-    for one in findings:
-        wrong = one.kind == "wrong"
-        word = "WRONG" if wrong else "SLOW"
-        lines.append(tint(f"{word}: {one.text}", RED if wrong else YELLOW))
+    for finding in findings:
+        wrong = finding.kind == "wrong"
+        words = f"{'WRONG' if wrong else 'SLOW'}: {finding.text}"
+        lines.append(paint(words, "red" if wrong else "yellow", look))
     if not told["complete"]:
-        lines.append(tint("the run ended before everything was measured", YELLOW))
+        lines.append(paint("the run ended before everything was measured", "yellow", look))
     elif not findings:
         several = len(told["devices"]) > 1
         words = "every result is right, no node, link or device is slower than the others"
-        lines.append(
-            tint(words if several else "one rank alone: there is no link to verify", GREEN)
-        )
+        words = words if several else "one rank alone: there is no link to verify"
+        lines.append(paint(words, "green", look))
     return "\n".join(lines)

@@ -70,12 +70,10 @@ def test_ls_of_the_newest_experiment_that_has_any(root: Path, typed: Typed) -> N
     lines = out.splitlines()
     assert lines[0] == str(saved(root, 30).parent)
     assert lines[1].split() == ["step", "when", "size", "world", "state"]
-    assert lines[2].startswith("       32  ")
-    assert lines[2].endswith("   2.0 kB      2  incomplete: __0_0.distcp is missing")
-    assert (
-        "       31  -                           -      -  incomplete: manifest.json is not" in out
-    )
-    assert lines[4] == "       30  2026-01-02 03:04:05    2.0 kB      2  complete"
+    assert lines[2].startswith("  32  ")
+    assert lines[2].endswith("  2 kB      2  incomplete: __0_0.distcp is missing")
+    assert "  31  -                       -      -  incomplete: manifest.json is not" in out
+    assert lines[4] == "  30  2026-01-02 03:04:05  2 kB      2  complete"
 
 
 def test_ls_in_json(root: Path, typed: Typed) -> None:
@@ -180,7 +178,7 @@ def test_verify_where_all_is_well(root: Path, typed: Typed) -> None:
     lines = out.splitlines()
     assert lines[0] == str(saved(root, 30).parent)
     for line, step in zip(lines[1:], (32, 31, 30), strict=True):
-        assert line.startswith(f"step {step}: good (2.0 kB in 0.")
+        assert line.startswith(f"step {step}: good (2 kB in 0.")
 
 
 def test_verify_names_what_is_damaged_and_what_to_resume_from(root: Path, typed: Typed) -> None:
@@ -254,7 +252,7 @@ def test_a_terminal_sees_how_far_it_is(root: Path) -> None:
             seen += piece.decode()
     os.close(leader)
     assert running.returncode == 0
-    assert "MB of 6.3 MB" in seen
+    assert "MB of 6.29 MB" in seen
     assert seen.endswith("\r\x1b[K")
     assert "step 1: good" in out
     assert "MB of" not in out

@@ -13,6 +13,7 @@ from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Examined
 from orchestrator.head.doctor.report import to_json, to_text
 from orchestrator.head.inventory.facts import Card, Disk, Facts, Leftover, Limits
 from orchestrator.head.plan.model import NodeAddress
+from orchestrator.head.screen.output import Look
 from tests.head.plan.probed import facts, infiniband, interface, software
 
 GIB = 1 << 30
@@ -115,7 +116,7 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"checkup": look(problems={"gpus": "nvidia-smi did not end within 20 s"})}, "gpus", BAD,
      "did not end within 20 s"),
     ({"checkup": look(holders=(Holder(7, "u", "python", 4 * GIB, "alice"),))}, "busy", WARN,
-     "gpu4: alice holds 4.0 GiB on its GPUs (PID 7)"),
+     "gpu4: alice holds 4 GiB on its GPUs (PID 7)"),
     ({"leftovers": (Leftover("run_20260101_000000-abc123", 0, alive=True),)}, "ours", WARN,
      "the job run_20260101_000000-abc123 runs there"),
     ({"leftovers": (Leftover("run_20260101_000000-abc123", 0, alive=False),)}, "ours", WARN,
@@ -127,12 +128,12 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"checkup": look(script="9999")}, "code", BAD, "sha256 of the program: 9999 on gpu4"),
     ({"workdir_exists": False}, "workdir", BAD, "gpu4: there is no directory /job"),
     ({"disk": READ_ONLY}, "workdir", WARN, "gpu4: /job cannot be written"),
-    ({"disk": DISK_FULL}, "disk", BAD, "/ on gpu4: 1 MiB free of 100.0 GiB"),
+    ({"disk": DISK_FULL}, "disk", BAD, "/ on gpu4: 1 MiB free of 100 GiB"),
     ({"disk": NO_INODES}, "disk", BAD, "3 inodes left"),
     ({"disk": None, "problems": {"disk": "it did not answer within 3 s"}}, "disk", BAD,
      "did not answer"),
     ({"shm": CONTAINER}, "shm", WARN, "/dev/shm has 64 MiB in all"),
-    ({"shm": FULL}, "shm", BAD, "/dev/shm is full: 4 KiB free of 64.0 GiB"),
+    ({"shm": FULL}, "shm", BAD, "/dev/shm is full: 4 KiB free of 64 GiB"),
     ({"limits": Limits((1 << 20, 1 << 20), (65536, 65536), (-1, -1), (0, -1))}, "limits", BAD,
      "memlock is 64 KiB on gpu4"),
     ({"limits": Limits((256, 4096), (-1, -1), (-1, -1), (0, -1))}, "limits", WARN,
@@ -229,7 +230,7 @@ def sick() -> Diagnosis:
 
 
 def test_the_table(sick: Diagnosis) -> None:
-    lines = to_text(sick, colour=False).splitlines()
+    lines = to_text(sick).splitlines()
     heads = lines[0].split()
     assert heads == list(CHECKS)
     rows = {line.split()[0]: dict(zip(heads, line.split()[1:], strict=True)) for line in lines[1:6]}
@@ -238,8 +239,8 @@ def test_the_table(sick: Diagnosis) -> None:
     assert rows["gpu5"]["reach"] == "BAD" and rows["gpu5"]["torch"] == "-"
     assert lines[-1].startswith("5 nodes, all checks") and lines[-1].endswith("2 BAD, 1 warn")
     assert "       -> is sshd running?" in lines
-    assert "->" not in to_text(sick, colour=False, hints=False)
-    assert "\x1b[1;31mBAD" in to_text(sick, colour=True)
+    assert "->" not in to_text(sick, hints=False)
+    assert "\x1b[1;31mBAD" in to_text(sick, Look(color=True))
 
 
 def test_what_scripts_read(sick: Diagnosis) -> None:
@@ -255,7 +256,7 @@ def test_what_scripts_read(sick: Diagnosis) -> None:
 
 def test_quick_checks_leave_out_what_was_not_asked() -> None:
     quick = judge(case(full=False), 0.0)
-    assert not {"busy", "code", "links"} & set(to_text(quick, colour=False).split("\n")[0].split())
+    assert not {"busy", "code", "links"} & set(to_text(quick).split("\n")[0].split())
 
 
 @pytest.mark.parametrize("check", list(CHECKS.values()), ids=list(CHECKS))

@@ -9,8 +9,9 @@ import pytest
 
 from orchestrator.errors import UsageError
 from orchestrator.head.commands import verify
+from orchestrator.head.screen.output import Look
 from orchestrator.head.verify import chart, diagnosis, report
-from orchestrator.head.verify.diagnosis import Finding
+from orchestrator.head.verify.diagnosis import Bottleneck
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -67,9 +68,9 @@ def test_nothing_measured_is_still_a_picture() -> None:
 
 @pytest.mark.parametrize("nodes", [2, 12, 13])
 def test_the_table_has_every_size_and_every_node(nodes: int) -> None:
-    text = report.tell(told(nodes), [], [], color=False)
+    text = report.to_text(told(nodes), [], [])
     lines = text.splitlines()
-    for size in ("1 KB", "256 KB", "1 MB", "1 GB"):
+    for size in ("1 KiB", "256 KiB", "1 MiB", "1 GiB"):
         assert sum(line.strip().startswith(f"{size} ") for line in lines) == 2, text
     assert f"node {nodes - 1}" in text
     assert "every result is right, no node, link or device is slower than the others" in text
@@ -77,8 +78,8 @@ def test_the_table_has_every_size_and_every_node(nodes: int) -> None:
 
 
 def test_findings_stand_out() -> None:
-    found = [Finding("node", "node 1 is slow"), Finding("wrong", "a wrong sum")]
-    text = report.tell(told(2), found, [], color=True)
+    found = [Bottleneck("node", "node 1 is slow"), Bottleneck("wrong", "a wrong sum")]
+    text = report.to_text(told(2), found, [], Look(color=True))
     assert "\x1b[33mSLOW: node 1 is slow\x1b[0m" in text
     assert "\x1b[31mWRONG: a wrong sum\x1b[0m" in text
     assert "every result is right" not in text
@@ -86,7 +87,7 @@ def test_findings_stand_out() -> None:
 
 def test_a_run_that_was_cut_short_says_so() -> None:
     data = {key: told(2)[key] for key in ("nodes", "backend", "flops", "devices")}
-    text = report.tell({**data, "complete": False}, [], [], color=False)
+    text = report.to_text({**data, "complete": False}, [], [])
     assert "the run ended before everything was measured" in text
     assert diagnosis.all_of(data) == []
 
@@ -104,7 +105,7 @@ def test_a_run_that_was_cut_short_says_so() -> None:
     ],
 )
 def test_exit_codes(code: int, kinds: list[str], strict: bool, expected: int) -> None:
-    found = [Finding(kind, "") for kind in kinds]
+    found = [Bottleneck(kind, "") for kind in kinds]
     assert verify.exit_code(code, found, strict=strict) == expected
 
 

@@ -198,7 +198,7 @@ def test_a_wrong_result_is_told_with_all_that_is_known() -> None:
            "got": 5.0, "expected": 6.0}  # fmt: skip
     (found,) = diagnosis.wrong_results([{**one, "bytes": 4096}, one], [0, 0, 1, 1], names(2))
     assert found.text == (
-        "all_reduce of 1 KB gave rank 3 on node 1 (host1) a wrong result: element 17 is 5, not 6"
+        "all_reduce of 1 KiB gave rank 3 on node 1 (host1) a wrong result: element 17 is 5, not 6"
     )
 
 

@@ -1,0 +1,139 @@
+"""Files that are replaced whole, and directories that go whole, on the head and on the nodes.
+
+Shipped to the nodes: the standard library alone, and Python 3.9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Union
+
+Name = Union[str, "os.PathLike[str]"]
+
+GONE = ".gone-"  # in the name of a directory that is being deleted: .NAME.gone-0123abcd
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+MOUNTS = "/proc/self/mountinfo"
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a network file system that has no such call
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def replacing(path: Name, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Fill a new file; at the end of the block it takes the place of `path`, safe on the disk.
+
+    Whoever reads `path`, also after a crash, finds the old content or the new, never a part.
+    """
+    directory, name = os.path.split(os.fspath(path))
+    new = os.path.join(directory, f".{name}.{os.getpid()}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(new, flags, mode), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
+
+
+def replace(path: Name, content: str | bytes, mode: int = 0o666) -> None:
+    """Write a whole file, text as UTF-8: see `replacing`."""
+    with replacing(path, mode) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+# -- directories ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def opened(path: Name, dir_fd: int | None = None) -> Iterator[int]:
+    """A descriptor of a directory, which is no symbolic link."""
+    directory = os.open(path, DIRECTORY, dir_fd=dir_fd)
+    try:
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def sync_directory(path: Name, dir_fd: int | None = None) -> None:
+    """Bring renames to the disk: they are there only when their directory is."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
+    try:
+        os.fsync(directory)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise
+    finally:
+        os.close(directory)
+
+
+def hidden_name(name: str) -> str:
+    """A name under which a directory is deleted."""
+    return f".{name}{GONE}{secrets.token_hex(4)}"
+
+
+def hide(path: Name, hidden: Name, dir_fd: int | None = None) -> None:
+    """Take a directory out of sight by one rename: from here on it is gone, whatever happens."""
+    os.rename(path, hidden, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    sync_directory(os.path.dirname(os.fspath(hidden)) or ".", dir_fd)
+
+
+def delete(
+    path: Name, seen: Callable[[int], None] = lambda _: None, dir_fd: int | None = None
+) -> list[str]:
+    """Delete a directory that was hidden; seen() hears how many bytes went. What could not go.
+
+    By names in directories that are held open: no symbolic link is followed, whoever puts one
+    where. What somebody else deletes at the same time is no problem.
+    """
+    problems: list[str] = []
+
+    def note(error: OSError, name: str = "") -> None:
+        if not isinstance(error, FileNotFoundError):
+            where = error.filename if isinstance(error.filename, str) else os.fspath(path)
+            problems.append(f"{name or where}: {error.strerror}")
+
+    try:
+        for where, inner, files, directory in os.fwalk(
+            path, topdown=False, onerror=note, dir_fd=dir_fd
+        ):
+            for name in (*files, *inner):
+                before = len(problems)
+                try:
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    remove = os.rmdir if stat.S_ISDIR(status.st_mode) else os.unlink
+                    remove(name, dir_fd=directory)
+                    seen(status.st_blocks * 512)
+                except OSError as error:
+                    if error.errno != errno.ENOTEMPTY or not before:  # the reason is known
+                        note(error, os.path.join(where, name))
+        if not problems:
+            os.rmdir(path, dir_fd=dir_fd)
+    except RecursionError:
+        problems.append(f"{path}: its directories are nested too deeply")
+    except OSError as error:
+        note(error)
+    return problems
+
+
+def mounts_below(path: Name) -> list[str]:
+    """The mount points in a directory, itself among them: what they hold is not ours to delete."""
+    inside = os.path.realpath(path)
+    try:
+        with open(MOUNTS, "rb") as file:
+            fields = [line.split()[4] for line in file]
+    except (OSError, IndexError):
+        return []
+    octal = re.compile(rb"\\([0-7]{3})")
+    points = [os.fsdecode(octal.sub(lambda m: bytes([int(m[1], 8)]), field)) for field in fields]
+    return [point for point in points if point == inside or point.startswith(inside + "/")]

@@ -1,0 +1,88 @@
+"""What the commands write: the same plain text for every pipe, more for a terminal."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from orchestrator.head.screen import output
+from orchestrator.head.screen.output import Cell, Look
+
+ROWS: list[list[Cell]] = [
+    ["name", "size", "state"],
+    ["one", "12 kB", ("lost", "bold red")],
+    ["[red]two[/red]", "1 B", "a sentence that is longer than a narrow terminal is wide"],
+]
+
+
+def test_a_pipe_gets_plain_columns() -> None:
+    assert output.table(ROWS, right={1}, headed=True, indent=1).splitlines() == [
+        " name             size  state",
+        " one             12 kB  lost",
+        " [red]two[/red]    1 B  a sentence that is longer than a narrow terminal is wide",
+    ]
+
+
+def test_a_terminal_gets_its_width_and_colours() -> None:
+    lines = output.table(ROWS, Look(50), right={1}, headed=True).splitlines()
+    assert lines[2].startswith("[red]two[/red]    1 B  a sentence")
+    assert len(lines) > 3 and max(map(len, lines)) <= 50
+    assert " ".join(line[23:] for line in lines[2:]) == ROWS[2][2]
+    painted = output.table(ROWS, Look(50, color=True), right={1}, headed=True)
+    assert "\x1b[1;31mlost" in painted and "\x1b[1mname" in painted
+    assert "\x1b" not in "\n".join(lines)
+    assert output.paint("[b]x", "red", Look(color=True)) == "\x1b[31m[b]x\x1b[0m"
+    assert output.paint("x", "red", Look(80)) == "x"
+
+
+@pytest.mark.parametrize("look", [output.PLAIN, Look(40), Look(40, color=True)])
+def test_nothing_from_elsewhere_reaches_the_terminal(look: Look) -> None:
+    drawn = output.table([["a\x1b[2J", "b\x9b1m\r"]], look)
+    assert drawn == "a?[2J  b?1m?"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "asked", "color", "wide"),
+    [
+        ({}, None, True, True),
+        ({"NO_COLOR": "1"}, None, False, True),
+        ({"NO_COLOR": "1"}, True, True, True),
+        ({"TERM": "dumb"}, None, False, False),
+        ({}, False, False, True),
+    ],
+)
+def test_a_look_at_the_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    asked: bool | None,
+    color: bool,
+    wide: bool,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "77")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert output.look(asked, Terminal()) == Look(77 if wide else None, color)
+    assert output.look(None, io.StringIO()) == output.PLAIN
+
+
+def test_a_pipe_does_not_wait_for_rich() -> None:
+    code = "import sys; from orchestrator.head.screen import output\n"
+    code += "output.tell(output.table([['a', 'é']])); assert 'rich' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONIOENCODING": "ascii"},
+        cwd=output.__file__.partition("/orchestrator/head/")[0],
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == b"a  \\xe9\n"
