@@ -1,5 +1,7 @@
-"""What Slurm's environment says, read without asking Slurm: lists of hosts, the nodes of an
-allocation, the place of a task. Pure. For the head and for every rank."""
+"""Read Slurm's environment without asking Slurm: the nodes of an allocation, the rank of a task.
+
+Pure. Used by the head and by every rank, so it is shipped to the nodes.
+"""
 
 from __future__ import annotations
 
@@ -8,62 +10,30 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from orchestrator import host_ranges
 from orchestrator.errors import CheckFailed
 
 MOST_HOSTS = 65536
-PART = re.compile(r"([^\[\],]+)|\[([^\[\]]*)\]")
 FIRST_PORT, PORTS = 20000, 10000  # below the ports that kernels give to anybody
 
 
 class BadHostlist(ValueError):
-    """Not a list of hosts as Slurm writes them."""
+    """A text that is not a list of hosts as Slurm writes them."""
 
 
 def hosts(text: str) -> list[str]:
     """`n[1-2,07-09],gpu3` -> n1 n2 n07 n08 n09 gpu3, in Slurm's order."""
-    found: list[str] = []
-    for word in words(text):
-        grown = [""]
-        place = 0
-        while place < len(word):
-            match = PART.match(word, place)
-            if match is None:
-                raise BadHostlist(f"{word!r} in {text!r} is not a name of hosts")
-            tails = [match[1]] if match[1] is not None else numbers(match[2], text)
-            if len(grown) * len(tails) > MOST_HOSTS:
-                raise BadHostlist(f"{word!r} names more than {MOST_HOSTS} hosts")
-            grown = [head + tail for head in grown for tail in tails]
-            place = match.end()
-        found += grown
-    return found
+    try:
+        return [host for word in words(text) for host in host_ranges.expand(word, MOST_HOSTS)]
+    except host_ranges.BadRange as error:
+        raise BadHostlist(f"{error.what}, in {text!r}") from error
 
 
 def words(text: str) -> list[str]:
     """Split at the commas that stand outside of brackets."""
-    found = [""]
-    depth = 0
-    for letter in text.strip():
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and depth == 0:
-            found.append("")
-        else:
-            found[-1] += letter
-    if depth or not all(found):
+    found = re.split(r",(?![^[]*\])", text.strip())
+    if not all(found):
         raise BadHostlist(f"{text!r} is not a list of hosts")
-    return found
-
-
-def numbers(text: str, whole: str) -> list[str]:
-    """`1-3,07` -> 1 2 3 07; leading zeros are part of a name."""
-    found: list[str] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise BadHostlist(f"[{text}] in {whole!r} is not a range")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last - first >= MOST_HOSTS:
-            raise BadHostlist(f"[{text}] in {whole!r} names more than {MOST_HOSTS} hosts")
-        found += [str(number).zfill(len(match[1])) for number in range(first, last + 1)]
     return found
 
 
@@ -72,7 +42,7 @@ def numbers(text: str, whole: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Given:
-    """What salloc or sbatch gave to the job that this process is in."""
+    """The allocation that salloc or sbatch made for the job that this process is in."""
 
     job: str
     nodes: tuple[str, ...]
@@ -80,7 +50,7 @@ class Given:
 
 
 def given(environ: Mapping[str, str]) -> Given | None:
-    """The allocation of this process, or None outside of one; CheckFailed for half of one."""
+    """The allocation of this process, or None outside of one; CheckFailed for half of task."""
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     if not job and not listed:
@@ -89,7 +59,7 @@ def given(environ: Mapping[str, str]) -> Given | None:
     if not job or not listed:
         raise half(f"{'SLURM_JOB_ID' if job else 'SLURM_JOB_NODELIST'} is set and {missing} is not")
     if not re.fullmatch(r"[0-9]+", job):
-        raise half(f"SLURM_JOB_ID is {job!r}, which is no number of a job")
+        raise half(f"SLURM_JOB_ID is {job!r}, which is not the number of a job")
     try:
         nodes = hosts(listed)
     except BadHostlist as error:
@@ -150,22 +120,22 @@ def task(environ: Mapping[str, str]) -> Task | None:
 
 
 def alone_by_mistake(environ: Mapping[str, str]) -> int:
-    """Of how many tasks somebody starts only one, without srun; 0 where all is well."""
+    """The task count if this is a lone process that srun should have started, else 0."""
     in_batch = "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ
     tasks = environ.get("SLURM_NTASKS", "")
     return int(tasks) if in_batch and tasks.isdigit() and int(tasks) > 1 else 0
 
 
-def variables(one: Task, environ: Mapping[str, str]) -> dict[str, str]:
-    """What torch wants to know, in torch's names. MASTER_ADDR is still a name of Slurm's."""
+def variables(task: Task, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that torch reads. MASTER_ADDR is still a name of Slurm's."""
     visible = environ.get("CUDA_VISIBLE_DEVICES", "")
     # With --gpus-per-task=1 every task sees one GPU, and for each of them it is number 0.
     alone = bool(visible) and "," not in visible
     return {
-        "RANK": str(one.rank),
-        "WORLD_SIZE": str(one.world),
-        "LOCAL_RANK": "0" if alone else str(one.local),
-        "GROUP_RANK": str(one.node),
-        "MASTER_ADDR": environ.get("MASTER_ADDR", one.master),
-        "MASTER_PORT": environ.get("MASTER_PORT", str(one.port)),
+        "RANK": str(task.rank),
+        "WORLD_SIZE": str(task.world),
+        "LOCAL_RANK": "0" if alone else str(task.local),
+        "GROUP_RANK": str(task.node),
+        "MASTER_ADDR": environ.get("MASTER_ADDR", task.master),
+        "MASTER_PORT": environ.get("MASTER_PORT", str(task.port)),
     }

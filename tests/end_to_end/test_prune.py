@@ -201,13 +201,17 @@ def test_cut_short_at_any_moment(head: Head, number: signal.Signals) -> None:
     shutil.rmtree(head.experiment)
     whole = {path.name for path in aside[2].iterdir()}
     codes = set()
-    for tenth in range(2, 12):
+    took = 0.0
+    for tenth in range(10):
         for place, copy in zip(places, aside, strict=True):
             subprocess.run(["cp", "-a", str(copy), str(place)], check=True)
+        began = time.monotonic()
         command = head.command("orchestrator", "prune", "--keep", "0", "--yes", "--on-nodes")
-        time.sleep(tenth * 0.08)  # the moment itself is what is tested
-        command.process.send_signal(number)
+        if took:
+            time.sleep(tenth / 10 * took)  # the moment itself is what is tested
+            command.process.send_signal(number)
         codes.add(command.finish())
+        took = took or time.monotonic() - began  # of the first, which nobody interrupts
         for path in (head.directory / "experiments").glob("[!.]*"):
             assert {inner.name for inner in path.iterdir()} - {".head"} == whole - {".head"}
         code, text = prune(head, "--keep", "0", "--yes", "--on-nodes")

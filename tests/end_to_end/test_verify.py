@@ -116,7 +116,7 @@ def test_a_wrong_result_is_told_and_fails(head: Head) -> None:
     assert command.finish() == 1, command.text
     what = r"wrong result: element 700 is 99, not 12"
     (told,) = [line for line in command.lines if line.startswith("WRONG: ")]
-    assert told.startswith("WRONG: all_gather of 4 KB gave rank 1 on node 1 (")
+    assert told.startswith("WRONG: all_gather of 4 KiB gave rank 1 on node 1 (")
     assert told.endswith(what)
     assert "every result is right" not in command.text
     assert head.record["state"] == "failed"

@@ -54,7 +54,7 @@ def test_an_allocation() -> None:
     [
         ({"SLURM_JOB_NODELIST": ""}, "SLURM_JOB_ID is set and SLURM_JOB_NODELIST is not"),
         ({"SLURM_JOB_ID": ""}, "SLURM_JOB_NODELIST is set and SLURM_JOB_ID is not"),
-        ({"SLURM_JOB_ID": "12_1"}, "'12_1', which is no number"),
+        ({"SLURM_JOB_ID": "12_1"}, "'12_1', which is not the number"),
         ({"SLURM_JOB_NODELIST": "n[1-"}, "SLURM_JOB_NODELIST cannot be read"),
         ({"SLURM_JOB_NUM_NODES": "3"}, "has 2 nodes and SLURM_JOB_NUM_NODES is 3"),
     ],

@@ -28,8 +28,8 @@ NOISE_LIMIT = 1 << 20
 
 # What runs on nodes: the node's side, the engine, and what a user's script may import of us there.
 TRAVELS = (
-    *("__init__.py", "distributed.py", "errors.py", "files.py", "slurm_environment.py"),
-    *("text.py", "version.py"),
+    *("__init__.py", "distributed.py", "errors.py", "files.py", "host_ranges.py"),
+    *("slurm_environment.py", "text.py", "version.py"),
     *("config", "records", "node", "engine"),
 )
 # No character in these that any login shell (sh, bash, zsh, csh, fish) treats specially in quotes.

@@ -103,12 +103,12 @@ def ours(case: Case) -> Iterator[Finding]:
 def workdir(case: Case) -> Iterator[Finding]:
     for one, facts in case.seen:
         if not facts.workdir_exists:
-            fix = f"ssh {one.name} mkdir -p {facts.workdir}, or workdir= behind it in the list"
+            fix = f"ssh {one.name} mkdir -p {facts.workdir}, or workdir= after it in the list"
             what = f"{one.name}: there is no directory {facts.workdir}"
             yield Finding("workdir", BAD, (one.name,), what, fix)
         elif facts.disk and not facts.disk.writable:
             what = f"{one.name}: {facts.workdir} cannot be written"
-            yield Finding("workdir", WARN, (one.name,), what, "workdir= behind it in the list")
+            yield Finding("workdir", WARN, (one.name,), what, "workdir= after it in the list")
 
 
 def disk(case: Case) -> Iterator[Finding]:

@@ -63,7 +63,7 @@ def mtu(case: Case) -> Iterator[Finding]:
 
 
 def links(case: Case) -> Iterator[Finding]:
-    """Who could not reach whom: one blocked node is one finding, and not one per pair."""
+    """Name nodes that others cannot reach; a blocked node is one finding, not one per pair."""
     if not case.full:
         return
     blocked: dict[tuple[str, str], list[tuple[str, int]]] = {}
@@ -89,10 +89,10 @@ def unreached(
     pairs: list[tuple[str, str]],
     nodes: tuple[str, ...],
 ) -> Finding:
-    """Takes these pairs out: they are told now."""
-    told = [one for pair in pairs for one in blocked.pop(pair, [])]
-    whys = sorted({why for why, _ in told})
-    ports = sorted({port for _, port in told})
+    """Make one finding of these pairs, and take them out of `blocked`."""
+    failures = [failure for pair in pairs for failure in blocked.pop(pair, [])]
+    whys = sorted({why for why, _ in failures})
+    ports = sorted({port for _, port in failures})
     where = f"port {ports[0]}" if len(ports) == 1 else f"ports {', '.join(map(str, ports))}"
     hint = "a firewall drops it" if any("no answer" in why for why in whys) else "see the reason"
     fix = f"{hint}: open all TCP ports between the nodes, as collectives use any of them"
@@ -116,13 +116,13 @@ def port(case: Case) -> Iterator[Finding]:
 
 
 def names(case: Case) -> Iterator[Finding]:
-    """Two names of one machine, and a machine's own name that leads elsewhere."""
+    """Two names of one machine, and a machine's own name that resolves to another address."""
     seen = case.seen
     for i, (one, facts) in enumerate(seen):
         for other, more in seen[i + 1 :]:
             if facts.same_machine(more) and not is_loopback(one.reached):
                 what = f"{one.name} and {other.name} are the same machine ({facts.hostname})"
-                fix = "strike one of them from the node list"
+                fix = "remove one of them from the node list"
                 yield Finding("names", BAD, (one.name, other.name), what, fix)
     for one, checkup in case.looked:
         own = {address.address for address in one.facts.addresses} if one.facts else set()
@@ -136,5 +136,5 @@ def names(case: Case) -> Iterator[Finding]:
         ]
         if strange:
             what = f"{one.name}: its own name resolves to {listed(strange)}, which it does not have"
-            fix = f"mend /etc/hosts on {one.name}: whoever asks there for itself is sent elsewhere"
+            fix = f"fix /etc/hosts on {one.name}: programs that ask for their own address get this"
             yield Finding("names", WARN, (one.name,), what, fix)

@@ -17,7 +17,7 @@ def reach(case: Case) -> Iterator[Finding]:
 
 def python(case: Case) -> Iterator[Finding]:
     versions = [(one.name, minor(facts.python_version)) for one, facts in case.seen]
-    fix = "python=/path/to/python{most} behind these nodes in the list"
+    fix = "python=/path/to/python{most} after these nodes in the list"
     yield from unequal("python", WARN, "Python", versions, fix)
 
 
@@ -92,7 +92,7 @@ def driver(case: Case) -> Iterator[Finding]:
 
 
 def code(case: Case) -> Iterator[Finding]:
-    """The same revision with the same changes, or where there is no git the same program."""
+    """Compare revisions and uncommitted changes, or without git the program itself."""
     yield from unknown_code(case)
     known = [(one, checkup.code) for one, checkup in case.looked]
     commits = [(one.name, found.commit[:12] if found else "") for one, found in known]

@@ -75,7 +75,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Torch:
-    """What importing torch gives there."""
+    """The outcome of importing torch on a node."""
 
     python: str
     torch: str = ""

@@ -1,4 +1,4 @@
-"""Examines every node, alone and with the others, before anything is started.
+"""Examine every node, alone and with the others, before anything is started.
 
 The quick checks of a launch read the facts that it has anyhow. The full ones take a closer look on
 all nodes at once (torch imported, tools asked), and let every node call every other.
@@ -57,7 +57,7 @@ class Diagnosis:
         return any(finding.level == BAD for finding in self.findings)
 
     def level(self, node: Examined, check: str) -> str:
-        """The worst that was found; "" is well, "-" not looked at."""
+        """The worst level of a node's findings in a check: "" if none, "-" if unchecked."""
         levels = {f.level for f in self.findings if f.check == check and node.name in f.nodes}
         for level in (BAD, WARN, UNKNOWN):
             if level in levels:
@@ -123,7 +123,7 @@ def seen(
 
 
 def look_closer(reached: Sequence[Reached], script: str) -> dict[str, Checkup | OrchestratorError]:
-    """On all nodes at once: as slow as the slowest import of torch."""
+    """Run the deep probe on all nodes at once: as slow as the slowest import of torch."""
 
     def look(one: Reached) -> Checkup:
         return deep_probe.ask(one.link, one.facts.workdir, script)
@@ -135,7 +135,7 @@ def look_closer(reached: Sequence[Reached], script: str) -> dict[str, Checkup | 
 def dial(
     reached: Sequence[Reached], found: dict[str, NodeAddress]
 ) -> dict[tuple[str, str, int], str]:
-    """Every node calls every other at its address in the job's network, the master's port too."""
+    """Let every node call every other at its address in the job's network; who stays silent."""
     words = {one.node.name: secrets.token_hex(8) for one in reached}
 
     def listen(one: Reached) -> list[int]:

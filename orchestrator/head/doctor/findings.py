@@ -1,4 +1,4 @@
-"""What the doctor says: findings, and what they are drawn from."""
+"""The doctor's findings, and the facts that they are drawn from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BAD, WARN, UNKNOWN = "bad", "warn", "unknown"
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem, once, with all nodes that have it. bad: a launch would fail or mislead."""
+    """One problem with all nodes that have it. BAD: a launch would fail or mislead."""
 
     check: str
     level: str
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Examined:
-    """One node: what it said of itself, or why it could not be asked."""
+    """One node: its own facts, or the reason why it could not be asked."""
 
     name: str
     facts: Facts | None = None
@@ -42,7 +42,7 @@ class Examined:
 
 @dataclass(frozen=True)
 class Case:
-    """All nodes, and what was asked of them together. Without `full`, checkups are missing."""
+    """All nodes, and what was tried between them. Without `full` there are no checkups."""
 
     nodes: tuple[Examined, ...]
     full: bool

@@ -1,4 +1,4 @@
-"""What a node's probe found, as the plan wants it: one frozen dataclass per thing.
+"""The facts that a node's probe reports: one frozen dataclass per thing.
 
 Equal machines give equal values, so two nodes compare with ==, part by part.
 """
@@ -71,7 +71,7 @@ class Gid:
 
     @property
     def is_routable_v2(self) -> bool:
-        """What RoCE v2 can travel by: an address that somebody gave to the interface."""
+        """The GIDs that RoCE v2 can use: addresses that somebody gave to the interface."""
         ip = self.ip
         return self.type == "RoCE v2" and ip is not None and not ip.is_link_local
 
@@ -120,7 +120,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Software:
-    """What torch there was built with, and the drivers; empty where there is none."""
+    """The versions that torch was built with, and of the drivers; empty where there is none."""
 
     cuda: str = ""
     hip: str = ""

@@ -1,4 +1,4 @@
-"""JSON that our own program sent -> the frozen dataclasses that stand for it."""
+"""Build frozen dataclasses from the JSON that our own program sent."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def typed(kind: type[T], data: Any) -> T:
-    """Lists become tuples, mappings dataclasses, by the annotations of `kind`."""
-    found: T = _value(kind, data)
-    return found
+    """Turn lists into tuples and mappings into dataclasses, by the annotations of `kind`."""
+    value: T = _value(kind, data)
+    return value
 
 
 def _value(kind: Any, data: Any) -> Any:
     if isinstance(kind, types.UnionType):  # X | None
-        (kind,) = (one for one in typing.get_args(kind) if one is not types.NoneType)
+        (kind,) = (inner for inner in typing.get_args(kind) if inner is not types.NoneType)
         return None if data is None else _value(kind, data)
     if dataclasses.is_dataclass(kind):
         hints = _hints(typing.cast(type, kind))
@@ -34,7 +34,7 @@ def _value(kind: Any, data: Any) -> Any:
     if origin is tuple:
         many = inner[-1] is Ellipsis
         kinds = [inner[0]] * len(data) if many else inner
-        return tuple(_value(one, item) for one, item in zip(kinds, data, strict=True))
+        return tuple(_value(inner, item) for inner, item in zip(kinds, data, strict=True))
     if origin is dict:
         return {key: _value(inner[1], value) for key, value in data.items()}
     return data

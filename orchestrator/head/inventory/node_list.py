@@ -1,28 +1,57 @@
-"""node_ip_list.txt -> nodes: every node in rank order, or one error that tells every problem.
+"""node_ip_list.txt -> nodes: every node in rank order, or one error with every line that is wrong.
 
-Called by all commands that talk to nodes. node_line.py knows the grammar of a line; here are the
-file, the list as a whole, and how problems are shown.
+A line is `[user@]host[:port] [option ...]  # comment`. A host reaches the command lines of ssh and
+of the shell, so its letters are strict; habits from other tools get an answer of their own.
 """
 
 from __future__ import annotations
 
 import codecs
+import functools
+import ipaddress
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.errors import UsageError
-from orchestrator.head.inventory.node_host import MAX_NODES, Wrong, cut, same_host, too_many
-from orchestrator.head.inventory.node_line import Line, read_line
+from orchestrator import host_ranges
+from orchestrator.errors import UsageError, nearest
+from orchestrator.host_ranges import BadRange
+from orchestrator.text import plural
 
-__all__ = ["MAX_NODES", "Node", "NodeListError", "Problem", "parse_nodes", "read_nodes"]
-
+MAX_NODES = 1024
 MAX_BYTES = 1 << 20
 MAX_SHOWN = 20
 
+# The form of a value, that in words, and an example. `spare` takes no value.
+OPTIONS = {
+    "slots": (r"0*[1-9][0-9]{0,3}", "a whole number from 1 to 9999", "8"),
+    "python": (r"[/~].*|\w[\w.+-]*", "/absolute, ~/... or a bare command", "~/venv/bin/python"),
+    "workdir": (r"[/~].*", "/absolute or ~/...", "~/project"),
+    "ifname": (r"\w[\w.-]{0,14}", "an interface name, 15 characters at most", "eth1"),
+    "spare": ("", "", ""),
+}
+# The names that other launchers use, and what belongs to the host here.
+FOREIGN = {
+    **dict.fromkeys(("max_slots", "max-slots"), "slots={}, once: it is number and limit"),
+    **dict.fromkeys(("gpus", "ngpus", "nproc", "nproc_per_node"), "slots={}"),
+    **dict.fromkeys(("iface", "interface"), "ifname={}"),
+    "user": "{}@ in front of the host",
+    "port": ":{} after the host",
+}
+# Chats, web pages and word processors put characters of these kinds in place of what was typed.
+PASTED = {"Pd": "a plain -", "Zs": "a plain space"}
+PASTED |= dict.fromkeys(("Pi", "Pf"), "a plain ' or \"")
+
 _LINE_END = re.compile("\r\n|\r|\n")
+_QUOTED = r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'"""
+_WORD = re.compile(rf"""(?P<comment>#.*)|(?P<word>(?:{_QUOTED}|[^ \t"'\\]+)+)|(?P<open>["'\\].*)""")
+_UNQUOTE = re.compile(r"""\\(.)|"((?:\\.|[^"\\])*)"|'([^']*)'""")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_V6 = re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?")
 
 
 @dataclass(frozen=True)
@@ -37,7 +66,7 @@ class Node:
     workdir: str | None = None
     ifname: str | None = None
     spare: bool = False
-    line: int = 0  # where it stands in the file
+    line: int = 0  # its line in the file
 
     @property
     def name(self) -> str:
@@ -45,16 +74,13 @@ class Node:
         user = f"{self.user}@" if self.user else ""
         if self.port is None:
             return f"{user}{self.host}"
-        return (
-            f"{user}[{self.host}]:{self.port}"
-            if ":" in self.host
-            else f"{user}{self.host}:{self.port}"
-        )
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{user}{host}:{self.port}"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, where (both from 1), and what to write in its place."""
+    """One thing that is wrong, where (both from 1), and what to write instead."""
 
     line: int
     column: int
@@ -63,20 +89,35 @@ class Problem:
 
 
 class NodeListError(UsageError):
-    """Every problem of one node list; shown with the lines they are on."""
+    """Every problem of one node list, shown with the lines they are on."""
 
     def __init__(self, source: str, problems: Iterable[Problem], lines: Sequence[str] = ()) -> None:
         self.problems = tuple(problems)
-        count = len(self.problems)
-        told = [f"{source} has {count} problem{'s' if count > 1 else ''}:"]
+        words = [f"{source} has {plural(len(self.problems), 'problem')}:"]
         for problem in self.problems[:MAX_SHOWN]:
-            place = f"line {problem.line}, column {problem.column}"
-            told.append(f"  {place}: {_printable(problem.what)}")
-            told += _excerpt(lines[problem.line - 1] if lines else "", problem.column)
-            told.append(f"    write: {_printable(problem.fix)}")
-        if count > MAX_SHOWN:
-            told.append(f"  and {count - MAX_SHOWN} more")
-        super().__init__("\n".join(told))
+            where = f"line {problem.line}, column {problem.column}"
+            words.append(f"  {where}: {_printable(problem.what)}")
+            words += _excerpt(lines[problem.line - 1] if lines else "", problem.column)
+            words.append(f"    write: {_printable(problem.fix)}")
+        if len(self.problems) > MAX_SHOWN:
+            words.append(f"  and {len(self.problems) - MAX_SHOWN} more")
+        super().__init__("\n".join(words))
+
+
+class Mistake(Exception):
+    """What is wrong with a line, and from where on it is not read."""
+
+    def __init__(self, column: int, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.column, self.what, self.fix = column, what, fix
+
+
+@dataclass(frozen=True)
+class Word:
+    """A part of a line, and the column that it begins in, from 1."""
+
+    text: str
+    column: int
 
 
 def _printable(text: str) -> str:
@@ -91,8 +132,16 @@ def _excerpt(line: str, column: int) -> list[str]:
     return [f"      {shown}", f"      {' ' * (column - 1 - start)}^"] if shown else []
 
 
+def _cut(text: str) -> str:
+    """In quotes, and short enough for one line of an error."""
+    return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+# -- the file ---------------------------------------------------------------------------------
+
+
 def read_nodes(path: Path) -> tuple[Node, ...]:
-    """The nodes of a file; NodeListError or UsageError where there are none to be had."""
+    """Read the nodes of a file; NodeListError and UsageError say why that cannot be."""
     data = _read_bytes(path).removeprefix(codecs.BOM_UTF8)
     try:
         text = data.decode()
@@ -137,16 +186,10 @@ def parse_nodes(text: str, source: str) -> tuple[Node, ...]:
     nodes: dict[object, Node] = {}
     problems: list[Problem] = []
     for number, line in enumerate(lines, 1):
-        said, wrong = read_line(line)
         try:
-            if said:
-                _add(nodes, said, number)
-        except Wrong as error:
-            wrong.append(error)
-        told: dict[int, Wrong] = {}
-        for one in wrong:
-            told.setdefault(one.column, one)  # what follows from it at its place is noise
-        problems += [Problem(number, at, told[at].what, told[at].fix) for at in sorted(told)]
+            _add_line(nodes, line, number)
+        except Mistake as error:
+            problems.append(Problem(number, error.column, error.what, error.fix))
     if not problems:
         problems = _without_master(tuple(nodes.values()), lines)
     if problems:
@@ -154,34 +197,29 @@ def parse_nodes(text: str, source: str) -> tuple[Node, ...]:
     return tuple(nodes.values())
 
 
-def _add(nodes: dict[object, Node], line: Line, number: int) -> None:
-    """A line's nodes into the list, each machine once, whatever its case or IPv6 spelling."""
-    for node in _line_nodes(line, number):
-        key = (node.user, same_host(node.host, line.column), node.port)
+def _add_line(nodes: dict[object, Node], line: str, number: int) -> None:
+    """Add a line's nodes to the list, each machine once, whatever its case or IPv6 spelling."""
+    words = _words(line)
+    if not words:
+        return
+    user, host, port = _split_host(words[0])
+    try:
+        names = iter([host.text]) if _v6(host.text) else host_ranges.expand(host.text, MAX_NODES)
+    except BadRange as error:
+        raise Mistake(host.column + error.position, error.what, error.fix) from None
+    shared = replace(_options(words[1:]), user=user, port=port, line=number)
+    for name in names:
+        node = replace(shared, host=name)
+        key = (user, _canonical(name, host.column), port)
         if key in nodes:
-            what = f"{cut(node.name)} is already on line {nodes[key].line}"
-            raise Wrong(line.column, what, "each node once; slots=2 starts two processes on it")
+            what = f"{_cut(node.name)} is already on line {nodes[key].line}"
+            raise Mistake(host.column, what, "each node once; slots=2 starts two processes on it")
         if len(nodes) > MAX_NODES:
-            return  # told where the limit was passed
+            return  # reported where the limit was passed
         nodes[key] = node
         if len(nodes) > MAX_NODES:
-            raise too_many(line.column)
-
-
-def _line_nodes(line: Line, number: int) -> Iterator[Node]:
-    options = line.options
-    for host in line.hosts:
-        yield Node(
-            host=host,
-            user=line.user,
-            port=line.port,
-            slots=int(options["slots"]) if "slots" in options else None,
-            python=options.get("python"),
-            workdir=options.get("workdir"),
-            ifname=options.get("ifname"),
-            spare="spare" in options,
-            line=number,
-        )
+            what, fix = f"this makes more than {MAX_NODES} nodes", f"{MAX_NODES} nodes at most"
+            raise Mistake(host.column, what, fix)
 
 
 def _without_master(nodes: tuple[Node, ...], lines: list[str]) -> list[Problem]:
@@ -194,3 +232,205 @@ def _without_master(nodes: tuple[Node, ...], lines: list[str]) -> list[Problem]:
     word = re.search(r"[ \t]\W*spare", lines[first - 1])
     fix = "the master without 'spare'"
     return [Problem(first, word.end() - 4 if word else 1, "every node is a spare", fix)]
+
+
+# -- words and options ------------------------------------------------------------------------
+
+
+def _words(line: str) -> list[Word]:
+    """The words of a line, with their quotes still on, without the comment."""
+    if not line.isascii():
+        _refuse_pasted(line)
+    words: list[Word] = []
+    for match in _WORD.finditer(line):
+        column = match.start() + 1
+        if match["word"]:
+            words.append(Word(match["word"], column))
+        elif match["open"]:
+            what = f"nothing follows or closes this {line[column - 1]}"
+            raise Mistake(column, what, 'quotes in pairs, as in workdir="/data/bob\'s"')
+    return words
+
+
+def _refuse_pasted(line: str) -> None:
+    """Point at a dash, space or quote that looks like the plain one; quotes and comments may."""
+    bare = re.sub(rf"{_QUOTED}|(?<!\S)#.*", lambda match: " " * len(match[0]), line)
+    for column, letter in enumerate(bare, 1):
+        if not letter.isascii() and (fix := PASTED.get(unicodedata.category(letter))):
+            what = f"{unicodedata.name(letter)} (U+{ord(letter):04X}) was pasted in"
+            raise Mistake(column, what, fix)
+
+
+def _options(words: Sequence[Word]) -> Node:
+    """A node with these options, and nothing else."""
+    given: dict[str, str] = {}
+    for number, word in enumerate(words):
+        key, value = _option(word, words[number + 1 :])
+        if key in given:
+            raise Mistake(word.column, f"{key!r} is given twice", f"{key!r} once")
+        given[key] = value
+    return Node(
+        host="",
+        slots=int(given["slots"]) if "slots" in given else None,
+        python=given.get("python"),
+        workdir=given.get("workdir"),
+        ifname=given.get("ifname"),
+        spare="spare" in given,
+    )
+
+
+def _option(word: Word, after: Sequence[Word]) -> tuple[str, str]:
+    """One option, checked; the words after it may be its value, torn off: slots = 8."""
+    key, equals, value = _UNQUOTE.sub(_unquoted, word.text).partition("=")
+    if key not in OPTIONS:
+        raise _unknown(key, value, word.column)
+    if key == "spare":
+        if equals:
+            raise Mistake(word.column, "'spare' takes no value", "spare")
+        return key, ""
+    pattern, wanted, example = OPTIONS[key]
+    if not value:
+        torn = next((other.text.lstrip("=") for other in after if other.text != "="), "")
+        if torn and torn.partition("=")[0] not in OPTIONS:
+            example = torn
+        raise Mistake(word.column, f"{key!r} needs '=' and a value, no spaces", f"{key}={example}")
+    if not re.fullmatch(pattern, value, re.ASCII) or not value.isprintable():
+        column = word.column + word.text.index("=") + 1
+        raise Mistake(column, f"{key} is {wanted}, not {_cut(value)}", f"{key}={example}")
+    return key, value
+
+
+def _unquoted(match: re.Match[str]) -> str:
+    escaped, double, single = match.groups()
+    if double is not None:
+        return re.sub(r'\\([\\"$`])', r"\1", double)
+    return single if escaped is None else escaped
+
+
+@functools.lru_cache  # the same slip on 10,000 lines: 0.5 s without it
+def _hint(key: str) -> str:
+    return nearest(key, OPTIONS)
+
+
+def _unknown(key: str, value: str, column: int) -> Mistake:
+    if key.isdigit() and not value:
+        return Mistake(column, f"a bare number: {_cut(key)}", f"slots={key}")
+    what = f"unknown option {_cut(key)}"
+    if key in FOREIGN:
+        return Mistake(column, what, FOREIGN[key].format(value or "..."))
+    hint = _hint(key[:20])
+    meant = next((name for name in OPTIONS if f"{name!r}" in hint), "")
+    if not meant:
+        fix = f"{', '.join(OPTIONS)}; another node goes on its own line"
+    else:
+        fix = meant if meant == "spare" else f"{meant}={value or OPTIONS[meant][2]}"
+    return Mistake(column, what + hint, fix)
+
+
+# -- the host ---------------------------------------------------------------------------------
+
+
+def _split_host(word: Word) -> tuple[str | None, Word, int | None]:
+    """User, host and port; the host keeps its ranges and loses the brackets of IPv6."""
+    user, at, rest = word.text.rpartition("@")
+    host, port = Word(rest, word.column + len(user + at)), None
+    if rest.startswith("-"):
+        what = "a host cannot begin with '-': ssh would read it as an option"
+        raise Mistake(host.column, what, "the host first, options of the node after it")
+    _refuse_foreign(word)
+    if at and not _USER.fullmatch(user):
+        raise Mistake(word.column, f"{_cut(user)} is not a user name", "user@host")
+    boxed = re.fullmatch(r"\[([^]]*)\](?::(.*))?", rest)
+    before, colon, last = rest.rpartition(":")
+    if boxed and ":" in boxed[1]:
+        host, port = Word(boxed[1], host.column + 1), boxed[2]
+        if not _v6(host.text):
+            what = f"{_cut(host.text)} is not an IPv6 address"
+            raise Mistake(host.column, what, "[fe80::1]:2222")
+    elif _outside_brackets(rest).count(":") > 1:
+        _check_unboxed(host)
+    elif colon and "]" not in last:
+        host, port = Word(before, host.column), last
+    if not _v6(host.text):
+        _check_letters(host)
+    if port is None:
+        return user or None, host, None
+    if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+        column = word.column + len(word.text) - len(port)
+        what = f"{_cut(port)} is not a port"
+        raise Mistake(column, what, "host:22, with a port from 1 to 65535")
+    return user or None, host, int(port)
+
+
+def _refuse_foreign(word: Word) -> None:
+    """Answer what other tools write in the place of a host."""
+    text, column = word.text, word.column
+    if "://" in text:
+        host = text.partition("://")[2].partition("/")[0]
+        raise Mistake(column, "a node is a host, not a URL", host or "user@host:22")
+    if "=" in text:
+        host, colon, option = text.partition(":")
+        if colon and "=" not in host:
+            what, fix = "an option needs a space before it", f"{host} {option}"
+            raise Mistake(column + len(host), what, fix)
+        raise Mistake(column, "a line begins with its host", f"gpu01 {text}")
+    comma = _outside_brackets(text).find(",")
+    if comma >= 0 and text.rfind("[") <= text.rfind("]"):
+        what, fix = "more than one node on a line", "one node per line, no commas"
+        raise Mistake(column + comma, what, fix)
+
+
+def _outside_brackets(text: str) -> str:
+    """The text with each [...] replaced by letters, so that columns stay."""
+    return re.sub(r"\[[^][]*\]", lambda match: "x" * len(match[0]), text)
+
+
+def _check_letters(host: Word) -> None:
+    odd = re.search(r"[^A-Za-z0-9_.[\]-]", _outside_brackets(host.text))
+    if not odd or "[" in host.text[: odd.start()].rpartition("]")[2]:
+        return  # a bracket that nothing closes is the mistake
+    fix = "letters a-z, digits, '.', '_' and '-' only"
+    if odd[0] == "#":
+        fix = "a space in front of '#' to begin a comment"
+    elif odd[0] == "{":
+        fix = "a range in square brackets: gpu[01-04]"
+    elif odd[0].isalpha():
+        fix = "the ASCII form of the name (xn--...) or an alias from ssh_config"
+    raise Mistake(host.column + odd.start(), f"{odd[0]!r} cannot be in a host name", fix)
+
+
+def _check_unboxed(host: Word) -> None:
+    """Two or more ':' and no brackets: an IPv6 address, unless its end may be meant as a port."""
+    address, _, port = host.text.rpartition(":")
+    whole = _v6(host.text)
+    if _v6(address) and port.isdigit() and (not whole or port in ("22", "2222")):
+        what = "an IPv6 address with a port needs brackets"
+        also = f", or [{host.text}] if {port} belongs to the address" if whole else ""
+        raise Mistake(host.column + len(address), what, f"[{address}]:{port}{also}")
+    if not whole:
+        what = f"{_cut(host.text)} is neither host:port nor an IPv6 address"
+        raise Mistake(host.column, what, "host:22, fe80::1 or [fe80::1]:22")
+
+
+def _v6(text: str) -> str | None:
+    """The one spelling of an IPv6 address; None for anything else."""
+    try:
+        return str(ipaddress.IPv6Address(text)) if _V6.fullmatch(text) else None
+    except ValueError:
+        return None
+
+
+def _canonical(name: str, column: int) -> str:
+    """One spelling for every way to write this name or address, checked."""
+    if v6 := _v6(name):
+        return v6
+    if not _NAME.fullmatch(name):
+        what = f"{_cut(name)} is not a host name" if name else "the host is missing"
+        raise Mistake(column, what, "an address, or a name that begins with a letter or digit")
+    if re.fullmatch(r"[0-9]+\.[0-9.]*", name):
+        try:
+            ipaddress.IPv4Address(name)
+        except ValueError:
+            fix = "four numbers from 0 to 255, without leading zeros"
+            raise Mistake(column, f"{_cut(name)} is not an IPv4 address", fix) from None
+    return name.lower()

@@ -1,7 +1,7 @@
-"""What jobs left on their nodes, asked and removed from the head: one connection per machine.
+"""Ask for and remove what jobs left on their nodes, through one connection per machine.
 
-prune.py calls it; the nodes' side is node/remains.py. Jobs of one list share their machines, so
-what is wanted is gathered by machine first: 64 nodes are 64 connections, for however many jobs.
+The nodes' side is node/job/cleanup.py. Jobs of one list share their machines, so the requests are
+gathered by machine first: 64 nodes are 64 connections, for however many jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Run = tuple[str, int]  # a job and the index of a node in it
 
 @dataclass(frozen=True)
 class Machine:
-    """A login, as a record tells it."""
+    """A login, as a job's record has it."""
 
     host: str
     user: str | None
@@ -40,7 +40,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Survey:
-    """What is known of the runs that were asked for; nothing: nothing of them lives."""
+    """The runs that live, and those that cannot be asked about; all others are over."""
 
     living: frozenset[Run]
     unreached: Mapping[Run, str]  # and why
@@ -55,7 +55,7 @@ class Removed:
 
 
 def survey(records: Sequence[JobRecord], ssh_config: Path | None) -> Survey:
-    """Which runs of these jobs live, on which nodes that cannot be known."""
+    """Find out which runs of these jobs live, and on which nodes that cannot be known."""
     wanted = by_machine(records, ssh_config)
     answers = ask(wanted, "living", LIVING_SECONDS)
     living: set[Run] = set()
@@ -69,7 +69,7 @@ def survey(records: Sequence[JobRecord], ssh_config: Path | None) -> Survey:
 
 
 def remove(records: Sequence[JobRecord], ssh_config: Path | None) -> Removed:
-    """The run directories of these jobs, on all their nodes."""
+    """Remove the run directories of these jobs on all their nodes."""
     wanted = by_machine(records, ssh_config)
     answers = ask(wanted, "remove", REMOVE_SECONDS)
     problems: dict[Run, str] = {}

@@ -2,7 +2,7 @@
 
 The file is the queue: followers append a node's bytes to `node_<i>_<ip>.txt`, and whoever shows
 them reads that file at its own pace, so a slow terminal costs no memory and loses nothing.
-Called by screen.py, and for the last words of a rank by whoever concludes a job.
+It also reads the last words of a rank, for whoever concludes a job.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RECORD = re.compile(r"^([0-9]{1,18}) ([0-9]{1,9}|-)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class LogFile:
-    """One node's log here on the head, and beside it the record of who wrote which bytes."""
+    """One node's log here on the head, and the record of which rank wrote which bytes."""
 
     node: int
     label: str  # the node as the user wrote it, such as 10.0.0.2
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
 
 
 class LogReader:
-    """What was appended to one log since the last look, told apart by stream."""
+    """Read what was appended to one log since the last look, stream by stream."""
 
     def __init__(self, log: LogFile, *, start: int = 0) -> None:
         self.log = log
@@ -120,7 +120,7 @@ class _Records:
 
 
 def _last_record_before(path: Path, offset: int) -> int:
-    """Where in a `.ranks` file to begin so as to know the stream at `offset`.
+    """Find where to begin in a `.ranks` file to know the stream at `offset`.
 
     By bisection, as the file is sorted: a log of 1 GB can have 100 MB of records.
     """
@@ -184,7 +184,7 @@ class LineSplitter:
 
     @property
     def live(self) -> str:
-        """What a terminal would show of a progress bar now; empty when there is none."""
+        """The line that a terminal would show of a progress bar now; empty when there is none."""
         return clean(self._partial.rstrip("\r")).rstrip() if self._moves else ""
 
     def flush(self) -> list[str]:

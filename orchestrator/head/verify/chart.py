@@ -1,4 +1,4 @@
-"""What a verify run measured, as one SVG file: time and bandwidth by size, and who reaches whom.
+"""Draw a verify run as one SVG file: time and bandwidth by size, and the speed of each link.
 
 Written by hand: the head has no plotting library, and this needs lines, circles and text. Its
 colours follow the reader's light or dark setting; where that is not known it has its own paper.
@@ -27,9 +27,9 @@ STYLE = """
 Row = Mapping[str, Any]
 
 
-def draw(told: Mapping[str, Any]) -> str:
-    """The whole file."""
-    rows = [row for row in told.get("collectives", []) if row["bytes"]]
+def draw(results: Mapping[str, Any]) -> str:
+    """The whole SVG file."""
+    rows = [row for row in results.get("collectives", []) if row["bytes"]]
     parts: list[str] = []
     height = 10.0
     if rows:
@@ -38,8 +38,8 @@ def draw(told: Mapping[str, Any]) -> str:
         height += PLOT_HEIGHT + TOP + BOTTOM
         parts += plot("time of one call", rows, "seconds", height, duration)
         height += PLOT_HEIGHT + TOP + BOTTOM
-    if told.get("pairs"):
-        made, tall = matrix(told["pairs"], height)
+    if results.get("pairs"):
+        made, tall = matrix(results["pairs"], height)
         parts += made
         height += tall
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}"'
@@ -70,13 +70,13 @@ def plot(
     def y(value: float) -> float:
         return bottom - PLOT_HEIGHT * share(value, low, high)
 
-    parts = [words(LEFT, top + 24, title, "title")]
+    parts = [label(LEFT, top + 24, title, "title")]
     for power in range(round(math.log10(low)), round(math.log10(high)) + 1):
         at = y(10.0**power)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(words(LEFT - 8, at + 4, show(10.0**power), anchor="end"))
+        parts.append(label(LEFT - 8, at + 4, show(10.0**power), anchor="end"))
     for count in sizes_shown(sizes):
-        parts.append(words(x(count), bottom + 18, size(count), anchor="middle"))
+        parts.append(label(x(count), bottom + 18, size(count), anchor="middle"))
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
     for number, (name, line) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]
@@ -88,7 +88,7 @@ def plot(
         parts.append(
             f'<rect x="{right + 14}" y="{at - 9}" width="10" height="10" fill="{colour}"/>'
         )
-        parts.append(words(right + 30, at, name))
+        parts.append(label(right + 30, at, name))
     return parts
 
 
@@ -98,11 +98,11 @@ def name_of(row: Row) -> str:
 
 
 def dot(x: float, y: float, colour: str, row: Row) -> str:
-    """Pointing at it shows the figures; they are also what a test reads."""
-    told = f"{name_of(row)}: {size(row['bytes'])} in {duration(row['seconds'])}"
-    told += f", {speed(row['busbw'])}"
+    """One measurement; pointing at it shows its figures."""
+    title = f"{name_of(row)}: {size(row['bytes'])} in {duration(row['seconds'])}"
+    title += f", {speed(row['busbw'])}"
     circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}" data-bytes="{row["bytes"]}">'
-    return f"{circle}<title>{escape(told)}</title></circle>"
+    return f"{circle}<title>{escape(title)}</title></circle>"
 
 
 def decades(values: Sequence[float]) -> tuple[float, float]:
@@ -116,12 +116,12 @@ def share(value: float, low: float, high: float) -> float:
 
 
 def sizes_shown(sizes: Sequence[int]) -> list[int]:
-    """As many as have room for their words, the powers of 1 K first."""
+    """As many sizes as there is room to write."""
     step = max(1, -(-len(sizes) // 8))
     return list(sizes[::step])
 
 
-# -- who reaches whom -----------------------------------------------------------------------------
+# -- the links -----------------------------------------------------------------------------------
 
 
 def matrix(pairs: Sequence[Row], top: float) -> tuple[list[str], float]:
@@ -131,26 +131,26 @@ def matrix(pairs: Sequence[Row], top: float) -> tuple[list[str], float]:
     fastest = max(row["rate"] for row in pairs)
     place = {node: number for number, node in enumerate(nodes)}
     origin = top + TOP + 24
-    parts = [words(LEFT, top + 24, "from a node (rows) to a node (columns), Gb/s", "title")]
+    parts = [label(LEFT, top + 24, "from a node (rows) to a node (columns), Gb/s", "title")]
     if cell == CELL:
         for node, at in place.items():
-            parts.append(words(LEFT + cell * (at + 0.5), origin - 8, str(node), anchor="middle"))
-            parts.append(words(LEFT - 10, origin + cell * (at + 0.6), f"node {node}", anchor="end"))
+            parts.append(label(LEFT + cell * (at + 0.5), origin - 8, str(node), anchor="middle"))
+            parts.append(label(LEFT - 10, origin + cell * (at + 0.6), f"node {node}", anchor="end"))
     for row in pairs:
         x, y = LEFT + cell * place[row["to"]], origin + cell * place[row["from"]]
-        told = f"node {row['from']} to node {row['to']}: {speed(row['rate'])}"
-        told += f", {duration(row['latency'])} one way"
+        title = f"node {row['from']} to node {row['to']}: {speed(row['rate'])}"
+        title += f", {duration(row['latency'])} one way"
         look = f'fill="{shade(row["rate"] / fastest)}" class="cell"'
         box = f'<rect x="{x}" y="{y}" width="{cell}" height="{cell}" {look}>'
-        parts.append(f"{box}<title>{escape(told)}</title></rect>")
+        parts.append(f"{box}<title>{escape(title)}</title></rect>")
         if cell == CELL:
             text = f"{8e-9 * row['rate']:.2g}"
-            parts.append(words(x + cell / 2, y + cell / 2 + 4, text, "in", anchor="middle"))
+            parts.append(label(x + cell / 2, y + cell / 2 + 4, text, "in", anchor="middle"))
     return parts, TOP + 24 + cell * len(nodes) + 20
 
 
 def shade(part: float) -> str:
-    """From a warning orange, which a slow pair has, to a calm green."""
+    """A colour from orange, for a slow pair, to green."""
     slow, fast = (240, 130, 60), (120, 200, 140)
     part = min(1.0, max(0.0, part))
     return "#" + "".join(
@@ -158,10 +158,10 @@ def shade(part: float) -> str:
     )
 
 
-# -- words ----------------------------------------------------------------------------------------
+# -- text -----------------------------------------------------------------------------------------
 
 
-def words(x: float, y: float, text: str, look: str = "", anchor: str = "start") -> str:
+def label(x: float, y: float, text: str, look: str = "", anchor: str = "start") -> str:
     style = f' class="{look}"' if look else ""
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
     return f"<text {place}{style}>{escape(text)}</text>"

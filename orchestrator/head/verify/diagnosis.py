@@ -1,6 +1,6 @@
-"""What the measurements of a verify run mean: which node, link or device is slow. Pure.
+"""Find the node, link or device that is slow in the measurements of a verify run. Pure.
 
-A pair is as fast as the slower of its two ends lets it be. So what a node can send is told by its
+A pair is as fast as the slower of its two ends lets it be. So what a node can send shows in its
 better pairs, a node is slow if even those are, and a link is slow if both of its ends can do more.
 How far from the others is too far depends on how far the others are from each other.
 """
@@ -38,20 +38,20 @@ class Bottleneck:
 
 
 def quartile(values: Collection[float]) -> float:
-    """The upper one: a value that a quarter of all reach. Of three or fewer, the largest."""
+    """The upper quartile: a quarter of all reach it. Of three or fewer, the largest."""
     ordered = sorted(values)
     return ordered[math.ceil(0.75 * len(ordered)) - 1]
 
 
 def noise(values: Collection[float], usual: float) -> float:
-    """How far figures that nobody would call slow are from each other, as a part of them."""
+    """The spread of the figures that nobody would call slow, relative to their median."""
     healthy = [value for value in values if value >= FAR_OF_FEW * usual]
     middle = statistics.median(healthy)
     return 1.4826 * statistics.median(abs(value - middle) for value in healthy) / middle
 
 
 def tolerance(count: int, spread: float, far: float = FAR) -> float:
-    """What part of the usual is slow, among so many figures with such a spread."""
+    """The part of the usual below which one of so many figures, with this spread, is slow."""
     far = far if count >= FEW else min(far, FAR_OF_FEW)
     return min(far, max(ALWAYS, 1 - DEVIATIONS * spread))
 
@@ -61,7 +61,7 @@ def tolerance(count: int, spread: float, far: float = FAR) -> float:
 
 @dataclass(frozen=True)
 class Ends:
-    """What each node can send and receive, as its better pairs show it."""
+    """The rates that each node can send and receive at, as its better pairs show."""
 
     out: Mapping[int, float]
     into: Mapping[int, float]
@@ -78,7 +78,7 @@ def ends(rates: Rates) -> Ends:
     all_ends = [*out.values(), *into.values()]
     usual = quartile(all_ends)
     part = tolerance(len(rates), noise(rates.values(), usual))
-    if len(nodes) < 3:  # whose fault it is cannot be told: it is the link's
+    if len(nodes) < 3:  # whose fault it is cannot be known: it is the link's
         return Ends(out, into, usual, part, frozenset(), frozenset())
     least = part * usual
     slow_out = frozenset(node for node in nodes if out[node] < least)
@@ -93,7 +93,9 @@ def slow_links(rates: Rates, names: Sequence[str]) -> list[Bottleneck]:
     if not rates:
         return []
     found = ends(rates)
-    told = [slow_node(node, rates, found, names) for node in sorted(found.slow_out | found.slow_in)]
+    bottlenecks = [
+        slow_node(node, rates, found, names) for node in sorted(found.slow_out | found.slow_in)
+    ]
     parts = {
         (a, b): rate / (found.usual if len(rates) == 2 else min(found.out[a], found.into[b]))
         for (a, b), rate in rates.items()
@@ -105,8 +107,8 @@ def slow_links(rates: Rates, names: Sequence[str]) -> list[Bottleneck]:
     }
     both = sorted(pair for pair in slow if pair[0] < pair[1] and pair[::-1] in slow)
     one_way = sorted(pair for pair in slow if pair[::-1] not in slow)
-    told += [slow_link(pair, rates, found.usual, names) for pair in both]
-    return told + [one_way_link(pair, rates, found.usual, names) for pair in one_way]
+    bottlenecks += [slow_link(pair, rates, found.usual, names) for pair in both]
+    return bottlenecks + [one_way_link(pair, rates, found.usual, names) for pair in one_way]
 
 
 def slow_node(node: int, rates: Rates, found: Ends, names: Sequence[str]) -> Bottleneck:
@@ -146,7 +148,7 @@ def one_way_link(
 def below_promise(
     rates: Rates, promised: Sequence[float | None], names: Sequence[str]
 ) -> list[Bottleneck]:
-    """With two nodes, or all of them slow, there is nothing to compare with but their own word."""
+    """Compare with the speed of the interfaces, for when no other node is faster."""
     said = [one for one in promised if one]
     if not rates or len(said) < len(promised):
         return []
@@ -164,8 +166,8 @@ def below_promise(
 def slow_devices(
     flops: Sequence[float], devices: Sequence[str], node_of: Sequence[int], names: Sequence[str]
 ) -> list[Bottleneck]:
-    """Of ranks with the same kind of device."""
-    told = []
+    """The ranks that compute slower than others with the same kind of device."""
+    bottlenecks = []
     for kind in sorted(set(devices)):
         own = {rank: flops[rank] for rank, its in enumerate(devices) if its == kind}
         usual = quartile(own.values())
@@ -176,8 +178,8 @@ def slow_devices(
                 node = node_of[rank]
                 text = f"rank {rank} on {names[node]} multiplies at {operations(rate)}, others"
                 text = f"{text} {operations(usual)} ({kind})"
-                told.append(Bottleneck("device", text, (node,), rate, usual))
-    return told
+                bottlenecks.append(Bottleneck("device", text, (node,), rate, usual))
+    return bottlenecks
 
 
 def wrong_results(
@@ -199,20 +201,20 @@ def wrong_results(
     ]
 
 
-def all_of(told: Mapping[str, Any]) -> list[Bottleneck]:
-    """Everything that there is to say of what a verify run wrote."""
-    nodes = told["nodes"]
+def all_of(results: Mapping[str, Any]) -> list[Bottleneck]:
+    """All bottlenecks in the results that a verify run wrote."""
+    nodes = results["nodes"]
     names = [f"node {node['index']} ({node['host']})" for node in nodes]
     node_of = [0] * sum(len(node["ranks"]) for node in nodes)
     for place, node in enumerate(nodes):
         for rank in node["ranks"]:
             node_of[rank] = place
-    rates = {(row["from"], row["to"]): float(row["rate"]) for row in told.get("pairs", [])}
-    found = wrong_results(told.get("wrong", []), node_of, names)
+    rates = {(row["from"], row["to"]): float(row["rate"]) for row in results.get("pairs", [])}
+    found = wrong_results(results.get("wrong", []), node_of, names)
     found += slow_links(rates, names)
-    if told["backend"] == "gloo":
+    if results["backend"] == "gloo":
         found += below_promise(rates, [node["link_speed"] for node in nodes], names)
-    return found + slow_devices(told["flops"], told["devices"], node_of, names)
+    return found + slow_devices(results["flops"], results["devices"], node_of, names)
 
 
 # -- words ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How long a step of the configured model will take on the links that were measured. Pure.
+"""Predict the time of a training step on the links that were measured. Pure.
 
 Computing: the timed parts of the model. Communicating: what each strategy sends, message by
 message, each at the time that its size took in the measurement. docs/why.md has the formula, what
@@ -25,7 +25,7 @@ class Times:
     points: tuple[tuple[int, float], ...]  # (bytes, seconds), the smallest first
 
     def of(self, size: float) -> float:
-        """Between two sizes that were measured, on the line between them on logarithmic paper."""
+        """Interpolate between measured sizes, both axes logarithmic."""
         sizes = [point[0] for point in self.points]
         at = bisect_left(sizes, size)
         if at == 0:
@@ -40,7 +40,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Message:
-    """One collective that a step calls, so many times; `first`, `last`: nothing to hide behind."""
+    """One collective that a step calls `count` times, `exposed` of them without overlap."""
 
     collective: str
     scope: str
@@ -66,21 +66,21 @@ class Prediction:
 Measured = Mapping[tuple[str, str], Times]  # (collective, scope)
 
 
-def predict(told: Mapping[str, Any], config: Config) -> list[Prediction]:
+def predict(results: Mapping[str, Any], config: Config) -> list[Prediction]:
     """The best first; what does not fit into memory comes last."""
-    model = told.get("model") or {}
-    counts = [len(node["ranks"]) for node in told["nodes"]]
+    model = results.get("model") or {}
+    counts = [len(node["ranks"]) for node in results["nodes"]]
     world = sum(counts)
-    if "groups" not in model or world == 1 or not told.get("collectives"):
+    if "groups" not in model or world == 1 or not results.get("collectives"):
         return []
-    measured = times(told["collectives"])
+    measured = times(results["collectives"])
     strategies = [name for name in MEASURED if name != "hybrid_shard" or len(set(counts)) == 1]
-    overlap = told["devices"][0] != "CPU"
+    overlap = results["devices"][0] != "CPU"
     found = [
-        one(name, model, counts, config, measured, told["free_bytes"], overlap)
+        predict_strategy(name, model, counts, config, measured, results["free_bytes"], overlap)
         for name in strategies
     ]
-    return sorted(found, key=lambda made: (not made.fits, made.step))
+    return sorted(found, key=lambda prediction: (not prediction.fits, prediction.step))
 
 
 def times(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Times]:
@@ -91,7 +91,7 @@ def times(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Times]:
     return {key: Times(tuple(sorted(points))) for key, points in found.items()}
 
 
-def one(
+def predict_strategy(
     strategy: str,
     model: Mapping[str, Any],
     counts: Sequence[int],
@@ -108,7 +108,7 @@ def one(
     compute = config.training.gradient_accumulation * (model["micro_batch"] or 0.0)
     compute += model["optimizer"] * model["parameters"] / shards
     step = max(compute + exposed, total) if overlap else compute + total
-    memory = held(strategy, groups, shards, config)
+    memory = memory_of(strategy, groups, shards, config)
     beyond = any(message.bytes > table(message, measured).points[-1][0] for message in sent)
     wanted = config.fsdp.sharding_strategy
     configured = strategy == ("ddp" if wanted in COPIED else wanted)
@@ -118,8 +118,10 @@ def one(
 def messages(
     strategy: str, groups: Sequence[int], counts: Sequence[int], config: Config
 ) -> list[Message]:
-    """What a rank calls in one step; groups are gathered one by one, the first is what is left
-    around the blocks."""
+    """The collectives that a rank calls in one step.
+
+    Groups are gathered one by one; the first holds the parameters outside of the blocks.
+    """
     world, micro = sum(counts), config.training.gradient_accumulation
     found = [Message("all_reduce", "all", 1024, 2, 2)]  # sums of the step, and who wants to stop
     if strategy == "ddp":
@@ -135,7 +137,7 @@ def messages(
         (world, "all") if strategy == "full_shard" or len(counts) == 1 else (counts[0], "node")
     )
     for place, group in enumerate(groups):
-        ends = place < 2  # the first gathers, and the last sums, have nothing to hide behind
+        ends = place < 2  # the first gathers, and the last sums, overlap with nothing
         if shards > 1:
             times_gathered = micro * (twice if place else 1)
             found.append(
@@ -156,8 +158,8 @@ def cost(message: Message, measured: Measured) -> float:
     return table(message, measured).of(message.bytes)
 
 
-def held(strategy: str, groups: Sequence[int], shards: int, config: Config) -> float:
-    """Bytes of weights, gradients and the optimizer's moments; activations are beside that."""
+def memory_of(strategy: str, groups: Sequence[int], shards: int, config: Config) -> float:
+    """Bytes of weights, gradients and the optimizer's moments; activations come on top."""
     each = 16 if config.optimizer.name == "adamw" else 12
     own = each * sum(groups) / shards
     if strategy == "ddp" or shards == 1:

@@ -19,19 +19,19 @@ ENDED = {  # why sizes are missing
 
 
 def to_text(
-    told: Mapping[str, Any],
+    results: Mapping[str, Any],
     findings: Sequence[Bottleneck],
     predictions: Sequence[Prediction],
     look: Look = PLAIN,
 ) -> str:
-    blocks = [*collectives(told, look), pairs(told, look), devices(told)]
-    blocks += [predicted(told, predictions, look), conclusion(told, findings, look)]
+    blocks = [*collectives(results, look), pairs(results, look), devices(results)]
+    blocks += [predicted(results, predictions, look), conclusion(results, findings, look)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def collectives(told: Mapping[str, Any], look: Look) -> list[str]:
+def collectives(results: Mapping[str, Any], look: Look) -> list[str]:
     """A table for each scope: sizes down, collectives across, time and bus bandwidth each."""
-    rows = told.get("collectives", [])
+    rows = results.get("collectives", [])
     blocks = []
     for scope, title in SCOPES.items():
         own = [row for row in rows if row["scope"] == scope and row["bytes"]]
@@ -47,7 +47,7 @@ def collectives(told: Mapping[str, Any], look: Look) -> list[str]:
     barriers = [row for row in rows if row["collective"] == "barrier"]
     if barriers:
         blocks.append(f"barrier: {duration(barriers[0]['seconds'])}")
-    return [*blocks, *(ENDED[why] for why in told.get("notes", []))]
+    return [*blocks, *(ENDED[why] for why in results.get("notes", []))]
 
 
 def figures(rows: Sequence[Sequence[Cell]], look: Look) -> str:
@@ -61,8 +61,8 @@ def cell(row: Mapping[str, Any] | None) -> str:
     return f"{duration(row['seconds'])} {8e-9 * row['busbw']:8.3f}"
 
 
-def pairs(told: Mapping[str, Any], look: Look) -> str:
-    rows = told.get("pairs", [])
+def pairs(results: Mapping[str, Any], look: Look) -> str:
+    rows = results.get("pairs", [])
     if not rows:
         return ""
     rates = {(row["from"], row["to"]): 8e-9 * row["rate"] for row in rows}
@@ -86,18 +86,18 @@ def pairs(told: Mapping[str, Any], look: Look) -> str:
     return f"from a node to a node, Gb/s ({spread})\n{figures(lines, look)}"
 
 
-def devices(told: Mapping[str, Any]) -> str:
-    flops = told["flops"]
+def devices(results: Mapping[str, Any]) -> str:
+    flops = results["flops"]
     lines = []
-    for kind in sorted(set(told["devices"])):
-        own = [flops[rank] for rank, its in enumerate(told["devices"]) if its == kind]
+    for kind in sorted(set(results["devices"])):
+        own = [flops[rank] for rank, its in enumerate(results["devices"]) if its == kind]
         between = f"{operations(min(own))} to {operations(max(own))}"
         lines.append(f"multiplying matrices, {len(own)} x {kind}: {between}")
     return "\n".join(lines)
 
 
-def predicted(told: Mapping[str, Any], predictions: Sequence[Prediction], look: Look) -> str:
-    model = told.get("model") or {}
+def predicted(results: Mapping[str, Any], predictions: Sequence[Prediction], look: Look) -> str:
+    model = results.get("model") or {}
     if "why" in model:
         return f"no prediction of step times: {model['why']}"
     if not predictions:
@@ -120,16 +120,16 @@ def predicted(told: Mapping[str, Any], predictions: Sequence[Prediction], look: 
     return "\n".join(lines)
 
 
-def conclusion(told: Mapping[str, Any], findings: Sequence[Bottleneck], look: Look) -> str:
+def conclusion(results: Mapping[str, Any], findings: Sequence[Bottleneck], look: Look) -> str:
     lines = []
     for finding in findings:
         wrong = finding.kind == "wrong"
         words = f"{'WRONG' if wrong else 'SLOW'}: {finding.text}"
         lines.append(paint(words, "red" if wrong else "yellow", look))
-    if not told["complete"]:
+    if not results["complete"]:
         lines.append(paint("the run ended before everything was measured", "yellow", look))
     elif not findings:
-        several = len(told["devices"]) > 1
+        several = len(results["devices"]) > 1
         words = "every result is right, no node, link or device is slower than the others"
         words = words if several else "one rank alone: there is no link to verify"
         lines.append(paint(words, "green", look))

@@ -1,0 +1,60 @@
+"""Expand the ranges in names of hosts, as node lists and Slurm write them: gpu[01-03,7].
+
+Shipped to the nodes: the standard library alone, and Python 3.9.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+NUMBERS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+
+
+class BadRange(ValueError):
+    """A mistake in a name with ranges: where it is, from 0, and what to write instead."""
+
+    def __init__(self, position: int, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.position, self.what, self.fix = position, what, fix
+
+
+def expand(pattern: str, most: int) -> Iterator[str]:
+    """gpu[01-02] -> gpu01, gpu02. Counted, and BadRange raised, before any of them is made."""
+    parts: list[list[str]] = []
+    count, position = 1, 0
+    for index, part in enumerate(re.split(r"\[([^][]*)\]", pattern)):
+        stray = re.search(r"[][]", part)
+        if stray:
+            what = f"nothing {'closes' if stray[0] == '[' else 'opens'} this {stray[0]!r}"
+            raise BadRange(position + stray.start(), what, "gpu[1-3,7], closed and without spaces")
+        inside = index % 2 == 1
+        parts.append(_numbers(part, position + 1, most) if inside else [part])
+        position += len(part) + 2 * inside
+        count *= len(parts[-1])
+        if count > most:
+            raise _too_many(0, most)
+    return map("".join, itertools.product(*parts))
+
+
+def _numbers(text: str, position: int, most: int) -> list[str]:
+    """01-03,7 -> 01 02 03 7: leading zeros are part of a name."""
+    names: list[str] = []
+    for part in text.split(","):
+        match = NUMBERS.fullmatch(part)
+        if not match:
+            what = f"{part[:40]!r} is not a range of numbers" if part else "a number is missing"
+            raise BadRange(position, what, "a range such as [1-3,7] or [01-16]")
+        low, high = match[1], match[2] or match[1]
+        if int(low) > int(high):
+            raise BadRange(position, "this range runs backwards", f"{high}-{low}")
+        if int(high) - int(low) >= most - len(names):
+            raise _too_many(position, most)
+        names += [f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1)]
+        position += len(part) + 1
+    return names
+
+
+def _too_many(position: int, most: int) -> BadRange:
+    return BadRange(position, f"this makes more than {most} nodes", f"{most} nodes at most")
