@@ -106,7 +106,7 @@ def test_nodes_with_different_numbers_of_ranks(head: Head) -> None:
     head.node_list = head.cluster.write_list([f"{first} slots=1", f"{second} slots=3"])
     command = head.run("--nproc", "2", head.script("sum.py", ALL_REDUCE))
     assert "sum 6 3 2 4 1 2 3" in head.log(1).decode()
-    assert "runs 1 ranks by slots= in the list, not --nproc 2" in command.text
+    assert "runs 1 ranks because of slots= in the list, not --nproc 2" in command.text
 
 
 def test_a_taken_port_is_left_alone_and_said(head: Head) -> None:

@@ -132,7 +132,7 @@ def test_cards_are_chosen_per_node_and_reach_the_ranks(
 ) -> None:
     head = Head(fabric, tmp_path)
     text = explain(head, head.script("show.py", SHOW))
-    assert "NCCL travels by InfiniBand" in text.splitlines()[0]
+    assert "NCCL uses InfiniBand" in text.splitlines()[0]
     first, second = rows(text)["NCCL_IB_HCA"]
     assert first.startswith("0 =mlx5_0:1,mlx5_1:1 computed the 2 active ports for InfiniBand")
     assert "not mlx5_bond_0:1 (Ethernet)" in first

@@ -54,7 +54,7 @@ def together(text: str) -> str:
 TABLE = {
     "raise": Planted(
         together("raise ValueError('bad batch')  # HERE"),
-        "exception", "^ValueError: bad batch$", "mend the line",
+        "exception", "^ValueError: bad batch$", "fix the line",
     ),
     "wrapped": Planted(
         together("""
@@ -63,7 +63,7 @@ try:
 except KeyError as error:
     raise RuntimeError('no such option') from error  # HERE
 """),
-        "exception", "RuntimeError: no such option", "mend the line",
+        "exception", "RuntimeError: no such option", "fix the line",
     ),
     "slow to leave, so that the echo is heard first": Planted(
         together("""
@@ -72,7 +72,7 @@ atexit.register(time.sleep, 5)
 dist.destroy_process_group()
 raise ValueError('bad batch')  # HERE
 """),
-        "exception", "^ValueError: bad batch$", "mend the line",
+        "exception", "^ValueError: bad batch$", "fix the line",
     ),
     "its keeper slow, so that its end is heard of last": Planted(
         together("""
@@ -94,7 +94,7 @@ if rank == 1:
     list(torch.utils.data.DataLoader(Rows(), num_workers=1))
 dist.all_reduce(torch.ones(1))
 """,
-        "exception", r"^IndexError: index 5 .*\(in DataLoader worker process 0\)", "mend the line",
+        "exception", r"^IndexError: index 5 .*\(in DataLoader worker process 0\)", "fix the line",
     ),
     "MemoryError": Planted(
         together("""
@@ -132,7 +132,7 @@ view[0]  # HERE
     ),
     "killed by somebody": Planted(
         together("os.kill(os.getpid(), signal.SIGKILL)"),
-        "signal", r"^killed by signal 9 \(SIGKILL\)$", "somebody killed it",
+        "signal", r"^killed by signal 9 \(SIGKILL\)$", "something killed it",
     ),
     "asked to end by somebody": Planted(
         together("os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)"),
@@ -175,7 +175,7 @@ dist.all_reduce(torch.ones(1))
     ),
     "a syntax error": Planted(
         "if rank == 1:\n    exec(compile('a = (\\n', 'model.py', 'exec'))\njoin()",
-        "exception", "^SyntaxError: ", "mend the line",
+        "exception", "^SyntaxError: ", "fix the line",
     ),
     "no such file": Planted(
         together("open('/data/config.yaml')  # HERE"),
@@ -191,15 +191,15 @@ dist.all_reduce(torch.ones(1))
     ),
     "too deep": Planted(
         "def deeper(n):\n    return deeper(n + 1)  # HERE\n" + together("deeper(0)"),
-        "exception", "^RecursionError: maximum recursion depth", "mend the line",
+        "exception", "^RecursionError: maximum recursion depth", "fix the line",
     ),
     "KeyboardInterrupt in code": Planted(
         together("raise KeyboardInterrupt  # HERE"),
-        "exception", "^KeyboardInterrupt$", "mend the line",
+        "exception", "^KeyboardInterrupt$", "fix the line",
     ),
     "a child that fails": Planted(
         together("subprocess.run(['sh', '-c', 'echo no data; exit 4'], check=True)  # HERE"),
-        "exception", "^CalledProcessError: .*returned non-zero exit status 4", "mend the line",
+        "exception", "^CalledProcessError: .*returned non-zero exit status 4", "fix the line",
     ),
     "one rank never joins": Planted(
         "if rank == 1: sys.exit(0)\njoin(2)",

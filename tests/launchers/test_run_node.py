@@ -145,7 +145,7 @@ def test_a_node_that_never_comes_is_named(machines: Machines) -> None:
         **{"NNODES": "3", "NODE_RANK": "0"},
     )
     assert alone.finish() == 3
-    assert "NODE_RANK 1, 2 did not come within 1 s" in alone.text
+    assert "NODE_RANK 1, 2 did not arrive within 1 s" in alone.text
 
 
 def test_a_master_without_an_address_is_named(machines: Machines) -> None:

@@ -92,7 +92,7 @@ def _read(path: Path) -> tuple[KnownKey, ...]:
 
 
 def known_keys(destination: Destination) -> list[KnownKey]:
-    """Every line that speaks of this host, the user's files first."""
+    """Return every line about this host, the user's files first."""
     name = listed_name(destination)
     files = destination.user_known_hosts + destination.global_known_hosts
     return [key for file in files for key in _read(file) if key.names(name)]
@@ -117,7 +117,8 @@ def check(destination: Destination, key: paramiko.PKey, *, strict: bool) -> None
             f"its host key has changed: it shows {shown}, {old.where} says "
             f"{old.kind} {fingerprint(old.blob)}",
             f"if you know that it was reinstalled: ssh-keygen -R '{name}'"
-            f" -f '{old.where.rpartition(':')[0]}'; if not, someone may be in between",
+            f" -f '{old.where.rpartition(':')[0]}'; if not, someone may be"
+            " intercepting the connection",
         )
     if strict or destination.strict:
         raise NodeError(
@@ -146,6 +147,6 @@ def _record(destination: Destination, name: str, key: paramiko.PKey) -> None:
         except OSError as error:
             raise NodeError(
                 f"its host key cannot be recorded in {file}: {error.strerror}",
-                "make the file writable, or name another one by UserKnownHostsFile in ssh_config",
+                "make the file writable, or name another one with UserKnownHostsFile in ssh_config",
             ) from error
         _read.cache_clear()

@@ -48,7 +48,7 @@ class Connection:
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise NodeError(
                 f"it lets us in, but no command can be started there ({error})",
-                "look at MaxSessions in its sshd_config and at the login shell of this user",
+                "check MaxSessions in its sshd_config and the login shell of this user",
             ) from error
         return channel
 
@@ -81,7 +81,7 @@ class SshTransport:
                 if time.monotonic() + pause >= deadline:
                     raise NodeError(
                         f"it closes every connection before the login ({dropped})",
-                        "look at MaxStartups in its sshd_config, at hosts.deny and fail2ban there",
+                        "check MaxStartups in its sshd_config, hosts.deny and fail2ban there",
                     ) from dropped
                 time.sleep(pause)
 
@@ -120,7 +120,7 @@ class SshTransport:
         return dial(where, destination.bind_address, deadline)
 
     def _jump(self, jump: str, deadline: float) -> Connection:
-        """A connection to the last machine of a ProxyJump list, shared by all nodes behind it."""
+        """Connect to the last machine of a ProxyJump list, once for all nodes behind it."""
         with self._jumping:
             known = self._jumps.get(jump)
             if known is None or not known.alive:
@@ -156,7 +156,7 @@ class SshTransport:
         try:
             transport.start_client(timeout=left(deadline))
         except paramiko.ssh_exception.IncompatiblePeer as error:
-            raise NodeError(f"its sshd and we have no algorithm in common: {error}") from error
+            raise NodeError(f"its sshd and our client have no common algorithm: {error}") from error
         except (paramiko.SSHException, EOFError, OSError) as error:
             if time.monotonic() < deadline - 0.2:
                 raise ConnectionDropped(str(error) or "end of file") from error
@@ -169,7 +169,7 @@ class SshTransport:
 
 
 class ConnectionDropped(Exception):
-    """The other side hung up before the login: worth another try."""
+    """The other side hung up before the login, which is worth another try."""
 
 
 def left(deadline: float) -> float:
@@ -177,7 +177,7 @@ def left(deadline: float) -> float:
 
 
 def dial(where: tuple[str, int], bind_address: str, deadline: float) -> socket.socket:
-    """A TCP connection, or the reason in words."""
+    """Open a TCP connection, or raise a NodeError that says why not."""
     host, port = where
     source = (bind_address, 0) if bind_address else None
     try:
@@ -189,23 +189,24 @@ def dial(where: tuple[str, int], bind_address: str, deadline: float) -> socket.s
     except ConnectionRefusedError as error:
         raise NodeError(
             f"it refuses connections on port {port}",
-            "is sshd running there, and on this port? write host:port in the list if it is another",
+            "is sshd running there, and on this port? write host:port in the list for another port",
         ) from error
     except TimeoutError as error:
         raise NodeError(
-            f"it does not answer on port {port}", "is the machine up? does a firewall drop us?"
+            f"it does not answer on port {port}",
+            "is it up? does a firewall drop the packets?",
         ) from error
     except OSError as error:
         if error.errno == 111:
             raise ConnectionDropped(str(error)) from error
-        raise NodeError(f"there is no way to it: {error.strerror or error}") from error
+        raise NodeError(f"there is no route to it: {error.strerror or error}") from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return sock
 
 
 def run_proxy(command: str) -> socket.socket:
-    """The user's ProxyCommand, spoken to through a socket pair."""
+    """Start the user's ProxyCommand with a socket pair as its standard streams."""
     ours, theirs = socket.socketpair()
     with theirs:
         subprocess.Popen(
@@ -221,7 +222,7 @@ def run_proxy(command: str) -> socket.socket:
 
 
 def log_in(transport: paramiko.Transport, destination: Destination, deadline: float) -> None:
-    """Public keys only: the agent's, then the files'. Nothing can be typed for 64 nodes at once."""
+    """Log in with public keys only: nobody can type a password for 64 nodes at once."""
     tried: list[str] = []
     notes: list[str] = []
     transport.auth_timeout = left(deadline)
@@ -231,7 +232,7 @@ def log_in(transport: paramiko.Transport, destination: Destination, deadline: fl
             more = transport.auth_publickey(destination.user, key)
         except paramiko.BadAuthenticationType as error:
             raise NodeError(
-                f"it does not take public keys for {destination.user}, only {error.allowed_types}",
+                f"it accepts no public keys for {destination.user}, only {error.allowed_types}",
                 "allow PubkeyAuthentication in its sshd_config",
             ) from error
         except paramiko.AuthenticationException as error:
@@ -256,7 +257,7 @@ def log_in(transport: paramiko.Transport, destination: Destination, deadline: fl
 
 
 def keys_for(destination: Destination, notes: list[str]) -> list[tuple[str, paramiko.PKey]]:
-    """Named keys; those named in the config come before what else the agent holds, as with ssh."""
+    """Return named keys; like ssh, those in the config come before the agent's others."""
     files: list[tuple[str, paramiko.PKey]] = []
     for path in destination.keys:
         key = load_key(path, destination.certificates)
@@ -294,7 +295,7 @@ def public_blob(path: Path) -> bytes:
 
 @functools.cache
 def load_key(path: Path, certificates: tuple[Path, ...]) -> paramiko.PKey | str | None:
-    """The key in a file, or why it cannot be used, or None where there is no such file."""
+    """Return the key in a file, why it cannot be used, or None if there is no such file."""
     if not path.is_file():
         return None
     try:

@@ -1,13 +1,13 @@
-"""The kinds of failures: the words by which each is known, and what to do about it. Pure."""
+"""The kinds of failures: the text that identifies each, and what to do about it. Pure."""
 
 from __future__ import annotations
 
 import re
 
-# kind -> (what it is called on the screen, what to do), as job.json names them
+# kind, as in job.json -> (its title on the screen, what to do)
 KINDS = {
-    "exception": ("an exception", "mend the line that is named; the traceback stands above"),
-    "exit": ("it ended itself", "its last lines above say why; the number is the program's own"),
+    "exception": ("an exception", "fix the line that is named; the traceback is above"),
+    "exit": ("it ended itself", "its last lines above say why; the exit code is the program's own"),
     "signal": ("a signal", "look at its last lines above, and at `dmesg` on that node"),
     "out_of_memory": (
         "out of memory on the host",
@@ -17,7 +17,7 @@ KINDS = {
     "gpu_out_of_memory": (
         "out of memory on the GPU",
         "use smaller batches with more gradient accumulation, activation checkpointing or more"
-        " sharding; `nvidia-smi` there shows whether somebody else holds memory",
+        " sharding; `nvidia-smi` there shows whether another process holds memory",
     ),
     "shared_memory": (
         "/dev/shm is full",
@@ -34,56 +34,56 @@ KINDS = {
         " python= in the list chooses which Python runs",
     ),
     "communication": (
-        "the ranks could not talk to each other",
+        "the ranks could not connect to each other",
         "see `master_launch --dry-run` for the interface and address of every node, set ifname= in"
-        " the list where one is wrong, and let firewalls pass everything between the nodes",
+        " the list if one is wrong, and let firewalls pass everything between the nodes",
     ),
     "link": (
-        "a connection between ranks broke, though no rank had failed",
+        "a connection between ranks broke although no rank had failed",
         "look at the network between the nodes (`ip -s link`, `dmesg`, the switch); start again"
         " from the last checkpoint",
     ),
     "ended_early": (
         "a rank had ended while others waited for it",
-        "let all ranks make the same number of steps and collectives, and leave together",
+        "let all ranks run the same number of steps and collectives, and end together",
     ),
     "lost": (
         "the node is lost",
-        "see whether it runs (`ssh`, its console): it went down, or the network to it did; when it"
-        " answers again, `orchestrator emergency-stop` ends what it may still run",
+        "check whether it runs (`ssh`, its console): it or the network to it went down; when it"
+        " answers again, `orchestrator emergency-stop` ends whatever still runs there",
     ),
     "hang": (
         "no progress",
-        "look at where each rank stands; a rank in another place than the rest is the one",
+        "see where each rank is: the one that is somewhere else than the rest is the cause",
     ),
     "elsewhere": (
         "it was ended on another node",
         "the terminal of `orchestrator run-node` there, and its experiment, have the cause",
     ),
-    "torchrun": ("torchrun failed", "its own words stand above"),
+    "torchrun": ("torchrun failed", "its own message is above"),
     "supervisor": (
         "the job's supervisor was killed",
-        "somebody or the out-of-memory killer ended our process on that node: see `dmesg` there",
+        "a user or the out-of-memory killer ended our process on that node: see `dmesg` there",
     ),
-    "start": ("it could not be started", "mend what the message says and launch again"),
+    "start": ("it could not be started", "fix what the message says and launch again"),
     "stopped": ("it was stopped", ""),
 }
 
 SIGNAL_FIXES = {
-    "SIGKILL": "somebody killed it: a person, a scheduler's limit, or the kernel for lack of"
-    " memory, which `dmesg` on that node would tell",
-    "SIGSEGV": "native code crashed: the frames above are where; mostly an extension built for"
+    "SIGKILL": "something killed it: a person, a scheduler's limit, or the kernel for lack of"
+    " memory (see `dmesg` on that node)",
+    "SIGSEGV": "native code crashed, at the frames above; usually an extension built for"
     " another version of torch, CUDA or libc",
-    "SIGBUS": "memory that a file should back is not there: mostly /dev/shm is full (`df -h"
-    " /dev/shm`; fewer DataLoader workers, docker --shm-size), or a mapped file was cut short",
-    "SIGABRT": "a native library gave up: what it said stands above the stacks in the rank's log",
-    "SIGFPE": "native code divided by zero: the frames above are where",
+    "SIGBUS": "file-backed memory is missing: usually /dev/shm is full (`df -h"
+    " /dev/shm`; fewer DataLoader workers, docker --shm-size), or a mapped file was truncated",
+    "SIGABRT": "a native library gave up: its message is above the stacks in the rank's log",
+    "SIGFPE": "native code divided by zero, at the frames above",
     "SIGILL": "this CPU lacks an instruction: the binary was built for another one",
-    "SIGTERM": "somebody asked it to end: a scheduler, an admin, a shutdown of that node",
+    "SIGTERM": "another process asked it to end: a scheduler, an admin, a shutdown of that node",
     "SIGXCPU": "it used up the processor time that `ulimit -t` on that node allows",
 }
 
-# What the words of an exception, a dump or torchrun tell. The first that fits is it.
+# The text of an exception, a dump or torchrun that identifies a kind; the first match counts.
 TEXTS = tuple(
     (kind, re.compile(pattern, re.IGNORECASE | re.MULTILINE))
     for kind, pattern in (
@@ -117,26 +117,26 @@ TEXTS = tuple(
         ),
     )
 )
-# Of torch.distributed or what is beneath it, not of a program's own downloads and servers.
+# torch.distributed or what is beneath it, not a program's own downloads and servers.
 DISTRIBUTED = re.compile(
     r"gloo|nccl|Dist\w*Error|TCPStore|c10d|rendezvous|socket\.cpp|ProcessGroup|transport/"
     r"|client socket|server socket",
     re.IGNORECASE,
 )
-# Where a rank cannot begin to talk, for a reason of its own node.
+# A rank that cannot open connections, for a reason on its own node.
 OWN_NETWORK = re.compile(
     r"Unable to find (address|interface)|no socket interface found|ifa != nullptr"
     r"|address already in use|EADDRINUSE|name or service not known|name resolution"
     r"|gai error|Duplicate GPU|invalid usage|No IB device|Cannot assign requested address",
     re.IGNORECASE,
 )
-# A rank that never reached another: nearer to the cause than one that was left.
+# A rank that never reached another: closer to the cause than one that was abandoned.
 NEVER_MET = re.compile(
     r"connectFullMesh|no route to host|network is unreachable|connection refused"
     r"|failed to connect|clients joined|waiting for clients",
     re.IGNORECASE,
 )
-# What a rank says when another one is gone. It failed because of that one, not by itself.
+# A rank whose peer is gone: it failed because of that one, not by itself.
 ECHO = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited"
     r"|DistBackendError|DistNetworkError|DistStoreError|socket timeout|timed out (waiting|after)"
@@ -153,7 +153,7 @@ HELPER_DIED = re.compile(
 
 
 def of_words(words: str) -> str:
-    """The kind that the words of a failure tell, or nothing."""
+    """Return the kind that the text of a failure identifies, or nothing."""
     for kind, pattern in TEXTS:
         if pattern.search(words):
             return kind
@@ -163,14 +163,14 @@ def of_words(words: str) -> str:
 
 
 def fix_of(kind: str, message: str = "") -> str:
-    """One sentence: what to do."""
+    """Return one sentence that says what to do."""
     for name, fix in SIGNAL_FIXES.items():
         if kind == "signal" and f"({name})" in message:
             return fix
     if kind == "communication" and re.search("address already in use|EADDRINUSE", message, re.I):
         return (
             "another process there holds the port: `ss -ltnp` names it; `orchestrator"
-            " emergency-stop` ends jobs of ours, --master-port chooses another"
+            " emergency-stop` ends your jobs, --master-port chooses another port"
         )
     if kind == "exception" and message.startswith("FileNotFoundError"):
         return "the file has to be on that node too: share or copy it, or set workdir="

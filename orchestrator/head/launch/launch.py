@@ -83,7 +83,7 @@ def apply_hook(request: Request, reached: Sequence[Reached], made: Plan) -> Plan
     def run(pair: tuple[Reached, NodePlan]) -> NodePlan:
         one, node = pair
         answer = one.link.ask("hook", HOOK_TIMEOUT, text=text, env=node.env, workdir=node.workdir)
-        fixed = {s.name for s in node.settings if s.why in ("who it is", "--env")}
+        fixed = {s.name for s in node.settings if s.why in ("identifies the node", "--env")}
         new = [
             EnvSetting(name, value, "the hook", yours=True)
             for name, value in answer["env"].items()

@@ -1,4 +1,4 @@
-"""Where every node is in the job's network: the master at an address that all others reach."""
+"""Find every node's address in the job's network; the master's is one that all others reach."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.head.plan.model import NodeAddress
 
 OWN_BRIDGES = ("docker", "virbr", "br-", "cni", "podman", "lxcbr", "flannel", "veth")
 COMMON = (
-    "write an address of the master in the first line of the list that all nodes can reach, "
+    "put an address of the master that all nodes can reach in the first line of the list, "
     "such as its address on their common network"
 )
 
@@ -27,7 +27,7 @@ def find(nodes: Sequence[ProbedNode]) -> list[NodeAddress]:
 
 
 def master_address(nodes: Sequence[ProbedNode]) -> str:
-    """The master's address that every other node can be expected to reach."""
+    """Return the master's address that every other node can be expected to reach."""
     master, others = nodes[0], nodes[1:]
     own = [address.address for address in master.facts.addresses]
     first = master.reached
@@ -51,7 +51,7 @@ def master_address(nodes: Sequence[ProbedNode]) -> str:
     raise CheckFailed(
         "the master has no address that the other nodes can reach: "
         + (f"the list calls it {first}" if first else "it is behind a jump host")
-        + f", and none of its own ({', '.join(own)}) is on a network of theirs",
+        + f", and none of its own ({', '.join(own)}) is on one of their networks",
         COMMON,
     )
 
@@ -73,7 +73,7 @@ def address_of(node: ProbedNode, first: ProbedNode, master: str) -> NodeAddress:
         if node is not first and not node.facts.same_machine(first.facts):
             raise CheckFailed(
                 f"{node.name} itself has the master's address {master} (on {own[master]}): two "
-                "networks use the same addresses, so it would call itself and wait for ever",
+                "networks use the same addresses, so it would connect to itself and wait forever",
                 COMMON,
             )
         return NodeAddress(master, own[master])
@@ -97,19 +97,19 @@ def usable(facts: Facts, address: Address) -> bool:
 
 
 def no_way(node: ProbedNode, first: ProbedNode, master: str) -> CheckFailed:
-    """Why there is none, as far as the facts tell."""
+    """Say why there is no route, as far as the facts show."""
     what = f"{node.name} has no route to the master's address {master}"
     outside = [a for a in node.facts.addresses if not a.ip.is_loopback and not a.ip.is_link_local]
     if not outside:
-        return CheckFailed(f"{what}: it has no address at all but loopback", COMMON)
+        return CheckFailed(f"{what}: it has no address other than loopback", COMMON)
     if not any((":" in a.address) == (":" in master) for a in outside):
         had, wanted = ("IPv4", "IPv6") if ":" in master else ("IPv6", "IPv4")
-        return CheckFailed(f"{what}: it has only {had} addresses, and that is {wanted}", COMMON)
+        return CheckFailed(f"{what}: it has only {had} addresses, and this is {wanted}", COMMON)
     theirs = kinds(node, outside)
     ours = kinds(first, [a for a in first.facts.addresses if a.address == master])
     if ours and theirs and not set(ours) & set(theirs) and "infiniband" in {*ours, *theirs}:
         return CheckFailed(
-            f"{what}: that is on {words(ours)} only, and {node.name} on {words(theirs)} only",
+            f"{what}: this is on {words(ours)} only, and {node.name} is on {words(theirs)} only",
             "give both an address on one network, or leave one of them out of the node list",
         )
     shown = ", ".join(f"{a.interface} {a.address}/{a.prefix}" for a in outside)
@@ -133,7 +133,7 @@ def words(found: Sequence[str]) -> str:
 
 
 def check_distinct(nodes: Sequence[ProbedNode], found: Sequence[NodeAddress]) -> None:
-    """One address for two machines: cloned, or on two networks that look alike."""
+    """Refuse one address for two machines: clones, or two networks with equal addresses."""
     seen: dict[str, ProbedNode] = {}
     for node, where in zip(nodes, found, strict=True):
         other = seen.setdefault(where.address, node)
@@ -144,18 +144,21 @@ def check_distinct(nodes: Sequence[ProbedNode], found: Sequence[NodeAddress]) ->
             raise CheckFailed(
                 f"{other.name} and {node.name} are two machines with one address, "
                 f"{where.address} ({where.interface}): two networks use the same addresses",
-                "give one of them another address, or name the interface of their common network "
-                "in the node list by its addresses",
+                "give one of them another address, or list the nodes by their addresses on their "
+                "common network",
             )
 
 
 def check_peers(nodes: Sequence[ProbedNode], found: Sequence[NodeAddress]) -> None:
-    """Workers talk to each other, too. Only where the kernel was asked and knows no way."""
+    """Refuse two nodes without a route between them: all ranks connect to each other.
+
+    Only where the kernel was asked and knows no route.
+    """
     for node in nodes:
         for other, where in zip(nodes, found, strict=True):
             if other is not node and node.facts.routes.get(where.address) == ("", ""):
                 raise CheckFailed(
                     f"{node.name} has no route to {other.name} at {where.address}",
-                    "all nodes need a way to all others: add the route, or list addresses of one "
+                    "all nodes need a route to all others: add it, or list addresses of one "
                     "network",
                 )

@@ -1,6 +1,6 @@
-"""`orchestrator plan --explain`: every setting of every node, with its value, whose it is and why.
+"""`orchestrator plan --explain`: every setting of every node: its value, its source and why.
 
-Nodes that have the same are one line, so that 64 nodes are as short as two.
+Nodes with the same value share a line, so 64 nodes take no more lines than two.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from orchestrator.head.plan.model import NodePlan, Plan
 
-IDENTITY = "who it is"  # settings that differ by design
-WIDEST = 32  # a longer value stands as it is, and moves only its own line
+IDENTITY = "identifies the node"  # settings that differ by design
+WIDEST = 32  # a longer value is not cut, and shifts only its own line
 TRANSPORTS = {
-    "infiniband": "NCCL travels by InfiniBand",
-    "roce": "NCCL travels by RoCE",
-    "ethernet": "NCCL travels by TCP",
-    "yours": "NCCL travels by what you chose",
+    "infiniband": "NCCL uses InfiniBand",
+    "roce": "NCCL uses RoCE",
+    "ethernet": "NCCL uses TCP",
+    "yours": "NCCL uses what you chose",
     "none": "one node: NCCL needs no network",
 }
 
@@ -29,7 +29,7 @@ def to_text(plan: Plan) -> str:
         "",
         *columns([("NODE", "NAME", "ADDRESS", "RANKS"), *map(node_row, plan.nodes)]),
         "",
-        *columns([("SETTING", "NODES", "VALUE", "WHOSE", "WHY"), *setting_rows(plan.nodes)]),
+        *columns([("SETTING", "NODES", "VALUE", "SOURCE", "WHY"), *setting_rows(plan.nodes)]),
     ]
     said = [f"note: {note}" for note in plan.notes] + [f"hint: {hint}" for hint in plan.hints]
     return "\n".join([*lines, *([""] if said else []), *said]) + "\n"
@@ -46,7 +46,7 @@ def node_row(node: NodePlan) -> tuple[str, ...]:
 
 
 def setting_rows(nodes: Sequence[NodePlan]) -> list[tuple[str, ...]]:
-    """(setting, nodes, value, whose, why), the settings in the order in which they come up."""
+    """Return (setting, nodes, value, source, why), the settings in order of appearance."""
     groups: dict[str, dict[tuple[str, str, str], list[int]]] = {}
     for node in nodes:
         for name in dict.fromkeys(setting.name for setting in node.settings):
@@ -55,13 +55,13 @@ def setting_rows(nodes: Sequence[NodePlan]) -> list[tuple[str, ...]]:
                 groups.setdefault(name, {}).setdefault(row, []).append(node.index)
     rows: list[tuple[str, ...]] = []
     for name, found in groups.items():
-        for i, ((value, whose, why), indexes) in enumerate(found.items()):
-            rows.append(("" if i else name, ranges(indexes), value, whose, why))
+        for i, ((value, source, why), indexes) in enumerate(found.items()):
+            rows.append(("" if i else name, ranges(indexes), value, source, why))
     return rows
 
 
 def decided(node: NodePlan, name: str) -> tuple[str, str, str] | None:
-    """(value, whose, why) of what wins, and what it wins over."""
+    """Return (value, source, why) of the winning value; why names what it overrides."""
     *others, last = [setting for setting in node.settings if setting.name == name]
     if last.why == IDENTITY:
         return None

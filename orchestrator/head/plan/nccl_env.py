@@ -1,8 +1,8 @@
-"""Facts in, each node's place in the network and its settings out: pure, each with its reason.
+"""Turn facts into each node's address and network settings, each with its reason. Pure.
 
-What cannot work (no network in common, addresses that mean two machines) is an error here, in
-words, and not a timeout on the nodes. nccl_transport.py chooses the cards, this file addresses
-and names.
+What cannot work (no common network, one address for two machines) is an error here, with its
+reason, instead of a timeout on the nodes. nccl_transport.py chooses the cards, this file the
+addresses and interfaces.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Network:
     fabric: Fabric
     addresses: tuple[NodeAddress, ...]
     settings: tuple[tuple[EnvSetting, ...], ...]  # per node, what is computed
-    notes: tuple[str, ...]  # said on every launch
-    hints: tuple[str, ...]  # said by `plan --explain`
+    notes: tuple[str, ...]  # shown on every launch
+    hints: tuple[str, ...]  # shown by `plan --explain`
 
 
 def make(
@@ -72,7 +72,7 @@ def make(
 
 
 def check_names(nodes: Sequence[ProbedNode]) -> None:
-    """What ifname= names has to be there, up, and to have an address."""
+    """Refuse an ifname= whose interface does not exist, is down or has no address."""
     for node in nodes:
         known = [interface.name for interface in node.facts.interfaces]
         for name in node.ifname.split(",") if node.ifname and known else ():
@@ -87,7 +87,7 @@ def check_names(nodes: Sequence[ProbedNode]) -> None:
                 why = "has no address" if interface.state == "up" else f"is {interface.state}"
                 raise CheckFailed(
                     f"the interface {name} of {node.name} (ifname= in the node list) {why}",
-                    "name another, or leave ifname= out: the one towards the master is taken",
+                    "name another one, or leave ifname= out to use the one towards the master",
                 )
 
 
@@ -112,16 +112,16 @@ def node_settings(
 
 
 def kept(setting: EnvSetting, environment: Mapping[str, str]) -> EnvSetting:
-    """What is set on a node already (its login, its nccl.conf) was meant for that node."""
+    """Keep what the node itself sets (its login, its nccl.conf): it was meant for that node."""
     value = environment.get(setting.name)
     if value is None or value == setting.value:
         return setting
-    why = f"set on the node itself; computed was {setting.value}"
+    why = f"set on the node itself; computed: {setting.value}"
     return EnvSetting(setting.name, value, why, yours=True)
 
 
 def socket_settings(node: ProbedNode, address: NodeAddress, *, is_master: bool) -> list[EnvSetting]:
-    """The interface for NCCL's and gloo's sockets: the one towards the master, or the user's."""
+    """Set the interface for NCCL's and gloo's sockets: the user's, or the one to the master."""
     interface = node.ifname or address.interface
     if not interface:
         return []
@@ -140,7 +140,7 @@ def socket_settings(node: ProbedNode, address: NodeAddress, *, is_master: bool) 
 
 
 def thread_settings(node: ProbedNode, name: str) -> list[EnvSetting]:
-    """More connections at once, where one of them cannot fill the link."""
+    """Use several connections at once where one cannot fill the link."""
     interface = node.facts.interface(name)
     if interface is None or interface.speed is None or interface.speed < FAST:
         return []
@@ -155,7 +155,7 @@ def thread_settings(node: ProbedNode, name: str) -> list[EnvSetting]:
 
 
 def vendor(node: ProbedNode, name: str, depth: int = 0) -> str:
-    """Of the card below a bond, bridge or VLAN, too."""
+    """Return the vendor of a card, also of the one below a bond, bridge or VLAN."""
     interface = node.facts.interface(name)
     if interface is None or depth > 3:
         return ""
@@ -164,7 +164,7 @@ def vendor(node: ProbedNode, name: str, depth: int = 0) -> str:
 
 
 def unmatched(patterns: str, node: ProbedNode) -> bool:
-    """Whether NCCL_SOCKET_IFNAME fits no interface here: NCCL then gives up."""
+    """Return whether NCCL_SOCKET_IFNAME fits no interface here: NCCL then gives up."""
     names = {address.interface for address in node.facts.addresses}
     reverse = patterns.startswith("^")
     patterns = patterns.removeprefix("^")
@@ -183,9 +183,9 @@ def unmatched(patterns: str, node: ProbedNode) -> bool:
 def faster_networks(
     nodes: Sequence[ProbedNode], found: Sequence[NodeAddress], chosen: Fabric
 ) -> tuple[str, ...]:
-    """A network of all nodes that is faster than the one towards the master, if TCP is used.
+    """Find networks of all nodes that are faster than the one in use, if TCP is used.
 
-    Whether it is connected cannot be seen from addresses, so it is said and not taken.
+    Addresses do not show whether it is connected, so it is reported and not used.
     """
     if chosen.kind != "ethernet" or len(nodes) < 2:
         return ()

@@ -1,4 +1,4 @@
-"""Which cards NCCL uses: InfiniBand, RoCE, or none and TCP. Pure; for network.py.
+"""Choose the cards that NCCL uses: InfiniBand, RoCE, or none and TCP. Pure.
 
 All nodes have to take the same kind: a node on InfiniBand and one on TCP never find each other.
 """
@@ -24,7 +24,7 @@ FINDS_GIDS = (2, 21)  # the first NCCL that looks for the right GID on every por
 
 @dataclass(frozen=True)
 class Ports:
-    """What one node has of one kind: the ports to use, and the others with the reason."""
+    """One node's ports of one kind: those to use, and the others with the reason."""
 
     used: tuple[RdmaPort, ...]
     left: tuple[tuple[str, str], ...]
@@ -32,7 +32,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class Fabric:
-    """What NCCL's data travels by."""
+    """The network that carries NCCL's data."""
 
     kind: str  # infiniband, roce, ethernet; yours: you chose the cards; none: one node alone
     settings: tuple[tuple[EnvSetting, ...], ...]  # per node
@@ -78,13 +78,13 @@ def select_ports(facts: Facts, kind: str) -> Ports:
     left = [(port, why) for port in mine if (why := unfit(port, kind))]
     used = [port for port in mine if not unfit(port, kind)]
     fastest = max((port.rate for port in used), default=0.0)
-    # A port of half the speed or less is there for files or for ssh, and would hold up the others.
+    # A port of half the speed or less serves files or ssh, and would slow the others down.
     slow = [port for port in used if port.rate * 2 <= fastest]
     left += [(port, f"{port.rate:g} Gb/s") for port in slow]
     used = [port for port in used if port not in slow]
     bonds = [port for port in used if is_bond(facts, port)]
     if len(bonds) < len(used):
-        left += [(port, "a bond beside single ports: for files or management") for port in bonds]
+        left += [(port, "a bond next to single ports: for storage or management") for port in bonds]
         used = [port for port in used if port not in bonds]
     others = [port for port in facts.rdma if port not in mine]
     left += [(port, f"{port.link_layer or 'no link layer'}") for port in others if port.active]
@@ -109,7 +109,7 @@ def is_bond(facts: Facts, port: RdmaPort) -> bool:
 
 
 def networks(facts: Facts, port: RdmaPort) -> set[str]:
-    """An InfiniBand port's subnet, a RoCE port's IP networks."""
+    """Return an InfiniBand port's subnet, or a RoCE port's IP networks."""
     if port.link_layer == "InfiniBand":
         return {":".join(gid.gid.split(":")[:4]) for gid in port.gids if gid.index == 0}
     own = {gid.ip for gid in port.gids if gid.is_routable_v2}
@@ -117,7 +117,7 @@ def networks(facts: Facts, port: RdmaPort) -> set[str]:
 
 
 def connected(nodes: Sequence[ProbedNode], found: list[Ports]) -> list[Ports]:
-    """Without ports on a network that no other node has; where networks are routed, with all."""
+    """Drop ports on a network that no other node has; keep all where networks are routed."""
     all_networks = [
         [networks(node.facts, port) for port in ports.used]
         for node, ports in zip(nodes, found, strict=True)
@@ -137,7 +137,7 @@ def connected(nodes: Sequence[ProbedNode], found: list[Ports]) -> list[Ports]:
 
 
 def check_subnets(nodes: Sequence[ProbedNode], found: Sequence[Ports]) -> None:
-    """Two InfiniBand fabrics that are not one: NCCL would wait for a connection for ever."""
+    """Refuse two separate InfiniBand fabrics: NCCL would wait for a connection forever."""
     first = set().union(*(networks(nodes[0].facts, port) for port in found[0].used))
     for node, ports in zip(nodes, found, strict=True):
         own = set().union(*(networks(node.facts, port) for port in ports.used))
@@ -146,7 +146,7 @@ def check_subnets(nodes: Sequence[ProbedNode], found: Sequence[Ports]) -> None:
                 f"{nodes[0].name} and {node.name} are on different InfiniBand subnets "
                 f"({', '.join(sorted(first))} and {', '.join(sorted(own))})",
                 "leave one of them out of the node list, or use TCP: --set nccl.profile=ethernet; "
-                "if a router joins them, say which cards to use: --set nccl.NCCL_IB_HCA=...",
+                "if a router connects them, name the cards to use: --set nccl.NCCL_IB_HCA=...",
             )
 
 
@@ -159,7 +159,7 @@ def required(nodes: Sequence[ProbedNode], kind: str, found: list[Ports]) -> list
         raise CheckFailed(
             f"nccl.profile is {kind}, but there is no {SPOKEN[kind]} to use on: "
             + "; ".join(lack(node, kind) for node in without[:8]),
-            "mend it, leave the node out of the list, or use what all have: "
+            "fix it, leave the node out of the list, or use what all nodes have: "
             "--set nccl.profile=auto",
         )
     if kind == "infiniband":
@@ -175,15 +175,15 @@ def lack(node: ProbedNode, kind: str) -> str:
 
 
 def mixed(nodes: Sequence[ProbedNode], found: dict[str, list[Ports]]) -> Fabric:
-    """No kind that all nodes have."""
+    """Decide when there is no kind that all nodes have: refuse, or use TCP with a warning."""
     with_infiniband = [node for node, p in zip(nodes, found["infiniband"], strict=True) if p.used]
     without = [node for node in nodes if node not in with_infiniband]
-    # Without GPUs nobody uses NCCL, and gloo does not care.
+    # Without GPUs nothing uses NCCL, and gloo does not care.
     if with_infiniband and any(node.facts.gpus for node in nodes):
         raise CheckFailed(
             f"{names(with_infiniband)} would use InfiniBand, but there is none to use on: "
             + "; ".join(lack(node, "infiniband") for node in without[:8]),
-            "mend it or leave these nodes out of the list; or let all use TCP, which is slower: "
+            "fix it or leave these nodes out of the list; or let all use TCP, which is slower: "
             "--set nccl.profile=ethernet",
         )
     with_roce = [node for node, p in zip(nodes, found["roce"], strict=True) if p.used]
@@ -196,13 +196,14 @@ def mixed(nodes: Sequence[ProbedNode], found: dict[str, list[Ports]]) -> Fabric:
     chosen = tcp(nodes, f"{said}, and all nodes must use the same", always=True)
     note = (
         f"WARNING: NCCL uses TCP, because {names(some)} ha{'s' if len(some) == 1 else 've'} "
-        f"{SPOKEN[kind]} and others not: " + "; ".join(lack(node, kind) for node in lacking[:8])
+        f"{SPOKEN[kind]} and the others do not: "
+        + "; ".join(lack(node, kind) for node in lacking[:8])
     )
     return Fabric(chosen.kind, chosen.settings, (note,))
 
 
 def tcp(nodes: Sequence[ProbedNode], why: str, *, always: bool = False) -> Fabric:
-    """Told to every node, if any has a card that NCCL would try."""
+    """Use TCP; switch InfiniBand off on every node if any has a card that NCCL would try."""
     told = always or any(node.facts.rdma for node in nodes)
     setting = (EnvSetting("NCCL_IB_DISABLE", "1", why),) if told else ()
     return Fabric("ethernet", (setting,) * len(nodes))
@@ -248,7 +249,7 @@ def why_these(kind: str, ports: Ports) -> str:
 def with_gids(
     node: ProbedNode, kind: str, ports: Ports
 ) -> tuple[Ports, tuple[EnvSetting, ...], str]:
-    """RoCE's address on each port: NCCL finds it, or is told, or is told of the family."""
+    """Choose RoCE's address on each port: NCCL finds it, or gets its number or its family."""
     software = node.facts.software
     if kind != "roce" or not (software.cuda or software.hip):  # a torch for CPUs has no NCCL
         return ports, (), ""
@@ -262,7 +263,7 @@ def with_gids(
     ((index, _),) = Counter(gid.index for gid in best.values()).most_common(1)
     apart = [port for port in ports.used if best[port.name].index != index]
     what = software.nccl or "of an unknown version"
-    why = f"RoCE v2 with an address; NCCL {what} takes one number, and 0 by itself"
+    why = f"RoCE v2 with an address; NCCL {what} takes one number, 0 by default"
     setting = (EnvSetting("NCCL_IB_GID_INDEX", str(index), why),)
     if not apart:
         return ports, setting, ""
@@ -276,7 +277,7 @@ def with_gids(
 
 
 def best_gid(port: RdmaPort) -> Gid:
-    """IPv4 before IPv6, of the port's own interface before a VLAN's, then the lowest."""
+    """Prefer IPv4 to IPv6, the port's own interface to a VLAN's, then the lowest index."""
 
     def order(gid: Gid) -> tuple[bool, bool, int]:
         assert gid.ip is not None

@@ -99,7 +99,7 @@ def lay_out(nodes: Sequence[ProbedNode], config: Config, master: str) -> Layout:
 
 
 def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
-    """The kind that all nodes agree on; a node without the program is told now, not by torchrun."""
+    """Return the kind that all nodes agree on; name nodes that lack the program."""
     if target.kind == "engine":
         return "engine"
     problems = []
@@ -137,7 +137,7 @@ def check_torch(nodes: Sequence[ProbedNode]) -> None:
 def choose_start(
     wanted: str, kind: str, target: Target, nodes: Sequence[ProbedNode]
 ) -> tuple[str, list[str]]:
-    """fork where it is safe, else plain, and why."""
+    """Choose fork where it is safe, else plain, and say why."""
     if wanted == "plain":
         return "plain", []
     if kind == "module":
@@ -163,7 +163,7 @@ def choose_port(config: Config, master: ProbedNode) -> tuple[int, list[str]]:
         taken = "is taken" if wanted else "is free"
         raise CheckFailed(
             f"{which} {taken} on the master {master.node.name}",
-            "leave the port out and a free one is found, or name another with --master-port",
+            "leave the port out to get a free one, or choose another with --master-port",
         )
     if wanted is None and port != DEFAULT_PORT:
         return port, [f"port {DEFAULT_PORT} is taken on {master.node.name}: using {port}"]
@@ -190,7 +190,7 @@ def uneven_notes(
         notes.append(f"nodes have different numbers of ranks ({words})")
     for node, (count, why) in zip(nodes, counts, strict=True):
         if nproc is not None and count != nproc:
-            notes.append(f"{node.name} runs {count} ranks by {why}, not --nproc {nproc}")
+            notes.append(f"{node.name} runs {count} ranks because of {why}, not --nproc {nproc}")
     versions = {node.facts.torch for node in nodes}
     if len(versions) > 1:
         words = ", ".join(f"{node.name}: {node.facts.torch}" for node in nodes)
@@ -209,7 +209,7 @@ def resolve_name(kind: str, target: Target, facts: Facts) -> str:
 
 @dataclass(frozen=True)
 class Draft:
-    """What is the same for all nodes."""
+    """The part of a plan that is the same for all nodes."""
 
     job: str
     experiment: str
@@ -260,7 +260,7 @@ class Draft:
     def settings(
         self, index: int, facts: Facts, own: NodeAddress, count: int
     ) -> Iterator[EnvSetting]:
-        """What the rank's environment has beside the network's settings; later ones win."""
+        """Yield the rank's environment beyond the network settings; later ones win."""
         if self.start == "fork":
             reason = "counting GPUs must not initialise CUDA before the fork"
             yield EnvSetting("PYTORCH_NVML_BASED_CUDA_CHECK", "1", reason)
@@ -282,7 +282,7 @@ class Draft:
             "ORCHESTRATOR_EXPERIMENT": self.experiment,
         }
         for name, value in identity.items():
-            yield EnvSetting(name, value, "who it is")
+            yield EnvSetting(name, value, "identifies the node")
 
 
 def script_path(target: Target, workdir: str, library: str) -> str:

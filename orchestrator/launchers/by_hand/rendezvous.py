@@ -1,8 +1,8 @@
-"""Before anything starts by hand on several machines: are all of them there, and do they agree?
+"""Before anything starts by hand on several machines, check that all are there and agree.
 
-Node 0 listens at the master port, which is torchrun's afterwards; every other node says who it is
-and waits for a word. One line of JSON each. Nobody is authenticated, as with torchrun itself: a
-stranger can spoil the start, and nothing else.
+Node 0 listens at the master port, which torchrun gets afterwards; every other node says who it is
+and waits for the answer. Each message is one line of JSON. Nothing is authenticated, as with
+torchrun itself: a stranger can spoil the start, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
 
 Say = Callable[[str], None]
 LONGEST_LINE = 1 << 16
-RETRY = 0.2  # seconds between two tries to reach node 0
-REMIND = 15.0  # seconds between two words about who is missing
+RETRY = 0.2  # seconds between two attempts to reach node 0
+REMIND = 15.0  # seconds between two messages about who is missing
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What a node says of itself."""
+    """What a node reports about itself."""
 
     rank: int
     nnodes: int
     nproc: int
     host: str
     program: str = ""
-    world: int | None = None  # WORLD_SIZE, where somebody has set it
+    world: int | None = None  # WORLD_SIZE, if it is set
 
     @property
     def who(self) -> str:
@@ -41,14 +41,14 @@ class Hello:
 
 
 def disagreement(nodes: Sequence[Hello]) -> str:
-    """Why these cannot be one job, or nothing. Those that are still missing are no reason."""
+    """Say why these cannot be one job, or nothing. Nodes still missing are no reason."""
     first = nodes[0]
     seen: dict[int, Hello] = {}
     for one in nodes:
         if one.nnodes != first.nnodes:
             return f"NNODES is {first.nnodes} on {first.who} and {one.nnodes} on {one.who}"
         if not 0 <= one.rank < one.nnodes:
-            return f"NODE_RANK is {one.rank} on {one.host}; with NNODES={one.nnodes} it is below"
+            return f"NODE_RANK is {one.rank} on {one.host}; it must be below NNODES={one.nnodes}"
         if one.rank in seen:
             return f"NODE_RANK is {one.rank} twice: on {seen[one.rank].host} and on {one.host}"
         if one.program != first.program:
@@ -62,7 +62,7 @@ def disagreement(nodes: Sequence[Hello]) -> str:
 
 
 class Master:
-    """Node 0: gathers the others, and tells them to go. As a context, it lets nobody wait."""
+    """Node 0: gathers the others and tells them to go; on an error no node is left waiting."""
 
     def __init__(self, own: Hello, port: int) -> None:
         self.own = own
@@ -93,7 +93,7 @@ class Master:
         return sorted([self.own, *self.there.values()], key=lambda one: one.rank)
 
     def gather(self, patience: float, say: Say) -> list[Hello]:
-        """All nodes, in their order."""
+        """Wait for all nodes and return them in their order."""
         deadline = time.monotonic() + patience
         remind = time.monotonic() + 1
         while len(self.there) + 1 < self.own.nnodes:
@@ -101,7 +101,7 @@ class Master:
             missing = sorted(set(range(self.own.nnodes)) - {one.rank for one in self.nodes})
             words = f"NODE_RANK {', '.join(map(str, missing))}"
             if now > deadline:
-                raise self.refuse(f"{words} did not come within {patience:.0f} s")
+                raise self.refuse(f"{words} did not arrive within {patience:.0f} s")
             if now > remind:
                 remind = now + REMIND
                 say(f"waiting for {words}")
@@ -159,13 +159,13 @@ class Master:
 def refusal(why: str) -> CheckFailed:
     return CheckFailed(
         f"the nodes do not agree: {why}; nothing was started",
-        "NODE_RANK is 0 to NNODES-1, each once; NNODES, the program and the master are the same"
-        " on all",
+        "use each NODE_RANK from 0 to NNODES-1 once, and the same NNODES, program and master on all"
+        " nodes",
     )
 
 
 def join(own: Hello, address: tuple[str, int], patience: float, say: Say) -> dict[str, Any]:
-    """Any other node: what node 0 says once all are there."""
+    """On any other node, return what node 0 says once all are there."""
     deadline = time.monotonic() + patience
     told = time.monotonic() + REMIND / 5
     why = ""
@@ -186,8 +186,8 @@ def join(own: Hello, address: tuple[str, int], patience: float, say: Say) -> dic
     raise NodeError(
         f"node 0 was not there within {patience:.0f} s, at {address[0]}:{address[1]}"
         f" ({why or 'it does not answer'})",
-        "start it with NODE_RANK=0 on the machine that MASTER_ADDR names; a firewall has to let"
-        " MASTER_PORT through",
+        "start it with NODE_RANK=0 on the machine that MASTER_ADDR names; firewalls have to allow"
+        " MASTER_PORT",
     )
 
 
@@ -202,7 +202,7 @@ def answer(master: socket.socket, deadline: float, say: Say) -> dict[str, Any] |
             if "error" in word:
                 raise refusal(word["error"])
             if "failed" in word:
-                raise CheckFailed(word["failed"], "what to do stands there")
+                raise CheckFailed(word["failed"], "its terminal says what to do")
             if "go" in word:
                 found: dict[str, Any] = word["go"]
                 return found

@@ -321,7 +321,7 @@ def test_the_verdict_counts_who_failed_the_same_way_by_itself_or_because_of_it()
         "  the same on rank 2",
         "  rank 3 on node 0 failed by itself too: another",
         "  7 more ranks ended because of it",
-        "what to do: mend the line that is named; the traceback stands above",
+        "what to do: fix the line that is named; the traceback is above",
     ]
     assert conclude([], 0) is None
 

@@ -242,13 +242,13 @@ def test_infiniband_only_and_ethernet_only() -> None:
     ]
     said = refused(nodes, ["10.1.0.1", "10.2.0.2"])
     assert "gpu02 has no route to the master's address 10.1.0.1" in said
-    assert "that is on InfiniBand only, and gpu02 on Ethernet only" in said
+    assert "this is on InfiniBand only, and gpu02 is on Ethernet only" in said
 
 
 def test_a_worker_without_the_masters_family() -> None:
     nodes = [facts("eth0 10.0.0.1/24"), facts("eth0 2001:db8::2/64", hostname="gpu02")]
     said = refused(nodes, ["10.0.0.1", "2001:db8::2"])
-    assert "gpu02 has no route" in said and "it has only IPv6 addresses, and that is IPv4" in said
+    assert "gpu02 has no route" in said and "it has only IPv6 addresses, and this is IPv4" in said
 
 
 def test_a_way_of_the_other_family_is_none() -> None:
@@ -260,7 +260,7 @@ def test_a_way_of_the_other_family_is_none() -> None:
 
 def test_a_worker_without_any_address() -> None:
     said = refused([facts("eth0 10.0.0.1/24"), facts("eth0 fe80::2/64")], ["10.0.0.1", ""])
-    assert "no address at all but loopback" in said
+    assert "no address other than loopback" in said
 
 
 def test_an_interface_that_is_down_is_no_way() -> None:

@@ -169,7 +169,7 @@ CLUSTERS = {
         [node(n, f"eth1 10.1.0.{n}/24", f"bond0 10.5.0.{n}/24", rdma=[
             roce("mlx5_0", "eth1", f"10.1.0.{n}"),
             roce("mlx5_bond_0", "bond0", f"10.5.0.{n}")]) for n in (1, 2)],
-        "roce", [cards("mlx5_0:1")], why={"NCCL_IB_HCA": "a bond beside single ports"},
+        "roce", [cards("mlx5_0:1")], why={"NCCL_IB_HCA": "a bond next to single ports"},
     ),
     "RoCE with a bond and nothing else": Cluster(
         [node(n, name="bond0", rdma=[roce("mlx5_bond_0", "bond0", f"10.0.0.{n}")]) for n in (1, 2)],
@@ -204,7 +204,7 @@ CLUSTERS = {
         [node(1, "eth1 10.1.0.1/24", rdma=[roce("mlx5_0", "eth1", "10.1.0.1")]),
          node(2, rdma=[roce("mlx5_0", "eth1", state="DOWN")])],
         "ethernet", [OFF],
-        notes=["WARNING: NCCL uses TCP, because gpu01 has RoCE and others not: "
+        notes=["WARNING: NCCL uses TCP, because gpu01 has RoCE and the others do not: "
                "gpu02 (mlx5_0:1: DOWN)"],
     ),
     "cards that nobody can use are switched off": Cluster(
@@ -384,7 +384,7 @@ def test_what_is_set_on_a_node_was_meant_for_it() -> None:
     own = {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "WARN"}
     net = nccl_env.make([node(1, environment=own), node(2)])
     assert told(net, 0) == {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "eth0"}
-    assert why(net, "NCCL_SOCKET_IFNAME") == "set on the node itself; computed was =eth0"
+    assert why(net, "NCCL_SOCKET_IFNAME") == "set on the node itself; computed: =eth0"
     assert [setting.yours for setting in net.settings[0]] == [True, False]
     assert told(net, 1) == sockets()
 
