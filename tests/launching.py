@@ -140,8 +140,8 @@ class Head:
         """Processes of any job of ours that live on a node."""
         return self.cluster.processes(node, "ORCHESTRATOR_JOB=")
 
-    def nothing_left(self, patience: float = 5.0) -> bool:
-        """A supervisor may need a moment to leave after its last word."""
+    def nothing_left(self, patience: float = 20.0) -> bool:
+        """A supervisor may need a moment to leave after its last word, on a busy machine longer."""
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             if not any(self.left(node) for node in range(len(self.cluster.addresses))):

@@ -148,7 +148,7 @@ def test_ctrl_c_ten_times_at_any_moment(head: Head, after: float) -> None:
         time.sleep(0.02)
     assert command.finish() == 130, command.text
     assert "Traceback" not in command.text
-    assert head.nothing_left(10), command.text
+    assert head.nothing_left(), command.text
 
 
 def test_ctrl_c_until_the_command_is_gone(head: Head) -> None:

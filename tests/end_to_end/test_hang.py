@@ -64,7 +64,7 @@ def test_who_keeps_the_others_waiting(head: Head, text: str, rank: int | None, w
     assert (verdict["kind"], verdict["rank"]) == ("hang", rank)
     kept = {path.name for path in (head.experiment / "hang").iterdir()}
     assert {f"node_{n // 2}_rank_{n}_stacks.txt" for n in range(4)} <= kept
-    assert head.nothing_left(10)
+    assert head.nothing_left()
 
 
 def test_the_engine_tells_its_steps_and_its_hangs(head: Head) -> None:

@@ -220,7 +220,7 @@ def test_cut_short_at_any_moment(head: Head, number: signal.Signals) -> None:
         for node in (0, 1):
             # What a link was deleting when its head went away, it may still be deleting.
             assert wait_until(lambda node=node: not [n for n in runs(head, node) if one in n])
-    assert codes <= {0, -number, 130} and len(codes) == 2
+    assert codes <= {0, -number, 130} and len(codes) > 1
 
 
 def wait_until(condition: Callable[[], bool], patience: float = 5.0) -> bool:
