@@ -54,12 +54,17 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def table(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+def table(
+    rows: Sequence[Sequence[str]], right: Container[int] = (), widest: int = 1 << 20
+) -> list[str]:
     """Align the columns of these rows; those with a number in `right` at their right ends.
 
-    The last column may be as long as it likes: nothing is aligned with its end.
+    A cell that is wider than `widest` moves only its own row.
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [
+        max((len(cell) for cell in column if len(cell) <= widest), default=0)
+        for column in zip(*rows, strict=True)
+    ]
     return [
         "  ".join(
             cell.rjust(width) if column in right else cell.ljust(width)

@@ -38,7 +38,7 @@ ARROWS: dict[str, set[str]] = {
     "head/inventory": {"errors", "host_ranges", "text"},
     "head/screen": {"text"},
     "head/connect": {"errors", "head/inventory"},
-    "head/plan": {"config", "errors", "head/inventory"},
+    "head/plan": {"config", "errors", "text", "head/inventory"},
     "head/verify": {"config", "text", "head/screen"},
     "head/doctor": {
         *("errors", "text"),
@@ -75,7 +75,10 @@ ARROWS: dict[str, set[str]] = {
         "head/slurm",
     },
     "launchers/containers": {"errors", "head/commands", "head/plan", "launchers/slurm"},
-    "local_cluster": {"errors", "head/inventory", "interrupt", "records"},
+    "local_cluster": {
+        *("errors", "interrupt", "records", "text"),
+        *("head/inventory", "head/screen"),
+    },
     "cli": {
         *("errors", "version", "head/commands", "local_cluster"),
         *("launchers", "launchers/by_hand", "launchers/containers", "launchers/slurm"),

@@ -57,6 +57,7 @@ def test_a_table() -> None:
         " 120    1 B",
     ]
     assert text.table([]) == []
+    assert text.table([("a long cell", "x"), ("b", "y")], widest=5) == ["a long cell  x", "b  y"]
 
 
 @pytest.mark.parametrize(

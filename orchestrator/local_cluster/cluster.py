@@ -1,7 +1,7 @@
-"""A cluster on this machine: real sshd on 127.0.0.2, .3, ... run by whoever calls, root or not.
+"""A cluster on this machine: real sshd on 127.0.0.2, .3, ... run by anybody, root or not.
 
 `orchestrator demo` and the tests use it. Every node has a directory of its own for what a machine
-would have to itself: host key, home, state of the product. A keeper process waits for the end of
+has to itself: host key, home, our own state. A keeper process waits for the end of
 its parent, so that nothing stays behind, even after a kill -9.
 """
 
@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from orchestrator.errors import UsageError
 from orchestrator.local_cluster.sshd import (
@@ -53,7 +52,7 @@ class LoopbackNode:
 
     @property
     def log(self) -> Path:
-        """What its sshd has to say."""
+        """The log of its sshd."""
         return self.directory / "sshd.log"
 
 
@@ -83,16 +82,11 @@ class LoopbackCluster:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
-        """Every sshd up and answering, or an error and nothing left behind."""
+        """Start every sshd, and wait until all answer; an error leaves nothing running."""
         self._program = sshd_program()
         sweep(self.directory)  # what an earlier cluster in this directory left, if it was killed
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -115,7 +109,7 @@ class LoopbackCluster:
             raise
 
     def stop(self) -> None:
-        """End every sshd, every session and what was started through them; again does nothing."""
+        """End every sshd, every session and all that they started. May be called again."""
         sweep(self.directory)
         for listener in self._listeners.values():
             listener.wait()
@@ -126,21 +120,21 @@ class LoopbackCluster:
         self._keeper = None
 
     def start_sshd(self, i: int) -> None:
-        """Node `i` answers again after `kill_sshd`."""
+        """Let node `i` answer again after `kill_sshd`."""
         self._spawn(i)
         self._await(i)
 
     def kill_sshd(self, i: int) -> None:
-        """The listener of node `i` and its sessions die; detached processes live on."""
+        """Kill the listener of node `i` and its sessions; detached processes live on."""
         listener = self._listeners.pop(i, None)
         if listener is not None:
             end_daemon(listener.pid)
             listener.wait()
 
     def environment(self, node: LoopbackNode) -> dict[str, str]:
-        """What every session on `node` starts with: its own home, and this very python first."""
-        found = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
-        environment = {"HOME": str(node.home), "ORCHESTRATOR_HOME": str(node.state), "PATH": found}
+        """The environment of every session on `node`: its own home, and this very Python first."""
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+        environment = {"HOME": str(node.home), "ORCHESTRATOR_HOME": str(node.state), "PATH": path}
         if site.ENABLE_USER_SITE:  # `pip install --user` is looked up in $HOME
             environment["PYTHONUSERBASE"] = site.getuserbase()
         return environment
@@ -210,7 +204,7 @@ def sweep(directory: Path) -> None:
 
 
 def end(pids: Iterable[int]) -> set[int]:
-    """SIGKILL, and return once they are dead; the answer is those that are not ours to kill.
+    """Kill these, and wait until they are dead; returns those that are not ours to kill.
 
     By pidfd: a pid cannot be mistaken for a later process, and its end is an event.
     """
@@ -253,7 +247,7 @@ def _command(pid: int) -> bytes:
 
 
 def _belongs(pid: int, mark: bytes) -> bool:
-    """An sshd was started with a file under `mark`; all that it starts has its state there."""
+    """Tell whether it is an sshd with a file under `mark`, or a process with its state there."""
     if b"ORCHESTRATOR_HOME=" + mark in _read(pid, "environ"):
         return True
     command = _command(pid)
@@ -269,7 +263,7 @@ def _with_children(pids: set[int], parents: Mapping[int, int]) -> set[int]:
 
 
 def keep(directory: str) -> None:
-    """The keeper: standard input ends when the parent does, however that came about."""
+    """Be the keeper: standard input ends when the parent does, however it ends."""
     sys.stdin.buffer.read()
     sweep(Path(directory))
 

@@ -1,6 +1,6 @@
-"""`orchestrator demo`: a cluster on this machine, a training run on it, what came of it.
+"""`orchestrator demo`: a cluster on this machine, a training run on it, and its result.
 
-It types `master_launch` as a user would, in a process of its own, with an ssh_config and a node
+It runs `master_launch` as a user would, in a process of its own, with an ssh_config and a node
 list that lead to SSH servers on 127.0.0.2, .3, ...; the result is read from the experiment.
 """
 
@@ -27,8 +27,9 @@ from typing import Any
 
 import click
 
-from orchestrator import interrupt
+from orchestrator import interrupt, text
 from orchestrator.errors import CheckFailed, UsageError
+from orchestrator.head.screen import output
 from orchestrator.local_cluster.cluster import LoopbackCluster, sweep
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment
@@ -90,7 +91,7 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...], options: Mapping[str
 
 
 def make_directory() -> Path:
-    """For keys, logs and the nodes' homes; it goes when we do, also by Ctrl-C at any moment."""
+    """A directory for keys, logs and homes, which is removed when we end, also by Ctrl-C."""
     interrupt.hold()
     directory = Path(tempfile.mkdtemp(prefix="orch-demo-"))
     interrupt.undo_with(lambda: remove(directory))
@@ -105,7 +106,7 @@ def remove(directory: Path) -> None:
 
 
 def listed_port(size: int) -> int:
-    """The port of the node list here, if its nodes are those of the demo and it is free; else 0."""
+    """The port in the node list here, if its nodes are the demo's and the port is free; else 0."""
     from orchestrator.head.inventory.node_list import read_nodes
 
     addresses = [f"127.0.0.{2 + i}" for i in range(size)]
@@ -130,7 +131,7 @@ def listed_port(size: int) -> int:
 
 
 def launch(cluster: LoopbackCluster, arguments: Sequence[str]) -> tuple[int, bool]:
-    """Type master_launch and wait for it: its exit code, and whether we were told to end."""
+    """Run master_launch and wait for it; returns its exit code, and whether a signal ended us."""
     words = ["--nodes", str(cluster.node_list), "--ssh-config", str(cluster.ssh_config)]
     words += ["--config", str(settings(cluster)), *arguments]
     say("master_launch " + shlex.join(words))
@@ -210,7 +211,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def plot(values: Sequence[float], last: int, width: int = 60, height: int = 10) -> list[str]:
-    """A curve of ASCII characters up to step `last`; a column is the mean of its share."""
+    """Draw a curve of ASCII characters up to step `last`; a column is the mean of its share."""
     count = min(width, len(values))
     edges = [i * len(values) // count for i in range(count + 1)]
     means = [fmean(values[a:b]) for a, b in pairwise(edges)]
@@ -227,14 +228,14 @@ def plot(values: Sequence[float], last: int, width: int = 60, height: int = 10) 
 
 
 def tree(directory: Path) -> list[str]:
-    """Every file below it and its size; what those at the top are for."""
-    lines = []
+    """List every file below a directory with its size, and the purpose of those at the top."""
+    rows = []
     for path in sorted(directory.rglob("[!.]*")):
         inside = path.relative_to(directory)
         name = "  " * len(inside.parts) + path.name + ("/" if path.is_dir() else "")
-        size = f"{path.stat().st_size:,}" if path.is_file() else ""
-        lines.append(f"{name:<36}{size:>10}  {NOTES.get(str(inside), '')}".rstrip())
-    return lines
+        size = text.size(path.stat().st_size) if path.is_file() else ""
+        rows.append((name, size, NOTES.get(str(inside), "")))
+    return text.table(rows, right={1})
 
 
 # -- --keep ---------------------------------------------------------------------------------------
@@ -262,7 +263,7 @@ def invitation(cluster: LoopbackCluster) -> str:
 
 
 def listed(cluster: LoopbackCluster) -> bool:
-    """Whether the node list here leads to this cluster."""
+    """Tell whether the node list here leads to this cluster."""
     from orchestrator.head.inventory.node_list import read_nodes
 
     try:
@@ -274,7 +275,7 @@ def listed(cluster: LoopbackCluster) -> bool:
 
 
 def program(name: str) -> str:
-    """By its name where the shell finds the one beside this Python, else by its path."""
+    """The name of a command if the shell finds that of this Python by it, else its path."""
     beside = Path(sys.executable).with_name(name)
     found = shutil.which(name)
     if not beside.exists() or (found and Path(found) == beside):
@@ -282,5 +283,5 @@ def program(name: str) -> str:
     return shlex.quote(str(beside))
 
 
-def say(text: str) -> None:
-    click.echo(f"demo: {text}")
+def say(words: str) -> None:
+    output.tell(f"demo: {words}")

@@ -1,6 +1,6 @@
-"""One sshd run by us as whoever we are: its program, configuration, keys and first sign of life.
+"""Run one sshd as the user that we are: its program, configuration, keys and first answer.
 
-For clusters on one machine: `loopback.py`, and the network namespaces of the tests.
+For clusters on one machine: cluster.py, and the network namespaces of the tests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from orchestrator.errors import CheckFailed
 
-START_SECONDS = 20.0  # an sshd listens 20 ms after its start; this is for a machine on its knees
+START_SECONDS = 20.0  # an sshd listens 20 ms after its start; this is for a busy machine
 PROGRAMS = ("/usr/sbin/sshd", "/usr/bin/sshd", "/usr/local/sbin/sshd", "/sbin/sshd")
 
 CONFIG = """\
@@ -39,7 +39,7 @@ SetEnv {environment}
 
 
 def sshd_program() -> str:
-    """The absolute path that sshd insists on being started by, ready to start."""
+    """The absolute path of sshd, which insists on being started by it."""
     if not sys.platform.startswith("linux"):
         raise CheckFailed(
             "a cluster on loopback addresses needs Linux", "run it on a Linux machine"

@@ -1,6 +1,4 @@
-"""manifest.json of a checkpoint: which files it has, of which size and sha256, and what goes with
-them. Read by whoever finds a checkpoint; what is wrong with one is told in words.
-"""
+"""manifest.json of a checkpoint: its files with their sizes and sha256, and the run's progress."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ PIECE = 1 << 20  # read at a time; sha256 of 1 MiB takes about 1 ms
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What the manifest says of a file."""
+    """The size and checksum of a file."""
 
     size: int
     sha256: str
@@ -32,13 +30,13 @@ class FileRecord:
 class Manifest:
     step: int
     created: float  # Unix time
-    progress: Any  # what the engine wants back
+    progress: Any  # the state that the engine resumes from
     world: int  # ranks that wrote it
     files: Mapping[str, FileRecord]
 
 
 def shown(name: str | Path) -> str:
-    """A name for one line of text, whatever is in it."""
+    """A name as one line of text, whatever is in it."""
     text = str(name)
     return text if text.isprintable() else repr(text)
 
@@ -46,7 +44,7 @@ def shown(name: str | Path) -> str:
 def digest(
     path: Path, *, sync: bool = False, seen: Callable[[int], None] | None = None
 ) -> FileRecord:
-    """Size and sha256; with sync, of what is safely on the disk. seen() hears of every piece."""
+    """Size and sha256; with `sync`, of the bytes on the disk. seen() hears of every piece."""
     found, size = hashlib.sha256(), 0
     piece = memoryview(bytearray(PIECE))
     with path.open("rb", buffering=0) as file:
@@ -65,7 +63,7 @@ def to_json(manifest: Manifest) -> str:
 
 
 def read(path: Path) -> Manifest:
-    """OSError and ValueError tell what is wrong with it."""
+    """Read a manifest; OSError and ValueError say what is wrong with it."""
     if not stat.S_ISREG((path / NAME).lstat().st_mode):
         raise ValueError("is not a plain file")
     try:
@@ -109,7 +107,7 @@ def _whole(value: Any, what: str) -> int:
 
 
 def unfit_names(names: Iterable[str]) -> str:
-    """A manifest names files beside it, and nothing else."""
+    """Name the first that cannot be a file in the directory of a checkpoint."""
     for name in names:
         try:
             written = os.fsencode(name)
@@ -121,7 +119,7 @@ def unfit_names(names: Iterable[str]) -> str:
 
 
 def shortfall(path: Path, files: Mapping[str, FileRecord]) -> str:
-    """Which files are missing or have another size: what can be known without reading them."""
+    """Name the files that are missing or have another size, without reading them."""
     if not files:
         return "it has no files"
     problems = [problem for name in files if (problem := mis_sized(path, name, files[name]))]

@@ -1,8 +1,8 @@
-"""The directory of checkpoints: what makes one whole, published, verified, pruned, found again.
+"""Publish, find, verify and remove the checkpoints of a directory.
 
-No torch here: the ranks (engine/checkpoint.py) and the head (head/checkpoint.py) call this. A
-checkpoint is whole or not there, whenever the power fails: files are written under a hidden name,
-the manifest with their checksums last, and one rename publishes them. Deleting goes the other way.
+Without torch: for ranks and for the head. A checkpoint is whole or not there, whenever the power
+fails: files are written under a hidden name, the manifest with their checksums last, and one
+rename publishes them. Deleting goes the other way.
 
     step_00000120/                   published: manifest.json and the files that it lists
     .step_00000120.<token>.partial/  being written, or left by a crash: never taken
@@ -40,13 +40,13 @@ ELSEWHERE = "where checkpoint.directory was set, name that directory"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One directory step_NNNNNNNN, as its manifest tells it."""
+    """One directory step_NNNNNNNN, as its manifest describes it."""
 
     path: Path
     step: int
     created: float = 0.0  # Unix time
     world: int = 0  # ranks that wrote it
-    progress: Any = None  # what the engine wants back
+    progress: Any = None  # the state that the engine resumes from
     files: Mapping[str, FileRecord] = dataclasses.field(default_factory=dict)  # none: no manifest
     problem: str = ""  # why it cannot be used; nothing, if all files are there with their sizes
 
@@ -67,7 +67,7 @@ def final(directory: Path, step: int) -> Path:
 
 
 def partial(directory: Path, step: int, token: str) -> Path:
-    """Where a checkpoint is written; the token is the run's own."""
+    """The directory in which a checkpoint is written; the token is the run's own."""
     if not TOKEN.fullmatch(token):
         raise UsageError(f"{token!r} cannot be part of the name of a directory")
     return directory / f".step_{step:08d}.{token}.partial"
@@ -92,9 +92,9 @@ def publish(
 
     One that is there already is replaced: until the new one is in place, the old one can be found.
     """
-    place = final(directory, step)
+    target = final(directory, step)
     text = checkpoint_manifest.to_json(Manifest(step, time.time(), progress, world, files))
-    with _in_words(f"the checkpoint of step {step} could not be saved in {shown(directory)}"):
+    with _as_job_failure(f"the checkpoint of step {step} could not be saved in {shown(directory)}"):
         problem = checkpoint_manifest.unfit_names(files) or checkpoint_manifest.shortfall(
             partial, files
         )
@@ -102,28 +102,28 @@ def publish(
             raise JobFailed(f"the checkpoint of step {step} is not published: {problem}")
         replace(partial / checkpoint_manifest.NAME, text)
         sync_directory(partial)
-        _put_in_place(partial, place, step)
-    return place
+        _put_in_place(partial, target, step)
+    return target
 
 
-def _put_in_place(partial: Path, place: Path, step: int) -> None:
-    directory = place.parent
-    if not os.path.lexists(place):
-        partial.rename(place)
+def _put_in_place(partial: Path, target: Path, step: int) -> None:
+    directory = target.parent
+    if not os.path.lexists(target):
+        partial.rename(target)
         sync_directory(directory)
         return
-    if place.is_symlink() or not place.is_dir():
-        raise JobFailed(f"{shown(place)} is in the way, and is not a checkpoint of ours")
-    old, aside = load(place), _hidden(directory, step, "aside")
-    place.rename(aside)  # every() finds it there, and clean() brings it back, if this ends here
-    partial.rename(place)
+    if target.is_symlink() or not target.is_dir():
+        raise JobFailed(f"{shown(target)} is in the way, and is not a checkpoint of ours")
+    old, aside = load(target), _hidden(directory, step, "aside")
+    target.rename(aside)  # every() finds it there, and clean() brings it back, if this ends here
+    partial.rename(target)
     sync_directory(directory)
     if old.files:  # without a manifest it may be somebody else's: it stays aside
         _remove(directory, [(step, aside)])
 
 
 @contextlib.contextmanager
-def _in_words(what: str) -> Iterator[None]:
+def _as_job_failure(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -134,14 +134,14 @@ def _in_words(what: str) -> Iterator[None]:
 
 
 def every(directory: Path) -> list[Checkpoint]:
-    """All checkpoints of a directory, newest first; also those with a problem, which they name."""
+    """All checkpoints of a directory, newest first, among them those that have a problem."""
     found: dict[int, Checkpoint] = {}
     for step, kind, path in sorted(_entries(directory), key=lambda entry: entry[1] == "aside"):
         if kind not in ("final", "aside") or (step in found and found[step].complete):
             continue
-        one = load(path)
-        if step not in found or one.complete:
-            found[step] = one
+        checkpoint = load(path)
+        if step not in found or checkpoint.complete:
+            found[step] = checkpoint
     return [found[step] for step in sorted(found, reverse=True)]
 
 
@@ -165,7 +165,7 @@ def _entries(directory: Path) -> list[tuple[int, str, Path]]:
 
 
 def load(path: Path) -> Checkpoint:
-    """One checkpoint; what is wrong with it stands in its problem."""
+    """Read one checkpoint; `problem` says what is wrong with it."""
     named = STEP.fullmatch(path.name) or HIDDEN.fullmatch(path.name)
     step = int(named[1]) if named else 0
     try:
@@ -188,7 +188,7 @@ def verify(
     only: Sequence[str] | None = None,
     seen: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Read it all: what is wrong, in words. With only, of these files: ranks share the work."""
+    """Read every byte; returns the problems. `only` names the files: ranks share the work."""
     if not checkpoint.files:
         return [checkpoint.problem]
     problems = []
@@ -206,28 +206,28 @@ def verify(
 
 
 def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[Checkpoint]:
-    """What a user means by a checkpoint: newest first, never empty.
+    """The checkpoints that a user means: newest first, never empty.
 
     A step's directory, a directory of checkpoints, or an experiment by directory or by name; left
     out, the newest experiment that has any.
     """
-    places = experiment.every(experiments)
+    known = experiment.every(experiments)
     if text is None:
-        for place in reversed(places):
-            if found := every((place.path / CHECKPOINTS).absolute()):
+        for candidate in reversed(known):
+            if found := every((candidate.path / CHECKPOINTS).absolute()):
                 return found
         raise UsageError(f"no experiment in {shown(experiments)} has a checkpoint", ELSEWHERE)
     looked = []
     for path in dict.fromkeys(((experiments / text).absolute(), Path(text).absolute())):
-        one = load(path)
-        if one.files or (STEP.fullmatch(path.name) and one.path.is_dir()):
-            return [one]
+        checkpoint = load(path)
+        if checkpoint.files or (STEP.fullmatch(path.name) and checkpoint.path.is_dir()):
+            return [checkpoint]
         for inner in (path / CHECKPOINTS, path):
             if found := every(inner):
                 return found
             looked.append(inner)
     there = any(path.exists() for path in looked)
-    hint = "" if there else nearest(text, [place.name for place in places])
+    hint = "" if there else nearest(text, [candidate.name for candidate in known])
     raise UsageError(
         f"there is no checkpoint in {text!r}{hint}",
         f"looked in {', '.join(map(shown, looked))}; {ELSEWHERE}",
@@ -238,23 +238,27 @@ def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[C
 
 
 def prune(directory: Path, keep: int) -> list[Path]:
-    """Remove what is older than the newest `keep` complete ones, at least one; what was removed.
+    """Remove what is older than the newest `keep` complete ones, at least one; returns their paths.
 
     One with a problem does not count; without a manifest it may be somebody else's, and stays.
     """
     found = every(directory)
-    kept = [one for one in found if one.complete][: max(keep, 1)]
-    old = [one for one in reversed(found) if kept and one.step < kept[-1].step and one.files]
-    with _in_words(f"old checkpoints in {shown(directory)} could not be removed"):
-        _remove(directory, [(one.step, one.path) for one in old])
-    return [one.path for one in old]
+    kept = [checkpoint for checkpoint in found if checkpoint.complete][: max(keep, 1)]
+    old = [
+        checkpoint
+        for checkpoint in reversed(found)
+        if kept and checkpoint.step < kept[-1].step and checkpoint.files
+    ]
+    with _as_job_failure(f"old checkpoints in {shown(directory)} could not be removed"):
+        _remove(directory, [(checkpoint.step, checkpoint.path) for checkpoint in old])
+    return [checkpoint.path for checkpoint in old]
 
 
 def clean(directory: Path, token: str) -> None:
-    """Take away what earlier runs left in the middle of something; this run's token is spared."""
-    taken = {one.path for one in every(directory)}
+    """Remove what interrupted runs left; the files of this run's token are spared."""
+    taken = {checkpoint.path for checkpoint in every(directory)}
     old = []
-    with _in_words(f"what a crash left in {shown(directory)} could not be removed"):
+    with _as_job_failure(f"what a crash left in {shown(directory)} could not be removed"):
         for step, kind, path in _entries(directory):
             if kind == "aside" and path in taken:  # a crash before the new one was in its place
                 if not os.path.lexists(final(directory, step)):

@@ -31,137 +31,137 @@ def memory(count: float) -> str:
 
 
 def gpus(case: Case) -> Iterator[Finding]:
-    counts = [(one.name, facts.gpus) for one, facts in case.seen]
+    counts = [(node.name, facts.gpus) for node, facts in case.seen]
     yield from unequal("gpus", WARN, "GPUs", counts, "slots= in the node list evens them out")
     models = [
-        (one.name, ", ".join(sorted({card.model for card in facts.cards})))
-        for one, facts in case.seen
+        (node.name, ", ".join(sorted({card.model for card in facts.cards})))
+        for node, facts in case.seen
         if facts.cards
     ]
     yield from unequal("gpus", WARN, "GPU models", models, "the slowest sets the pace")
-    for one, facts in case.seen:
-        if facts.gpus and one.slots and one.slots > facts.gpus:
-            what = f"{one.name} has {facts.gpus} GPUs, and slots={one.slots} in the node list"
-            yield Finding("gpus", BAD, (one.name,), what, f"slots={facts.gpus}")
+    for node, facts in case.seen:
+        if facts.gpus and node.slots and node.slots > facts.gpus:
+            what = f"{node.name} has {facts.gpus} GPUs, and slots={node.slots} in the node list"
+            yield Finding("gpus", BAD, (node.name,), what, f"slots={facts.gpus}")
     yield from sick(case)
 
 
 def sick(case: Case) -> Iterator[Finding]:
-    for one, checkup in case.looked:
+    for node, checkup in case.looked:
         if checkup.problems.get("gpus"):
-            what = f"{one.name}: {checkup.problems['gpus']}"
-            yield Finding("gpus", BAD, (one.name,), what, f"on {one.name}: nvidia-smi")
+            what = f"{node.name}: {checkup.problems['gpus']}"
+            yield Finding("gpus", BAD, (node.name,), what, f"on {node.name}: nvidia-smi")
         for gpu in checkup.gpus or ():
-            who = f"GPU {gpu.index} of {one.name}"
+            who = f"GPU {gpu.index} of {node.name}"
             worn = gpu.rows_failed or gpu.pages_pending or gpu.rows_pending
             if gpu.problem:
-                yield Finding("gpus", BAD, (one.name,), f"{who}: {gpu.problem}", "reset it")
+                yield Finding("gpus", BAD, (node.name,), f"{who}: {gpu.problem}", "reset it")
             elif gpu.ecc_errors:
                 what = f"{who}: {gpu.ecc_errors} uncorrected memory errors since its driver started"
-                yield Finding("gpus", BAD, (one.name,), what, "reset it; replace it if they recur")
+                yield Finding("gpus", BAD, (node.name,), what, "reset it; replace it if they recur")
             elif worn:
                 what = f"{who}: memory that failed waits to be remapped"
-                yield Finding("gpus", WARN, (one.name,), what, "reboot the node")
+                yield Finding("gpus", WARN, (node.name,), what, "reboot the node")
             if gpu.pcie_width and gpu.pcie_width_most and gpu.pcie_width < gpu.pcie_width_most:
                 what = f"{who}: PCIe x{gpu.pcie_width} of x{gpu.pcie_width_most}"
-                yield Finding("gpus", WARN, (one.name,), what, "seat the card anew")
+                yield Finding("gpus", WARN, (node.name,), what, "seat the card anew")
         for xid in checkup.xids or ():
             if xid.xid in FATAL_XIDS:
-                what = f"{one.name}: Xid {xid.xid} at {xid.pci}, {xid.count} times: {xid.words}"
+                what = f"{node.name}: Xid {xid.xid} at {xid.pci}, {xid.count} times: {xid.words}"
                 yield Finding(
-                    "gpus", WARN, (one.name,), what, "https://docs.nvidia.com/deploy/xid-errors/"
+                    "gpus", WARN, (node.name,), what, "https://docs.nvidia.com/deploy/xid-errors/"
                 )
 
 
 def busy(case: Case) -> Iterator[Finding]:
-    for one, checkup in case.looked:
+    for node, checkup in case.looked:
         holders = checkup.holders or ()
         for user in sorted({holder.user or "somebody" for holder in holders}):
             theirs = [h for h in holders if (h.user or "somebody") == user]
             used = sum(holder.used or 0 for holder in theirs)
             pids = listed([str(holder.pid) for holder in theirs])
             jobs = sorted({holder.job for holder in theirs if holder.job})
-            mine = one.facts is not None and user == one.facts.user
-            what = f"{one.name}: {user} holds {memory(used)} on its GPUs (PID {pids})"
+            mine = node.facts is not None and user == node.facts.user
+            what = f"{node.name}: {user} holds {memory(used)} on its GPUs (PID {pids})"
             what += f", job {', '.join(jobs)}" if jobs else ""
             fix = f"orchestrator stop {jobs[0].rpartition('-')[0]}" if jobs and mine else ""
-            yield Finding("busy", WARN, (one.name,), what, fix or f"ask {user}, or wait")
+            yield Finding("busy", WARN, (node.name,), what, fix or f"ask {user}, or wait")
 
 
 def ours(case: Case) -> Iterator[Finding]:
-    for one, facts in case.seen:
+    for node, facts in case.seen:
         for left in facts.leftovers:
             if left.alive:
-                what, level = f"{one.name}: the job {left.job} runs there", WARN
+                what, level = f"{node.name}: the job {left.job} runs there", WARN
                 fix = f"orchestrator status; orchestrator stop {left.job.rpartition('-')[0]}"
             else:
-                what = f"{one.name}: the job {left.job} was left without its supervisor"
+                what = f"{node.name}: the job {left.job} was left without its supervisor"
                 level, fix = WARN, "emergency_stop ends what lives; then prune --on-nodes"
-            yield Finding("ours", level, (one.name,), what, fix)
+            yield Finding("ours", level, (node.name,), what, fix)
 
 
 def workdir(case: Case) -> Iterator[Finding]:
-    for one, facts in case.seen:
+    for node, facts in case.seen:
         if not facts.workdir_exists:
-            fix = f"ssh {one.name} mkdir -p {facts.workdir}, or workdir= after it in the list"
-            what = f"{one.name}: there is no directory {facts.workdir}"
-            yield Finding("workdir", BAD, (one.name,), what, fix)
+            fix = f"ssh {node.name} mkdir -p {facts.workdir}, or workdir= after it in the list"
+            what = f"{node.name}: there is no directory {facts.workdir}"
+            yield Finding("workdir", BAD, (node.name,), what, fix)
         elif facts.disk and not facts.disk.writable:
-            what = f"{one.name}: {facts.workdir} cannot be written"
-            yield Finding("workdir", WARN, (one.name,), what, "workdir= after it in the list")
+            what = f"{node.name}: {facts.workdir} cannot be written"
+            yield Finding("workdir", WARN, (node.name,), what, "workdir= after it in the list")
 
 
 def disk(case: Case) -> Iterator[Finding]:
-    for one, facts in case.seen:
+    for node, facts in case.seen:
         if facts.disk is None:
             why = facts.problems.get("disk", "it does not answer")
-            what = f"{one.name}: the disk of {facts.workdir}: {why}"
-            yield Finding("disk", BAD if "answer" in why else UNKNOWN, (one.name,), what)
+            what = f"{node.name}: the disk of {facts.workdir}: {why}"
+            yield Finding("disk", BAD if "answer" in why else UNKNOWN, (node.name,), what)
             continue
-        yield from space(one, facts.disk)
+        yield from space(node, facts.disk)
 
 
-def space(one: Examined, found: Disk) -> Iterator[Finding]:
-    where = f"{found.mounted} on {one.name}"
-    fix = f"ssh {one.name} df -h {found.mounted}; orchestrator prune --keep 5 --on-nodes"
+def space(node: Examined, found: Disk) -> Iterator[Finding]:
+    where = f"{found.mounted} on {node.name}"
+    fix = f"ssh {node.name} df -h {found.mounted}; orchestrator prune --keep 5 --on-nodes"
     if found.free < DISK_LITTLE:
         level = BAD if found.free < DISK_LEAST else WARN
         what = f"{where}: {memory(found.free)} free of {memory(found.total)}"
-        yield Finding("disk", level, (one.name,), what, fix)
+        yield Finding("disk", level, (node.name,), what, fix)
     elif found.inodes and found.inodes_free < 1000:
         what = f"{where}: {found.inodes_free} inodes left: no more files"
-        yield Finding("disk", BAD, (one.name,), what, f"ssh {one.name} df -i {found.mounted}")
+        yield Finding("disk", BAD, (node.name,), what, f"ssh {node.name} df -i {found.mounted}")
 
 
 def shm(case: Case) -> Iterator[Finding]:
-    for one, facts in case.seen:
+    for node, facts in case.seen:
         found = facts.shm
         if found is None:
-            yield Finding("shm", WARN, (one.name,), f"{one.name}: no /dev/shm", "mount -t tmpfs")
+            yield Finding("shm", WARN, (node.name,), f"{node.name}: no /dev/shm", "mount -t tmpfs")
         elif found.free < SHM_LEAST:
             what = (
-                f"{one.name}: /dev/shm is full: {memory(found.free)} free of {memory(found.total)}"
+                f"{node.name}: /dev/shm is full: {memory(found.free)} free of {memory(found.total)}"
             )
             level = BAD if facts.gpus else WARN  # NCCL cannot start without; gloo does
-            yield Finding("shm", level, (one.name,), what, f"ssh {one.name} ls -la /dev/shm")
+            yield Finding("shm", level, (node.name,), what, f"ssh {node.name} ls -la /dev/shm")
         elif found.total <= SHM_DEFAULT:
-            what = f"{one.name}: /dev/shm has {memory(found.total)} in all"
+            what = f"{node.name}: /dev/shm has {memory(found.total)} in all"
             fix = "docker run --shm-size=16g, or --ipc=host; in Kubernetes an emptyDir in memory"
-            yield Finding("shm", WARN, (one.name,), what, fix)
+            yield Finding("shm", WARN, (node.name,), what, fix)
 
 
 def limits(case: Case) -> Iterator[Finding]:
     pinned: dict[tuple[int, str], list[str]] = {}
     files: dict[int, list[str]] = {}
-    for one, facts in case.seen:
+    for node, facts in case.seen:
         if facts.limits is None:
             continue
         memlock, nofile = facts.limits.memlock[0], facts.limits.nofile[0]
         if memlock != -1 and any(port.active and not port.software for port in facts.rdma):
             level = BAD if facts.gpus else WARN  # gloo, on CPUs, does not use RDMA
-            pinned.setdefault((memlock, level), []).append(one.name)
+            pinned.setdefault((memlock, level), []).append(node.name)
         if nofile != -1 and nofile < NOFILE_LEAST:
-            files.setdefault(nofile, []).append(one.name)
+            files.setdefault(nofile, []).append(node.name)
     there = "as root there, in /etc/security/limits.conf; then log in anew"
     for (limit, level), names in pinned.items():
         what = f"memlock is {memory(limit)} on {listed(names)}, and RDMA pins more"
@@ -172,10 +172,10 @@ def limits(case: Case) -> Iterator[Finding]:
 
 
 def clock(case: Case) -> Iterator[Finding]:
-    for one, facts in case.seen:
+    for node, facts in case.seen:
         off = facts.clock_offset
         if abs(off) > CLOCK_OFF:
             which = "ahead of" if off > 0 else "behind"
-            what = f"{one.name}: its clock is {abs(off):.1f} s {which} this machine's"
-            fix = f"on {one.name}: chronyc makestep, or timedatectl set-ntp true"
-            yield Finding("clock", WARN, (one.name,), what, fix)
+            what = f"{node.name}: its clock is {abs(off):.1f} s {which} this machine's"
+            fix = f"on {node.name}: chronyc makestep, or timedatectl set-ntp true"
+            yield Finding("clock", WARN, (node.name,), what, fix)

@@ -11,25 +11,25 @@ from orchestrator.head.inventory.probed_node import is_loopback, listed
 
 
 def net(case: Case) -> Iterator[Finding]:
-    """The interface of each node towards the master, and that they are alike."""
+    """Check the interface of each node towards the master, and compare them."""
     if case.network_error:
         what, fix = case.network_error
-        names = tuple(one.name for one, _ in case.seen)
+        names = tuple(node.name for node, _ in case.seen)
         named = tuple(name for name in names if is_named(name, what))
         yield Finding("net", BAD, named or names, what, fix)
         return
     speeds = []
-    for one, facts in case.seen:
-        place = case.places.get(one.name)
-        found = facts.interface(place.interface) if place else None
+    for node, facts in case.seen:
+        address = case.places.get(node.name)
+        found = facts.interface(address.interface) if address else None
         if found is None:
             continue
         if found.state not in ("up", "unknown"):
-            what = f"{one.name}: {found.name} is {found.state}"
-            fix = f"on {one.name}: ip link set {found.name} up"
-            yield Finding("net", BAD, (one.name,), what, fix)
+            what = f"{node.name}: {found.name} is {found.state}"
+            fix = f"on {node.name}: ip link set {found.name} up"
+            yield Finding("net", BAD, (node.name,), what, fix)
         if found.speed and found.kind != "loopback":
-            speeds.append((one.name, f"{found.speed} Mb/s"))
+            speeds.append((node.name, f"{found.speed} Mb/s"))
     yield from unequal(
         "net", WARN, "speed of the interface", speeds, "ethtool INTERFACE; the cable"
     )
@@ -43,8 +43,8 @@ def is_named(name: str, text: str) -> bool:
 
 def ports_down(case: Case) -> Iterator[Finding]:
     active = [
-        (one.name, sum(port.active and not port.software for port in facts.rdma))
-        for one, facts in case.seen
+        (node.name, sum(port.active and not port.software for port in facts.rdma))
+        for node, facts in case.seen
         if facts.rdma
     ]
     fix = "on these nodes: ibstat, or rdma link"
@@ -53,11 +53,11 @@ def ports_down(case: Case) -> Iterator[Finding]:
 
 def mtu(case: Case) -> Iterator[Finding]:
     sizes = []
-    for one, facts in case.seen:
-        place = case.places.get(one.name)
-        found = facts.interface(place.interface) if place else None
+    for node, facts in case.seen:
+        address = case.places.get(node.name)
+        found = facts.interface(address.interface) if address else None
         if found and found.kind != "loopback":
-            sizes.append((one.name, found.mtu))
+            sizes.append((node.name, found.mtu))
     fix = "on these nodes, as root: ip link set INTERFACE mtu {most}"
     yield from unequal("mtu", WARN, "MTU", sizes, fix)
 
@@ -116,25 +116,27 @@ def port(case: Case) -> Iterator[Finding]:
 
 
 def names(case: Case) -> Iterator[Finding]:
-    """Two names of one machine, and a machine's own name that resolves to another address."""
+    """Find two names of one machine, and a machine's own name that resolves elsewhere."""
     seen = case.seen
-    for i, (one, facts) in enumerate(seen):
+    for i, (node, facts) in enumerate(seen):
         for other, more in seen[i + 1 :]:
-            if facts.same_machine(more) and not is_loopback(one.reached):
-                what = f"{one.name} and {other.name} are the same machine ({facts.hostname})"
+            if facts.same_machine(more) and not is_loopback(node.reached):
+                what = f"{node.name} and {other.name} are the same machine ({facts.hostname})"
                 fix = "remove one of them from the node list"
-                yield Finding("names", BAD, (one.name, other.name), what, fix)
-    for one, checkup in case.looked:
-        own = {address.address for address in one.facts.addresses} if one.facts else set()
+                yield Finding("names", BAD, (node.name, other.name), what, fix)
+    for node, checkup in case.looked:
+        own = {address.address for address in node.facts.addresses} if node.facts else set()
         if "names" in checkup.problems:
-            hostname = one.facts.hostname if one.facts else ""
-            what = f"{one.name}: its own name {hostname!r} does not resolve"
+            hostname = node.facts.hostname if node.facts else ""
+            what = f"{node.name}: its own name {hostname!r} does not resolve"
             fix = f"as root there: echo 127.0.1.1 {hostname} >>/etc/hosts"
-            yield Finding("names", WARN, (one.name,), what, fix)
+            yield Finding("names", WARN, (node.name,), what, fix)
         strange = [
             name for name in checkup.names or () if name not in own and not is_loopback(name)
         ]
         if strange:
-            what = f"{one.name}: its own name resolves to {listed(strange)}, which it does not have"
-            fix = f"fix /etc/hosts on {one.name}: programs that ask for their own address get this"
-            yield Finding("names", WARN, (one.name,), what, fix)
+            what = (
+                f"{node.name}: its own name resolves to {listed(strange)}, which it does not have"
+            )
+            fix = f"fix /etc/hosts on {node.name}: programs that ask for their own address get this"
+            yield Finding("names", WARN, (node.name,), what, fix)

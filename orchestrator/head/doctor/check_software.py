@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Finding, odd_ones, unequal
+from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Finding, odd_values, unequal
 from orchestrator.head.inventory.probed_node import listed
 
 
 def reach(case: Case) -> Iterator[Finding]:
-    for one in case.nodes:
-        if one.error:
-            yield Finding(one.ask, BAD, (one.name,), f"{one.name}: {one.error}", one.fix)
+    for node in case.nodes:
+        if node.error:
+            yield Finding(node.ask, BAD, (node.name,), f"{node.name}: {node.error}", node.fix)
 
 
 def python(case: Case) -> Iterator[Finding]:
-    versions = [(one.name, minor(facts.python_version)) for one, facts in case.seen]
+    versions = [(node.name, minor(facts.python_version)) for node, facts in case.seen]
     fix = "python=/path/to/python{most} after these nodes in the list"
     yield from unequal("python", WARN, "Python", versions, fix)
 
@@ -25,14 +25,14 @@ def torch(case: Case) -> Iterator[Finding]:
     """Another release is another wire format; another build of the same one mostly works."""
     if not case.torch_needed:
         return
-    there = [(one.name, facts.torch) for one, facts in case.seen if facts.torch]
-    for one, facts in case.seen:
+    there = [(node.name, facts.torch) for node, facts in case.seen if facts.torch]
+    for node, facts in case.seen:
         if not facts.torch:
-            fix = f"on {one.name}: {facts.python} -m pip install torch" + version_of(there)
-            what = f"{one.name}: {facts.python} has no torch"
-            yield Finding("torch", BAD, (one.name,), what, fix)
+            fix = f"on {node.name}: {facts.python} -m pip install torch" + version_of(there)
+            what = f"{node.name}: {facts.python} has no torch"
+            yield Finding("torch", BAD, (node.name,), what, fix)
     releases = [(name, release(version)) for name, version in there]
-    _, others = odd_ones(releases)
+    _, others = odd_values(releases)
     fix = "on these nodes: python -m pip install torch=={most}"
     yield from unequal("torch", BAD, "torch", releases, fix)
     builds = [(name, v) for name, v in there if not any(name in who for who in others.values())]
@@ -41,21 +41,23 @@ def torch(case: Case) -> Iterator[Finding]:
 
 
 def imports(case: Case) -> Iterator[Finding]:
-    for one, checkup in case.looked:
+    for node, checkup in case.looked:
         if checkup.torch is None:
             why = checkup.problems.get("torch", "")
-            yield Finding("torch", UNKNOWN, (one.name,), f"{one.name}: torch was not tried: {why}")
+            yield Finding(
+                "torch", UNKNOWN, (node.name,), f"{node.name}: torch was not tried: {why}"
+            )
         elif checkup.torch.error:
-            what = f"{one.name}: importing torch fails: {checkup.torch.error}"
-            fix = f"on {one.name}: {checkup.torch.python} -c 'import torch'"
-            yield Finding("torch", BAD, (one.name,), what, fix)
-        elif one.facts and one.facts.gpus and checkup.torch.available is False:
-            what = f"{one.name} has {one.facts.gpus} GPUs, and its torch can use none"
+            what = f"{node.name}: importing torch fails: {checkup.torch.error}"
+            fix = f"on {node.name}: {checkup.torch.python} -c 'import torch'"
+            yield Finding("torch", BAD, (node.name,), what, fix)
+        elif node.facts and node.facts.gpus and checkup.torch.available is False:
+            what = f"{node.name} has {node.facts.gpus} GPUs, and its torch can use none"
             built = (
                 f"it is built for {'CUDA ' + checkup.torch.cuda if checkup.torch.cuda else 'CPUs'}"
             )
-            fix = f"on {one.name}: nvidia-smi; {checkup.torch.python} -m torch.utils.collect_env"
-            yield Finding("torch", BAD, (one.name,), f"{what}: {built}", fix)
+            fix = f"on {node.name}: nvidia-smi; {checkup.torch.python} -m torch.utils.collect_env"
+            yield Finding("torch", BAD, (node.name,), f"{what}: {built}", fix)
 
 
 def minor(version: str) -> str:
@@ -69,15 +71,15 @@ def release(version: str) -> str:
 
 
 def version_of(there: list[tuple[str, str]]) -> str:
-    most, _ = odd_ones([(name, release(version)) for name, version in there])
+    most, _ = odd_values([(name, release(version)) for name, version in there])
     return f"=={most}" if most else ""
 
 
 def nccl(case: Case) -> Iterator[Finding]:
-    found = {one.name: facts.software.nccl for one, facts in case.seen if facts.gpus}
-    for one, checkup in case.looked:
-        if one.name in found and checkup.torch and checkup.torch.nccl:
-            found[one.name] = checkup.torch.nccl
+    found = {node.name: facts.software.nccl for node, facts in case.seen if facts.gpus}
+    for node, checkup in case.looked:
+        if node.name in found and checkup.torch and checkup.torch.nccl:
+            found[node.name] = checkup.torch.nccl
     values = [(name, version) for name, version in found.items() if version]
     fix = "the same torch wheel on all nodes brings the same NCCL"
     yield from unequal("nccl", BAD, "NCCL", values, fix)
@@ -85,7 +87,7 @@ def nccl(case: Case) -> Iterator[Finding]:
 
 def driver(case: Case) -> Iterator[Finding]:
     for kind in ("nvidia_driver", "amd_driver"):
-        values = [(one.name, getattr(facts.software, kind)) for one, facts in case.seen]
+        values = [(node.name, getattr(facts.software, kind)) for node, facts in case.seen]
         values = [(name, version) for name, version in values if version]
         name = f"{kind.partition('_')[0].upper()} driver"
         yield from unequal("driver", WARN, name, values)
@@ -94,25 +96,25 @@ def driver(case: Case) -> Iterator[Finding]:
 def code(case: Case) -> Iterator[Finding]:
     """Compare revisions and uncommitted changes, or without git the program itself."""
     yield from unknown_code(case)
-    known = [(one, checkup.code) for one, checkup in case.looked]
-    commits = [(one.name, found.commit[:12] if found else "") for one, found in known]
+    known = [(node, checkup.code) for node, checkup in case.looked]
+    commits = [(node.name, found.commit[:12] if found else "") for node, found in known]
     if any(commit for _, commit in commits):
         fix = "git pull, or rsync -a, on these nodes; or one workdir on a disk that all share"
         yield from unequal("code", BAD, "revision of the code", commits, fix)
-        _, others = odd_ones(commits)
-        same = [one for one in known if not any(one[0].name in who for who in others.values())]
-        states = [(one.name, found.diff if found else "") for one, found in same]
-        for _, names in odd_ones(states)[1].items():
-            files = {name for one, found in same if found for name in found.changed}
+        _, others = odd_values(commits)
+        same = [pair for pair in known if not any(pair[0].name in who for who in others.values())]
+        states = [(node.name, found.diff if found else "") for node, found in same]
+        for _, names in odd_values(states)[1].items():
+            files = {name for node, found in same if found for name in found.changed}
             what = f"uncommitted changes differ on {listed(names)}: {listed(sorted(files))}"
             yield Finding("code", BAD, tuple(names), what, "commit them, or rsync -a the workdir")
-    scripts = [(one.name, checkup.script[:12]) for one, checkup in case.looked if checkup.script]
+    scripts = [(node.name, checkup.script[:12]) for node, checkup in case.looked if checkup.script]
     fix = "copy it: rsync -a WORKDIR/ NODE:WORKDIR/"
     yield from unequal("code", BAD, "sha256 of the program", scripts, fix)
 
 
 def unknown_code(case: Case) -> Iterator[Finding]:
-    for one, checkup in case.looked:
+    for node, checkup in case.looked:
         why = checkup.problems.get("code", "")
         if why and "not installed" not in why:
-            yield Finding("code", UNKNOWN, (one.name,), f"{one.name}: its revision: {why}")
+            yield Finding("code", UNKNOWN, (node.name,), f"{node.name}: its revision: {why}")

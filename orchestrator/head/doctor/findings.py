@@ -54,18 +54,18 @@ class Case:
 
     @property
     def seen(self) -> list[tuple[Examined, Facts]]:
-        return [(one, one.facts) for one in self.nodes if one.facts is not None]
+        return [(node, node.facts) for node in self.nodes if node.facts is not None]
 
     @property
     def looked(self) -> list[tuple[Examined, Checkup]]:
-        return [(one, one.checkup) for one in self.nodes if one.checkup is not None]
+        return [(node, node.checkup) for node in self.nodes if node.checkup is not None]
 
 
 Check = Callable[[Case], Iterator[Finding]]
 
 
-def odd_ones(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[str]]]:
-    """(what most have, with a tie what the first has; each other value -> who has it)."""
+def odd_values(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[str]]]:
+    """The most frequent value, of several the first; and each other one with who has it."""
     if not values:
         return None, {}
     counts = Counter(value for _, value in values)
@@ -80,8 +80,8 @@ def odd_ones(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[str
 def unequal(
     check: str, level: str, what: str, values: Sequence[tuple[str, Any]], fix: str = ""
 ) -> Iterator[Finding]:
-    """A finding for each value that is not the one of most; {most} and {value} in the words."""
-    most, others = odd_ones(values)
+    """A finding for each value that most nodes do not have; `fix` may name {most} and {value}."""
+    most, others = odd_values(values)
     for value, names in others.items():
         words = f"{what}: {value or 'none'} on {listed(names)}, {most or 'none'} on the others"
         yield Finding(check, level, tuple(names), words, fix.format(most=most, value=value))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.head.plan.model import NodePlan, Plan
+from orchestrator.text import plural, table
 
 IDENTITY = "identifies the node"  # settings that differ by design
 WIDEST = 32  # a longer value is not cut, and shifts only its own line
@@ -21,15 +22,14 @@ TRANSPORTS = {
 
 
 def to_text(plan: Plan) -> str:
-    count = len(plan.nodes)
-    nodes = f"{count} nodes" if count > 1 else "1 node"
+    rows = setting_rows(plan.nodes)
     lines = [
-        f"{nodes}, {plan.world_size} ranks, {plan.start} start, "
+        f"{plural(len(plan.nodes), 'node')}, {plan.world_size} ranks, {plan.start} start, "
         f"master {plan.master_address}:{plan.master_port}; {TRANSPORTS[plan.transport]}",
         "",
-        *columns([("NODE", "NAME", "ADDRESS", "RANKS"), *map(node_row, plan.nodes)]),
+        *table([("NODE", "NAME", "ADDRESS", "RANKS"), *map(node_row, plan.nodes)], widest=WIDEST),
         "",
-        *columns([("SETTING", "NODES", "VALUE", "SOURCE", "WHY"), *setting_rows(plan.nodes)]),
+        *table([("SETTING", "NODES", "VALUE", "SOURCE", "WHY"), *rows], widest=WIDEST),
     ]
     said = [f"note: {note}" for note in plan.notes] + [f"hint: {hint}" for hint in plan.hints]
     return "\n".join([*lines, *([""] if said else []), *said]) + "\n"
@@ -81,14 +81,3 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             found.append([number, number])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
-
-
-def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [
-        max(len(cell) for cell in column if len(cell) <= WIDEST)
-        for column in zip(*rows, strict=True)
-    ]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

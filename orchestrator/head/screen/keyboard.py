@@ -7,11 +7,10 @@ import select
 import sys
 import termios
 import tty
-from types import TracebackType
 
 
 class Keys:
-    """`with Keys() as keys: keys.pressed()`; none without a terminal or in the background."""
+    """`with Keys() as keys: keys.pressed()`; always "" without a terminal or in the background."""
 
     def __init__(self) -> None:
         self._saved: list[object] | None = None
@@ -22,12 +21,7 @@ class Keys:
             tty.setcbreak(0)  # keys at once; Ctrl-C stays a signal
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._saved is not None and in_foreground():
             termios.tcsetattr(0, termios.TCSADRAIN, self._saved)  # type: ignore[arg-type]
 
@@ -40,7 +34,7 @@ class Keys:
 
 
 def in_foreground() -> bool:
-    """Reading or setting a terminal from the background would stop us (SIGTTIN, SIGTTOU)."""
+    """Tell whether the terminal is ours: using it in the background stops us (SIGTTIN, SIGTTOU)."""
     try:
         return sys.stdin is not None and os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
     except OSError:

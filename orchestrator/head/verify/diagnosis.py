@@ -149,15 +149,15 @@ def below_promise(
     rates: Rates, promised: Sequence[float | None], names: Sequence[str]
 ) -> list[Bottleneck]:
     """Compare with the speed of the interfaces, for when no other node is faster."""
-    said = [one for one in promised if one]
-    if not rates or len(said) < len(promised):
+    known = [rate for rate in promised if rate]
+    if not rates or len(known) < len(promised):
         return []
     usual = quartile(rates.values())
-    if usual >= PROMISED * min(*said, SOCKETS):
+    if usual >= PROMISED * min(*known, SOCKETS):
         return []
     who = "all nodes" if len(names) > 2 else " and ".join(names)
-    text = f"{who} reach each other at {speed(usual)}; their interfaces say {speed(min(said))}"
-    return [Bottleneck("link", text, tuple(range(len(names))), usual, min(said))]
+    text = f"{who} reach each other at {speed(usual)}; their interfaces say {speed(min(known))}"
+    return [Bottleneck("link", text, tuple(range(len(names))), usual, min(known))]
 
 
 # -- devices and results --------------------------------------------------------------------------
@@ -187,17 +187,17 @@ def wrong_results(
 ) -> list[Bottleneck]:
     """The smallest size of each collective on each rank: larger ones mostly repeat it."""
     first: dict[tuple[str, int], Mapping[str, Any]] = {}
-    for one in sorted(wrong, key=lambda one: int(one["bytes"])):
-        first.setdefault((one["collective"], one["rank"]), one)
+    for error in sorted(wrong, key=lambda error: int(error["bytes"])):
+        first.setdefault((error["collective"], error["rank"]), error)
     return [
         Bottleneck(
             "wrong",
-            f"{one['collective']} of {size(one['bytes'])} gave rank {one['rank']} on"
-            f" {names[node_of[one['rank']]]} a wrong result: element {one['element']} is"
-            f" {one['got']:g}, not {one['expected']:g}",
-            (node_of[one["rank"]],),
+            f"{error['collective']} of {size(error['bytes'])} gave rank {error['rank']} on"
+            f" {names[node_of[error['rank']]]} a wrong result: element {error['element']} is"
+            f" {error['got']:g}, not {error['expected']:g}",
+            (node_of[error["rank"]],),
         )
-        for one in first.values()
+        for error in first.values()
     ]
 
 

@@ -9,7 +9,15 @@ import pytest
 
 from orchestrator.head.doctor.deep_probe import Checkup, Code, Gpu, Holder, Torch, Xid
 from orchestrator.head.doctor.examination import CHECKS, Diagnosis, judge
-from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Examined, Finding, odd_ones
+from orchestrator.head.doctor.findings import (
+    BAD,
+    UNKNOWN,
+    WARN,
+    Case,
+    Examined,
+    Finding,
+    odd_values,
+)
 from orchestrator.head.doctor.report import to_json, to_text
 from orchestrator.head.inventory.facts import Card, Disk, Facts, Leftover, Limits
 from orchestrator.head.plan.model import NodeAddress
@@ -177,7 +185,7 @@ def test_the_fix_names_the_version_of_most() -> None:
     ],
 )
 def test_who_is_odd(values: list[tuple[str, int]], most: int | None, odd: dict[int, Any]) -> None:
-    assert odd_ones(values) == (most, odd)
+    assert odd_values(values) == (most, odd)
 
 
 def blocked(*pairs: tuple[int, int]) -> dict[tuple[str, str, int], str]:
