@@ -31,6 +31,9 @@ cd -- "$ROOT"
 export OMP_NUM_THREADS=1
 unset PYTHONDONTWRITEBYTECODE # a container's; then each worker rewrites all asserts anew, 5 s
 say "tests"
-# A worker for each core, at most eight: each imports torch. One that is out of tests takes half of
-# what another still has; two -n count the last one, so -n 0 runs them here (for --pdb and -s).
-exec .venv/bin/pytest -n auto --maxprocesses 8 --dist worksteal "${gear[@]}" "$@"
+# Tests of clusters wait for half of their time: one worker more than cores. Each imports torch, so
+# eight at most. One that is out of tests takes half of what another still has. Of two -n the last
+# one counts: -n 0 runs them in this process, as --pdb and -s want it.
+workers=$(nproc)
+[ "${gear[*]}" = "-m fast" ] || workers=$((workers + 1))
+exec .venv/bin/pytest -n "$((workers < 8 ? workers : 8))" --dist worksteal "${gear[@]}" "$@"

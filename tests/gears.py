@@ -47,7 +47,25 @@ LONG = [
     "tests/clusters/test_clusters.py::test_sixty_four_hosts",
     "tests/end_to_end/test_chaos.py",
     "tests/end_to_end/test_connections.py::test_sixty_four_nodes",
+    *(
+        f"tests/end_to_end/test_end.py::test_a_failing_rank_ends_the_job_everywhere[plain-{how}"
+        for how in ("kill-killed", "exit-ended")
+    ),
+    *(
+        f"tests/end_to_end/test_end.py::test_ctrl_c_ten_times_at_any_moment[{after}]"
+        for after in (0.1, 0.3, 0.8, 1.8)
+    ),
+    "tests/end_to_end/test_lease.py::test_a_firewall_between_the_supervisors[reject",
     "tests/end_to_end/test_prune.py::test_cut_short_at_any_moment[kill -9]",
+    *(
+        f"tests/end_to_end/test_verdicts.py::test_the_cause_is_named[{planted}]"
+        for planted in (
+            *("wrapped", "CUDA out of memory", "bus error", "abort", "asked to end by somebody"),
+            *("logged, then exit", "an assertion in a thread", "a syntax error", "no such file"),
+            *("torch.save on a full disk", "too deep", "KeyboardInterrupt in code"),
+            *("a child that fails", "an address that only the node itself has"),
+        )
+    ),
     "tests/engine/test_fields.py::test_the_engine_honours",
     "tests/engine/test_fields.py::test_what_is_seen_of_a_base",
     "tests/head/commands/test_prune.py::test_interrupted_anywhere_each_is_whole_or_gone[Ctrl-C]",
