@@ -135,14 +135,15 @@ def test_a_taken_port_is_no_obstacle(
 ) -> None:
     monkeypatch.chdir(place)
     assert demo.listed_port(2) == 0
-    (place / "node_ip_list.txt").write_text("127.0.0.[2-3]:22022\n")
-    assert demo.listed_port(2) == 22022
+    port = free_port(["127.0.0.2", "127.0.0.3"])
+    (place / "node_ip_list.txt").write_text(f"127.0.0.[2-3]:{port}\n")
+    assert demo.listed_port(2) == port
     assert demo.listed_port(3) == 0
     with socket.socket() as other:
-        other.bind(("127.0.0.3", 22022))
+        other.bind(("127.0.0.3", port))
         other.listen()
         assert demo.listed_port(2) == 0
-    assert "port 22022 of node_ip_list.txt cannot be had" in capsys.readouterr().out
+    assert f"port {port} of node_ip_list.txt cannot be had" in capsys.readouterr().out
     (place / "node_ip_list.txt").write_text("10.0.0.1:22022\n10.0.0.2\n")
     assert demo.listed_port(2) == 0
     (place / "node_ip_list.txt").write_text("slots=what\n")
