@@ -18,7 +18,7 @@ from typing import Any
 from tests.clusters.faults import Faults
 
 BIN = Path(sys.executable).parent
-PATIENCE = 60.0  # for anything that must come; a test that waits so long has failed
+PATIENCE = 150.0  # for anything that must come; a test that waits so long has failed
 
 
 class Command:
@@ -61,6 +61,13 @@ class Command:
             found = re.search(pattern, line)
             if found:
                 return found
+
+    def wait_for_all(self, *patterns: str) -> None:
+        """A line for each pattern, in whatever order they come."""
+        missing = list(patterns)
+        while missing:
+            line = self.wait_for("|".join(missing)).string
+            missing = [pattern for pattern in missing if not re.search(pattern, line)]
 
     def finish(self, patience: float = PATIENCE) -> int:
         """Its exit code; `lines` then holds all of its output."""

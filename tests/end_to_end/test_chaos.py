@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.clusters.netns import NetnsCluster
 from tests.end_to_end.chaos import Chaos, told
 
 ROUNDS = 3
 
 
-@pytest.mark.timeout(300)
 def test_whatever_comes_leaves_nothing_behind(
     netns_cluster: Callable[..., NetnsCluster],
     tmp_path: Path,

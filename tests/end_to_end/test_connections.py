@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.clusters.netns import NetnsCluster
 from tests.conftest import Cluster
 from tests.launching import Head
@@ -121,7 +119,6 @@ def test_through_a_jump_host(netns_cluster: Callable[..., NetnsCluster], tmp_pat
     assert first in command.text  # the master's own address, though the head cannot see it directly
 
 
-@pytest.mark.timeout(240)
 def test_sixty_four_nodes_of_which_five_are_down(
     netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
 ) -> None:

@@ -230,7 +230,7 @@ def test_a_node_that_is_lost_for_good(
     command.wait_for("ready")
     command.wait_for("ready")
     cluster.cut(1)
-    command.wait_for("node 1 .*no word", patience=20)
+    command.wait_for("node 1 .*no word")
     assert command.finish() == 4
     assert head.record["state"] == "lost" and head.record["verdict"]["node"] == 1
     assert not head.left(0)

@@ -54,7 +54,6 @@ def numbered(head: Head, node: int, rank: int) -> bool:
     return mine == expected and f"TOTAL {total}" in lines
 
 
-@pytest.mark.timeout(240)
 def test_a_link_that_is_cut_for_a_while(
     netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
 ) -> None:
@@ -64,12 +63,12 @@ def test_a_link_that_is_cut_for_a_while(
     command.wait_for(r"node1 rank1 \| line 20 ")
     cluster.cut(1)
     began = time.monotonic()
-    command.wait_for(r"node 1 .*no word", patience=15)
+    command.wait_for(r"node 1 .*no word")
     time.sleep(max(0.0, 12 - (time.monotonic() - began)))
     assert command.process.poll() is None
     before = len(head.log(1))
     cluster.restore(1)
-    command.wait_for(r"node 1 .*is back", patience=20)
+    command.wait_for(r"node 1 .*is back")
     (tmp_path / "stop").touch()
     assert command.finish() == 0, command.text
     assert len(head.log(1)) > before

@@ -246,9 +246,8 @@ def test_a_firewall_between_the_supervisors(lonely: Head, verdict: str) -> None:
         cluster.exec(0, ["nft", words])
     script = lonely.script("wait.py", WAIT)
     command = lonely.launch("--node-loss-timeout", "2", script, str(lonely.directory))
-    command.wait_for("ready")
-    command.wait_for("ready")
-    command.wait_for(r"node 1 .* cannot reach node 0's supervisor \(\w+", patience=20)
+    refused = r"node 1 .* cannot reach node 0's supervisor \(\w+"
+    command.wait_for_all("node0 .* ready", "node1 .* ready", refused)
     time.sleep(3)
     (lonely.directory / "end").touch()
     assert command.finish() == 0, command.text

@@ -27,6 +27,7 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.data import dataset, python_text, sources, tokens
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.errors import CheckFailed, UsageError
+from tests.node.running import alive, wait_until
 
 CPU = torch.device("cpu")
 
@@ -447,21 +448,18 @@ def test_workers_end_with_a_rank_that_is_killed() -> None:
         assert rank.stdout is not None
         workers = [int(word) for word in rank.stdout.readline().split()]
         assert len(workers) == 2
+        wait_until(lambda: all(map(ignores_interrupts, workers)))  # one may still be starting
         os.kill(workers[0], signal.SIGINT)  # a Ctrl-C in the terminal, which the rank may ignore
         time.sleep(0.2)
         assert all(map(alive, workers))
         rank.kill()
-    deadline = time.monotonic() + 10
-    while any(map(alive, workers)):
-        assert time.monotonic() < deadline, "workers are left"
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(alive, workers)), "the end of the workers")
 
 
-def alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+def ignores_interrupts(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    ignored = status.partition("SigIgn:")[2].split()[0]
+    return bool(int(ignored, 16) & 1 << (signal.SIGINT - 1))
 
 
 # -- evaluation ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from orchestrator.errors import CheckFailed
 from orchestrator.local_cluster import demo
 from orchestrator.local_cluster.sshd import free_port
 from tests.clusters.require import require_sshd
-from tests.launching import BIN, Command
+from tests.launching import BIN, PATIENCE, Command
 
 Start = Callable[..., Command]
 REPOSITORY = Path(__file__).parents[2]
@@ -112,7 +112,7 @@ def test_keep_holds_the_nodes_up_at_the_port_of_the_node_list(place: Path, start
     (place / "node_ip_list.txt").write_text(f"127.0.0.2:{port} slots=1\n127.0.0.3:{port}\n")
     (place / "hello.py").write_text("print('hello')\n")
     command = start("--keep", "hello.py")
-    launch = command.wait_for(r"^ +(\S*master_launch --ssh-config .*) your_script.py").group(1)
+    launch = command.wait_for(r"^ +(.*master_launch'? --ssh-config .*) your_script.py").group(1)
     command.wait_for("Ctrl-C here ends them")
     assert "--nodes" not in launch
     done = subprocess.run(
@@ -120,7 +120,7 @@ def test_keep_holds_the_nodes_up_at_the_port_of_the_node_list(place: Path, start
         cwd=place,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -154,7 +154,8 @@ def test_without_torch_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CheckFailed) as told:
         demo.demo(2, False, (), {"python": None})
-    assert told.value.fix == f"type: {sys.executable} -m pip install torch==2.13.0 numpy"
+    python = shlex.quote(sys.executable)
+    assert told.value.fix == f"type: {python} -m pip install torch==2.13.0 numpy"
 
 
 def test_the_settings_of_an_installed_package_are_those_of_the_repository(tmp_path: Path) -> None:
