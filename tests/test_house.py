@@ -37,7 +37,7 @@ ARROWS: dict[str, set[str]] = {
     "head": set(),
     "head/inventory": {"errors", "host_ranges", "text"},
     "head/screen": {"text"},
-    "head/connect": {"errors", "head/inventory"},
+    "head/connect": {"errors", "text", "head/inventory"},
     "head/plan": {"config", "errors", "text", "head/inventory"},
     "head/verify": {"config", "text", "head/screen"},
     "head/doctor": {

@@ -15,6 +15,7 @@ from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.text import table
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -71,13 +72,13 @@ def all_or_table(
 
 
 def failure_table(failed: Sequence[tuple[Node, OrchestratorError]], total: int, then: str) -> str:
-    width = max(len(node.name) for node, _ in failed)
-    lines = [f"{len(failed)} of {total} nodes cannot be used{then}"]
+    rows = []
     for node, error in failed:
-        lines.append(f"  {node.name:<{width}}  {error.what}")
+        rows.append((node.name, error.what))
         if error.fix:
-            lines.append(f"  {'':<{width}}    -> {error.fix}")
-    return "\n".join(lines)
+            rows.append(("", f"  -> {error.fix}"))
+    heading = f"{len(failed)} of {total} nodes cannot be used{then}"
+    return "\n".join([heading, *(f"  {line}" for line in table(rows))])
 
 
 def connect(ssh: Transport, node: Node) -> tuple[Destination, Connection]:

@@ -251,6 +251,17 @@ def test_the_table(sick: Diagnosis) -> None:
     assert "\x1b[1;31mBAD" in to_text(sick, Look(color=True))
 
 
+def test_a_narrow_terminal_gets_several_tables(sick: Diagnosis) -> None:
+    tables = to_text(sick, Look(60)).split("\n\n")[:-2]
+    assert len(tables) > 1
+    assert [name for table in tables for name in table.splitlines()[0].split()] == list(CHECKS)
+    for table in tables:
+        assert [line.split()[0] for line in table.splitlines()[1:]] == [
+            f"gpu{n}" for n in range(1, 6)
+        ]
+        assert max(map(len, table.splitlines())) <= 60
+
+
 def test_what_scripts_read(sick: Diagnosis) -> None:
     told = to_json(sick)
     assert (told["ok"], told["full"]) == (False, True)

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from orchestrator.errors import NodeError
+from orchestrator.head.connect.fleet import failure_table
+from orchestrator.head.inventory.node_list import Node
+
+
+def test_every_node_that_failed_is_named_with_its_fix() -> None:
+    failed = [
+        (Node("gpu1"), NodeError("it refuses connections", "is sshd running?")),
+        (Node("gpu12", user="bob"), NodeError("no answer")),
+    ]
+    assert failure_table(failed, 8, "; nothing was started") == (
+        "2 of 8 nodes cannot be used; nothing was started\n"
+        "  gpu1       it refuses connections\n"
+        "               -> is sshd running?\n"
+        "  bob@gpu12  no answer"
+    )
