@@ -1,46 +1,100 @@
-"""orchestrator.Trainer: a user's own model, optimizer and DataLoader on any number of ranks.
+"""orchestrator.Trainer: a model, an optimizer and data on any number of ranks.
 
 The same object runs in a notebook, in `python script.py`, under torchrun and under master_launch.
-It stands on the engine's mesh, checkpoints and agreement; what is its own is that everything comes
-from the user as a plain loop would have it.
+It only brings the parts together, from a user's objects or from a config; the training itself is in
+orchestrator.engine.core.loop.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import math
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from orchestrator.config.parse import at_least
-from orchestrator.engine.core import duration, outset, stop_vote
-from orchestrator.engine.core.bound import Bound, Factory, names_of
-from orchestrator.engine.core.stopping import Limits, Metrics, Run, TrainState
-from orchestrator.engine.data import sharded_loader
+from orchestrator.config.schema import Config
+from orchestrator.engine.core import duration, settings, stop_vote
+from orchestrator.engine.core import loop as training_loop
+from orchestrator.engine.core.duration import Duration
+from orchestrator.engine.core.loop import Loop, LrScheduler, Parts
+from orchestrator.engine.core.step import Factory, Stepper, configured, names_of, schedule
+from orchestrator.engine.core.stopping import Limit, Metrics, StopPolicy, TrainState
+from orchestrator.engine.data import sharded_loader, sources
+from orchestrator.engine.data.batch import Batches
+from orchestrator.engine.data.dataset import HeldOutSamples, TrainingSamples
+from orchestrator.engine.models import build
 from orchestrator.engine.models.losses import Criterion, Losses, Step
-from orchestrator.engine.observe.reporter import say
+from orchestrator.engine.observe.reporter import Measures, Reporter, say, tell
 from orchestrator.engine.observe.trackers import Tracker, Trackers
 from orchestrator.engine.ranks import collectives, mesh, ranks, spawn
-from orchestrator.engine.saving.checkpoint import Checkpoints
-from orchestrator.engine.train import seed_all, to_device
-from orchestrator.errors import CheckFailed, JobFailed, UsageError
+from orchestrator.engine.ranks.ranks import Ranks, device_name
+from orchestrator.engine.saving.checkpoint import Checkpoints, refuse_later, refuse_unreadable
+from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.records import checkpoint_store
 
-NONE_FOR_EVER = 1 << 30
+KEEP_ALL = 1 << 30
 
 
 class Trainer:
-    """See docs/trainer.md. Every argument after `loss` goes by its name."""
+    """Train a model on whatever this program runs on: one process, or many on many machines.
+
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+        trainer = Trainer(
+            model,
+            torch.optim.AdamW(model.parameters(), lr=1e-2),
+            loss=nn.CrossEntropyLoss(),
+        )
+        trainer.train(train_loader, val_loader, epochs=3, save_every="1 epoch", resume=True)
+        print(trainer.state.val_metrics)
+
+    The numbers are those of a plain loop on one process with a batch as large as that of all ranks
+    together. `trainer.state` says where the training is: step, epoch, train_metrics, val_metrics,
+    history, and why it ended. More is in docs/trainer.md.
+
+    Arguments:
+        model: the plain model; rank 0's weights count.
+        optimizer: one of torch's over the model's parameters, or a function of the parameters.
+        loss: called with (outputs, targets) of a batch (inputs, targets); returns the mean over the
+            samples, or (sum, count).
+        step: instead of loss, called with (model, batch); returns the same, or (sum, count, {name:
+            sum}) with further metrics.
+        metrics: functions of (outputs, targets) by name, which follow the same rule as the loss.
+        strategy: hybrid_shard, full_shard, shard_grad_op, ddp; for one process also dp, none.
+        accumulate: micro-batches per step.
+        clip_grad_norm: the largest norm of the whole gradient; None leaves it as it is.
+        precision: fp32, bf16 or fp16, of the computation; weights stay as they are.
+        warmup_steps: let the learning rates rise from zero over so many steps.
+        scale_lr: multiply the learning rates by the number of ranks.
+        scheduler: one of torch's over the optimizer, or a function of the optimizer.
+        scheduler_every: "step" or "epoch".
+        find_unused_parameters: for a model that does not use all parameters in every step.
+        stream: "dealt" if every rank's IterableDataset gives all samples, "own" if only its part.
+        seed: of the order of the samples and of all randomness.
+        device: of a single process; each of several has its own.
+        backend: nccl, gloo or mpi; nccl where there are GPUs.
+        trackers: "tensorboard", "wandb", "mlflow" or objects with log(values, step) and close().
+        on_epoch_end: called with the Trainer after every epoch; True ends the training.
+        log_every: steps between two lines of progress and of the metrics; 50.
+        config: further keys of docs/config.md, such as {"compile": {"enabled": True}}. A key that
+            does not concern a Trainer is refused.
+    """
+
+    parts: Parts
+    state: TrainState
+    _keys: Mapping[str, Any] = {}  # of config=
+    _training: Batches | None = None  # where a config names the data
+    _held_out: Batches | None = None
+    _stream = "dealt"
+    _on_epoch_end: Callable[[Trainer], Any] | None = None
+    _trackers: Trackers | None = None
+    _vote: stop_vote.StopVote | None = None  # while train() runs
+    _checkpoints: dict[tuple[str, int, str], Checkpoints]
+    _quiet = False
 
     def __init__(
         self,
@@ -65,40 +119,92 @@ class Trainer:
         backend: str | None = None,
         trackers: Sequence[str | Tracker] | Mapping[str, Any] = (),
         on_epoch_end: Callable[[Trainer], Any] | None = None,
-        log_every: int = 50,
+        log_every: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        outset.check(strategy, scheduler_every, stream, warmup_steps, log_every)
-        self.losses = Losses(loss, step, metrics or {})
-        own = outset.training(precision, accumulate, clip_grad_norm, seed)
-        self.config = outset.config(own, strategy, find_unused_parameters, config or {})
+        settings.check_arguments(strategy, scheduler_every, stream, warmup_steps, log_every)
+        losses = Losses(loss, step, metrics or {})
+        self._keys = config or {}
+        own = settings.arguments(precision, accumulate, clip_grad_norm, seed, log_every)
+        unused = find_unused_parameters
+        self.config = settings.config_of(own, strategy, unused, self._keys)
+        settings.make_deterministic(self.config)
         collectives.setup_distributed(backend, self.config.distributed.timeout)
-        self.ranks = outset.placed(ranks.join(self.config), device)
-        self.stream, self.log_every, self.on_epoch_end = stream, log_every, on_epoch_end
-        self.warmup, self.lr_scale = warmup_steps, float(self.ranks.world) if scale_lr else 1.0
-
+        everyone = on_device(ranks.join(self.config), device)
+        losses.to(everyone.device)
         names = names_of(model)
-        self.bare = model
-        self.mesh, self.model = outset.spread(
-            model, strategy, self.ranks, self.config, find_unused_parameters
-        )
-        self.bound = Bound(optimizer, names, model, precision)
-        self.scheduler = outset.scheduler(scheduler, self.bound.optimizer)
-        self.scheduler_every = scheduler_every
-        self._begin()
-        self.trackers = Trackers(trackers, self.ranks, self._say)
+        shape, whole = mesh.spread_own(model, strategy, everyone, self.config, find_unused=unused)
+        lr_scale = float(everyone.world) if scale_lr else 1.0
+        stepper = Stepper(
+            optimizer, names, model, shape, self.config.training,
+            lr_factor=lambda step: lr_scale * min(1.0, step / max(1, warmup_steps)),
+        )  # fmt: skip
+        self._assemble(Parts(self.config, everyone, shape, whole, model, losses, stepper))
+        self._stream, self._on_epoch_end = stream, on_epoch_end
+        self._scheduler = LrScheduler(scheduler, stepper.optimizer, scheduler_every)
+        self._say_rates(lr_scale, warmup_steps)
+        self._trackers = Trackers(trackers, everyone, self._say)
 
-    def _begin(self) -> None:
-        self.state = TrainState()
-        self._directories: dict[tuple[str, str], Checkpoints] = {}
-        self._sums: dict[str, Tensor] = {}  # of the step, on this rank: (sum, count) per name
-        self._epoch_sums: dict[str, list[float]] = {}  # of the epoch, on all ranks
-        self._asked: stop_vote.Agreement | None = None
-        self._bad = 0  # steps in a row
-        self._quiet = False
-        for line in outset.words(self.model, self.mesh, self.ranks, self.lr_scale, self.warmup):
-            self._say(line)
-        whole, trained = len(self.bound.now), len(self.bound.named)
+    @classmethod
+    def from_config(cls, config: Config, everyone: Ranks) -> Trainer:
+        """Build the model, the optimizer and the data that a config names; then call train()."""
+        trainer = cls.__new__(cls)
+        shape = mesh.make(config, everyone)
+        model = build.build(config)
+        place = torch.device("cpu") if config.fsdp.cpu_offload else everyone.device
+        fill = functools.partial(build.initialise, model, config.training.seed, place)
+        whole = mesh.spread(model, shape, everyone, config, fill)
+        stepper = Stepper(
+            configured(config), {}, model, shape, config.training,
+            lr_factor=lambda step: schedule(config.scheduler, step, config.training.max_steps),
+            nominal=build.nominal_count(config, everyone.world),
+            keeps_settings=True,
+        )  # fmt: skip
+        losses = build.loss_of(config)
+        trainer.config = config
+        trainer._assemble(Parts(config, everyone, shape, whole, model, losses, stepper))
+        train, held_out = sources.sources(config, everyone.device)
+        trainer._training = TrainingSamples(train, config, everyone)
+        if held_out is not None:
+            trainer._held_out = HeldOutSamples(held_out, config, everyone)
+        return trainer
+
+    def _assemble(self, parts: Parts) -> None:
+        self.parts, self.state = parts, TrainState()
+        self.ranks, self.mesh = parts.ranks, parts.mesh
+        self.bare, self.model = parts.bare, parts.model
+        self.optimizer = parts.stepper.optimizer
+        self._scheduler = LrScheduler(None, self.optimizer, "step")
+        self._checkpoints = {}
+        self._introduce()
+
+    def _introduce(self) -> None:
+        """Say who is there, and which ranks share what."""
+        everyone, model = self.ranks, self.model
+        if isinstance(model, nn.DataParallel):
+            self._say(
+                f"dp: one process splits every batch over {max(1, len(model.device_ids))} devices;"
+                " ddp, with a process per device, is faster: Trainer.launch(function, nprocs=N) or"
+                ' torchrun, and strategy="ddp"'
+            )
+        else:
+            for line in mesh.picture(self.mesh, everyone):
+                self._say(line)
+        own = everyone.of_node(everyone.nodes[everyone.rank][0])
+        if everyone.world > 1 and everyone.rank == own[0]:
+            host = f"{everyone.nodes[everyone.rank][1]}, {device_name(everyone.device)}"
+            tell(f"ranks {own[0]} to {own[-1]} of {everyone.world} are here: {host}")
+        stepper = self.parts.stepper
+        count = sum(parameter.numel() for parameter in stepper.parameters.values())
+        self._say(f"{count:,} parameters")
+
+    def _say_rates(self, lr_scale: float, warmup_steps: int) -> None:
+        if lr_scale != 1:
+            self._say(f"learning rates are multiplied by {lr_scale:g}, the number of ranks")
+        if warmup_steps:
+            self._say(f"learning rates rise from zero over the first {warmup_steps} steps")
+        stepper = self.parts.stepper
+        whole, trained = len(stepper.parameters), len(stepper.named)
         if trained < whole:
             self._say(f"{whole - trained} of {whole} parameters are not in the optimizer and stay"
                       " as they are")  # fmt: skip
@@ -107,14 +213,17 @@ class Trainer:
     def launch(
         fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int | None = None
     ) -> list[Any]:
-        """Run fn(rank, world_size, *args) in so many processes of this machine; their results."""
+        """Run fn(rank, world_size, *args) in so many processes of this machine.
+
+        Returns their results by rank; what a rank raises is raised here.
+        """
         return spawn.launch(fn, args, nprocs)
 
     # -- training -----------------------------------------------------------------------------
 
     def train(
         self,
-        train_loader: Any,
+        train_loader: Any = None,
         val_loader: Any = None,
         epochs: int | None = None,
         *,
@@ -122,217 +231,153 @@ class Trainer:
         max_period: str | None = None,
         save_every: str | None = None,
         save_to: str | Path | None = None,
-        keep: int = 3,
+        keep: int | None = None,
         resume: bool = False,
         verbose: bool = True,
     ) -> list[Metrics]:
-        """Until `epochs` are done, but at least min_period and at most max_period."""
-        if epochs is None and max_period is None:
+        """Train until `epochs` are done, but at least min_period and at most max_period.
+
+        Returns a line per epoch, as `state.history` has them. Epochs and steps count from the very
+        beginning, also after a resume; seconds from this call.
+
+        Arguments:
+            train_loader: a DataLoader, or any iterable of batches. A Trainer that was made from a
+                config has its own.
+            val_loader: evaluated after every epoch.
+            epochs: end after so many.
+            min_period: do not end before, such as "30s", "2m", "3 epochs", "1000 steps".
+            max_period: end then, whatever else was said.
+            save_every: save so often, and at the end.
+            save_to: the directory; else the experiment's outputs/checkpoints, or ./checkpoints.
+            keep: how many checkpoints stay there; 3.
+            resume: go on from the newest checkpoint that verifies, if there is one.
+            verbose: False says nothing.
+        """
+        self._quiet = not verbose
+        at_least("epochs", epochs, 1)
+        at_least("keep", keep, 1)
+        limits = self._limits(max_period)
+        if epochs is None and not limits:
             raise UsageError(
                 "train() has no end",
                 'say epochs=, or max_period= such as "2m", "3 epochs" or "1000 steps"',
             )
-        at_least("epochs", epochs, 1)
-        at_least("keep", keep, 1)
-        saving = duration.parse("save_every", save_every)
-        place = Path(save_to or outset.own_directory())
-        self._quiet = not verbose
-        if resume:
-            self._resume(place)
-        if saving:
-            outset.refuse_later(place.absolute(), self.state.step)
-        limits = Limits(
-            epochs,
-            duration.parse("min_period", min_period),
-            duration.parse("max_period", max_period),
-            time.monotonic(),
+        least, saving = duration.parse("min_period", min_period), self._saving(save_every)
+        checkpoints = self._resumed(save_to, keep, resume, saving)
+        training, held_out = self._data(train_loader, val_loader)
+        policy = StopPolicy(
+            self.state, epochs=epochs, least=least, limits=limits, saving=saving,
+            evaluating=self._cadences("training", "eval_steps", "eval_seconds"),
         )  # fmt: skip
-        training = self._dealt(train_loader, "train_loader")
-        held_out = None if val_loader is None else self._dealt(val_loader, "val_loader")
-        self._say(f"training on {training.words}")
-        if self._done(limits):
+        if policy.evaluating and held_out is None:
+            raise UsageError("training.eval_* asks for an evaluation", "give train() a val_loader")
+        if self.state.position < 0:  # an earlier version counted batches
+            self.state.position = self.state.batch * training.round_size
+        self._say(f"training on {training.description}")
+        if policy.nothing_to_do():
             self._say(f"nothing to do: {self.state.epoch} epochs and {self.state.step} steps are"
-                      " done, and epochs= counts from the very beginning")  # fmt: skip
+                      " done, and both count from the very beginning")  # fmt: skip
             return self.state.history
-        with self._listening() as asked:
-            run = Run(self, asked, limits, saving, place, keep)
-            while not self.state.ended:
-                self._epoch(training, held_out, run)
-            run.end()
-        self._say(f"{self.state.ended} after step {self.state.step}")
+        self._loop(training, held_out, policy, checkpoints, bool(saving)).run()
+        self._vote = None
         return self.state.history
 
-    def _epoch(
-        self, training: sharded_loader.Deal, held_out: sharded_loader.Deal | None, run: Run
-    ) -> None:
-        """One epoch, or what is left of it; `ended` is set where it is the last."""
-        state, every = self.state, self.config.training.gradient_accumulation
-        self.model.train()
-        for micro in training.epoch(state.epoch, state.batch):
-            last = micro.last or (state.batch + 1) % every == 0
-            if last:
-                run.asked.send()  # who wants to stop: told while the step computes
-            self._micro(micro, last)
-            state.batch += 1
-            if last:
-                self._step(run)
-                if micro.last:
-                    break
-                run.after_step()
-                if state.ended:
-                    self._close_epoch(held_out, run, whole=False)
-                    return
-        state.epoch, state.batch = state.epoch + 1, 0
-        self._close_epoch(held_out, run, whole=True)
-        run.after_epoch()
-
-    def _micro(self, micro: sharded_loader.Micro, last: bool) -> None:
+    def _loop(
+        self,
+        training: Batches,
+        held_out: Batches | None,
+        policy: StopPolicy,
+        checkpoints: Checkpoints | None,
+        saving: bool,
+    ) -> Loop:
         config, state = self.config, self.state
-        batch = to_device(micro.data, self.ranks.device)
-        seed_all(config.training.seed, state.step + 1, state.batch, self.ranks.rank)
-        with mesh.backward(self.model, self.mesh, config, last=last):
-            with mesh.computing(self.mesh, self.ranks, config):
-                found = self.losses(self.model, batch)
-            undo = self.mesh.copies if self.mesh.strategy == "ddp" else 1  # ddp averages over ranks
-            loss = found["loss"][0] * (self.bound.scale * undo * micro.real)
-            loss.backward()  # type: ignore[no-untyped-call]
-        outset.add(self._sums, found, micro.real)
+        state.ended = ""
+        self._vote = policy.vote
+        built_in = self._training is not None
+        flops = (build.flops_per_sample(config, self.bare) if built_in
+                 else build.stated_flops(self.bare))  # fmt: skip
+        size = training.batch_size
+        measures = Measures(
+            policy.max_steps,
+            "tokens" if built_in else "targets",
+            size and size * config.training.gradient_accumulation,
+            flops,
+        )
+        reporter = Reporter(
+            config, self.ranks, self.model, measures, step=state.step, tokens=state.tokens,
+            trackers=self._trackers, quiet=self._quiet,
+        )  # fmt: skip
+        reporter.epoch_sums = state.epoch_sums
+        at_end = config.checkpoint.at_end if built_in or self._given("checkpoint", "at_end") else (
+            saving)  # fmt: skip
+        return Loop(
+            self.parts, state, training, held_out, policy, reporter, checkpoints, at_end,
+            self._scheduler, self._after_epoch,
+        )  # fmt: skip
 
-    def _step(self, run: Run) -> None:
-        """Over all ranks: gradients, losses, how much was counted. One message, one step."""
-        names = list(self._sums)
-        if self.state.step == 0:
-            outset.same_names(names)
-        told = torch.cat([self.bound.squares().view(1), *self._sums.values()])
-        if self.ranks.world > 1:
-            dist.all_reduce(told)
-        squares, *pairs = told.tolist()
-        sums = dict(zip(names, zip(pairs[::2], pairs[1::2], strict=True), strict=True))
-        self._sums = {}
-        self.state.step += 1
-        loss, count = sums["loss"]
-        divide = self.bound.scale * count
-        norm = math.sqrt(squares / self.mesh.copies) / divide if divide else math.nan
-        most = self.config.training.grad_clip_norm
-        clip = min(1.0, most / (norm + 1e-6)) if most else 1.0
-        lr = self.lr_scale * min(1.0, self.state.step / max(1, self.warmup))
-        if math.isfinite(norm) and math.isfinite(loss):
-            self.bound.step(clip / divide, lr=lr)
-            self._bad = 0
-            outset.add_floats(self._epoch_sums, sums)
-        elif count:
-            self._skip()
-        else:
-            self._say(f"step {self.state.step} is skipped: none of its targets counts")
-        self.bound.forget()
-        self._show(run, sums, norm, lr)
-        if self.scheduler is not None and self.scheduler_every == "step":
-            self.scheduler.step()
-
-    def _skip(self) -> None:
-        curable = self.bound.skip()
-        why = "fp16 overflowed, the loss's scale is halved" if curable else (
-            "NaN or inf in the loss or the gradients")  # fmt: skip
-        self._say(f"step {self.state.step} is skipped on all ranks: {why}")
-        self._bad = 0 if curable else self._bad + 1
-        if self._bad >= self.config.training.max_bad_steps:
-            raise JobFailed(
-                f"{self._bad} steps in a row had NaN or inf, the last was step {self.state.step}",
-                "look at the data, or try a smaller learning rate, or a warmup",
-            )
-
-    def _show(self, run: Run, sums: Mapping[str, Any], norm: float, lr: float) -> None:
-        if self.state.step % self.log_every:
-            return
-        base = self.bound.optimizer.param_groups[0]["lr"]
-        means = {name: total / count for name, (total, count) in sums.items() if count}
-        shown = {**means, "lr": float(base) * lr, "grad_norm": norm}
-        run.file.write({"step": self.state.step, **shown})
-        self.trackers.log(shown, self.state.step)
-        self._say(outset.line(f"step {self.state.step}", shown))
-
-    def _close_epoch(self, held_out: sharded_loader.Deal | None, run: Run, *, whole: bool) -> None:
-        state = self.state
-        state.train_metrics = {n: total / count for n, (total, count) in self._epoch_sums.items()}
-        if whole:
-            self._epoch_sums = {}
-        if held_out is not None:
-            state.val_metrics = self._evaluation(held_out, run)
-        found = {f"train_{name}": value for name, value in state.train_metrics.items()}
-        found |= {f"val_{name}": value for name, value in state.val_metrics.items()}
-        state.history.append({"epoch": state.epoch, "step": state.step, **found})
-        run.file.write({"step": state.step, "epoch": state.epoch, **found})
-        self.trackers.log({**found, "epoch": state.epoch}, state.step)
-        self._say(outset.line(f"epoch {state.epoch}{'' if whole else ' and a part'}", found))
-        if whole and self.scheduler is not None and self.scheduler_every == "epoch":
-            outset.step_epoch(self.scheduler, state.val_metrics or state.train_metrics)
-        if self.on_epoch_end is not None and self.on_epoch_end(self):
+    def _after_epoch(self) -> None:
+        if self._on_epoch_end is not None and self._on_epoch_end(self):
             self.stop()
 
     def evaluate(self, loader: Any) -> Metrics:
-        """Means over all samples of all ranks, each counted once."""
-        return self._evaluation(self._dealt(loader, "loader"), None)
-
-    def _evaluation(self, held_out: sharded_loader.Deal, run: Run | None) -> Metrics:
-        sums: dict[str, Tensor] = {}
-        self.model.eval()
-        with torch.no_grad(), contextlib.ExitStack() as after:
-            after.callback(self.model.train)
-            after.callback(mesh.shards_again, self.model)
-            for micro in held_out.epoch(0):
-                if run is not None:
-                    run.goes_on()
-                batch = to_device(micro.data, self.ranks.device)
-                with mesh.computing(self.mesh, self.ranks, self.config):
-                    outset.add(sums, self.losses(self.model, batch), micro.real)
-        told = torch.cat(list(sums.values()))
-        if self.ranks.world > 1:
-            dist.all_reduce(told)
-        pairs = zip(sums, told[::2].tolist(), told[1::2].tolist(), strict=True)
-        return {name: total / count if count else math.nan for name, total, count in pairs}
+        """Give the means over all samples of all ranks, each counted once. Every rank calls it."""
+        metrics = training_loop.evaluation(self.parts, self._shared(loader, "loader"))
+        assert metrics is not None
+        return metrics
 
     def stop(self) -> None:
-        """From on_epoch_end or anywhere: end after this step or epoch, once min_period is over."""
-        if self._asked is not None:
-            self._asked.ask(stop_vote.ENOUGH)
+        """End after this step or epoch, once min_period is over; from on_epoch_end or anywhere."""
+        if self._vote is not None:
+            self._vote.request(stop_vote.ENOUGH)
 
     def close(self) -> None:
-        """Of the trackers, which a program that ends closes too."""
-        self.trackers.close()
+        """Close the trackers; a program that ends does so, too."""
+        if self._trackers is not None:
+            self._trackers.close()
 
-    def _dealt(self, loader: Any, name: str) -> sharded_loader.Deal:
-        return sharded_loader.dealt(
-            loader, self.ranks, self.config.training.seed, self.stream, name
-        )
+    # -- what train() was asked for -----------------------------------------------------------
 
-    def _done(self, limits: Limits) -> bool:
-        """At the end of an epoch; rank 0's clock decides."""
-        enough = limits.epochs is not None and self.state.epoch >= limits.epochs
-        done = (enough and limits.may_end(self.state)) or limits.has_to_end(self.state)
-        return ranks.gather(done)[0]
+    def _data(self, train_loader: Any, val_loader: Any) -> tuple[Batches, Batches | None]:
+        if train_loader is None and self._training is None:
+            raise UsageError("train() has no data", "give it a DataLoader: train(loader, epochs=1)")
+        training, held_out = self._training, self._held_out
+        if train_loader is not None:
+            training = self._shared(train_loader, "train_loader")
+        if val_loader is not None:
+            held_out = self._shared(val_loader, "val_loader")
+        assert training is not None
+        return training, held_out
 
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[stop_vote.Agreement]:
-        """SIGTERM and Ctrl-C end the training on all ranks after the same step."""
-        asked = self._asked = stop_vote.Agreement()
-        self.state.ended = ""
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        main = threading.current_thread() is threading.main_thread()
-        before = {number: signal.getsignal(number) for number in numbers if main}
+    def _shared(self, loader: Any, name: str) -> Batches:
+        seed = self.config.training.seed
+        return sharded_loader.shared(loader, self.ranks, seed, self._stream, name)
 
-        def once(number: int, frame: FrameType | None) -> None:
-            asked.ask(stop_vote.STOP)
-            if asked.alone:  # a second one ends it at once
-                signal.signal(number, before[signal.Signals(number)])
+    def _limits(self, max_period: str | None) -> list[Limit]:
+        training = self.config.training
+        limits = []
+        if most := duration.parse("max_period", max_period):
+            limits.append(Limit(most, "max_period is over"))
+        if training.max_steps != settings.UNENDING:
+            steps = Duration(training.max_steps, "steps")
+            limits.append(Limit(steps, f"training.max_steps ({training.max_steps}) are done"))
+        if training.max_minutes:
+            minutes = training.max_minutes
+            reason = f"training.max_minutes ({minutes:g}) are over"
+            limits.append(Limit(Duration(minutes * 60, "seconds"), reason))
+        return limits
 
-        for number in before:
-            signal.signal(number, once)
-        try:
-            yield asked
-        finally:
-            self._asked = None
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _saving(self, save_every: str | None) -> list[Duration]:
+        cadences = self._cadences("checkpoint", "steps", "seconds")
+        every = duration.parse("save_every", save_every)
+        return [*cadences, every] if every else cadences
+
+    def _cadences(self, section: str, steps: str, seconds: str) -> list[Duration]:
+        values = getattr(self.config, section)
+        wanted = {"steps": getattr(values, steps), "seconds": getattr(values, seconds)}
+        return [Duration(amount, unit) for unit, amount in wanted.items() if amount]
+
+    def _given(self, section: str, key: str) -> bool:
+        return key in self._keys.get(section, {})
 
     def _say(self, text: str) -> None:
         if not self._quiet:
@@ -341,62 +386,86 @@ class Trainer:
     # -- checkpoints --------------------------------------------------------------------------
 
     def save_checkpoint(self, directory: str | Path) -> Path:
-        """Every rank calls it. Where it lies: directory/step_NNNNNNNN; none is taken away."""
-        place = self._saving(Path(directory), NONE_FOR_EVER)
-        self._save(place)
-        assert place.thread is not None
-        place.thread.join()
-        problem = place.problem
-        place.wait()
-        if problem:
-            raise JobFailed(problem)
-        return checkpoint_store.final(place.directory, self.state.step)
+        """Save into directory/step_NNNNNNNN and wait for it. Every rank calls it."""
+        checkpoints = self._store(Path(directory), KEEP_ALL, "never")
+        endless = self._training is not None
+        training_loop.save(checkpoints, self.parts, self.state, self._scheduler, endless)
+        checkpoints.finish()
+        return checkpoint_store.final(checkpoints.directory, self.state.step)
 
     def load_checkpoint(self, directory: str | Path) -> Path:
-        """What was saved last into a directory and verifies, or one step; every rank calls it."""
-        path = Path(directory).absolute()
-        steps = outset.saved_steps(path)
-        parent = path.parent if checkpoint_store.STEP.fullmatch(path.name) else path
-        for step in steps:
-            found = checkpoint_store.final(parent, step)
-            try:
-                place = self._saving(parent, NONE_FOR_EVER, str(found))
-                progress = place.resume(self.bare, self.bound)
-                break
-            except CheckFailed as error:
-                if step == steps[-1]:
-                    raise
-                self._say(f"WARNING: {error.what}; trying the one before it")
-        self._epoch_sums = {name: list(pair) for name, pair in progress["epoch_sums"].items()}
-        self.state = TrainState(**progress["state"])
-        if self.scheduler is not None and progress["scheduler"] is not None:
-            self.scheduler.load_state_dict(progress["scheduler"])
-        return found
+        """Load what was saved last into a directory and verifies, or one step. Every rank calls it.
 
-    def _saving(self, directory: Path, keep: int, resume: str = "never") -> Checkpoints:
-        key = (f"{directory} {keep}", resume)
-        if key not in self._directories:
-            wanted = dataclasses.replace(self.config.checkpoint, keep=keep, resume=resume)
+        Returns the directory of the step.
+        """
+        path = Path(directory).absolute()
+        refuse_unreadable(path)
+        parent = checkpoint_store.resolve(str(path))[0].path.parent
+        loaded = self._load(self._store(parent, KEEP_ALL, str(path)))
+        assert loaded is not None
+        return loaded.path
+
+    def _load(self, checkpoints: Checkpoints) -> checkpoint_store.Checkpoint | None:
+        loaded = checkpoints.resume(self.bare, self.parts.stepper, self._accept)
+        if loaded is not None:
+            self.state = training_loop.state_of(loaded.progress)
+            self._scheduler.restore(loaded.progress.get("scheduler"))
+        return loaded
+
+    def _accept(self, progress: Any) -> None:
+        built_in = self._training is not None
+        if training_loop.is_endless(progress) != built_in:
+            kinds = "a Trainer", "the built-in engine"
+            raise CheckFailed(
+                f"the checkpoint is one of {kinds[not built_in]}, not of {kinds[built_in]}",
+                "its weights alone: orchestrator checkpoint export",
+            )
+
+    def _resumed(
+        self, save_to: str | Path | None, keep: int | None, resume: bool, saving: list[Duration]
+    ) -> Checkpoints | None:
+        """Make the store that a training saves into, if it does, and resume from it, if asked."""
+        config, outputs = self.config.checkpoint, training_loop.outputs_directory()
+        directory = save_to or config.directory
+        built_in = self._training is not None
+        own = outputs / "checkpoints" if outputs else None if built_in else Path("checkpoints")
+        wanted = "auto" if resume else config.resume
+        saves = saving or (config.at_end and (built_in or self._given("checkpoint", "at_end")))
+        if not saves and wanted == "never":
+            return None
+        if directory is None and own is None:
+            if not saving:
+                return None
+            raise CheckFailed(
+                "checkpoint.steps or seconds is set, but this run has no experiment to save into",
+                "set checkpoint.directory",
+            )
+        place = Path(directory or own or "").absolute()
+        checkpoints = self._store(place, keep or config.keep, wanted, own=directory is None)
+        loaded = self._load(checkpoints) if wanted != "never" else None
+        if loaded is not None and loaded.path.parent == place:
+            checkpoints.last_saved = loaded.step
+        elif saving:
+            refuse_later(place, self.state.step)
+        return checkpoints
+
+    def _store(self, directory: Path, keep: int, resume: str, *, own: bool = False) -> Checkpoints:
+        key = (str(directory.absolute()), keep, resume)
+        if key not in self._checkpoints:
+            place = None if own else str(directory)  # earlier runs are looked at where it is None
+            wanted = dataclasses.replace(
+                self.config.checkpoint, keep=keep, resume=resume, directory=place
+            )
             config = dataclasses.replace(self.config, checkpoint=wanted)
-            self._directories[key] = Checkpoints(
+            self._checkpoints[key] = Checkpoints(
                 config, directory.absolute(), self.mesh, self.ranks, self._say
             )
-        return self._directories[key]
+        return self._checkpoints[key]
 
-    def _save(self, place: Checkpoints) -> None:
-        progress = {
-            "stepper": self.bound.progress(),
-            "state": dataclasses.asdict(self.state),
-            "epoch_sums": self._epoch_sums,
-            "scheduler": outset.state_of(self.scheduler),
-        }
-        place.save(self.state.step, self.bare, self.bound, progress)
 
-    def _resume(self, place: Path) -> None:
-        found = ranks.gather(bool(checkpoint_store.every(place.absolute())))
-        if all(found):
-            self.load_checkpoint(place)
-        elif any(found):
-            raise CheckFailed(f"not every rank sees the checkpoints in {place}")
-        else:
-            self._say(f"nothing to resume from in {place}: starting anew")
+def on_device(everyone: Ranks, device: str | torch.device | None) -> Ranks:
+    if device is None:
+        return everyone
+    if everyone.world > 1:
+        raise UsageError("device= is for one process; each of several has its own", "leave it out")
+    return dataclasses.replace(everyone, device=torch.device(device))

@@ -176,12 +176,9 @@ def show(cluster: LoopbackCluster, root: Path) -> None:
     steps = read_metrics(place.path / "outputs" / "rank_00_metrics.jsonl")
     if steps:
         first, last = steps[0], steps[-1]
-        before = [0, *(step["step"] for step in steps)]  # step_ms is a mean since the line before
-        parts = zip(steps, before, strict=False)
-        seconds = sum(step["step_ms"] * (step["step"] - earlier) for step, earlier in parts) / 1e3
         click.echo(
             f"\n  loss {first['loss']:.2f} -> {last['loss']:.2f} in {last['step']} steps"
-            f" ({seconds:.1f} s, {last['tokens'] / seconds:,.0f} tokens/s)\n"
+            f"{speed_of(steps)}\n"
         )
         curve = plot([step["loss"] for step in steps], last["step"])
         click.echo("\n".join(f"  {line}" for line in curve))
@@ -189,6 +186,16 @@ def show(cluster: LoopbackCluster, root: Path) -> None:
     click.echo("\n".join(f"  {line}" for line in tree(place.path)))
     if not place.read_record().over:
         say("the job was left running; it ends with the demo's cluster")
+
+
+def speed_of(steps: Sequence[dict[str, Any]]) -> str:
+    """Add up the time of the steps, where every line tells it: a user's own program may not."""
+    if not all("step_ms" in step for step in steps) or "tokens" not in steps[-1]:
+        return ""
+    before = [0, *(step["step"] for step in steps)]  # step_ms is a mean since the line before
+    parts = zip(steps, before, strict=False)
+    seconds = sum(step["step_ms"] * (step["step"] - earlier) for step, earlier in parts) / 1e3
+    return f" ({seconds:.1f} s, {steps[-1]['tokens'] / seconds:,.0f} tokens/s)"
 
 
 def ours(cluster: LoopbackCluster, root: Path) -> Experiment | None:
@@ -206,8 +213,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():  # a program of the user's own writes what it likes
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
-    found = [json.loads(line) for line in lines if line.endswith("}")]
-    return [line for line in found if "loss" in line]  # evaluations have lines of their own
+    records = [json.loads(line) for line in lines if line.endswith("}")]
+    # Evaluations have lines of their own; a step that was skipped has no loss.
+    return [record for record in records if record.get("loss") is not None and "step" in record]
 
 
 def plot(values: Sequence[float], last: int, width: int = 60, height: int = 10) -> list[str]:

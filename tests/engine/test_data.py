@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -50,6 +50,7 @@ def test_an_epoch_has_every_sample_once(size: int, seed: int, epoch: int) -> Non
     assert sorted(found) == list(range(size))
 
 
+@settings(deadline=None)
 @given(SIZES, st.integers(0, 300), st.integers(0, 300), st.booleans())
 def test_any_part_of_the_order_is_that_part(
     size: int, start: int, count: int, shuffle: bool
@@ -91,7 +92,7 @@ def test_every_sample_comes_everywhere() -> None:
 
 def test_the_library_is_cut_into_pieces_of_which_the_end_is_held_out() -> None:
     text = python_text.library_text()
-    train, held_out = dataset.sources(config(dataset={"sequence_length": 50}), CPU)
+    train, held_out = sources.sources(config(dataset={"sequence_length": 50}), CPU)
     pieces = (len(text) - 1) // 50
     assert held_out is not None
     assert len(held_out) == round(pieces * 0.05)
@@ -108,7 +109,7 @@ def test_the_library_is_cut_into_pieces_of_which_the_end_is_held_out() -> None:
 
 
 def test_nothing_is_held_out_of_a_fraction_of_nothing() -> None:
-    train, held_out = dataset.sources(config(dataset={"eval_fraction": 0}), CPU)
+    train, held_out = sources.sources(config(dataset={"eval_fraction": 0}), CPU)
     assert held_out is None
     assert len(train) == (len(python_text.library_text()) - 1) // 64
 
@@ -116,15 +117,15 @@ def test_nothing_is_held_out_of_a_fraction_of_nothing() -> None:
 def test_too_little_text_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_text, "library_text", lambda: b"")
     with pytest.raises(CheckFailed, match=r"sequence_length 64 \+ 1: that is 0 samples"):
-        dataset.sources(config(), CPU)
+        sources.sources(config(), CPU)
     monkeypatch.setattr(python_text, "library_text", lambda: b"x" * 70)
     with pytest.raises(CheckFailed, match=r"that is 1 sample, .* besides the one that is held out"):
-        dataset.sources(config(), CPU)
+        sources.sources(config(), CPU)
 
 
 def test_invented_tokens_count_on() -> None:
     model = {"vocab_size": 11}
-    train, held_out = dataset.sources(config(dataset={"kind": "synthetic"}, model=model), CPU)
+    train, held_out = sources.sources(config(dataset={"kind": "synthetic"}, model=model), CPU)
     assert held_out is not None
     assert (len(train), len(held_out)) == (9500, 500)
     batch = train.batch(range(300), 0)
@@ -140,7 +141,7 @@ def test_invented_tokens_count_on() -> None:
 
 def test_invented_clicks_fit_the_model() -> None:
     wanted = config(model={"kind": "ranking", "vocab_size": 20}, dataset={"kind": "synthetic"})
-    batch = dataset.sources(wanted, CPU)[0].batch(range(400), 0)
+    batch = sources.sources(wanted, CPU)[0].batch(range(400), 0)
     assert {name: tuple(value.shape) for name, value in batch.items()} == {
         "sparse": (400, 8),
         "dense": (400, 4, 16),
@@ -170,7 +171,7 @@ def test_a_file_of_tokens_gives_what_was_written(tmp_path: Path, vocab_size: int
     path = token_file(tmp_path / "t.bin", values, vocab_size)
     words = {"path": str(path), "sequence_length": 9, "eval_fraction": 0.1}
     wanted = config(dataset=words, model={"vocab_size": vocab_size})
-    train, held_out = dataset.sources(wanted, CPU)
+    train, held_out = sources.sources(wanted, CPU)
     assert held_out is not None
     assert (len(train), len(held_out)) == (100, 11)
     for source in (train, pickle.loads(pickle.dumps(train))):
@@ -195,7 +196,7 @@ def test_a_file_of_its_own_is_held_out(tmp_path: Path) -> None:
     train = token_file(tmp_path / "train.bin", range(100), 256)
     held_out = token_file(tmp_path / "eval.bin", range(50), 256)
     words = {"path": str(train), "eval_path": str(held_out), "sequence_length": 9}
-    found = dataset.sources(config(dataset=words), CPU)
+    found = sources.sources(config(dataset=words), CPU)
     assert [len(source or ()) for source in found] == [11, 5]
 
 
@@ -231,7 +232,7 @@ def broken_files(place: Path) -> dict[str, Path]:
 def test_another_file_is_told_in_words(tmp_path: Path, name: str, words: str) -> None:
     path = broken_files(tmp_path)[name]
     with pytest.raises(CheckFailed) as error:
-        dataset.sources(config(dataset={"path": str(path)}), CPU)
+        sources.sources(config(dataset={"path": str(path)}), CPU)
     assert str(path) in error.value.what and words in error.value.what
     assert "python scripts/make_tokens.py" in error.value.fix
 
@@ -240,11 +241,11 @@ def test_tokens_that_do_not_fit_the_model_are_told_with_both_sizes(tmp_path: Pat
     path = token_file(tmp_path / "t.bin", range(200), 257)
     words = "vocabulary of 257, but model.vocab_size is 256"
     with pytest.raises(UsageError, match=words) as error:
-        dataset.sources(config(dataset={"path": str(path)}), CPU)
+        sources.sources(config(dataset={"path": str(path)}), CPU)
     assert "set model.vocab_size to 257" in error.value.fix
     wanted = config(dataset={"path": str(path), "sequence_length": 200}, model={"vocab_size": 257})
     with pytest.raises(CheckFailed, match="has 200 tokens, but one sample needs 201"):
-        dataset.sources(wanted, CPU)
+        sources.sources(wanted, CPU)
 
 
 # -- the user's own -----------------------------------------------------------------------------
@@ -295,14 +296,14 @@ def own(name: str, **sections: Any) -> Config:
 def test_augmentation_depends_on_the_position_and_disturbs_nobody() -> None:
     import numpy as np
 
-    source = dataset.sources(own("noisy"), CPU)[0]
+    source = sources.sources(own("noisy"), CPU)[0]
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     whole = source.batch([4, 5, 6], 20)
     part = source.batch([5, 6], 21)
     assert torch.equal(whole["drawn"][1:], part["drawn"])
     assert whole["index"].tolist() == [4, 5, 6]
     assert not torch.equal(source.batch([4], 30)["drawn"], whole["drawn"][:1])  # another epoch
-    seeded = dataset.sources(own("noisy", training={"seed": 1}), CPU)[0]
+    seeded = sources.sources(own("noisy", training={"seed": 1}), CPU)[0]
     assert not torch.equal(seeded.batch([4], 20)["drawn"], whole["drawn"][:1])
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
@@ -310,7 +311,7 @@ def test_augmentation_depends_on_the_position_and_disturbs_nobody() -> None:
 
 
 def test_a_dataset_may_put_its_batches_together_itself() -> None:
-    assert dataset.sources(own("ragged"), CPU)[0].batch([2, 7], 0) == [2, 7]
+    assert sources.sources(own("ragged"), CPU)[0].batch([2, 7], 0) == [2, 7]
 
 
 @pytest.mark.parametrize(
@@ -326,7 +327,7 @@ def test_a_dataset_that_cannot_be_used_is_told_in_words(
     name: str, steps: int | None, words: str
 ) -> None:
     with pytest.raises((UsageError, CheckFailed)) as error:
-        dataset.sources(own(name, training={"eval_steps": steps}), CPU)
+        sources.sources(own(name, training={"eval_steps": steps}), CPU)
     assert words in error.value.what
 
 
@@ -350,7 +351,7 @@ def test_what_a_built_in_model_cannot_take_is_told_in_words(
     args: dict[str, Any], words: str | None
 ) -> None:
     target = {"target": "tests.engine.test_data:tokens_of", "args": args}
-    source = dataset.sources(config(dataset=target), CPU)[0]
+    source = sources.sources(config(dataset=target), CPU)[0]
     if words is None:
         assert source.batch([0], 0)["targets"].tolist() == [args["values"]]
         return
@@ -411,7 +412,7 @@ def test_any_position_goes_on_as_it_would_have(workers: int) -> None:
 
 
 def test_workers_give_what_the_rank_itself_would() -> None:
-    source = dataset.sources(own("noisy"), CPU)[0]
+    source = sources.sources(own("noisy"), CPU)[0]
     order = Order(len(source), 0, shuffle=True)
     state = torch.get_rng_state()
     found = []
@@ -433,7 +434,8 @@ worker.MP_STATUS_CHECK_INTERVAL = 0.1  # of 5 seconds, to have the test end soon
 from tests.engine.test_data import Numbers
 from tests.engine.test_data import config
 from orchestrator.engine.data import dataset
-order = dataset.Order(100, 0, shuffle=True)
+from orchestrator.engine.data.sample_order import Order
+order = Order(100, 0, shuffle=True)
 feed = dataset.batches(Numbers(100), order, config(dataloader={"num_workers": 2}), 0, 1, 0)
 next(feed)
 print(*[child.pid for child in __import__("multiprocessing").active_children()], flush=True)

@@ -29,7 +29,7 @@ from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.data import dataset, tokens
 from orchestrator.engine.data.sample_order import Order
-from orchestrator.engine.models.loss_sums import Sums
+from orchestrator.engine.models.losses import Sums
 from tests.conftest import Cluster
 from tests.end_to_end.test_doctor import other_torch
 from tests.engine import own
@@ -337,7 +337,7 @@ def test_the_engine_honours(name: str, observed: dict[str, Seen]) -> None:
     ("name", "words"),
     [
         ("training.max_minutes", "are over: all ranks end together after step 2"),
-        ("dataset.args", "out of 48"),
+        ("dataset.args", "training on 48 samples"),
         ("fsdp.sharding_strategy", "full_shard: one copy of the parameters, in 2 shards"),
         ("fsdp.shard_size", "hybrid_shard: 2 copies of the parameters, each in 1 shard"),
         ("fsdp.cpu_offload", "there is no GPU to offload from"),

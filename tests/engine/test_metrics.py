@@ -20,7 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.engine.observe.metrics import Estimate, MetricsFile, Phases, memory, progress
+from orchestrator.engine.observe.metrics import Estimate, MetricsFile, memory, progress
+from orchestrator.engine.observe.phases import Phases
 from tests.engine import pair
 
 CPU = torch.device("cpu")
@@ -45,7 +46,7 @@ class Sleepy(nn.Module):
 
 
 def measure(model: nn.Module, steps: int = 2) -> dict[str, float | None]:
-    phases = Phases(CPU, model)
+    phases = Phases(CPU, model, profiling=True)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps + 1):
         if step == 1:
@@ -112,7 +113,7 @@ def test_one_process_waits_for_nobody() -> None:
 
 
 def test_an_inner_phase_is_taken_from_the_outer() -> None:
-    phases = Phases(CPU, nn.Linear(1, 1))
+    phases = Phases(CPU, nn.Linear(1, 1), profiling=True)
     with pytest.raises(ValueError), phases("optimizer"):
         with phases("exposed_comm"):
             time.sleep(0.05)
@@ -164,9 +165,9 @@ def test_on_a_gpu_only_the_waits_of_the_computing_stream_are_exposed(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: compute)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr("orchestrator.engine.observe.metrics._how_it_waits", lambda model: "fsdp")
+    monkeypatch.setattr("orchestrator.engine.observe.phases._how_it_waits", lambda model: "fsdp")
     own = Stream.wait_event
-    phases = Phases(torch.device("cuda", 0), nn.Linear(1, 1))
+    phases = Phases(torch.device("cuda", 0), nn.Linear(1, 1), profiling=True)
     with phases("forward_backward"):
         compute.wait_event(object())
         other.wait_event(object())

@@ -21,7 +21,7 @@ from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.models import build, cross_entropy
 from orchestrator.engine.models.decoder import Decoder
-from orchestrator.engine.models.loss_sums import Sums
+from orchestrator.engine.models.losses import Sums
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": 61, "model_dim": 48, "num_layers": 3, "num_heads": 6, "loss_chunk": 7}
@@ -406,4 +406,5 @@ def test_a_step_counts_tokens_or_samples() -> None:
 
 def test_sums_are_what_a_built_in_model_gives() -> None:
     made = decoder()
-    assert isinstance(build.loss_of(config())(made, batch()), Sums)
+    assert isinstance(made(batch()), Sums)
+    assert build.loss_of(config())(made, batch()).keys() == {"loss"}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.config.schema import Scheduler
-from orchestrator.engine.core.optim import schedule
+from orchestrator.engine.core.step import schedule
 from orchestrator.engine.ranks.mesh import group_size
 from orchestrator.errors import CheckFailed
 

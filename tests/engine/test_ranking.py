@@ -12,7 +12,8 @@ from torch import Tensor
 
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine.data import dataset
+from orchestrator.engine.data import dataset, sources
+from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.models import build
 from orchestrator.engine.models.ranking import Ranking
 
@@ -148,19 +149,19 @@ def test_it_learns_the_invented_clicks() -> None:
     wanted = parse.build(Config, {**sections, "model": {**SMALL, "model_dim": 32}})
     made, loss = build.build(wanted), build.loss_of(wanted)
     build.initialise(made, 0, CPU)
-    source, held_out = dataset.sources(wanted, CPU)
+    source, held_out = sources.sources(wanted, CPU)
     assert held_out is not None
-    order = dataset.Order(len(source), 0, shuffle=True)
+    order = Order(len(source), 0, shuffle=True)
     optimizer = torch.optim.AdamW(made.parameters(), 3e-3)
     for batch, _ in zip(dataset.batches(source, order, wanted, 0, 1, 0), range(120), strict=False):
-        sums = loss(made, batch.data)
-        (sums.loss / sums.count).backward()
+        total, counted = loss(made, batch.data)["loss"]
+        (total / counted).backward()
         optimizer.step()
         optimizer.zero_grad()
     made.eval()
     right = count = 0
     for batch, real in dataset.evaluation(held_out, wanted, 0, 1):
-        right += int(loss(made, batch.data).extra["correct"])
+        right += int(loss(made, batch.data)["correct"][0])
         count += real
     assert right / count > 0.75
     labels = source.batch(range(2000), 0)["label"]

@@ -192,7 +192,8 @@ def test_auto_takes_the_newest_run_of_the_same_name(tmp_path: Path) -> None:
     assert checkpoints(again) == []  # it wrote none: step 14 is no multiple of four
     new = job(tmp_path, "c", [1], resumed())
     assert run(new) == [[0]]
-    assert "nothing to resume from: starting anew" in new.told()
+    place = new.experiment() / "outputs/checkpoints"
+    assert f"nothing to resume from in {place}: starting anew" in new.told()
 
 
 @pytest.mark.parametrize("world", [[1], [2]])

@@ -14,9 +14,10 @@ from torch import nn
 
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine.data import dataset
+from orchestrator.engine.data import dataset, sources
+from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.models import build, import_by_name
-from orchestrator.engine.models.loss_sums import Sums, as_sums
+from orchestrator.engine.models.losses import as_sums
 from orchestrator.errors import CheckFailed, UsageError
 
 OWN = """
@@ -128,10 +129,10 @@ ONE = torch.tensor(1.5)
 
 def test_a_loss_function_of_the_users_is_called_with_model_and_batch() -> None:
     sections = {"training": {"loss": "mine.models:loss"}, "model": {"target": "mine.models:build"}}
-    sums = build.loss_of(parse.build(Config, sections))(nn.Linear(3, 2), torch.ones(5, 3))
-    assert isinstance(sums, Sums)
-    assert sums.count == 5
-    assert sums.count.dtype == torch.int64
+    totals = build.loss_of(parse.build(Config, sections))(nn.Linear(3, 2), torch.ones(5, 3))
+    _, count = totals["loss"]
+    assert count == 5
+    assert count.dtype == torch.int64
 
 
 def test_two_and_three_things_are_sums() -> None:
@@ -167,6 +168,9 @@ def test_anything_else_is_told_why_a_sum_and_a_count(given: Any, words: str) -> 
 def test_further_metrics_are_named() -> None:
     with pytest.raises(CheckFailed, match="it gave a list after the sum and the count"):
         as_sums((ONE, 1, [ONE]), "it")
+    for taken in ("loss", "count"):
+        with pytest.raises(UsageError, match=f"it has a metric named '{taken}', which is taken"):
+            as_sums((ONE, 1, {taken: ONE}), "it")
 
 
 def test_the_example_of_the_docs_trains(tmp_path: Path) -> None:
@@ -175,22 +179,23 @@ def test_the_example_of_the_docs_trains(tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text(blocks["python"])
     wanted = parse.build(Config, yaml.safe_load(blocks["yaml"]))
     model, loss = build.build(wanted), build.loss_of(wanted)
-    source, held_out = dataset.sources(wanted, torch.device("cpu"))
+    source, held_out = sources.sources(wanted, torch.device("cpu"))
     assert held_out is not None
-    order = dataset.Order(len(source), 0, shuffle=True)
+    order = Order(len(source), 0, shuffle=True)
     optimizer = torch.optim.AdamW(model.parameters(), wanted.optimizer.lr)
 
     def evaluated() -> float:
         found = [loss(model, b.data) for b, _ in dataset.evaluation(held_out, wanted, 0, 1)]
-        assert sum(int(sums.count) for sums in found) == 500
-        return sum(sums.loss.item() for sums in found) / 500
+        assert sum(int(totals["loss"][1]) for totals in found) == 500
+        return sum(totals["loss"][0].item() for totals in found) / 500
 
     before = evaluated()
     feed = dataset.batches(source, order, wanted, 0, 1, 0)
     for _ in range(wanted.training.max_steps):
-        sums = loss(model, next(feed).data)
-        (sums.loss / sums.count).backward()
+        totals = loss(model, next(feed).data)
+        total, count = totals["loss"]
+        (total / count).backward()
         optimizer.step()
         optimizer.zero_grad()
     assert evaluated() < 0.7 * before
-    assert set(sums.extra) == {"far"}
+    assert set(totals) == {"loss", "far"}

@@ -396,7 +396,7 @@ def promises(place: Path) -> None:
     after = whole(model)
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {"head.weight", "head.bias"}
-    assert made.bound.optimizer.param_groups[0]["lr"] == 0.1
+    assert made.optimizer.param_groups[0]["lr"] == 0.1
 
     # Saved on two ranks by hand, and read back.
     path = made.save_checkpoint(place / "own.pt")

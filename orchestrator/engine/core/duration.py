@@ -1,4 +1,4 @@
-"""How long: "30s", "2m", "5 epochs", "1000 steps". Called by the Trainer."""
+"""How long: "30s", "2m", "5 epochs", "1000 steps"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COUNTS = {"e": "epochs", "epoch": "epochs", "st": "steps", "step": "steps"}
 
 
 @dataclass(frozen=True)
-class Period:
+class Duration:
     amount: float
     unit: str  # seconds (since train() began), steps or epochs (since the very beginning)
 
@@ -29,20 +29,20 @@ class Period:
         return f"{self.amount:g} {self.unit}"
 
 
-def parse(name: str, text: str | None) -> Period | None:
+def parse(name: str, text: str | None) -> Duration | None:
     if text is None:
         return None
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]+)\s*", str(text), re.IGNORECASE)
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]+)\s*", str(text), re.IGNORECASE)
+    if match is None or not float(match[1]):
         raise UsageError(
             f"{name} is {text!r}; it must be a number above 0 with a unit",
             'such as "30s", "2m", "1.5h", "1000 steps" or "3 epochs"',
         )
-    word = found[2].lower()
+    word = match[2].lower()
     unit = word if word in SECONDS | COUNTS else word.removesuffix("s")
     if unit in SECONDS:
-        return Period(float(found[1]) * SECONDS[unit], "seconds")
+        return Duration(float(match[1]) * SECONDS[unit], "seconds")
     if unit in COUNTS:
-        return Period(float(found[1]), COUNTS[unit])
+        return Duration(float(match[1]), COUNTS[unit])
     known = ["seconds", "minutes", "hours", "days", "epochs", "steps"]
-    raise UsageError(f"{name} is {text!r}: {found[2]!r} is no unit{nearest(word, known)}")
+    raise UsageError(f"{name} is {text!r}: {match[2]!r} is no unit{nearest(word, known)}")

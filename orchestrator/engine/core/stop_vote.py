@@ -1,13 +1,17 @@
-"""What all ranks decide together: one small message per step, between CPUs. For train.py.
+"""The vote of the ranks on what happens after a step: one small message per step, between CPUs.
 
-A rank that left on its own would leave the others in a collective for ever. So a rank only asks,
-and what any of them asked for is done by all after the same step. The message travels while the
+A rank that left on its own would leave the others waiting in a collective. So a rank only requests,
+and what any of them requested is done by all after the same step. The message travels while the
 step computes, so that nobody waits for it, and no GPU is asked.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import threading
+from collections.abc import Iterator
 from types import FrameType
 
 import torch
@@ -15,47 +19,67 @@ import torch.distributed as dist
 
 from orchestrator.engine.ranks import ranks
 
-STOP, TIME, SAVE, EVALUATE, ENOUGH = range(5)  # the last: of a user of the Trainer
+STOP, TIME, SAVE, EVALUATE, ENOUGH = range(5)  # ENOUGH: Trainer.stop(), which min_period delays
+ONCE = {SAVE, EVALUATE}  # done and forgotten; the others hold until the training ends
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
-class Agreement:
-    """Signals end a run through this; clocks too, of which only rank 0's counts."""
+class StopVote:
+    """Signals and clocks end a training through this."""
 
     def __init__(self) -> None:
         self.alone = dist.get_world_size() == 1
         self.group = ranks.host_group()
-        self.wanted: set[int] = set()
+        self.requested: set[int] = set()
         self.sent = torch.zeros(5, dtype=torch.int32)
         self.work: dist.Work | None = None
 
-    def listen(self) -> None:
-        """SIGTERM is how a stop arrives, on every node at its own moment; Ctrl-C by hand; SIGUSR1
-        where Slurm was told to signal the ranks themselves before their time is over."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, self._signalled)
+    def request(self, what: int) -> None:
+        self.requested.add(what)
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        self.wanted.add(STOP)
-
-    def ask(self, what: int) -> None:
-        self.wanted.add(what)
-
-    def send(self) -> None:
-        """Tell the others; the answer comes with agreed()."""
-        self.sent = torch.tensor([int(what in self.wanted) for what in range(5)])
-        self.wanted -= {SAVE, EVALUATE}
+    def post(self) -> None:
+        """Send this rank's requests; result() has the answer."""
+        self.sent = torch.tensor([int(what in self.requested) for what in range(5)])
+        self.requested -= ONCE
         if not self.alone:
             self.work = dist.all_reduce(
                 self.sent, dist.ReduceOp.MAX, group=self.group, async_op=True
             )
 
-    def agreed(self) -> list[bool]:
+    def result(self) -> list[bool]:
         """By STOP, TIME, SAVE, EVALUATE, ENOUGH: the same on all ranks."""
         if self.work is not None:
             self.work.wait()
+            self.work = None
         return [bool(value) for value in self.sent.tolist()]
 
-    def now(self) -> list[bool]:
-        """Ask and hear at once, where there is no step to hide it behind."""
-        self.send()
-        return self.agreed()
+    def poll(self) -> list[bool]:
+        """Vote at once, between steps; a request to save or evaluate waits for the next step."""
+        kept = self.requested & ONCE
+        self.requested -= ONCE
+        self.post()
+        self.requested |= kept
+        return self.result()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Turn signals into a request to stop. SIGTERM is how a stop arrives, on every node at its
+        own moment; SIGINT is Ctrl-C; SIGUSR1 is sent by Slurm, if told to, before time is over."""
+        main = threading.current_thread() is threading.main_thread()
+        before = {number: signal.getsignal(number) for number in SIGNALS if main}
+        if before.get(signal.SIGUSR1, signal.SIG_DFL) is not signal.SIG_DFL:
+            del before[signal.SIGUSR1]  # the user's own
+        by_hand = self.alone and "LOCAL_RANK" not in os.environ  # a launcher may signal twice
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            self.request(STOP)
+            if by_hand:  # a second one ends it at once
+                signal.signal(number, before[signal.Signals(number)])
+
+        for number in before:
+            signal.signal(number, stop)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

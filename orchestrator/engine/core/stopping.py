@@ -1,23 +1,19 @@
-"""Where a Trainer's training is, and when it saves and ends. Called by trainer.py.
+"""When a training saves, evaluates and ends; and where it is.
 
-Steps and epochs are the same on all ranks; clocks are not, so rank 0's counts, and what anybody
-asks for is done by all after the same step.
+Steps and epochs are the same on all ranks; clocks are not, so rank 0's counts, and what any rank
+requests is done by all after the same step.
 """
 
 from __future__ import annotations
 
-import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from orchestrator.engine.core import duration, stop_vote
-from orchestrator.engine.observe.metrics import MetricsFile
+from orchestrator.engine.core import stop_vote
+from orchestrator.engine.core.duration import Duration
+from orchestrator.engine.core.stop_vote import StopVote
 from orchestrator.engine.ranks import ranks
-
-if TYPE_CHECKING:
-    from orchestrator.engine.trainer import Trainer
 
 Metrics = dict[str, float]
 
@@ -28,107 +24,145 @@ class TrainState:
 
     epoch: int = 0  # complete ones
     batch: int = 0  # of this rank, in the epoch that has begun
+    position: int = 0  # samples (or batches) of this epoch that all ranks together have seen
     step: int = 0  # of the optimizer
+    tokens: int = 0  # counted by the loss so far: tokens, samples or targets
     train_metrics: Metrics = field(default_factory=dict)  # of the last epoch, over all ranks
     val_metrics: Metrics = field(default_factory=dict)
     history: list[Metrics] = field(default_factory=list)  # a line per epoch
+    epoch_sums: dict[str, list[float]] = field(default_factory=dict, repr=False)  # sum and count
     ended: str = ""  # why train() returned
 
 
 @dataclass(frozen=True)
-class Limits:
-    """When train() returns."""
+class Limit:
+    """The most that a training may take, and what is said when it is over."""
 
-    epochs: int | None
-    least: duration.Period | None
-    most: duration.Period | None
-    began: float
-
-    def of(self, text: duration.Period, state: TrainState) -> bool:
-        return text.over(time.monotonic() - self.began, state.step, state.epoch)
-
-    def may_end(self, state: TrainState) -> bool:
-        return self.least is None or self.of(self.least, state)
-
-    def has_to_end(self, state: TrainState) -> bool:
-        return self.most is not None and self.of(self.most, state)
+    most: Duration
+    reason: str
 
 
-class Run:
+class Cadence:
+    """Every so many seconds, steps or epochs."""
+
+    def __init__(self, every: Duration, state: TrainState) -> None:
+        self.every = every
+        self.passed = every.times(0.0, state.step, state.epoch)
+
+    def due(self, seconds: float, state: TrainState) -> bool:
+        passed = self.every.times(seconds, state.step, state.epoch)
+        due, self.passed = passed > self.passed, max(passed, self.passed)
+        return due
+
+
+class StopPolicy:
     """What one call of train() decides, with the other ranks, after each step and epoch."""
 
     def __init__(
-        self, trainer: Trainer, asked: stop_vote.Agreement, limits: Limits,
-        saving: duration.Period | None, place: Path, keep: int,
-    ) -> None:  # fmt: skip
-        self.trainer, self.asked, self.limits, self.saving = trainer, asked, limits, saving
-        self.checkpoints = trainer._saving(place, keep) if saving else None
-        self.saved = saving.times(0.0, trainer.state.step, trainer.state.epoch) if saving else 0
-        self.file = MetricsFile(trainer.ranks.rank, trainer.state.step)
-        run, own = os.environ.get("ORCHESTRATOR_RUN"), os.environ.get("LOCAL_RANK", "0")
-        self.sign = Path(run, f"step_{own}") if run else None
-        self.first = trainer.ranks.rank == 0  # its clock is that of all
+        self,
+        state: TrainState,
+        *,
+        epochs: int | None = None,
+        least: Duration | None = None,
+        limits: Sequence[Limit] = (),
+        saving: Sequence[Duration] = (),
+        evaluating: Sequence[Duration] = (),
+    ) -> None:
+        self.state, self.epochs, self.least = state, epochs, least
+        self.limits = sorted(limits, key=lambda limit: limit.most.amount)
+        self.saving = [Cadence(every, state) for every in saving]
+        self.evaluating = [Cadence(every, state) for every in evaluating]
+        self.vote = StopVote()
+        self.first = ranks.is_first()  # its clock is that of all
+        self.began = time.monotonic()
         self.enough = False
+        self.urgent = False  # ended by a signal or a clock: whoever asked may not wait for long
+        self.save = self.evaluate = False  # due after this step
 
-    def goes_on(self) -> None:
-        """A sign for those who watch whether the job does."""
-        if self.sign is not None:
-            self.sign.touch()
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
 
-    def after_step(self) -> None:
-        self.goes_on()
-        self._hear(self.asked.agreed())
-        state, limits = self.trainer.state, self.limits
-        if limits.most and limits.most.unit == "steps" and limits.has_to_end(state):
-            state.ended = state.ended or "max_period is over"
-        elif self.first and (limits.has_to_end(state) or (self.enough and limits.may_end(state))):
-            self.asked.ask(stop_vote.TIME)  # heard with the next step
-        if self.saving and self.saving.unit == "steps" and self._due():
-            self._save()
-        elif self.saving and self.saving.unit == "seconds" and self.first and self._due():
-            self.asked.ask(stop_vote.SAVE)
-        if self.checkpoints is not None:
-            self.checkpoints.poll()
+    @property
+    def max_steps(self) -> int | None:
+        counts = [int(x.most.amount) for x in self.limits if x.most.unit == "steps"]
+        return min(counts, default=None)
+
+    # -- asked by the loop ------------------------------------------------------------------------
+
+    def nothing_to_do(self) -> bool:
+        return self._agreed(self._done() or bool(self._over("steps", "epochs")))
+
+    def after_step(self, *, epoch_over: bool) -> None:
+        """Hear what the ranks voted during the step, and look at the clock."""
+        state, seconds = self.state, self.seconds()
+        requested = self.vote.result()
+        self._hear(requested)
+        self.save = requested[stop_vote.SAVE] or self._due(self.saving, seconds, "steps", "epochs")
+        self.evaluate = requested[stop_vote.EVALUATE] or self._due(
+            self.evaluating, seconds, "steps"
+        )
+        if limit := self._over("steps"):
+            state.ended = state.ended or limit.reason
+        if not self.first:
+            return
+        if self._over("seconds") or (self.enough and not epoch_over and self._may_end()):
+            self.vote.request(stop_vote.TIME)  # heard with the next step
+        if self._due(self.saving, seconds, "seconds"):
+            self.vote.request(stop_vote.SAVE)
+        if self._due(self.evaluating, seconds, "seconds"):
+            self.vote.request(stop_vote.EVALUATE)
 
     def after_epoch(self) -> None:
-        self.goes_on()
-        self._hear(self.asked.agreed())
-        self._hear(self.asked.now())  # what on_epoch_end asked for
-        state = self.trainer.state
-        if self.saving and self.saving.unit != "seconds" and self._due():
-            self._save()
-        if not state.ended and self.trainer._done(self.limits):
-            epochs = self.limits.epochs
-            done = epochs is not None and state.epoch >= epochs
-            state.ended = f"{state.epoch} epochs are done" if done else "max_period is over"
-        elif not state.ended and self.enough and ranks.gather(self.limits.may_end(state))[0]:
+        """Hear what on_epoch_end asked for, or a signal during the validation."""
+        self._hear(self.vote.poll())
+        state, limit = self.state, self._over("seconds", "steps", "epochs")
+        if state.ended:
+            return
+        if self._agreed(self._done() or limit is not None):
+            done = self.epochs is not None and state.epoch >= self.epochs
+            reason = limit.reason if limit else "max_period is over"
+            state.ended = f"{state.epoch} epochs are done" if done else reason
+        elif self.enough and self._agreed(self._may_end()):
             state.ended = "asked to stop"
 
-    def _hear(self, agreed: list[bool]) -> None:
-        stop, out_of_time, save, _, enough = agreed
+    def stop_requested(self) -> bool:
+        """Between two batches of an evaluation: whether a rank was asked to stop."""
+        stop = self.vote.poll()[stop_vote.STOP]
+        if stop:
+            self.urgent, self.state.ended = True, self.state.ended or "asked to stop"
+        return stop
+
+    # -- how it decides ---------------------------------------------------------------------------
+
+    def _hear(self, requested: list[bool]) -> None:
+        stop, out_of_time, _, _, enough = requested
         self.enough = self.enough or enough
-        if save:
-            self._save()
-        if stop or (out_of_time and self.enough):
-            self.trainer.state.ended = "asked to stop"
-        elif out_of_time:
-            self.trainer.state.ended = "max_period is over"
+        if self.state.ended or not (stop or out_of_time):
+            return
+        self.urgent = stop or not self.enough
+        clocks = [limit.reason for limit in self.limits if limit.most.unit == "seconds"]
+        self.state.ended = "asked to stop" if stop or self.enough or not clocks else clocks[0]
 
-    def _due(self) -> bool:
-        state = self.trainer.state
-        seconds = time.monotonic() - self.limits.began
-        times = self.saving.times(seconds, state.step, state.epoch) if self.saving else 0
-        if times <= self.saved:
-            return False
-        self.saved = times
-        return True
+    def _done(self) -> bool:
+        return self.epochs is not None and self.state.epoch >= self.epochs and self._may_end()
 
-    def _save(self) -> None:
-        assert self.checkpoints is not None
-        self.trainer._save(self.checkpoints)
+    def _may_end(self) -> bool:
+        state = self.state
+        return self.least is None or self.least.over(self.seconds(), state.step, state.epoch)
 
-    def end(self) -> None:
-        if self.checkpoints is not None:
-            if self.checkpoints.last_saved != self.trainer.state.step:
-                self._save()
-            self.checkpoints.wait()
+    def _over(self, *units: str) -> Limit | None:
+        state, seconds = self.state, self.seconds()
+        over = (
+            limit
+            for limit in self.limits
+            if limit.most.unit in units and limit.most.over(seconds, state.step, state.epoch)
+        )
+        return next(over, None)
+
+    def _due(self, cadences: Sequence[Cadence], seconds: float, *units: str) -> bool:
+        own = [one for one in cadences if one.every.unit in units]
+        return any([one.due(seconds, self.state) for one in own])  # noqa: C419 (each has to count)
+
+    def _agreed(self, own: bool) -> bool:
+        """Rank 0's answer, on every rank."""
+        return ranks.gather(own)[0]

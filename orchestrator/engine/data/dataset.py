@@ -1,4 +1,4 @@
-"""Batches: this rank's share of the samples, in the order of all ranks. Called by train.py.
+"""Batches: this rank's share of the samples, in the order of all ranks.
 
 1. sources() gives the samples by their index; 2. Order says which index is at which position;
 3. batches() deals the positions out to the ranks; 4. worker processes load ahead, if asked to.
@@ -18,15 +18,54 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from orchestrator.config.schema import Config
+from orchestrator.engine.data.batch import Micro
 from orchestrator.engine.data.sample_order import Order
-from orchestrator.engine.data.sources import Source, sources
-
-__all__ = ["Batch", "Order", "Source", "batches", "evaluation", "sources"]
+from orchestrator.engine.data.sources import Source
+from orchestrator.engine.ranks.ranks import Ranks
 
 
 class Batch(NamedTuple):
     ids: list[int]  # which samples of the source
     data: Any  # tensors by name, or what the user's dataset makes
+
+
+class TrainingSamples:
+    """What the config trains on, as the loop's batches: without end, epoch after epoch."""
+
+    endless = True
+
+    def __init__(self, source: Source, config: Config, ranks: Ranks) -> None:
+        self.source, self.config, self.ranks = source, config, ranks
+        self.order = Order(len(source), config.training.seed, shuffle=config.dataset.shuffle)
+        self.batch_size, self.samples = config.training.batch_size, len(source)
+        self.round_size = ranks.world * self.batch_size
+        training = config.training
+        self.description = (
+            f"{self.samples:,} samples: {training.max_steps} steps of {ranks.world} ranks x"
+            f" {training.gradient_accumulation} micro-batches x {self.batch_size}"
+        )
+
+    def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
+        own = batches(
+            self.source, self.order, self.config, self.ranks.rank, self.ranks.world, position
+        )
+        return (Micro(batch.data, batch.ids) for batch in own)
+
+
+class HeldOutSamples:
+    """What the config evaluates on."""
+
+    endless = False
+
+    def __init__(self, source: Source, config: Config, ranks: Ranks) -> None:
+        self.source, self.config, self.ranks = source, config, ranks
+        self.batch_size, self.samples = config.training.batch_size, len(source)
+        self.round_size = ranks.world * self.batch_size
+        self.description = f"{self.samples:,} samples"
+
+    def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
+        rounds = evaluation(self.source, self.config, self.ranks.rank, self.ranks.world)
+        return (Micro(batch.data, batch.ids, real=bool(real)) for batch, real in rounds)
 
 
 def batches(

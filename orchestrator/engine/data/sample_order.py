@@ -1,4 +1,4 @@
-"""The order of the samples: one for all ranks, a new permutation for each epoch. For dataset.py.
+"""The order of the samples: one for all ranks, a new permutation for each epoch.
 
 Nothing is stored: a permutation is computed for the places that are asked for, so that a billion
 samples need no list, and a resume with any number of ranks needs one number, the position.
@@ -23,18 +23,20 @@ class Order:
         self.size, self.seed, self.shuffle = size, seed, shuffle
 
     def indices(self, position: int, count: int) -> list[int]:
-        """Of the samples at position, position + 1, ...; epochs follow each other without a gap."""
-        found: list[int] = []
-        while len(found) < count:
-            epoch, place = divmod(position + len(found), self.size)
-            stop = min(self.size, place + count - len(found))
-            found += self._of_epoch(epoch, place, stop)
-        return found
+        """The samples at position, position + 1, ...; epochs follow each other without a gap."""
+        indices: list[int] = []
+        while len(indices) < count:
+            epoch, place = divmod(position + len(indices), self.size)
+            stop = min(self.size, place + count - len(indices))
+            indices += self.of_epoch(epoch, range(place, stop))
+        return indices
 
-    def _of_epoch(self, epoch: int, start: int, stop: int) -> list[int]:
+    def of_epoch(self, epoch: int, places: range) -> list[int]:
+        """The samples at some places of one epoch."""
         if not self.shuffle:
-            return list(range(start, stop))
-        return permuted(torch.arange(start, stop), self.size, keys(self.seed, epoch)).tolist()
+            return list(places)
+        at = torch.arange(places.start, places.stop, places.step)
+        return permuted(at, self.size, keys(self.seed, epoch)).tolist()
 
 
 @functools.lru_cache(maxsize=4)

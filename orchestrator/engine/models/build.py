@@ -1,4 +1,4 @@
-"""Making the model that the config names, and its first values. Called by train.py.
+"""Making the model that the config names, and its first values.
 
 Built-in models are made without memory (on torch's meta device), sharded, and filled afterwards:
 a value depends on the seed, the parameter's name and its place in it, and on nothing else.
@@ -7,15 +7,14 @@ a value depends on the seed, the parameter's name and its place in it, and on no
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from orchestrator.config.schema import Config
 from orchestrator.engine.models import decoder, import_by_name, ranking
-from orchestrator.engine.models.loss_sums import Sums, as_sums
+from orchestrator.engine.models.losses import Loss, Sums, as_sums
 from orchestrator.errors import CheckFailed, UsageError
 
 try:
@@ -24,8 +23,6 @@ except ImportError:
     raise CheckFailed(f"the engine needs torch 2.6, here is {torch.__version__}") from None
 
 __all__ = ["Sums", "build", "flops_per_sample", "initialise", "loss_of", "nominal_count"]
-
-Loss = Callable[[nn.Module, Any], Sums]
 
 
 def build(config: Config) -> nn.Module:
@@ -52,13 +49,13 @@ def own_model(config: Config) -> nn.Module:
 
 
 def loss_of(config: Config) -> Loss:
-    """What computes the sums of a batch: the model itself, or training.loss on both."""
+    """Give what computes the sums of a batch: the model itself, or training.loss on both."""
     name = config.training.loss
     if name is not None:
         own = import_by_name.function("training.loss", name)
-        return lambda model, batch: as_sums(own(model, batch), f"training.loss ({name})")
+        return lambda model, batch: as_sums(own(model, batch), f"training.loss ({name})").totals()
     giver = f"model.target ({config.model.target})" if config.model.target else config.model.kind
-    return lambda model, batch: as_sums(model(batch), giver)
+    return lambda model, batch: as_sums(model(batch), giver).totals()
 
 
 def flops_per_sample(config: Config, model: nn.Module) -> float | None:
@@ -69,9 +66,14 @@ def flops_per_sample(config: Config, model: nn.Module) -> float | None:
         return decoder.flops_per_sample(config.model, config.dataset.sequence_length)
     if config.model.kind == "ranking":
         return ranking.flops_per_sample(config.model)
-    found = getattr(model, "flops_per_sample", None)
-    found = found() if callable(found) else found
-    return None if found is None else float(found)
+    return stated_flops(model)
+
+
+def stated_flops(model: nn.Module) -> float | None:
+    """Ask a user's own model, which may have an attribute or a method flops_per_sample."""
+    stated = getattr(model, "flops_per_sample", None)
+    stated = stated() if callable(stated) else stated
+    return None if stated is None else float(stated)
 
 
 def nominal_count(config: Config, world: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchestrator.engine.models.loss_sums import Sums
+from orchestrator.engine.models.losses import Sums
 
 IGNORED = -100  # a target that is not counted, as in torch
 

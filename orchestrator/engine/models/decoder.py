@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from orchestrator.config.schema import Model
 from orchestrator.engine.models import cross_entropy
-from orchestrator.engine.models.loss_sums import Sums
+from orchestrator.engine.models.losses import Sums
 
 
 class Attention(nn.Module):

@@ -1,29 +1,94 @@
-"""From a user's loss and metrics to sums and counts. Called by trainer.py.
+"""From a loss to sums and counts, never means.
 
-Users write means. A mean of means is wrong as soon as two batches hold unequally many, so each is
-taken back to what it is the mean of, and divided once, over all ranks and micro-batches.
+Sums add up exactly over micro-batches, ranks and batches of unequal size; means do not. So a mean
+that a user's loss returns is taken back to the sum that it is the mean of, and everything is
+divided once, by the count of all ranks and micro-batches.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from orchestrator.engine.models.import_by_name import kind
-from orchestrator.engine.models.loss_sums import as_sums, number
-from orchestrator.errors import UsageError
+from orchestrator.errors import CheckFailed, UsageError
 
 Totals = dict[str, tuple[Tensor, Tensor]]  # name -> (sum, count), "loss" first
+Loss = Callable[[nn.Module, Any], Totals]
 Step = Callable[[nn.Module, Any], Any]
 Criterion = Callable[[Any, Any], Any]
 
+FIX = (
+    'Return (loss_sum, count): with reduction="sum" in the loss, and how many it summed. Means'
+    " of batches that hold unequally many are not the mean of all of them; the engine divides"
+    " once, by the count of all ranks and micro-batches."
+)
+
+
+class Sums(NamedTuple):
+    """What a model gives for a batch."""
+
+    loss: Tensor  # the sum over all that was counted, in fp32
+    count: Tensor  # type: ignore[assignment]  # how many: tokens, or samples
+    extra: dict[str, Tensor] = {}  # noqa: RUF012  sums of further metrics, such as "correct"
+
+    def totals(self) -> Totals:
+        extra = {name: (value, self.count) for name, value in self.extra.items()}
+        return {"loss": (self.loss, self.count), **extra}
+
+
+def as_sums(result: Any, giver: str) -> Sums:
+    """Check what a user's model or loss function returned, and make Sums of it."""
+    if isinstance(result, Sums):
+        return result
+    if isinstance(result, Tensor):
+        raise CheckFailed(f"{giver} gave one tensor, where a sum and a count are needed", FIX)
+    if not isinstance(result, tuple) or len(result) not in (2, 3):
+        raise CheckFailed(f"{giver} gave {kind(result)}, where a sum and a count are needed", FIX)
+    loss, count = result[:2]
+    extra = result[2] if len(result) == 3 else {}
+    if not isinstance(loss, Tensor) or loss.dim():
+        shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else kind(loss)
+        raise CheckFailed(f"{giver} gave {shape} as the sum of its losses, not one number", FIX)
+    if not isinstance(extra, dict):
+        raise CheckFailed(
+            f"{giver} gave {kind(extra)} after the sum and the count",
+            "further metrics are a dict of name: sum",
+        )
+    refuse_taken_names(extra, giver)
+    return Sums(
+        loss.float(),
+        number(count, loss, f"{giver}: the count"),
+        {name: number(value, loss, f"{giver}: {name!r}") for name, value in extra.items()},
+    )
+
+
+def refuse_taken_names(names: Mapping[str, Any], giver: str) -> None:
+    for name in ("loss", "count"):
+        if name in names:
+            raise UsageError(
+                f"{giver} has a metric named {name!r}, which is taken", "give it another name"
+            )
+
+
+def number(value: Any, beside: Tensor, what: str) -> Tensor:
+    if isinstance(value, Tensor) and value.dim() == 0:
+        return value
+    if isinstance(value, (int, float)):
+        kept = torch.int64 if isinstance(value, int) else torch.float32
+        return torch.full((), value, dtype=kept, device=beside.device)
+    raise CheckFailed(f"{what} is {kind(value)}, not one number", FIX)
+
+
+# -- a Trainer's loss, step and metrics -----------------------------------------------------------
+
 
 class Losses:
-    """`loss` and `metrics` are called with (outputs, targets), `step` with (model, batch)."""
+    """Call `loss` and `metrics` with (outputs, targets), or `step` with (model, batch)."""
 
     def __init__(
         self, loss: Criterion | None, step: Step | None, metrics: Mapping[str, Criterion]
@@ -41,48 +106,54 @@ class Losses:
                 'the loss has reduction="sum", which grows with the number of samples and ranks',
                 'leave it at "mean", or give a function that returns (sum, count)',
             )
+        refuse_taken_names(metrics, "metrics=")
         self.loss, self.step, self.metrics = loss, step, dict(metrics)
-        # Of these torch knows what a mean is divided by: targets that count, times their weights.
+        # For these torch knows what a mean is divided by: targets that count, times their weights.
         self.counts = type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss)
+
+    def to(self, device: torch.device) -> None:
+        """Bring a loss with tensors of its own, such as class weights, to the device."""
+        if isinstance(self.loss, nn.Module):
+            self.loss.to(device)
 
     def __call__(self, model: nn.Module, batch: Any) -> Totals:
         if self.step is not None:
-            return totals("the step", self.step(model, batch), size_of(batch))
+            return totals("the step", self.step(model, batch), batch)
         inputs, targets = halves(batch)
         outputs = call(model, inputs)
         if isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()
-        size = size_of(targets if isinstance(targets, Tensor) else batch)
+        beside = targets if isinstance(targets, Tensor) else batch
         if self.counts and not targets.is_floating_point():
-            found = totals("the loss", self._counted(outputs, targets), size)
+            result = totals("the loss", self._counted(outputs, targets), beside)
         else:
             assert self.loss is not None
-            found = totals("the loss", self.loss(outputs, targets), size)
+            result = totals("the loss", self.loss(outputs, targets), beside)
         with torch.no_grad():
             for name, metric in self.metrics.items():
                 value = metric(outputs, targets)
-                found[name] = totals(f"the metric {name!r}", value, size)["loss"]
-        return found
+                result[name] = totals(f"the metric {name!r}", value, beside)["loss"]
+        return result
 
     def _counted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum instead of averaging, and count on the device: the host must not wait for it."""
         adding: Any = copy.copy(self.loss)
         adding.reduction = "sum"
-        kept = targets[targets != adding.ignore_index]
-        count = kept.new_tensor(kept.numel()) if adding.weight is None else (
-            adding.weight[kept].sum())  # fmt: skip
-        return adding(outputs, targets), count
+        counts = targets != adding.ignore_index
+        if adding.weight is None:
+            return adding(outputs, targets), counts.sum()
+        return adding(outputs, targets), (adding.weight[targets.where(counts, 0)] * counts).sum()
 
 
-def totals(giver: str, found: Any, size: int) -> Totals:
-    if isinstance(found, (int, float)):
-        found = torch.tensor(float(found))
-    if isinstance(found, Tensor) and found.dim():
-        return {"loss": (found.float().sum(), number(found.numel(), found, giver))}
-    if isinstance(found, Tensor):
-        return {"loss": (found.float() * size, number(size, found, giver))}
-    sums = as_sums(found, giver)
-    extra = {name: (value, sums.count) for name, value in sums.extra.items()}
-    return {"loss": (sums.loss, sums.count), **extra}
+def totals(giver: str, result: Any, batch: Any) -> Totals:
+    if isinstance(result, (int, float)):
+        result = torch.tensor(float(result))
+    if isinstance(result, Tensor) and result.dim():
+        return {"loss": (result.float().sum(), number(result.numel(), result, giver))}
+    if isinstance(result, Tensor):
+        size = size_of(batch)
+        return {"loss": (result.float() * size, number(size, result, giver))}
+    return as_sums(result, giver).totals()
 
 
 def halves(batch: Any) -> tuple[Any, Any]:
@@ -106,13 +177,21 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def size_of(batch: Any) -> int:
-    """How many samples: the first dimension of the first tensor in it."""
+    """Count the samples: the first dimension of the first tensor in the batch."""
+    size = first_size(batch)
+    if size is None:
+        raise UsageError(
+            "a batch holds no tensor, so nobody knows how many samples it has",
+            "let the step return (sum, count)",
+        )
+    return size
+
+
+def first_size(batch: Any) -> int | None:
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.dim() else 1
-    for inner in batch.values() if isinstance(batch, Mapping) else batch:
-        if isinstance(inner, (Tensor, Mapping, list, tuple)):
-            return size_of(inner)
-    raise UsageError(
-        "a batch holds no tensor, so nobody knows how many samples it has",
-        "let the step return (sum, count)",
-    )
+    inner = batch.values() if isinstance(batch, Mapping) else batch
+    if isinstance(inner, (str, bytes)) or not hasattr(inner, "__iter__"):
+        return None
+    sizes = (first_size(value) for value in inner)
+    return next((size for size in sizes if size is not None), None)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orchestrator.config.schema import Model
-from orchestrator.engine.models.loss_sums import Sums
+from orchestrator.engine.models.losses import Sums
 
 
 class Block(nn.Module):

@@ -1,4 +1,4 @@
-"""Which ranks share what: the mesh, and the model spread over it. For train.py.
+"""Which ranks share what: the mesh, and the model spread over it.
 
 hybrid_shard shards inside a group of ranks and keeps one copy per group: a mesh of two dimensions,
 of which dim 0 replicates and dim 1 shards, as PyTorch has it. The group is a node, where links are
@@ -10,19 +10,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
 from orchestrator.config.schema import COPIED, Config
-from orchestrator.engine.ranks.ranks import Ranks, gather, wait_as_long
+from orchestrator.engine.ranks.ranks import (
+    Ranks,
+    device_name,
+    gather,
+    host_group,
+    wait_as_long,
+)
 from orchestrator.errors import CheckFailed, UsageError, nearest
 
 try:
@@ -105,7 +112,7 @@ def group_size(nodes: Sequence[int], wanted: int | None) -> int:
 def picture(mesh: Mesh, ranks: Ranks) -> list[str]:
     """Which ranks share what, for people: a row per copy, a column per shard."""
     if mesh.strategy == "single":
-        return [f"one process on {kind_of(ranks.device)}: nothing is shared"]
+        return [f"one process on {device_name(ranks.device)}: nothing is shared"]
     if mesh.strategy == "ddp":
         return [f"ddp: a whole copy of the parameters on each of {ranks.world} ranks"]
     size = ranks.world // mesh.copies
@@ -126,10 +133,6 @@ def picture(mesh: Mesh, ranks: Ranks) -> list[str]:
     if mesh.copies > 1:
         lines.append("  gathered and summed along a row; summed over the rows once per step")
     return lines
-
-
-def kind_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 # -- the model on it ------------------------------------------------------------------------------
@@ -163,6 +166,61 @@ def spread(
     if empty:
         fill()
     return copied(model, ranks, config) if mesh.strategy == "ddp" else model
+
+
+def spread_own(
+    model: nn.Module, strategy: str, ranks: Ranks, config: Config, *, find_unused: bool
+) -> tuple[Mesh, nn.Module]:
+    """Spread a user's model over the ranks, with rank 0's weights."""
+    if any(isinstance(m, (FSDPModule, DistributedDataParallel)) for m in model.modules()):
+        raise UsageError("the model is spread over the ranks already", "give the plain model")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UsageError("the model is on the meta device and has no weights", "make it on the CPU")
+    if ranks.world > 1 and strategy in ("dp", "none"):
+        raise UsageError(
+            f"strategy={strategy!r} is for one process, and here are {ranks.world}: each would"
+            " train a model of its own",
+            'use "ddp", or "hybrid_shard" for a model that is too large for one device',
+        )
+    take_weights_of_first(model, ranks)
+    if strategy == "dp":
+        return Mesh("single", copies=1), nn.DataParallel(model.to(ranks.device))
+    mesh = make(config, ranks)
+    whole = spread(model, mesh, ranks, config, fill=lambda: None)
+    if find_unused and mesh.mesh is not None:
+        for part in (m for m in model.modules() if isinstance(m, FSDPModule)):
+            if not hasattr(part, "set_reduce_scatter_unused_params"):
+                raise CheckFailed(
+                    f"find_unused_parameters with {strategy} needs a newer torch than"
+                    f" {torch.__version__}",
+                    'use strategy="ddp"',
+                )
+            part.set_reduce_scatter_unused_params(True, recurse=False)
+    return mesh, whole
+
+
+def take_weights_of_first(model: nn.Module, ranks: Ranks) -> None:
+    """Copy rank 0's weights to all: users make their model in every rank, each with its own."""
+    if ranks.world == 1:
+        return
+    own = [(name, tuple(value.shape), str(value.dtype)) for name, value in tensors(model)]
+    for rank, other in enumerate(gather(own)):
+        if other != own:
+            mine = next((entry for entry in own if entry not in other), own[-1:])
+            raise CheckFailed(
+                f"the model is not the same on all ranks: rank {ranks.rank} has {mine}, rank {rank}"
+                " has not",
+                "make the same model everywhere",
+            )
+    for _, value in tensors(model):
+        first = value.data.contiguous()
+        dist.broadcast(first, 0, group=host_group() if first.device.type == "cpu" else None)
+        value.data.copy_(first)
+
+
+def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 def refuse_differences(model: nn.Module) -> None:
@@ -317,3 +375,25 @@ def shards_again(model: nn.Module) -> None:
 def bare(model: nn.Module) -> nn.Module:
     """The model itself, without what ddp put around it."""
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+# -- what a rank has of a tensor ------------------------------------------------------------------
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
+    """Wrap a local tensor as a DTensor that is placed like its parameter."""
+    if not isinstance(parameter, DTensor) or value.dim() == 0:
+        return value
+    return DTensor.from_local(
+        value,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

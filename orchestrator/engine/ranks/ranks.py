@@ -1,4 +1,4 @@
-"""Who is there: this process among all, and the process group. For train.py and the Trainer."""
+"""Who is there: this process among all, and the process group."""
 
 from __future__ import annotations
 
@@ -124,3 +124,11 @@ def own_device() -> torch.device:
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def is_first() -> bool:
+    return dist.get_rank() == 0

@@ -1,4 +1,4 @@
-"""Saving and resuming: sharded, atomic, checksummed, in the background. Called by train.py.
+"""Saving and resuming: sharded, atomic, checksummed, in the background.
 
 Every rank writes its own shards through torch.distributed.checkpoint, so a checkpoint can be read
 by any other number of ranks and any strategy. What makes one trustworthy (manifest, checksums, the
@@ -29,10 +29,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator.config.schema import Config
-from orchestrator.engine.core.optim import local_tensor, sharded_like
-from orchestrator.engine.ranks.mesh import Mesh, shards_again
+from orchestrator.engine.ranks.mesh import Mesh, local_tensor, sharded_like, shards_again
 from orchestrator.engine.ranks.ranks import Ranks, gather
-from orchestrator.errors import CheckFailed, OrchestratorError
+from orchestrator.errors import CheckFailed, JobFailed, OrchestratorError, UsageError
 from orchestrator.records import checkpoint_store
 
 Say = Callable[[str], None]
@@ -40,7 +39,7 @@ SEEN_WITHIN = 3.0  # seconds until a file of another node shows up on a shared d
 
 
 class Steps(Protocol):
-    """What is saved beside the model: the engine's Stepper, or the Trainer's Bound."""
+    """What is saved beside the model: an optimizer, and the numbers that go with it."""
 
     def state(self) -> Iterable[tuple[str, Tensor]]: ...
 
@@ -61,23 +60,6 @@ class Writers:
 
 class Checkpoints:
     """One per run. save() returns when the state is copied; files are written meanwhile."""
-
-    @classmethod
-    def of_run(
-        cls, config: Config, outputs: Path | None, mesh: Mesh, ranks: Ranks, say: Say
-    ) -> Checkpoints | None:
-        """None where nothing is to be saved or resumed, or there is no place for it."""
-        made = config.checkpoint
-        wanted = made.steps or made.seconds or made.at_end or made.resume != "never"
-        place = Path(made.directory) if made.directory else outputs and outputs / "checkpoints"
-        if wanted and place:
-            return cls(config, place.absolute(), mesh, ranks, say)
-        if made.steps or made.seconds:
-            raise CheckFailed(
-                "checkpoint.steps or seconds is set, but this run has no experiment to save into",
-                "set checkpoint.directory",
-            )
-        return None
 
     def __init__(self, config: Config, directory: Path, mesh: Mesh, ranks: Ranks, say: Say) -> None:
         self.config, self.directory, self.ranks, self.say = config.checkpoint, directory, ranks, say
@@ -124,6 +106,15 @@ class Checkpoints:
         elif self.written:
             self.say(f"{self.written}; training waited {self.stalled * 1e3:,.0f} ms")
         self.problem = self.written = ""
+
+    def finish(self) -> None:
+        """Wait for a save that was asked for by hand, and raise what went wrong."""
+        if self.thread is not None:
+            self.thread.join()
+        problem = self.problem
+        self.wait()
+        if problem:
+            raise JobFailed(problem)
 
     def _stage(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Into host memory that is kept from save to save: a fresh page costs more than a copy."""
@@ -189,8 +180,13 @@ class Checkpoints:
 
     # -- resuming -----------------------------------------------------------------------------
 
-    def resume(self, model: nn.Module, stepper: Steps) -> Any:
-        """The progress of the newest checkpoint that verifies, read into model and optimizer."""
+    def resume(
+        self,
+        model: nn.Module,
+        stepper: Steps,
+        accept: Callable[[Any], None] = lambda progress: None,
+    ) -> checkpoint_store.Checkpoint | None:
+        """Read the newest checkpoint that verifies into model and optimizer."""
         if self.config.resume == "never":
             return None
         began = time.perf_counter()
@@ -202,6 +198,7 @@ class Checkpoints:
                     " trying the one before it"
                 )
                 continue
+            accept(found.progress)
             stepper.prime(found.progress["stepper"])
             state = state_of(model, stepper)
             try:
@@ -216,13 +213,13 @@ class Checkpoints:
             seconds = time.perf_counter() - began
             how = f"{found.size / 1e6:,.1f} MB verified and read in {seconds:.2f} s"
             self.say(f"resuming after step {found.step}, from {found.path}: {how}")
-            return found.progress
+            return found
         if self.config.resume != "auto":
             raise CheckFailed(
                 f"checkpoint.resume={self.config.resume}: none of its checkpoints verifies",
                 "look at them with: orchestrator checkpoint verify",
             )
-        self.say("nothing to resume from: starting anew")
+        self.say(f"nothing to resume from in {self.directory}: starting anew")
         return None
 
     def _candidates(self) -> list[checkpoint_store.Checkpoint]:
@@ -246,11 +243,13 @@ class Checkpoints:
     def _look(self) -> list[checkpoint_store.Checkpoint]:
         wanted = self.config.resume
         if wanted != "auto":
-            return checkpoint_store.resolve(wanted)
-        found = checkpoint_store.every(self.directory)
-        if self.config.directory is None and not found:
-            found = earlier_runs(self.directory)
-        return found
+            found = checkpoint_store.resolve(wanted)
+        else:
+            found = checkpoint_store.every(self.directory)
+            if self.config.directory is None and not found:
+                found = earlier_runs(self.directory)
+        # What was saved last comes first: steps of an older run may be higher.
+        return sorted(found, key=lambda checkpoint: checkpoint.created, reverse=True)
 
     def _verify(self, found: checkpoint_store.Checkpoint) -> list[str]:
         """All ranks share the reading; all come to the same answer."""
@@ -259,6 +258,36 @@ class Checkpoints:
             checkpoint_store.verify(found, mine) or ([found.problem] if found.problem else [])
         )
         return list(dict.fromkeys(problem for problems in told for problem in problems))
+
+
+def refuse_unreadable(path: Path) -> None:
+    """Look before anything is made: a wrong path must not leave an empty directory behind."""
+    problem: tuple[str, str] | None = None
+    if path.is_file():
+        problem = (
+            f"{path} is a file, and a checkpoint of several ranks is a directory",
+            "weights from torch.save: model.load_state_dict(torch.load(FILE)) before the Trainer",
+        )
+    else:
+        try:
+            checkpoint_store.resolve(str(path))
+        except OrchestratorError as error:
+            problem = (error.what, error.fix)
+    for rank, other in enumerate(gather(problem)):
+        if other is not None:
+            raise UsageError(f"rank {rank}: {other[0]}" if problem is None else other[0], other[1])
+
+
+def refuse_later(path: Path, step: int) -> None:
+    """Saved beside later ones, new checkpoints would be the oldest, and the first to be removed."""
+    later = max((found.step for found in checkpoint_store.every(path)), default=0)
+    highest = max(gather(later))
+    if highest > step:
+        raise UsageError(
+            f"{path} holds step {highest} of another run, and this one is at step {step}",
+            "resume=True (checkpoint.resume=auto) goes on from it; save_to="
+            " (checkpoint.directory) names another directory",
+        )
 
 
 def earlier_runs(directory: Path) -> list[checkpoint_store.Checkpoint]:

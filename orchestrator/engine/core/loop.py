@@ -1,0 +1,335 @@
+"""The one loop: batches in, optimizer steps out, until the stop policy ends it.
+
+Read `Loop.run`, `_epoch`, `_micro` and `_step`: that is the training. What happens between two
+steps (logging, evaluations, checkpoints, the end) is in `_after_step`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from orchestrator.config.schema import Config
+from orchestrator.engine.core.step import Stepper, is_plain
+from orchestrator.engine.core.stopping import Metrics, StopPolicy, TrainState
+from orchestrator.engine.data.batch import Batches, Micro, seed_all, to_device
+from orchestrator.engine.models.losses import Loss, Totals
+from orchestrator.engine.observe.profile import Profile
+from orchestrator.engine.observe.reporter import Reporter, means_of
+from orchestrator.engine.ranks import mesh
+from orchestrator.engine.ranks.mesh import Mesh
+from orchestrator.engine.ranks.ranks import Ranks, gather
+from orchestrator.engine.saving.checkpoint import Checkpoints
+from orchestrator.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is trained, and how it is spread over the ranks."""
+
+    config: Config
+    ranks: Ranks
+    mesh: Mesh
+    model: nn.Module  # spread over the ranks
+    bare: nn.Module  # without what ddp puts around it
+    losses: Loss
+    stepper: Stepper
+
+
+class LrScheduler:
+    """A scheduler of torch's, if there is one, and when it steps."""
+
+    def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, every: str) -> None:
+        if scheduler is not None and not hasattr(scheduler, "step"):
+            scheduler = scheduler(optimizer)
+        if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+            raise UsageError("the scheduler belongs to another optimizer than the Trainer's")
+        self.scheduler, self.every = scheduler, every
+        self.by_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if self.by_metric and every == "step":
+            raise UsageError(
+                "ReduceLROnPlateau looks at the loss of an epoch",
+                'say scheduler_every="epoch"',
+            )
+
+    def after_step(self) -> None:
+        if self.scheduler is not None and self.every == "step":
+            self.scheduler.step()
+
+    def after_epoch(self, metrics: Metrics) -> None:
+        if self.scheduler is not None and self.every == "epoch":
+            self.scheduler.step(*([metrics["loss"]] if self.by_metric else []))
+
+    def state(self) -> dict[str, Any] | None:
+        """Give what JSON keeps: a checkpoint's progress is written so."""
+        if self.scheduler is None:
+            return None
+        return {k: v for k, v in self.scheduler.state_dict().items() if is_plain(v)}
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Take the rest (functions, counters) from the scheduler as it was made again."""
+        if self.scheduler is not None and state is not None:
+            self.scheduler.load_state_dict({**self.scheduler.state_dict(), **state})
+
+
+@dataclass
+class Loop:
+    """One call of train()."""
+
+    parts: Parts
+    state: TrainState
+    training: Batches
+    held_out: Batches | None
+    policy: StopPolicy
+    reporter: Reporter
+    checkpoints: Checkpoints | None
+    saves_at_end: bool
+    scheduler: LrScheduler
+    on_epoch_end: Callable[[], None] = lambda: None
+    names: tuple[str, ...] = ()  # of the losses and metrics
+    sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this step's, this rank's
+
+    def run(self) -> None:
+        state, ranks, say = self.state, self.parts.ranks, self.reporter.say
+        profiling = self.parts.config.profiling
+        with (
+            self.policy.vote.listening(),
+            Profile(profiling, outputs_directory(), ranks, say) as self.profile,
+        ):
+            while not state.ended:
+                self._epoch()
+            if self.checkpoints is not None:
+                if self.saves_at_end and self.checkpoints.last_saved != state.step:
+                    self.save()
+                self.checkpoints.wait()
+        say(f"{state.ended}: all ranks end together after step {state.step}")
+
+    def _epoch(self) -> None:
+        """Train one epoch, or what is left of it."""
+        state, config = self.state, self.parts.config
+        self.parts.model.train()
+        batches = self.training.epoch(state.epoch, state.position)
+        index = 0  # of the micro-batch in its step
+        while (micro := self._next(batches)) is not None:
+            if index == 0:
+                self.policy.vote.post()  # who wants to stop, save, evaluate: sent while it computes
+            complete = micro.last or index + 1 == config.training.gradient_accumulation
+            self._micro(micro, index, complete=complete)
+            state.batch, state.position = state.batch + 1, state.position + self.training.round_size
+            index += 1
+            if not complete:
+                continue
+            self._step()
+            index = 0
+            if micro.last:
+                break
+            self._after_step(epoch_over=False)
+            if state.ended:
+                return
+        self._after_step(epoch_over=True)
+
+    def _next(self, batches: Any) -> Micro | None:
+        with self.reporter.phases("data"):
+            micro: Micro | None = next(batches, None)
+            if micro is None:
+                return None
+            return micro._replace(data=to_device(micro.data, self.parts.ranks.device))
+
+    def _micro(self, micro: Micro, index: int, *, complete: bool) -> None:
+        """Forward and backward; gradients are summed over the ranks when the step is complete."""
+        parts, phases = self.parts, self.reporter.phases
+        config, ranks = parts.config, parts.ranks
+        seed_all(config.training.seed, self.state.step + 1, index, ranks.rank)
+        with (
+            phases("forward_backward"),
+            mesh.backward(parts.model, parts.mesh, config, last=complete),
+        ):
+            with mesh.computing(parts.mesh, ranks, config):
+                totals = parts.losses(parts.model, micro.data)
+            loss, count = totals["loss"]
+            phases.backward(parts.stepper.scaled(loss, count, real=micro.real))
+        if micro.real:
+            self.reporter.ledger.add(micro.ids, loss.detach())
+        add(self.sums, totals, real=micro.real)
+
+    def _step(self) -> None:
+        """Add up over all ranks: gradients, losses, counts. One message, one step."""
+        stepper, phases, state = self.parts.stepper, self.reporter.phases, self.state
+        self._check_names()
+        state.step += 1
+        with phases("exposed_comm"):
+            total = stepper.add_up(self.sums)
+        with phases("optimizer"):
+            report = stepper.step(state.step, self.names, total)
+        self.reporter.ledger.close(report)
+        self.sums = {}
+        self.scheduler.after_step()
+        with self.reporter.estimate.pause():  # writing a trace takes its time
+            self.profile.step()
+
+    def _check_names(self) -> None:
+        own = tuple(self.sums)
+        if not self.names:
+            self.names = own
+            for rank, other in enumerate(gather(own)):
+                if other != own:
+                    raise UsageError(
+                        f"the step gives {', '.join(own)} on this rank, {', '.join(other)} on rank"
+                        f" {rank}",
+                        "give the same metrics everywhere",
+                    )
+        elif own != self.names:
+            raise UsageError(
+                f"the step gave {', '.join(self.names)} before, and now {', '.join(own)}",
+                "give the same metrics for every batch, in the same order",
+            )
+
+    # -- between two steps ------------------------------------------------------------------------
+
+    def _after_step(self, *, epoch_over: bool) -> None:
+        state, policy, reporter = self.state, self.policy, self.reporter
+        if epoch_over:
+            state.epoch, state.batch, state.position = state.epoch + 1, 0, 0
+        policy.after_step(epoch_over=epoch_over)
+        whole, over = self.training.samples, state.epoch
+        if self.training.endless and whole:
+            over = state.position // whole
+        reporter.after_step(state.step, over, last=bool(state.ended) and self.training.endless)
+        state.tokens = reporter.tokens
+        if self.checkpoints is not None:
+            self.checkpoints.poll()
+        with reporter.estimate.pause():
+            if epoch_over or (state.ended and not self.training.endless):
+                self._close_epoch(whole=epoch_over)
+            elif policy.evaluate and self.held_out is not None and (values := self._evaluate()):
+                reporter.evaluation(state.step, values)
+            if epoch_over:
+                policy.after_epoch()
+            if policy.save:
+                self.save()
+
+    def _close_epoch(self, *, whole: bool) -> None:
+        """Say what the epoch, or a part of it, came to. One that ends in a hurry is not validated:
+        the checkpoint comes first."""
+        state, reporter = self.state, self.reporter
+        reporter.flush()
+        state.train_metrics = means_of(
+            {name: (pair[0], pair[1]) for name, pair in state.epoch_sums.items()}
+        )
+        if whole:
+            state.epoch_sums.clear()
+        values = {f"train_{name}": value for name, value in state.train_metrics.items()}
+        validated = None if self.policy.urgent or self.held_out is None else self._evaluate()
+        if validated is not None:
+            state.val_metrics = validated
+            values |= {f"val_{name}": value for name, value in validated.items()}
+        state.history.append({"epoch": state.epoch, "step": state.step, **values})
+        reporter.epoch(state.step, state.epoch, values, whole=whole)
+        if whole and (metrics := validated or state.train_metrics):
+            self.scheduler.after_epoch(metrics)
+        self.on_epoch_end()
+
+    def _evaluate(self) -> Metrics | None:
+        assert self.held_out is not None
+
+        def stop() -> bool:
+            self.reporter.alive()
+            return self.policy.stop_requested()
+
+        return evaluation(self.parts, self.held_out, stop)
+
+    def save(self) -> None:
+        assert self.checkpoints is not None
+        self.reporter.flush()
+        self.state.tokens = self.reporter.tokens
+        with self.reporter.estimate.pause():
+            save(self.checkpoints, self.parts, self.state, self.scheduler, self.training.endless)
+
+
+# -- an evaluation, and the sums it is made of ----------------------------------------------------
+
+
+def evaluation(
+    parts: Parts, held_out: Batches, stop: Callable[[], bool] = lambda: False
+) -> Metrics | None:
+    """Means over all samples of all ranks, each counted once; None if somebody asks to stop."""
+    sums: dict[str, tuple[Tensor, Tensor]] = {}
+    model, ranks, config = parts.model, parts.ranks, parts.config
+    model.eval()
+    with torch.no_grad(), contextlib.ExitStack() as after:
+        after.callback(model.train)
+        after.callback(mesh.shards_again, model)
+        for micro in itertools.islice(held_out.epoch(0), config.training.eval_batches):
+            if stop():
+                return None
+            batch = to_device(micro.data, ranks.device)
+            with mesh.computing(parts.mesh, ranks, config):
+                add(sums, parts.losses(model, batch), real=micro.real)
+    total = torch.stack([value for pair in sums.values() for value in pair])
+    if ranks.world > 1:
+        dist.all_reduce(total)
+    pairs = zip(sums, total[::2].tolist(), total[1::2].tolist(), strict=True)
+    return {name: value / count if count else math.nan for name, value, count in pairs}
+
+
+def add(sums: dict[str, tuple[Tensor, Tensor]], totals: Totals, *, real: bool) -> None:
+    """Add in double precision; what is not real counts as none, but has its place."""
+    for name, (total, count) in totals.items():
+        pair = total.detach().double(), count.to(total.device).double()
+        if not real:
+            pair = torch.zeros_like(pair[0]), torch.zeros_like(pair[1])
+        before = sums.get(name)
+        sums[name] = pair if before is None else (before[0] + pair[0], before[1] + pair[1])
+
+
+# -- saving and resuming --------------------------------------------------------------------------
+
+
+def save(
+    checkpoints: Checkpoints,
+    parts: Parts,
+    state: TrainState,
+    scheduler: LrScheduler,
+    endless: bool,
+) -> None:
+    progress = {
+        "step": state.step,
+        "position": state.position,
+        "tokens": state.tokens,
+        "stepper": parts.stepper.progress(),
+        "state": dataclasses.asdict(state),
+        "scheduler": scheduler.state(),
+        "endless": endless,
+    }
+    checkpoints.save(state.step, parts.bare, parts.stepper, progress)
+
+
+def state_of(progress: Mapping[str, Any]) -> TrainState:
+    """Read where a checkpoint was saved, also by earlier versions."""
+    if "state" not in progress:  # the engine's, which had no epochs
+        return TrainState(
+            step=progress["step"], position=progress["position"], tokens=progress["tokens"]
+        )
+    saved = {"position": -1, **progress["state"]}  # the Trainer's once counted batches alone
+    return TrainState(**{"epoch_sums": progress.get("epoch_sums", {}), **saved})
+
+
+def is_endless(progress: Mapping[str, Any]) -> bool:
+    return bool(progress.get("endless", "state" not in progress))
+
+
+def outputs_directory() -> Path | None:
+    """Where the experiment keeps results; torchrun by hand has none."""
+    experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
+    return Path(experiment, "outputs") if experiment else None

@@ -1,0 +1,90 @@
+"""The keys of the config that a Trainer honours, and a sentence for each that it refuses."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from orchestrator.config import parse
+from orchestrator.config.parse import at_least, one_of
+from orchestrator.config.schema import SHARDED, Config
+from orchestrator.errors import UsageError
+
+OVER_RANKS = (*SHARDED, "ddp")
+STRATEGIES = (*OVER_RANKS, "dp", "none")
+UNENDING = 1 << 62  # steps, where nobody has said how many
+
+# What the script has already decided by its own objects, or the launch before the script began.
+OWN = "the Trainer takes"
+REFUSED = {
+    "launch": "it is read by master_launch, before the script starts: --set, or its --config",
+    "nccl": "it is read by master_launch, before the script starts: --set, or its --config",
+    "env": "it is read by master_launch, before the script starts: --set, or its --config",
+    "model": f"{OWN} the model itself",
+    "dataset": f"{OWN} your DataLoader: train(loader)",
+    "dataloader": "these are arguments of your DataLoader",
+    "optimizer": f"{OWN} the optimizer itself",
+    "scheduler": f"{OWN} scheduler=, and warmup_steps=",
+    "training.batch_size": "the batch size is that of your DataLoader",
+    "training.loss": f"{OWN} loss= or step=",
+    "fsdp.sharding_strategy": f"{OWN} strategy=",
+    "distributed.backend": f"{OWN} backend=",
+}
+
+
+def check_arguments(
+    strategy: str, scheduler_every: str, stream: str, warmup_steps: int, log_every: int | None
+) -> None:
+    one_of("strategy", strategy, STRATEGIES)
+    one_of("scheduler_every", scheduler_every, ("step", "epoch"))
+    one_of("stream", stream, ("dealt", "own"))
+    at_least("warmup_steps", warmup_steps, 0)
+    at_least("log_every", log_every, 1)
+
+
+def arguments(
+    precision: str, accumulate: int, clip: float | None, seed: int, log_every: int | None
+) -> dict[str, Any]:
+    """Give the keys that the Trainer's own arguments stand for."""
+    training = {"mixed_precision": precision, "gradient_accumulation": accumulate}
+    training |= {"grad_clip_norm": clip or 0.0, "seed": seed, "max_steps": UNENDING}
+    return {"training": training, "logging": {"interval": log_every or 50}}
+
+
+def refuse_unread(keys: Mapping[str, Any]) -> None:
+    """A key that is accepted is honoured; all others are refused by name."""
+    for section, values in keys.items():
+        if section not in REFUSED and not isinstance(values, Mapping):
+            raise UsageError(f"config[{section!r}] must hold keys, not {values!r}")
+        inner = values if isinstance(values, Mapping) else {}
+        for name in [section, *(f"{section}.{key}" for key in inner)]:
+            if name in REFUSED:
+                first = next(iter(inner), None)
+                shown = f"{name}.{first}" if name == section and first else name
+                raise UsageError(f"config: a Trainer does not read {shown}", REFUSED[name])
+
+
+def config_of(
+    own: Mapping[str, Any], strategy: str, find_unused: bool, keys: Mapping[str, Any]
+) -> Config:
+    """Make the engine's config of the Trainer's arguments and the keys of its config=."""
+    refuse_unread(keys)
+    merged: dict[str, Any] = copy.deepcopy(dict(own))
+    merged["fsdp"] = {"sharding_strategy": strategy if strategy in OVER_RANKS else "ddp"}
+    if strategy == "ddp":
+        merged["distributed"] = {"find_unused_parameters": find_unused}
+    for section, values in keys.items():
+        merged.setdefault(section, {}).update(values)
+    return parse.build(Config, merged)
+
+
+def make_deterministic(config: Config) -> None:
+    """Honour training.deterministic, before anything is computed."""
+    if config.training.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False

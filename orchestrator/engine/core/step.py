@@ -1,0 +1,413 @@
+"""From summed gradients to a step: norm, clip, skip, loss scale, learning rate.
+
+Every number that all ranks must agree on travels in one small message per step. On the fused path
+nothing here waits for the device: whether a step was skipped, the host learns when it next looks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
+
+from orchestrator.config.schema import Config, Scheduler, Training
+from orchestrator.engine.observe.ledger import StepReport
+from orchestrator.engine.ranks.mesh import Mesh, local_tensor, sharded_like
+from orchestrator.engine.ranks.ranks import gather
+from orchestrator.errors import CheckFailed, UsageError
+
+Factory = Callable[[list[nn.Parameter]], Optimizer]
+Sums = Mapping[str, tuple[Tensor, Tensor]]
+
+FIRST_SCALE = 2.0**16  # of fp16 losses, as in torch.amp
+LARGEST_SCALE = 2.0**24
+GROW_AFTER = 2000  # good steps
+FUSED = (AdamW, Adam, SGD)  # elementwise, with kernels that take a scale and may do nothing
+HOW = ("fused", "foreach", "capturable", "differentiable")  # how it is computed, not what
+
+
+def names_of(model: nn.Module) -> dict[int, str]:
+    """Map each parameter's id to its name; to be called before the model is sharded."""
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+class Stepper:
+    """Any torch optimizer, on the parameters as they are spread over the ranks.
+
+    There are two paths. torch's own AdamW, Adam and SGD work on the local tensors of this rank, by
+    their fused kernels: what they do is elementwise, so that sharding needs no thought, and the
+    dispatch of DTensors costs more host time than the step itself. Every other optimizer works on
+    the DTensors (so that one that is not elementwise is either right or refuses), and the host
+    waits to know whether the step is to be skipped.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer | Factory,
+        names: Mapping[int, str],
+        model: nn.Module,
+        mesh: Mesh,
+        training: Training,
+        *,
+        lr_factor: Callable[[int], float] = lambda step: 1.0,
+        nominal: float | None = None,  # things counted in a step, if all are: keeps sums near one
+        keeps_settings: bool = False,  # on a resume: the learning rate, weight decay ... of today
+    ) -> None:
+        self.mesh, self.training, self.lr_factor = mesh, training, lr_factor
+        self.keeps_settings = keeps_settings
+        self.parameters = dict(model.named_parameters())
+        self.optimizer = bound(optimizer, names, self.parameters)
+        chosen = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        self.named = [(name, p) for name, p in self.parameters.items() if id(p) in chosen]
+        self.fused = can_fuse(self.optimizer)
+        self.locals = self._to_local() if self.fused else [p for _, p in self.named]
+        self.device = local_tensor(next(iter(self.parameters.values()))).device
+        self.scaling = training.mixed_precision == "fp16"
+        self.nominal = nominal if nominal or self.scaling else 1.0
+        self.scale = torch.tensor(FIRST_SCALE if self.scaling else 1.0, device=self.device)
+        self.good, self.skipped, self.bad_in_a_row = (
+            torch.zeros((), device=self.device) for _ in range(3)
+        )
+
+    def _to_local(self) -> list[nn.Parameter]:
+        """Exchange the optimizer's parameters, and their state, for the local parts."""
+        optimizer = self.optimizer
+        own = {p: local_parameter(p) for _, p in self.named}
+        for group in optimizer.param_groups:
+            group["params"] = [own[p] for p in group["params"]]
+            group["fused"], group["foreach"] = True, False
+        for whole, part in own.items():
+            if state := optimizer.state.pop(whole, None):
+                optimizer.state[part] = {key: local_state(v, part) for key, v in state.items()}
+        return list(own.values())
+
+    # -- a step -------------------------------------------------------------------------------
+
+    def scaled(self, loss: Tensor, count: Tensor, *, real: bool = True) -> Tensor:
+        """Bring a sum of losses to a size whose gradients low precision can hold."""
+        if self.nominal is None:
+            self.nominal = self._usual_count(count)
+        undo = self.mesh.copies if self.mesh.strategy == "ddp" else 1  # ddp averages over the ranks
+        return loss * (self.scale.to(loss.device) * (undo * real / self.nominal))
+
+    def _usual_count(self, count: Tensor) -> float:
+        """Guess what a step counts from its first micro-batch: a power of two, which rounds none
+        of the gradients. Asked once, and by fp16 alone."""
+        total = sum(gather(float(count))) * self.training.gradient_accumulation
+        return float(2.0 ** math.ceil(math.log2(max(1.0, total))))
+
+    def add_up(self, sums: Sums) -> Tensor:
+        """Add up over all ranks: squares of the gradients, then a sum and a count per name."""
+        self._take_gradients()
+        flat = [value.to(self.device) for pair in sums.values() for value in pair]
+        total = torch.stack([self._squares(), *flat])
+        if dist.get_world_size() > 1:
+            dist.all_reduce(total)
+        return total
+
+    def step(self, step: int, names: tuple[str, ...], total: Tensor) -> StepReport:
+        squares, loss, count = total[:3].unbind()
+        # What was summed is scale / nominal times the gradient of the sum of all losses.
+        to_mean = (self.nominal or 1.0) / (self.scale.double() * count)
+        norm = (squares / self.mesh.copies).sqrt() * to_mean  # every copy has counted them all
+        most = self.training.grad_clip_norm
+        factor = to_mean * (most / (norm + 1e-6)).clamp(max=1.0) if most else to_mean
+        bad = 1.0 - (norm.isfinite() & loss.isfinite()).float()
+        lr = self._apply(factor, bad, self.lr_factor(step))
+        self._forget()
+        self._count(bad, count)
+        return StepReport(step, names, total[1:], norm, bad, self.bad_in_a_row.clone(), lr)
+
+    def _apply(self, factor: Tensor, bad: Tensor, lr_factor: float) -> float | Tensor:
+        groups = self.optimizer.param_groups
+        base = [copy_of(group["lr"]) for group in groups]
+        for group, own in zip(groups, base, strict=True):
+            set_lr(group, own * lr_factor)
+        if self.fused:
+            # The fused kernels divide by the one and do nothing at all where the other is set.
+            self.optimizer.grad_scale = (1.0 / factor).float()  # type: ignore[attr-defined]
+            self.optimizer.found_inf = bad  # type: ignore[attr-defined]
+            self.optimizer.step()
+        elif not bad.item():
+            if grads := [local_tensor(p.grad) for p in self.locals if p.grad is not None]:
+                torch._foreach_mul_(grads, factor.item())
+            self.optimizer.step()
+        for group, own in zip(groups, base, strict=True):
+            set_lr(group, own)  # a scheduler of the user's reckons with its own
+        first: float | Tensor = base[0] * lr_factor
+        return first
+
+    def _take_gradients(self) -> None:
+        """Take the shards as FSDP has them now: it may have moved them in its first forward."""
+        if not self.fused:
+            return
+        for (_, parameter), own in zip(self.named, self.locals, strict=True):
+            if own is parameter:
+                continue
+            own.data = local_tensor(parameter)
+            own.grad = None if parameter.grad is None else local_tensor(parameter.grad)
+
+    def _squares(self) -> Tensor:
+        grads = [local_tensor(p.grad) for p in self.locals if p.grad is not None]
+        grads = [grad for grad in grads if grad.numel()]
+        if not grads:
+            return torch.zeros((), dtype=torch.float64, device=self.device)
+        return torch.stack(torch._foreach_norm(grads)).double().square().sum()
+
+    def _forget(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        for own in self.locals:
+            own.grad = None
+
+    def _count(self, bad: Tensor, count: Tensor) -> None:
+        self.skipped += bad
+        lost = bad * (count > 0)  # else nothing was wrong: none of its targets counts
+        if not self.scaling:
+            self.bad_in_a_row = (self.bad_in_a_row + lost) * bad
+            return
+        # An overflow only says that the scale is too large, until there is nothing left to halve.
+        curable = lost * (self.scale > 1.0)
+        self.bad_in_a_row = (self.bad_in_a_row + lost - curable) * (bad - curable)
+        self.good = (self.good + 1) * (1 - bad)
+        grow = 1.0 + (self.good >= GROW_AFTER).float()
+        self.good *= self.good < GROW_AFTER
+        self.scale = (self.scale * (1 - lost / 2) * grow).clamp(1.0, LARGEST_SCALE)
+
+    # -- what a checkpoint holds of it ----------------------------------------------------------
+
+    def _owned(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
+        for (name, parameter), own in zip(self.named, self.locals, strict=True):
+            yield name, parameter, own
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Give the optimizer's tensors by the names of the parameters, sharded as they are."""
+        for name, parameter, own in self._owned():
+            for key, value in self.optimizer.state.get(own, {}).items():
+                if isinstance(value, Tensor):
+                    whole = sharded_like(parameter, value) if own is not parameter else value
+                    yield f"{name}.{key}", whole
+
+    def prime(self, progress: Mapping[str, Any]) -> None:
+        """Make the state that the saved optimizer had, so that a checkpoint can be read into it."""
+        kind = type(self.optimizer).__name__
+        if progress.get("class", kind) != kind:
+            raise CheckFailed(
+                "the checkpoint does not fit this model and optimizer: it was saved with"
+                f" {progress['class']}, this is {kind}",
+                "resume with the optimizer that it was saved with",
+            )
+        had = set(progress.get("stateful", [name for name, _ in self.named]))
+        for name, parameter, own in self._owned():
+            if name not in had:
+                self.optimizer.state.pop(own, None)
+            elif not self.optimizer.state.get(own):
+                own.grad = torch.zeros_like(own if self.fused else parameter)
+        groups = self.optimizer.param_groups
+        base = [copy_of(group["lr"]) for group in groups]
+        for group in groups:
+            set_lr(group, copy_of(group["lr"]) * 0)
+        self.optimizer.grad_scale = self.optimizer.found_inf = None  # type: ignore[attr-defined]
+        unhooked = getattr(type(self.optimizer).step, "__wrapped__", type(self.optimizer).step)
+        unhooked(self.optimizer)
+        for group, own_lr in zip(groups, base, strict=True):
+            set_lr(group, own_lr)
+        self._forget()
+
+    def progress(self) -> dict[str, Any]:
+        """Give what is neither a parameter nor a tensor beside one, as JSON keeps it."""
+        state = self.optimizer.state
+        numbers = {
+            name: {k: v for k, v in state.get(own, {}).items() if isinstance(v, (int, float))}
+            for name, _, own in self._owned()
+        }
+        return {
+            "class": type(self.optimizer).__name__,
+            "stateful": [name for name, _, own in self._owned() if state.get(own)],
+            "plain": {name: values for name, values in numbers.items() if values},
+            "groups": [
+                {key: v for key, v in map(as_number, group.items()) if is_plain(v)}
+                for group in self.optimizer.param_groups
+            ],
+            "scale": self.scale.item() if self.scaling else None,
+            "nominal": self.nominal,
+            "good": self.good.item(),
+            "bad": self.skipped.item(),
+        }
+
+    def restore(self, progress: Mapping[str, Any]) -> None:
+        if not self.keeps_settings and "groups" in progress:
+            self._restore_settings(progress["groups"])
+        for name, _, own in self._owned():
+            if numbers := progress.get("plain", {}).get(name):
+                self.optimizer.state[own].update(numbers)
+        if self.scaling and (progress["scale"] or 1.0) != 1.0:  # 1.0 was that of fp32
+            self.scale.fill_(progress["scale"])
+            self.nominal = self.nominal or progress.get("nominal")
+        self.good.fill_(progress["good"])
+        self.skipped.fill_(progress.get("bad", progress.get("skipped", 0)))
+
+    def _restore_settings(self, saved: list[dict[str, Any]]) -> None:
+        groups = self.optimizer.param_groups
+        if len(groups) != len(saved):
+            raise CheckFailed(
+                f"the checkpoint's optimizer has {len(saved)} groups of parameters,"
+                f" this one {len(groups)}"
+            )
+        for group, values in zip(groups, saved, strict=True):
+            for key, value in values.items():
+                if key == "lr":
+                    set_lr(group, value)
+                elif key not in HOW:
+                    group[key] = tuple(value) if isinstance(value, list) else value
+
+
+# -- the optimizer, and the parameters it works on ------------------------------------------------
+
+
+def configured(config: Config) -> Factory:
+    """Make the optimizer of optimizer.*: a function of the parameters."""
+    wanted = config.optimizer
+
+    def make(parameters: list[nn.Parameter]) -> Optimizer:
+        # A norm's scale or a bias has no reason to be small.
+        decays = [p for p in parameters if p.dim() >= 2]
+        others = [p for p in parameters if p.dim() < 2]
+        groups = [
+            {"params": decays, "weight_decay": wanted.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        if wanted.name == "adamw":
+            return AdamW(groups, lr=wanted.lr, betas=wanted.betas, eps=wanted.eps)
+        return SGD(groups, lr=wanted.lr, momentum=wanted.momentum)
+
+    return make
+
+
+def bound(
+    optimizer: Optimizer | Factory, names: Mapping[int, str], now: Mapping[str, nn.Parameter]
+) -> Optimizer:
+    """Move an optimizer from the parameters that it was made for to those of the spread model."""
+    if not isinstance(optimizer, Optimizer):
+        wanted = [parameter for parameter in now.values() if parameter.requires_grad]
+        made = optimizer(wanted)
+        if not isinstance(made, Optimizer):
+            raise UsageError(
+                f"optimizer gave a {type(made).__name__}, not a torch optimizer",
+                "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
+            )
+        optimizer = made
+    else:
+        for group in optimizer.param_groups:
+            move(optimizer, group, names, now)
+    if isinstance(optimizer, LBFGS):
+        raise UsageError(
+            "LBFGS evaluates the loss several times per step, which the Trainer does not",
+            "use another optimizer",
+        )
+    return optimizer
+
+
+def move(
+    optimizer: Optimizer,
+    group: dict[str, Any],
+    names: Mapping[int, str],
+    now: Mapping[str, nn.Parameter],
+) -> None:
+    strangers = [p for p in group["params"] if id(p) not in names]
+    if strangers:
+        raise UsageError(
+            f"the optimizer holds a parameter of shape {tuple(strangers[0].shape)} that is"
+            " not the model's",
+            "make it from the parameters of the very model that you give to the Trainer",
+        )
+    for place, old in enumerate(group["params"]):
+        new = group["params"][place] = now[names[id(old)]]
+        if state := optimizer.state.pop(old, None):
+            optimizer.state[new] = {key: placed(value, old, new) for key, value in state.items()}
+
+
+def placed(value: Any, old: Tensor, new: Tensor) -> Any:
+    """Spread state that is as large as its parameter in the way the parameter is."""
+    if not isinstance(value, Tensor) or value.shape != old.shape or not value.dim():
+        return value
+    if isinstance(new, DTensor):
+        return distribute_tensor(value.to(new.device), new.device_mesh, new.placements)
+    return value.to(new.device)
+
+
+def can_fuse(optimizer: Optimizer) -> bool:
+    """Whether torch has fused kernels for it, and the user has not chosen another way."""
+    if type(optimizer) not in FUSED:
+        return False
+    for group in optimizer.param_groups:
+        if group.get("fused") is False or any(group.get(how) for how in HOW[1:]):
+            return False
+        if not all(p.is_floating_point() and p.device.type in ("cpu", "cuda")
+                   for p in group["params"]):  # fmt: skip
+            return False
+    return True
+
+
+def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
+    if not isinstance(parameter, DTensor):
+        return parameter
+    return nn.Parameter(local_tensor(parameter), requires_grad=parameter.requires_grad)
+
+
+def local_state(value: Any, part: Tensor) -> Any:
+    """Bring a value to this rank's part; a count of steps, too, which the fused kernels read."""
+    if not isinstance(value, Tensor):
+        return value
+    value = local_tensor(value)
+    return value.to(part.device, torch.float32) if not value.dim() else value
+
+
+def copy_of(lr: Any) -> Any:
+    return lr.clone() if isinstance(lr, Tensor) else lr
+
+
+def set_lr(group: dict[str, Any], value: Any) -> None:
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(value)
+    else:
+        group["lr"] = value
+
+
+def as_number(item: tuple[str, Any]) -> tuple[str, Any]:
+    key, value = item
+    return key, value.item() if isinstance(value, Tensor) and not value.dim() else value
+
+
+def is_plain(value: Any) -> bool:
+    """Whether JSON keeps it as it is."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(inner) for key, inner in value.items())
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def schedule(config: Scheduler, step: int, max_steps: int) -> float:
+    """Give steps 1, 2, ... their part of the highest learning rate; a resume needs no state."""
+    total = config.total_steps or max_steps
+    warmup = max(1, total // 20) if config.warmup_steps is None else config.warmup_steps
+    if step <= warmup:
+        return step / warmup
+    if config.name == "constant":
+        return 1.0
+    start = warmup
+    if config.name == "wsd":
+        start = max(warmup, total - (config.decay_steps or max(1, total // 5)))
+    done = min(1.0, max(0.0, (step - start) / max(1, total - start)))
+    low = config.min_lr_ratio
+    if config.name == "cosine":
+        return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done))
+    return 1.0 - (1 - low) * done

@@ -1,0 +1,75 @@
+"""A batch on its way to the model: what the loop knows of it, its device, its seeds."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Micro(NamedTuple):
+    """One micro-batch of this rank."""
+
+    data: Any
+    ids: list[int] | None  # its samples, where they have numbers
+    real: bool = True  # else it counts as none: this rank only takes part in the collectives
+    last: bool = False  # of its epoch, on all ranks
+
+
+class Batches(Protocol):
+    """What the loop asks of data: every rank gets as many batches of an epoch as the others."""
+
+    @property
+    def description(self) -> str:
+        """Said in the first line of a training."""
+        ...
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples per rank and batch, where that is known."""
+        ...
+
+    @property
+    def round_size(self) -> int:
+        """How far one batch on every rank moves the position."""
+        ...
+
+    @property
+    def samples(self) -> int | None:
+        """Samples in an epoch, over all ranks, where that is known."""
+        ...
+
+    @property
+    def endless(self) -> bool:
+        """Whether epochs follow each other without a gap, as if there were only one."""
+        ...
+
+    def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
+        """The batches of an epoch from a position on; positions count over all ranks."""
+        ...
+
+
+def to_device(data: Any, device: torch.device) -> Any:
+    """Move the tensors of a batch, in whatever a user's dataset makes of them."""
+    if isinstance(data, Tensor):
+        return data.to(device, non_blocking=True)
+    if isinstance(data, dict):
+        return {name: to_device(value, device) for name, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(to_device(value, device) for value in data))
+    if isinstance(data, (list, tuple)):
+        return [to_device(value, device) for value in data]
+    return data
+
+
+def seed_all(seed: int, step: int, micro: int, rank: int) -> None:
+    """Randomness is a function of where we are, so that a resume needs no saved state of it."""
+    number = hash((seed, step, micro, rank)) & 0xFFFF_FFFF  # of ints: the same in every process
+    torch.manual_seed(number)
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
