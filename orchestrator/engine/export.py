@@ -1,4 +1,4 @@
-"""The earlier name of orchestrator.engine.saving.export, for `python -m orchestrator.engine.export`."""
+"""`python -m orchestrator.engine.export` still runs engine.saving.export."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The earlier name of orchestrator.engine.observe.overlap, for `python -m orchestrator.engine.overlap`."""
+"""`python -m orchestrator.engine.overlap` still runs engine.observe.overlap."""
 
 import sys
 

@@ -436,3 +436,41 @@ def promises(place: Path) -> None:
         "file": message(made.load_checkpoint, place / "spec.json"),
     }
     (place / f"told_{rank}").write_text(json.dumps(told))
+
+
+# -- keys of config= ----------------------------------------------------------------------------
+
+CONFIG = {
+    "training": {"max_steps": 8, "eval_steps": 3, "eval_batches": 1, "deterministic": True},
+    "checkpoint": {"steps": 3, "keep": 2, "asynchronous": False},
+    "profiling": {"enabled": True, "wait": 0, "warmup": 0, "active": 1},
+    "logging": {"interval": 4},
+}
+
+
+class Counted(Net):
+    flops_per_sample = 1e4
+
+
+def read_lines(place: Path) -> list[dict[str, Any]]:
+    (file,) = place.glob("*/outputs/rank_00_metrics.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def keys_at_work(place: Path) -> None:
+    """A Trainer that is told by its config alone, then one whose time is over."""
+    fit = loader(shuffle=True)
+    torch.manual_seed(0)
+    model = Counted()
+    keys = {**CONFIG, "checkpoint": {**CONFIG["checkpoint"], "directory": str(place / "kept")}}
+    optimizer = torch.optim.Adadelta(model.parameters())  # which has no fused kernel
+    first = Trainer(model, optimizer, nn.CrossEntropyLoss(), config=keys)
+    first.train(fit, loader(13), epochs=50)
+    lines = read_lines(place)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    short = trainer(config={"training": {"max_minutes": 1e-9}})
+    short.train(fit, epochs=50)
+    told = [first.state.ended, first.state.step, deterministic, short.state.ended, lines]
+    if first.ranks.rank == 0:
+        (place / "told").write_text(json.dumps(told))

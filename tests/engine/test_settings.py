@@ -1,0 +1,87 @@
+"""Every key of the config: a Trainer reads it, or refuses it by name with what to use instead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.engine.core import settings
+from orchestrator.errors import UsageError
+from tests.engine.test_fields import ENGINE, every_field
+from tests.engine.worlds import Job, run
+
+# Section -> the keys that a Trainer reads, and what has to be set beside them.
+READ: dict[str, tuple[str, dict[str, Any]]] = {
+    "training": (
+        "max_steps max_minutes gradient_accumulation mixed_precision activation_checkpointing"
+        " grad_clip_norm seed deterministic max_bad_steps eval_steps eval_seconds eval_batches",
+        {"eval_steps": 7},
+    ),
+    "fsdp": (
+        "shard_size reshard_after_forward forward_prefetch backward_prefetch reduce_dtype"
+        " accumulate cpu_offload wrap",
+        {},
+    ),
+    "distributed": (
+        "timeout bucket_cap_mb gradient_as_bucket_view static_graph find_unused_parameters"
+        " broadcast_buffers",
+        {},
+    ),
+    "compile": ("enabled backend mode fullgraph dynamic", {"enabled": True}),
+    "checkpoint": ("steps seconds at_end directory keep asynchronous resume", {}),
+    "profiling": (
+        "enabled wait warmup active record_shapes profile_memory with_stack",
+        {"enabled": True},
+    ),
+    "logging": ("interval", {}),
+}
+KEYS = {f"{section}.{key}" for section, (keys, _) in READ.items() for key in keys.split()}
+
+
+@pytest.mark.parametrize("name", [*every_field()])
+def test_every_key_is_read_or_refused_by_name(name: str) -> None:
+    section, _, key = name.partition(".")
+    own = settings.arguments("fp32", 1, None, 0, None)
+    strategy = "ddp" if section == "distributed" and key != "backend" else "hybrid_shard"
+    if name in KEYS:
+        value = ENGINE[name].value
+        beside = {**READ[section][1], key: value}
+        made = settings.config_of(own, strategy, False, {section: beside})
+        read = getattr(getattr(made, section), key)
+        assert read == (tuple(value) if isinstance(value, list) else value)
+        return
+    with pytest.raises(UsageError, match=f"a Trainer does not read {name}\n") as error:
+        settings.config_of(own, strategy, False, {section: {key: 1} if key else {}})
+    assert error.value.fix
+
+
+def test_what_is_no_key_is_named() -> None:
+    own = settings.arguments("fp32", 1, None, 0, None)
+    with pytest.raises(UsageError, match="did you mean 'shard_size'"):
+        settings.config_of(own, "hybrid_shard", False, {"fsdp": {"shard_sise": 2}})
+    with pytest.raises(UsageError, match=r"config\['fsdp'\] must hold keys, not 2"):
+        settings.config_of(own, "hybrid_shard", False, {"fsdp": 2})
+
+
+# -- and they do what they do in the engine -------------------------------------------------------
+
+
+def test_a_trainer_does_what_the_engine_does(tmp_path: Path) -> None:
+    job = Job(str(tmp_path / "a"), [2], {}, call="tests.engine.trained:keys_at_work")
+    assert run(job) == [[0, 0]], job.told()
+    ended, step, deterministic, short, lines = json.loads((job.path / "told").read_text())
+    assert (ended, step) == ("training.max_steps (8) are done", 8)
+    assert deterministic is True
+    assert short == "training.max_minutes (1e-09) are over"
+    steps = [line["step"] for line in lines if "loss" in line]
+    assert steps == [1, 4, 8]
+    assert all(line["mfu_measured"] > 0 and line["exposed_comm_ms"] > 0 for line in lines[:1])
+    assert [line["step"] for line in lines if "eval_loss" in line] == [3]
+    kept = sorted(path.name for path in (job.path / "kept").iterdir())
+    assert kept == ["step_00000006", "step_00000008"]
+    outputs = job.experiment() / "outputs"
+    assert (outputs / "profile/summary.json").exists()
+    assert (outputs / "profile/rank_01.json.gz").exists()
