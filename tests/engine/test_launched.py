@@ -89,7 +89,7 @@ def test_the_examples_of_the_trainer_run_alone_and_on_two_nodes(head: Head) -> N
     both = head.run("--nproc", "2", "train.py")
     assert "hybrid_shard: 2 copies of the parameters, each in 2 shards" in both.text
     assert "900 samples, shuffled by seed 0 and epoch, dealt out to 4 ranks" in both.text
-    assert "3 epochs are done after step 24" in both.text
+    assert "3 epochs are done: all ranks end together after step 24" in both.text
     assert "tensor(2.) 4" in both.text
     lines = (head.experiment / "outputs/rank_00_metrics.jsonl").read_text().splitlines()
     found = json.loads(lines[-1])
