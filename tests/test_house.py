@@ -27,10 +27,11 @@ ARROWS: dict[str, set[str]] = {
     "config": {"errors"},
     "records": {"errors", "files"},
     "slurm_environment": {"errors", "host_ranges"},
-    "node/peers": set(),
-    "node/job": {"files", "node/peers"},
-    "node/facts": {"node/job"},
-    "node/server": {"node/facts", "node/job", "node/peers"},
+    "protocol": {"version"},
+    "node/peers": {"protocol"},
+    "node/job": {"files", "node/peers", "protocol"},
+    "node/facts": {"node/job", "protocol"},
+    "node/server": {"node/facts", "node/job", "node/peers", "protocol"},
     "node": {"node/job", "node/server"},
     "engine/ranks": {"config", "errors", "slurm_environment"},
     "engine/models": {"config", "errors"},
@@ -51,28 +52,28 @@ ARROWS: dict[str, set[str]] = {
     },
     "distributed": {"engine/ranks"},
     "head": set(),
-    "head/inventory": {"errors", "host_ranges", "text"},
+    "head/inventory": {"errors", "host_ranges", "protocol", "text"},
     "head/screen": {"text"},
-    "head/connect": {"errors", "text", "head/inventory"},
+    "head/connect": {"errors", "protocol", "text", "head/inventory"},
     "head/plan": {"config", "errors", "text", "head/inventory"},
     "head/verify": {"config", "text", "head/screen"},
     "head/doctor": {
-        *("errors", "text"),
+        *("errors", "protocol", "text"),
         *("head/connect", "head/inventory", "head/plan", "head/screen"),
     },
     "head/follow": {
-        *("errors", "files", "interrupt", "records"),
+        *("errors", "files", "interrupt", "protocol", "records"),
         *("head/connect", "head/inventory", "head/screen"),
     },
-    "head/prune": {"errors", "files", "records", "text", "head/connect", "head/screen"},
+    "head/prune": {"errors", "files", "protocol", "records", "text", "head/connect", "head/screen"},
     "head/slurm": {"errors", "records", "head/connect", "head/follow", "head/screen"},
     "head/launch": {
-        *("config", "errors", "interrupt", "records", "version"),
+        *("config", "errors", "interrupt", "protocol", "records", "version"),
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/plan"),
         "head/slurm",
     },
     "head/status": {
-        *("errors", "records", "text"),
+        *("errors", "protocol", "records", "text"),
         *("head/connect", "head/follow", "head/inventory", "head/slurm"),
     },
     "head/commands": {
@@ -86,7 +87,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/commands", "head/connect", "head/inventory", "head/launch", "head/slurm"),
     },
     "launchers/by_hand": {
-        *("errors", "interrupt", "records", "launchers/slurm"),
+        *("errors", "interrupt", "protocol", "records", "launchers/slurm"),
         *("head/commands", "head/connect", "head/inventory", "head/launch", "head/plan"),
         "head/slurm",
     },
@@ -132,6 +133,7 @@ OTHERS = {
     "launchers/containers": {"yaml", "click"},
     "api": {"click"},
     "api/cluster.py": {"cloudpickle", "typing_extensions"},
+    "protocol/message.py": {"typing_extensions"},  # for the type checker alone
     "node/job/run_function.py": {"cloudpickle"},  # which travels with the function
     "node/job/fast_torchrun.py": {"torch"},  # it is torchrun
 }
@@ -229,7 +231,9 @@ def test_a_forbidden_arrow_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             test_the_arrows_run_one_way(tmp_path / "node/job/bad.py")
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if room(p).startswith("node")], ids=show)
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if room(p).startswith(("node", "protocol"))], ids=show
+)
 def test_what_nodes_run_is_python_3_9(path: Path) -> None:
     ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
 

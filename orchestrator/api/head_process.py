@@ -204,7 +204,7 @@ def take_up(answers: Answers, request: dict[str, Any]) -> None:
         return
     record = place.read_record()
     states = [] if record.over else status.ask_nodes(ssh, record)
-    sizes = {node.index: state.get("log_bytes", 0) for node, state in zip(record.nodes, states)}  # noqa: B905
+    sizes = {node.index: state.log_bytes or 0 for node, state in zip(record.nodes, states)}  # noqa: B905
     speak_into(place)
     answers.tell(place=str(place.path), logs=sizes)
     if not record.over:

@@ -24,8 +24,8 @@ WRAPPED = (
     ("orchestrator.head.connect.ssh", "SshTransport._shake_hands", "SSH handshake"),
     ("orchestrator.head.connect.host_keys", "check", "check the host key"),
     ("orchestrator.head.connect.ssh", "log_in", "log in"),
-    ("orchestrator.head.connect.fleet", "open_link", "shell, Python, link"),
-    ("orchestrator.head.connect.channel", "Link.ask", "ask: "),
+    ("orchestrator.head.connect.fleet", "open_channel", "shell, Python, server"),
+    ("orchestrator.head.connect.channel", "NodeChannel.ask", "ask: "),
     ("orchestrator.head.launch.launch", "prepare", "all nodes reached and probed"),
     ("orchestrator.head.launch.launch", "make_plan", "plan"),
     ("orchestrator.head.launch.launch", "manifest", "manifest"),
@@ -84,7 +84,7 @@ def noted(
         try:
             return function(*args, **kwargs)
         finally:
-            label = what + str(args[1]) if what.endswith(" ") else what
+            label = what + args[1].do if what.endswith(" ") else what
             spans.append((begin, time.time(), label))
 
     return wrapped

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.run_directory import RunDir, connect
+from orchestrator.protocol.message import decode
+from orchestrator.protocol.spec import Spec
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("job") / "torchrun.py"
@@ -60,6 +62,18 @@ def streams(log: bytes, ranks: bytes) -> dict[str, bytes]:
     return found
 
 
+def spec_of(data: dict[str, Any]) -> Spec:
+    return decode(Spec, json.loads(json.dumps(data)))
+
+
+def bare_spec(**fields: Any) -> Spec:
+    """A spec in which nothing matters but these fields."""
+    text = {"job": "job", "experiment": "e", "start": "plain", "workdir": "/"}
+    numbers = {"node": 0, "nnodes": 1, "nproc": 1, "first_rank": 0}
+    rest = {"agent": [], "env": {}, "unset": [], "target": {"kind": "script", "name": "x"}}
+    return decode(Spec, {**text, **numbers, **rest, **fields})
+
+
 class Job:
     """One job on one node. `home` is where ORCHESTRATOR_HOME points to."""
 
@@ -100,7 +114,7 @@ class Job:
 
     def start(self, spec: dict[str, Any]) -> Job:
         self.run.create()
-        self.run.write_spec(spec)
+        self.run.write_spec(spec_of(spec))
         self.supervisor = subprocess.Popen(
             [PYTHON, "-IS", "-c", SUPERVISE, self.run.job, str(self.run.node)],
             stdin=subprocess.DEVNULL,
@@ -125,7 +139,11 @@ class Job:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        return list(self.run.read_events())
+        try:
+            lines = Path(self.run.events).read_text().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["event"] == kind]

@@ -24,7 +24,7 @@ from orchestrator.head.connect.subprocess_transport import Allocation, LocalTran
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import stop as stopping
 from orchestrator.head.follow import verdict
-from orchestrator.head.follow.follower import Follower
+from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.run import Run
 from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.launch import launch as launching
@@ -37,7 +37,7 @@ from orchestrator.head.screen.log_reader import LogFile, last_words
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.slurm import batch_job, queue
 from orchestrator.head.status import status as job_status
-from orchestrator.head.status.catch_up import Mirror
+from orchestrator.head.status.catch_up import LogFetcher
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord
 
@@ -147,10 +147,10 @@ def follow(
     running = Run(
         place, record, display, grace=record.grace, node_loss_timeout=record.node_loss_timeout
     )
-    links = [one.link for one in launched.reached] if launched else [None] * len(record.nodes)
+    channels = [one.channel for one in launched.reached] if launched else [None] * len(record.nodes)
     followers = [
-        Follower(ssh, record.job, node, place, running.post, link, head=running.since)
-        for node, link in zip(record.nodes, links, strict=True)
+        NodeFollower(ssh, record.job, node, place, running.post, channel, head=running.since)
+        for node, channel in zip(record.nodes, channels, strict=True)
     ]
     running.go(followers, options.get("keys"))
     display.finish()
@@ -158,7 +158,7 @@ def follow(
     if running.thief is not None:
         say(f"{whose(running.thief)} has taken over; this head leaves, the job goes on")
         return EXIT_STOPPED  # not 0: what waits for this command must not take the job for done
-    if running.detached:
+    if running.end.left:
         say(f"left running; take it up again: orchestrator attach {place.name}")
         return 0
     in_time = running.out_of_time and running.record.state == "stopped"
@@ -292,16 +292,16 @@ def logs(options: dict[str, Any]) -> int:
     check_choice(record, options["node"], options["rank"])
     files = log_files(place, record)
     screen = make_screen(files, record, options)
-    mirror = Mirror(place, record, ssh)
+    fetcher = LogFetcher(place, record, ssh)
     over = not options["follow"]
     if over:
-        mirror.catch_up()
+        fetcher.catch_up()
     else:
-        mirror.begin()
+        fetcher.begin()
     while screen.pump() or not (over or screen.broken):
-        over = over or mirror.over(wait=0.2)
+        over = over or fetcher.over(wait=0.2)
     screen.close()
-    mirror.end()
+    fetcher.end()
     return EXIT_DONE
 
 
@@ -324,10 +324,10 @@ def status(options: dict[str, Any]) -> int:
         slurm = queue.place(record.slurm_job) if record.slurm_job and not record.over else None
         print_out(words(record, states, slurm))
         over = record.over or (
-            record.state != "queued" and all(state["state"] == "ended" for state in states)
+            record.state != "queued" and all(state.state == "ended" for state in states)
         )
         if over or not options["watch"]:
-            unreachable = any(state["state"] == "unreachable" for state in states)
+            unreachable = any(state.state == "unreachable" for state in states)
             return EXIT_NODE if unreachable else EXIT_DONE
         time.sleep(1)
         record = batch_job.settle(place, place.read_record()) if place else record

@@ -1,4 +1,4 @@
-"""The head's end of the one channel to each node: ships the node's program, asks and receives."""
+"""Opens the one channel to a node, ships the node's program through it, asks and receives."""
 
 from __future__ import annotations
 
@@ -8,21 +8,32 @@ import hashlib
 import json
 import secrets
 import shlex
-import struct
 import sys
 import threading
 import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.errors import NodeError
 from orchestrator.head.connect.light_paramiko import paramiko
 from orchestrator.head.connect.transport import Connection
+from orchestrator.protocol import frames
+from orchestrator.protocol.frames import HEADER, JSON, PIECE
+from orchestrator.protocol.message import Message, Nonsense, decode, parse
+from orchestrator.protocol.messages import (
+    Answered,
+    Greeting,
+    Incoming,
+    Refused,
+    Request,
+    frame_of_request,
+    read_incoming,
+)
+from orchestrator.protocol.version import conflict
 
 HOUSE = Path(__file__).parents[2]
-HEADER = struct.Struct(">cI")
 READ = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
 NOISE_LIMIT = 1 << 20
 
@@ -30,7 +41,7 @@ NOISE_LIMIT = 1 << 20
 TRAVELS = (
     *("__init__.py", "distributed.py", "errors.py", "files.py", "host_ranges.py"),
     *("slurm_environment.py", "text.py", "version.py"),
-    *("config", "records", "node", "engine"),
+    *("config", "records", "protocol", "node", "engine"),
 )
 # No character in these that any login shell (sh, bash, zsh, csh, fish) treats specially in quotes.
 CHOOSE_PYTHON = (
@@ -42,9 +53,12 @@ READ_PROGRAM = (
 )
 
 
+A = TypeVar("A", bound=Message)
+
+
 @functools.cache
 def library() -> tuple[str, bytes]:
-    """(digest, blob): our sources that run on nodes, where only Python and torch are installed."""
+    """Return the digest and the blob of our sources that run on nodes, which have only torch."""
     paths = [
         path
         for name in TRAVELS
@@ -65,16 +79,24 @@ def installer() -> str:
 
 
 def python_candidates(wanted: str | None) -> list[str]:
-    """The one asked for, or: the head's own path if the node has it too, else the login's."""
+    """Return the one asked for, or: the head's own path if the node has it too, or the login's."""
     return [wanted] if wanted else [sys.executable, "python3", "python"]
 
 
 class Declined(NodeError):
-    """The node is there, and cannot do what was asked."""
+    """The node is there, and cannot do what was asked. `kind` is one of protocol/messages.py."""
+
+    def __init__(self, what: str, kind: str = "") -> None:
+        super().__init__(what)
+        self.kind = kind
 
 
-class Link:
-    """An open channel to one node's link program. Requests are asked one at a time."""
+def nonsense(error: Nonsense) -> NodeError:
+    return NodeError(f"the node talks nonsense: {error}")
+
+
+class NodeChannel:
+    """An open channel to one node's server. Requests are asked one at a time."""
 
     def __init__(self, connection: Connection, pythons: Sequence[str], timeout: float) -> None:
         self.connection = connection
@@ -82,6 +104,7 @@ class Link:
         self.rest = memoryview(b"")
         self.sending = threading.Lock()
         self.count = 0
+        self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet
         choose = [CHOOSE_PYTHON, "sh", READ_PROGRAM, *pythons]
         self.channel = connection.run("exec /bin/sh -c " + " ".join(map(quote, choose)), timeout)
         digest, blob = library()
@@ -90,7 +113,7 @@ class Link:
             self._send(install.encode() + b"\0" + blob)
 
     def begin(self, timeout: float) -> None:
-        """Wait for the link program's first word, past whatever a banner or rc file prints."""
+        """Wait for the server's greeting, past whatever a banner or an rc file prints."""
         mark = f"\n{self.nonce}\n".encode()
         deadline = time.monotonic() + timeout
         noise = b""
@@ -99,45 +122,70 @@ class Link:
                 deadline - time.monotonic(), "its login shell never gets to our command"
             )
             if not data or len(noise) > NOISE_LIMIT:
-                raise NodeError(*why_no_link(noise, self._errors()))
+                raise NodeError(*why_no_server(noise, self._errors()))
             noise += data
         rest = noise.partition(mark)[2]
         if rest.startswith(b"!"):
             raise NodeError(rest[1:].decode(errors="replace").strip())
         self.rest = memoryview(rest)
+        greeting = self.message(deadline, "its program does not greet")
+        if not isinstance(greeting, Greeting):
+            raise nonsense(Nonsense("no greeting"))
+        other = conflict("of this channel", greeting.version)
+        if other:
+            raise NodeError(other)
 
-    def ask(self, do: str, timeout: float, **request: Any) -> dict[str, Any]:
-        """One request, one answer; for as long as nobody streams."""
-        number = self.tell(do, **request)
+    def ask(self, request: Request[A], timeout: float) -> A:
+        """Ask and wait for the answer; for as long as nobody streams."""
+        number = self.tell(request)
         deadline = time.monotonic() + timeout
-        silence = f"it does not answer ({do}) within {timeout:.0f} s"
+        silence = f"it does not answer ({request.do}) within {timeout:.0f} s"
         while True:
-            kind, size = self.header(deadline, silence)
-            data = self.exactly(size, deadline, silence)
-            answer: dict[str, Any] = json.loads(data) if kind == b"J" else {}
-            if answer.get("id") == number:
-                if "error" in answer:
-                    raise Declined(answer["error"])
-                found: dict[str, Any] = answer["ok"]
+            answer = self.message(deadline, silence)
+            if isinstance(answer, Refused):
+                self.pending.pop(answer.id, None)
+            if isinstance(answer, Refused) and answer.id == number:
+                raise Declined(answer.error, answer.kind)
+            if isinstance(answer, Answered) and answer.id == number:
+                found: A = self.answer_of(answer)[1]  # type: ignore[assignment]
                 return found
 
-    def tell(self, do: str, **request: Any) -> int:
-        """A request whose answer nobody waits for here; its number."""
+    def tell(self, request: Request[Any]) -> int:
+        """Send a request whose answer nobody waits for here; return its number."""
         with self.sending:
             self.count += 1
-            text = json.dumps({"id": self.count, "do": do, **request}).encode("ascii")
-            self._send(HEADER.pack(b"J", len(text)) + text)
+            self.pending[self.count] = request
+            text = json.dumps(frame_of_request(self.count, request)).encode("ascii")
+            self._send(frames.header(JSON, len(text)) + text)
             return self.count
 
+    def answer_of(self, answer: Answered) -> tuple[Request[Any], Message]:
+        """Return which request this is the answer to, and the answer."""
+        request = self.pending.pop(answer.id, None)
+        if request is None:
+            raise nonsense(Nonsense(f"an answer to nothing, number {answer.id}"))
+        try:
+            return request, decode(request.answer, answer.ok)
+        except Nonsense as error:
+            raise nonsense(error) from error
+
     def put(self, data: bytes, timeout: float) -> None:
-        """Bytes that the next request is about."""
+        """Send bytes that the next request is about."""
         self.channel.settimeout(timeout)
         with self.sending:
-            self._send(HEADER.pack(b"P", len(data)) + data)
+            self._send(frames.header(PIECE, len(data)) + data)
+
+    def message(self, deadline: float, silence: str) -> Incoming | None:
+        """Read a frame: what it says, or None for one of a stream."""
+        kind, size = self.header(deadline, silence)
+        data = self.exactly(size, deadline, silence)
+        return read_message(data) if kind == JSON else None
 
     def header(self, deadline: float, silence: str) -> tuple[bytes, int]:
-        kind, size = HEADER.unpack(self.exactly(HEADER.size, deadline, silence))
-        return kind, size
+        try:
+            return frames.parse_header(self.exactly(HEADER.size, deadline, silence))
+        except Nonsense as error:
+            raise nonsense(error) from error
 
     def exactly(self, size: int, deadline: float, silence: str) -> bytes:
         parts = []
@@ -147,7 +195,7 @@ class Link:
         return b"".join(parts)
 
     def some(self, limit: int, deadline: float, silence: str) -> memoryview:
-        """What is there, up to a limit; NodeError when the channel ends or stays silent."""
+        """Return what is there, up to a limit; NodeError when the channel ends or stays silent."""
         if not self.rest:
             self.rest = memoryview(self._receive(deadline - time.monotonic(), silence))
             if not self.rest:
@@ -165,7 +213,7 @@ class Link:
             raise NodeError(f"the connection broke ({error})") from error
 
     def _errors(self) -> str:
-        """What the other side last said on standard error."""
+        """Return what the other side last said on standard error."""
         if not self.channel.recv_stderr_ready():
             return ""
         return self.channel.recv_stderr(1 << 16).decode(errors="replace").strip()[-500:]
@@ -180,12 +228,19 @@ class Link:
         self.channel.close()
 
 
+def read_message(data: bytes) -> Incoming:
+    try:
+        return read_incoming(parse(data))
+    except Nonsense as error:
+        raise nonsense(error) from error
+
+
 def quote(word: str) -> str:
-    """One word for any login shell; ours hold nothing that single quotes would let through."""
+    """Quote a word for any login shell; ours hold nothing that single quotes would let through."""
     return shlex.quote(word)
 
 
-def why_no_link(noise: bytes, errors: str) -> tuple[str, str]:
+def why_no_server(noise: bytes, errors: str) -> tuple[str, str]:
     said = (errors or noise.decode(errors="replace").strip())[-300:]
     if b"no-python-here" in noise:
         return "there is no such python", "name one with python=/path behind the node in the list"

@@ -1,4 +1,4 @@
-"""All nodes at once: the same work for each in its own thread, every failure named in one table."""
+"""Does the same work for all nodes at once, each in a thread; names every failure in one table."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from orchestrator.errors import NodeError, OrchestratorError
-from orchestrator.head.connect.channel import Link, python_candidates
+from orchestrator.head.connect.channel import NodeChannel, nonsense, python_candidates
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.protocol.message import Nonsense
+from orchestrator.protocol.messages import Probe
 from orchestrator.text import table
 
 T = TypeVar("T")
@@ -23,12 +25,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Reached:
-    """A node with an open link."""
+    """A node with an open channel."""
 
     node: Node
     destination: Destination
     connection: Connection
-    link: Link
+    channel: NodeChannel
     facts: Facts
 
     @property
@@ -37,7 +39,7 @@ class Reached:
 
 
 def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | OrchestratorError]:
-    """work(item) for all items at once; each one's result or its error, in order."""
+    """Do work(item) for all items at once; return each one's result or its error, in order."""
     results: list[R | OrchestratorError | None] = [None] * len(items)
     crashes: list[BaseException] = []
 
@@ -62,7 +64,7 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
 def all_or_table(
     nodes: Sequence[Node], results: Sequence[R | OrchestratorError], then: str
 ) -> list[R]:
-    """The results, or one error that names every node that failed."""
+    """Return the results, or raise one error that names every node that failed."""
     failed = [
         (n, r) for n, r in zip(nodes, results, strict=True) if isinstance(r, OrchestratorError)
     ]
@@ -86,20 +88,23 @@ def connect(ssh: Transport, node: Node) -> tuple[Destination, Connection]:
     return destination, ssh.connect(destination)
 
 
-def open_link(connection: Connection, python: str | None, timeout: float) -> Link:
-    link = Link(connection, python_candidates(python), timeout)
-    link.begin(timeout)
-    return link
+def open_channel(connection: Connection, python: str | None, timeout: float) -> NodeChannel:
+    channel = NodeChannel(connection, python_candidates(python), timeout)
+    channel.begin(timeout)
+    return channel
 
 
-def reach(ssh: Transport, node: Node, python: str | None, request: dict[str, Any]) -> Reached:
-    """Connect, start the link, probe: one node's whole way, in one go."""
+def reach(ssh: Transport, node: Node, python: str | None, request: Probe) -> Reached:
+    """Connect, start the server there, probe: one node's whole way, in one go."""
     destination, connection = connect(ssh, node)
-    link = open_link(connection, node.python or python, ssh.timeout)
-    request = {**request, "workdir": node.workdir or request["workdir"]}
+    channel = open_channel(connection, node.python or python, ssh.timeout)
     asked = time.time()
-    answer = link.ask("probe", ssh.timeout, **request)
+    probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)
     answered = time.time()
     # The probe itself takes most of the round trip and reads its clock at the end.
-    facts = Facts.of(answer, clock_offset=answer["time"] - answered + min(0.001, answered - asked))
-    return Reached(node, destination, connection, link, facts)
+    offset = probed.time - answered + min(0.001, answered - asked)
+    try:
+        facts = Facts.of(probed, clock_offset=offset)
+    except Nonsense as error:
+        raise nonsense(error) from error
+    return Reached(node, destination, connection, channel, facts)

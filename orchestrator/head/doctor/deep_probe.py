@@ -1,4 +1,4 @@
-"""A closer look at a node, as node/checkup.py took it: with commands, seconds, for the doctor."""
+"""What the closer look at a node found (node/facts/deep_probe.py), for the doctor."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.head.connect.channel import Link
-from orchestrator.head.inventory.from_json import typed
+from orchestrator.head.connect.channel import NodeChannel, nonsense
+from orchestrator.protocol import messages
+from orchestrator.protocol.message import Nonsense, decode
 
 PATIENCE = 90.0  # longer than the longest limit of a part, which is that of importing torch
 
@@ -104,7 +105,11 @@ class Checkup:
         return dataclasses.asdict(self)
 
 
-def ask(link: Link, workdir: str, script: str = "", parts: Sequence[str] = ()) -> Checkup:
-    """One node's checkup; the parts are gpus, xids, code, torch and names, or all."""
-    answer = link.ask("checkup", PATIENCE, workdir=workdir, script=script, parts=list(parts))
-    return typed(Checkup, answer["checkup"])
+def ask(channel: NodeChannel, workdir: str, script: str = "", parts: Sequence[str] = ()) -> Checkup:
+    """Ask a node for its checkup; the parts are gpus, xids, code, torch and names, or all."""
+    request = messages.Checkup(workdir=workdir, script=script, parts=tuple(parts))
+    answer = channel.ask(request, PATIENCE)
+    try:
+        return decode(Checkup, answer.checkup)
+    except Nonsense as error:
+        raise nonsense(error) from error

@@ -19,6 +19,7 @@ from orchestrator.head.doctor.deep_probe import Checkup
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Check, Examined, Finding
 from orchestrator.head.plan import addresses
 from orchestrator.head.plan.model import NodeAddress
+from orchestrator.protocol.messages import Dial, Listen
 
 DIAL_SECONDS = 3.0
 CHECKS: dict[str, Check] = {
@@ -126,7 +127,7 @@ def look_closer(reached: Sequence[Reached], script: str) -> dict[str, Checkup | 
     """Run the deep probe on all nodes at once: as slow as the slowest import of torch."""
 
     def look(one: Reached) -> Checkup:
-        return deep_probe.ask(one.link, one.facts.workdir, script)
+        return deep_probe.ask(one.channel, one.facts.workdir, script)
 
     names = [one.node.name for one in reached]
     return dict(zip(names, fleet.everywhere(reached, look), strict=True))
@@ -139,9 +140,9 @@ def dial(
     words = {one.node.name: secrets.token_hex(8) for one in reached}
 
     def listen(one: Reached) -> list[int]:
-        ports = [one.facts.port or 0, 0] if one is reached[0] else [0]
-        answer = one.link.ask("listen", 10, ports=ports, word=words[one.node.name])
-        return [port for port in answer["ports"] if port]
+        ports = (one.facts.port or 0, 0) if one is reached[0] else (0,)
+        answer = one.channel.ask(Listen(ports=ports, word=words[one.node.name]), 10)
+        return [port for port in answer.ports if port]
 
     open_ports = fleet.everywhere(reached, listen)
     targets = [
@@ -155,9 +156,9 @@ def dial(
         others = [(name, port) for name, port in targets if name != one.node.name]
         calls = [(found[name].address, port, words[name]) for name, port in others]
         limit = DIAL_SECONDS * (2 + len(calls) / 32)
-        answer = one.link.ask("dial", limit + 10, places=calls, seconds=DIAL_SECONDS)
-        told = zip(others, answer["answers"], strict=True)
-        return {(one.node.name, name, port): why for (name, port), why in told if why}
+        answer = one.channel.ask(Dial(places=tuple(calls), seconds=DIAL_SECONDS), limit + 10)
+        results = zip(others, answer.answers, strict=False)
+        return {(one.node.name, name, port): why for (name, port), why in results if why}
 
     silent: dict[tuple[str, str, int], str] = {}
     for result in fleet.everywhere(reached, call):

@@ -1,4 +1,4 @@
-"""One node's stream home: log bytes into the local file, events to the run, across reconnects.
+"""Follows one node: its log into the local file, its events to the run, across reconnects.
 
 The local file's length is all the state there is: a new process goes on where a killed one stopped.
 """
@@ -7,50 +7,132 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import NodeError, OrchestratorError, UsageError
-from orchestrator.head.connect.channel import Declined, Link
-from orchestrator.head.connect.fleet import open_link
+from orchestrator.head.connect.channel import Declined, NodeChannel, nonsense, read_message
+from orchestrator.head.connect.fleet import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import outputs
 from orchestrator.head.follow.clock_offset import Clock
+from orchestrator.protocol import events, messages
+from orchestrator.protocol.events import Ended, Event
+from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS
+from orchestrator.protocol.message import Message, Nonsense, parse
+from orchestrator.protocol.messages import (
+    Answered,
+    Heartbeat,
+    Refused,
+    Request,
+    Stuck,
+    SupervisorGone,
+)
+from orchestrator.protocol.timing import HEAD_BEAT, HEAD_PATIENCE, SWEEP_PATIENCE
 from orchestrator.records.experiment import Experiment, NodeRecord
 
-OFFSET = struct.Struct(">Q")
-SILENCE = 8.0  # the node's link says something every second
-BEAT = 10.0
 CLOCK_READS = 3  # the shortest round trip of these tells best
 RETRY_TIMEOUT = 5.0
-SWEEP_SECONDS = 10.0
+LONGEST_EVENT = 1 << 24  # bytes
+
+
+# -- what a follower tells the run ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Message:
-    """What a follower tells the run."""
+class News:
+    """Something that came from a node, or happened to the connection to it."""
 
     node: int
-    kind: str  # event, grew, lost, back, clock, over, refused, disk_full, crashed, stuck, stays
-    data: dict[str, Any] = field(default_factory=dict)
 
 
-class Follower(threading.Thread):
+@dataclass(frozen=True)
+class Happened(News):
+    """The node's supervisor wrote an event."""
+
+    event: Event
+
+
+@dataclass(frozen=True)
+class Grew(News):
+    """The local files have more than before."""
+
+
+@dataclass(frozen=True)
+class Lost(News):
+    """The connection broke; the follower tries to come back."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Connected(News):
+    """The stream begins, or begins again. `clock`: the node's clock minus ours."""
+
+    clock: float
+
+
+@dataclass(frozen=True)
+class ClockRead(News):
+    """The clock's offset is known better now."""
+
+    clock: float
+
+
+@dataclass(frozen=True)
+class Answer(News):
+    """What the node's ranks are doing."""
+
+    stuck: Stuck
+
+
+@dataclass(frozen=True)
+class OutputsStay(News):
+    """Some outputs could not be fetched."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class DiskFull(News):
+    """The head's disk has no room for the log."""
+
+
+@dataclass(frozen=True)
+class Over(News):
+    """The job has ended there, and all files are here."""
+
+
+@dataclass(frozen=True)
+class Unknown(News):
+    """The node has no such job."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Failed(News):
+    """The follower cannot go on: a version of the job that cannot be followed, or a defect."""
+
+    error: Exception
+
+
+class NodeFollower(threading.Thread):
+    """A thread that follows one node until the job has ended there, or close()."""
+
     def __init__(
         self,
         ssh: Transport,
         job: str,
         node: NodeRecord,
         experiment: Experiment,
-        post: Callable[[Message], None],
-        link: Link | None = None,
+        post: Callable[[News], None],
+        channel: NodeChannel | None = None,
         *,
         head: float | None = None,
     ) -> None:
@@ -62,47 +144,49 @@ class Follower(threading.Thread):
         self.ranks = AppendOnly(experiment.ranks(node))
         self.outputs = experiment.path / "outputs"
         self.post = post
-        self.link = link
+        self.channel = channel
         self.head = head  # when this head came; None for one that only looks on
         self.left = threading.Event()
         self.writing = threading.Lock()
         self.ended = False
         self.event_rest = b""
         self.closing = threading.Event()
-        self.asked_to_end: dict[str, Any] | None = None
+        self.order: messages.End | None = None  # the end that the node was asked for
         self.next_beat = 0.0
-        self.activity: dict[str, float] = {}  # seconds since the node last printed, or moved
+        self.silent = self.idle = 0.0  # seconds since the node last printed, or moved
         self.clock = Clock()
         self.beats: dict[int, float] = {}  # request -> when it was sent
 
     def end(self, why: str, grace: float) -> None:
         """Ask the node to end its part: now, or as soon as it is back."""
-        self.asked_to_end = {"why": why, "grace": grace}
-        self._tell_end()
+        self.order = messages.End(job=self.job, node=self.node.index, why=why, grace=grace)
+        self._send_order()
 
-    def _tell_end(self) -> None:
-        link, words = self.link, self.asked_to_end
-        if link is not None and words is not None:
-            with contextlib.suppress(NodeError):  # the stream notices too, and repeats it
-                link.tell("end", job=self.job, node=self.node.index, **words)
+    def _send_order(self) -> None:
+        self.ask(self.order)  # the stream notices a broken connection too, and repeats it
+
+    def ask(self, request: Request[Any] | None) -> None:
+        """Send a request whose answer comes with the stream, where there is a connection."""
+        channel = self.channel
+        if channel is not None and request is not None:
+            with contextlib.suppress(NodeError):  # the stream notices too
+                channel.tell(request)
 
     def leave(self) -> None:
         """Tell the node that this head goes on purpose; `left` is set when it has heard it."""
-        link = self.link
-        if link is None:
+        if self.channel is None:
             self.left.set()  # it cannot be told, and will hear it from the others
-            return
-        with contextlib.suppress(NodeError):
-            link.tell("leave", at=time.time())
+        else:
+            self.ask(messages.Leave(at=time.time()))
 
     def close(self) -> None:
         """Stop following; the job goes on. Once this returns, no byte is written any more."""
         self.closing.set()
         with self.writing:
             pass
-        link = self.link
-        if link is not None:
-            link.connection.close()
+        channel = self.channel
+        if channel is not None:
+            channel.connection.close()
 
     def run(self) -> None:
         try:
@@ -110,7 +194,7 @@ class Follower(threading.Thread):
                 if self._follow_once():
                     return
         except Exception as error:  # noqa: BLE001  a defect of ours: raised again in the run
-            self.post(Message(self.node.index, "crashed", {"error": error}))
+            self.post(Failed(self.node.index, error))
         finally:
             self.text.close()
             self.ranks.close()
@@ -118,117 +202,138 @@ class Follower(threading.Thread):
     def _follow_once(self) -> bool:
         """Follow until the job has ended there (True) or the connection is lost."""
         try:
-            if self.link is None:
-                self.link = self._reopen()
-            self._begin(self.link)
-            self._tell_end()
-            self._stream(self.link)
+            if self.channel is None:
+                self.channel = self._reopen()
+            self._begin(self.channel)
+            self._send_order()
+            self._stream(self.channel)
             if not self.ended:
-                self._sweep(self.link)
-            self._bring_outputs(self.link)
-            self.post(Message(self.node.index, "over"))
+                self._sweep(self.channel)
+            self._bring_outputs(self.channel)
+            self.post(Over(self.node.index))
             return True
         except OrchestratorError as error:
             if self.closing.is_set():
                 return True
-            if isinstance(error, Refused):
-                self.post(Message(self.node.index, "refused", {"why": error.what}))
+            kind = error.kind if isinstance(error, Declined) else ""
+            if kind == messages.UNKNOWN_JOB:
+                self.post(Unknown(self.node.index, error.what))
                 return True
-            link, self.link = self.link, None
-            if link is not None:
-                link.connection.close()
-            self.post(Message(self.node.index, "lost", {"why": error.what}))
+            if kind == messages.OTHER_VERSION:
+                self.post(Failed(self.node.index, error))
+                return True
+            channel, self.channel = self.channel, None
+            if channel is not None:
+                channel.connection.close()
+            self.post(Lost(self.node.index, error.what))
             self.closing.wait(0.5)
             return False
 
-    def _bring_outputs(self, link: Link) -> None:
+    def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
-            stays = outputs.bring(link, self.job, self.node.index, self.outputs)
+            stays = outputs.bring(channel, self.job, self.node.index, self.outputs)
         except OSError as error:
             stays = f"its outputs stay there: {self.outputs}: {error.strerror}"
         except Declined as error:
             stays = f"its outputs stay there: {error.what}"
         if stays:
-            self.post(Message(self.node.index, "stays", {"what": stays}))
+            self.post(OutputsStay(self.node.index, stays))
 
-    def _sweep(self, link: Link) -> None:
+    def _sweep(self, channel: NodeChannel) -> None:
         """Its supervisor is gone and left no last word: what it watched over must not live on."""
-        words = {"why": "its supervisor was killed", "grace": 0.0, "wait": SWEEP_SECONDS}
-        link.ask("end", 3 * SWEEP_SECONDS, job=self.job, node=self.node.index, **words)
+        order = messages.Stop(
+            job=self.job,
+            node=self.node.index,
+            why="its supervisor was killed",
+            grace=0.0,
+            wait=SWEEP_PATIENCE,
+        )
+        channel.ask(order, 3 * SWEEP_PATIENCE)
 
-    def _reopen(self) -> Link:
+    def _reopen(self) -> NodeChannel:
         node = self.node
         destination = self.ssh.config.destination(node.host, node.user, node.port)
         connection = self.ssh.connect(destination, min(RETRY_TIMEOUT, self.ssh.timeout))
-        return open_link(connection, node.python, self.ssh.timeout)
+        return open_channel(connection, node.python, self.ssh.timeout)
 
-    def _begin(self, link: Link) -> None:
+    def _begin(self, channel: NodeChannel) -> None:
         self.event_rest = b""
         for _ in range(CLOCK_READS):
             sent = time.time()
-            self.clock.heard(sent, link.ask("beat", SILENCE)["time"], time.time())
+            answer = channel.ask(messages.Beat(), HEAD_PATIENCE)
+            self.clock.heard(sent, answer.time, time.time())
         self.beats.clear()
-        words = {"log": self.text.size, "ranks": self.ranks.size, "events": 0}
-        attach = {"head": self.head} if self.head is not None else {}
-        try:
-            link.ask("follow", SILENCE, job=self.job, node=self.node.index, **words, **attach)
-        except NodeError as error:
-            raise (Refused(error.what) if "knows nothing" in error.what else error) from error
-        self.post(Message(self.node.index, "back", {"clock": self.clock.offset}))
+        request = messages.Follow(
+            job=self.job,
+            node=self.node.index,
+            log=self.text.size,
+            ranks=self.ranks.size,
+            events=0,
+            head=self.head,
+        )
+        channel.ask(request, HEAD_PATIENCE)
+        self.post(Connected(self.node.index, self.clock.offset))
 
-    def _stream(self, link: Link) -> None:
-        silence = f"no word for {SILENCE:.0f} s"
+    def _stream(self, channel: NodeChannel) -> None:
+        silence = f"no word for {HEAD_PATIENCE:.0f} s"
         while True:
-            self._beat(link)
-            deadline = time.monotonic() + SILENCE
-            kind, size = link.header(deadline, silence)
-            if kind in (b"L", b"R"):
-                self._append(link, self.text if kind == b"L" else self.ranks, size)
-            elif kind == b"E":
-                self._take_events(link.exactly(size, deadline + SILENCE, silence))
-            else:
-                message = json.loads(link.exactly(size, deadline + SILENCE, silence))
-                if message.get("supervisor_gone"):
-                    return
-                if "idle" in message:
-                    self.activity = message
-                elif "left" in (message.get("ok") or {}):
-                    self.left.set()
-                elif "stuck" in (message.get("ok") or {}):
-                    self.post(Message(self.node.index, "stuck", message["ok"]))
-                self._beat_answered(message)
+            self._beat(channel)
+            deadline = time.monotonic() + HEAD_PATIENCE
+            kind, size = channel.header(deadline, silence)
+            if kind in (LOG, RANKS):
+                self._append(channel, self.text if kind == LOG else self.ranks, size)
+                continue
+            data = channel.exactly(size, deadline + HEAD_PATIENCE, silence)
+            if kind == EVENTS:
+                self._take_events(data)
+                continue
+            message = read_message(data)
+            if isinstance(message, SupervisorGone):
+                return
+            if isinstance(message, Heartbeat):
+                self.silent, self.idle = message.silent or 0.0, message.idle or 0.0
+            elif isinstance(message, Answered):
+                self._answered(message.id, channel.answer_of(message)[1])
+            elif isinstance(message, Refused):
+                channel.pending.pop(message.id, None)
 
-    def _beat(self, link: Link) -> None:
-        """The node's link leaves when it hears nothing for a minute."""
+    def _beat(self, channel: NodeChannel) -> None:
+        """Say something now and then: the server leaves when it hears nothing for a minute."""
         if time.monotonic() >= self.next_beat:
-            self.next_beat = time.monotonic() + BEAT
+            self.next_beat = time.monotonic() + HEAD_BEAT
             sent = time.time()
-            self.beats[link.tell("beat")] = sent
+            self.beats[channel.tell(messages.Beat())] = sent
 
-    def _beat_answered(self, message: dict[str, Any]) -> None:
-        """Clocks drift apart: a good exchange is better than one of an hour ago."""
-        sent = self.beats.pop(message.get("id", 0), 0.0)
-        if sent and self.clock.heard(sent, message["ok"]["time"], time.time()):
-            self.post(Message(self.node.index, "clock", {"clock": self.clock.offset}))
+    def _answered(self, number: int, answer: Message) -> None:
+        if isinstance(answer, messages.Left):
+            self.left.set()
+        elif isinstance(answer, Stuck):
+            self.post(Answer(self.node.index, answer))
+        elif isinstance(answer, messages.Clock):
+            # Clocks drift apart: a good exchange is better than one of an hour ago.
+            sent = self.beats.pop(number, 0.0)
+            if sent and self.clock.heard(sent, answer.time, time.time()):
+                self.post(ClockRead(self.node.index, self.clock.offset))
 
-    def _append(self, link: Link, file: AppendOnly, size: int) -> None:
-        silence = f"no word for {SILENCE:.0f} s"
-        (offset,) = OFFSET.unpack(link.exactly(8, time.monotonic() + SILENCE, silence))
+    def _append(self, channel: NodeChannel, file: AppendOnly, size: int) -> None:
+        silence = f"no word for {HEAD_PATIENCE:.0f} s"
+        head = channel.exactly(OFFSET.size, time.monotonic() + HEAD_PATIENCE, silence)
+        (offset,) = OFFSET.unpack(head)
         if offset != file.size:
             raise NodeError(f"it sent bytes from {offset} on, {file.size} are here")
         size -= OFFSET.size
         while size:
-            data = link.some(size, time.monotonic() + SILENCE, silence)
-            self._keep(link, file, data)
+            data = channel.some(size, time.monotonic() + HEAD_PATIENCE, silence)
+            self._keep(channel, file, data)
             size -= len(data)
-        self.post(Message(self.node.index, "grew"))
+        self.post(Grew(self.node.index))
 
-    def _keep(self, link: Link, file: AppendOnly, data: memoryview) -> None:
+    def _keep(self, channel: NodeChannel, file: AppendOnly, data: memoryview) -> None:
         """Append; while the disk is full here, wait: the node has it all, and the job goes on."""
         rest = self._write(file, data)
         while rest and not self.closing.wait(1.0):
-            self.post(Message(self.node.index, "disk_full"))
-            self._beat(link)
+            self.post(DiskFull(self.node.index))
+            self._beat(channel)
             rest = self._write(file, rest)
 
     def _write(self, file: AppendOnly, data: memoryview) -> memoryview:
@@ -238,14 +343,15 @@ class Follower(threading.Thread):
     def _take_events(self, data: bytes) -> None:
         lines = (self.event_rest + data[OFFSET.size :]).split(b"\n")
         self.event_rest = lines.pop()
-        for line in lines:
-            event = json.loads(line)
-            self.ended = self.ended or event["event"] == "ended"
-            self.post(Message(self.node.index, "event", event))
-
-
-class Refused(OrchestratorError):
-    """The node is there and has no such job."""
+        try:
+            if len(self.event_rest) > LONGEST_EVENT:
+                raise Nonsense(f"an event of more than {LONGEST_EVENT >> 20} MB")
+            for line in lines:
+                event = events.from_data(parse(line))
+                self.ended = self.ended or isinstance(event, Ended)
+                self.post(Happened(self.node.index, event))
+        except Nonsense as error:
+            raise nonsense(error) from error
 
 
 class AppendOnly:
@@ -260,7 +366,7 @@ class AppendOnly:
         self.size = os.fstat(self.fd).st_size
 
     def append(self, data: memoryview) -> memoryview:
-        """What did not fit on the disk."""
+        """Write the data; return what did not fit on the disk."""
         while data:
             try:
                 done = os.write(self.fd, data)

@@ -1,22 +1,21 @@
-"""Notices a job that stands still, and finds out why. Asked by the run at every turn."""
+"""Notices a job that stands still, and finds out why."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from orchestrator.errors import NodeError
 from orchestrator.head.follow import hang_report
-from orchestrator.head.follow.follower import Follower
-from orchestrator.head.follow.hang_report import Stuck
+from orchestrator.head.follow.follower import NodeFollower
+from orchestrator.head.follow.hang_report import StuckRank
 from orchestrator.head.follow.verdict import Failure
+from orchestrator.protocol.messages import AskStuck, RankStacks, Stuck
 from orchestrator.records.experiment import Experiment
 
 ANSWER_SECONDS = 10.0  # nodes that have not told by then are left out
 
 
-class Watch:
+class HangMonitor:
     """A job stands still when no node of it printed or moved for `timeout` seconds.
 
     A program that tells no steps and keeps its processors busy may be waiting all the same (NCCL
@@ -29,46 +28,41 @@ class Watch:
         self.timeout, self.experiment, self.job, self.say = timeout, experiment, job, say
         self.asked_at = 0.0
         self.settled_at = time.monotonic()
-        self.told: dict[int, dict[str, Any]] = {}
+        self.answers: dict[int, Stuck] = {}
 
-    def look(self, followers: Sequence[Follower]) -> Failure | None:
-        """What is wrong, once it is known."""
+    def look(self, followers: Sequence[NodeFollower]) -> Failure | None:
+        """Return what is wrong, once it is known."""
         now = time.monotonic()
         if not self.timeout:
             return None
         if self.asked_at:
-            if len(self.told) == len(followers) or now - self.asked_at > ANSWER_SECONDS:
+            if len(self.answers) == len(followers) or now - self.asked_at > ANSWER_SECONDS:
                 return self._settle(followers, now)
             return None
-        silent = min((f.activity.get("silent", 0.0) for f in followers), default=0.0)
+        silent = min((f.silent for f in followers), default=0.0)
         if silent > self.timeout and now - self.settled_at > self.timeout:
             self._ask(followers, now)
         return None
 
-    def _ask(self, followers: Sequence[Follower], now: float) -> None:
-        self.asked_at, self.told = now, {}
+    def _ask(self, followers: Sequence[NodeFollower], now: float) -> None:
+        self.asked_at, self.answers = now, {}
         for follower in followers:
-            link = follower.link
-            try:
-                if link is not None:
-                    link.tell("stuck", job=self.job, node=follower.node.index)
-            except NodeError:
-                continue  # its follower notices and says so
+            follower.ask(AskStuck(job=self.job, node=follower.node.index))
 
-    def answer(self, node: int, data: dict[str, Any]) -> None:
-        self.told[node] = data
+    def answer(self, node: int, stuck: Stuck) -> None:
+        self.answers[node] = stuck
 
-    def _settle(self, followers: Sequence[Follower], now: float) -> Failure | None:
+    def _settle(self, followers: Sequence[NodeFollower], now: float) -> Failure | None:
         self.asked_at, self.settled_at = 0.0, now
         ranks = [
-            (hang_report.of_rank(int(rank), node, found), found)
-            for node, told in sorted(self.told.items())
-            for rank, found in sorted(told["stuck"].items(), key=lambda item: int(item[0]))
+            (hang_report.of_rank(rank, node, stacks), stacks)
+            for node, answer in sorted(self.answers.items())
+            for rank, stacks in sorted(answer.stuck.items())
         ]
-        stuck = [one for one, _ in ranks]
+        stuck = [rank for rank, _ in ranks]
         # Clocks of nodes differ; a wait of minutes is one by any of them.
-        clock = max((told["time"] for told in self.told.values()), default=0.0)
-        idle = min((f.activity.get("idle", 0.0) for f in followers), default=0.0)
+        clock = max((answer.time for answer in self.answers.values()), default=0.0)
+        idle = min((f.idle for f in followers), default=0.0)
         if idle <= self.timeout and hang_report.oldest_wait(stuck, clock) <= self.timeout:
             return None  # busy with something that says nothing
         if ranks:
@@ -81,16 +75,16 @@ class Watch:
         rank = who.rank if who else None
         return Failure(node, name, rank, time.time(), "hang", words, fix=fix)
 
-    def _keep(self, ranks: Sequence[tuple[Stuck, dict[str, Any]]]) -> None:
-        place = self.experiment.path / "hang"
+    def _keep(self, ranks: Sequence[tuple[StuckRank, RankStacks]]) -> None:
+        directory = self.experiment.path / "hang"
         try:
-            place.mkdir(exist_ok=True)
-            for one, found in ranks:
-                path = place / f"node_{one.node}_rank_{one.rank}_stacks.txt"
-                path.write_text(found["stacks"], encoding="utf-8")
-                if found["collectives"]:
-                    path = path.with_name(f"node_{one.node}_rank_{one.rank}_collectives.json")
-                    path.write_text(found["collectives"], encoding="utf-8")
-            self.say(f"the stacks and collectives of all ranks are in {place}")
+            directory.mkdir(exist_ok=True)
+            for rank, stacks in ranks:
+                path = directory / f"node_{rank.node}_rank_{rank.rank}_stacks.txt"
+                path.write_text(stacks.stacks, encoding="utf-8", errors="replace")
+                if stacks.collectives:
+                    path = path.with_name(f"node_{rank.node}_rank_{rank.rank}_collectives.json")
+                    path.write_text(stacks.collectives, encoding="utf-8", errors="replace")
+            self.say(f"the stacks and collectives of all ranks are in {directory}")
         except OSError as error:
-            self.say(f"{place} cannot be written: {error.strerror}")
+            self.say(f"{directory} cannot be written: {error.strerror}")

@@ -1,4 +1,4 @@
-"""From what all ranks of a job that stands still are at: who keeps the others waiting. Pure.
+"""Tells which rank of a job that stands still keeps the others waiting. Pure.
 
 torch's flight recorder numbers the collectives of each process group; the ranks that have entered
 number 412 wait for those that have not.
@@ -10,16 +10,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from orchestrator.head.follow.verdict import FRAME, PACKAGES
+from orchestrator.protocol.messages import RankStacks
 
 THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+")
 DEFAULT_GROUP = "0"
 
 
 @dataclass(frozen=True)
-class Stuck:
+class StuckRank:
     """One rank, as it was found."""
 
     rank: int
@@ -30,34 +30,32 @@ class Stuck:
     entered: Mapping[str, int]  # group -> the last collective that it entered
 
 
-def of_rank(rank: int, node: int, found: Mapping[str, Any]) -> Stuck:
-    waits, entered = collectives(found.get("collectives", ""))
-    return Stuck(
-        rank, node, found.get("state", "?"), where(found.get("stacks", "")), waits, entered
-    )
+def of_rank(rank: int, node: int, found: RankStacks) -> StuckRank:
+    waits, entered = collectives(found.collectives)
+    return StuckRank(rank, node, found.state, where(found.stacks), waits, entered)
 
 
 def collectives(text: str) -> tuple[dict[str, tuple[int, str, float]], dict[str, int]]:
-    """Of a flight recorder's dump: what the rank waits in, and how far it has come, per group."""
-    try:
-        entries = list(json.loads(text)["entries"])
-    except (ValueError, KeyError, TypeError):
-        return {}, {}
+    """Read a flight recorder's dump: what the rank waits in, and how far it has come, per group."""
     waits: dict[str, tuple[int, str, float]] = {}
     entered: dict[str, int] = {}
-    for entry in entries:
-        if entry.get("is_p2p"):
-            continue
-        group, number = entry["process_group"][0], entry["collective_seq_id"]
-        entered[group] = max(number, entered.get(group, 0))
-        if not entry.get("retired") and entry.get("state") != "completed" and group not in waits:
-            name = entry["profiling_name"].rpartition(":")[2]
-            waits[group] = (number, name, entry["time_created_ns"] / 1e9)
+    try:
+        for entry in json.loads(text)["entries"]:
+            if entry.get("is_p2p"):
+                continue
+            group, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
+            entered[group] = max(number, entered.get(group, 0))
+            completed = entry.get("retired") or entry.get("state") == "completed"
+            if not completed and group not in waits:
+                name = entry["profiling_name"].rpartition(":")[2]
+                waits[group] = (number, name, entry["time_created_ns"] / 1e9)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}, {}  # of a torch whose dumps look otherwise
     return waits, entered
 
 
 def where(stacks: str) -> str:
-    """The innermost line of the main thread that is no package's; faulthandler lists it last."""
+    """Return the innermost line of the main thread that is no package's; it is listed last."""
     threads: list[list[tuple[str, str, str]]] = []
     for line in stacks.splitlines():
         if THREAD.match(line):
@@ -71,8 +69,8 @@ def where(stacks: str) -> str:
     return ""
 
 
-def absent(ranks: Sequence[Stuck]) -> tuple[list[Stuck], str]:
-    """Those that never came to a collective in which others wait, and which one that is."""
+def absent(ranks: Sequence[StuckRank]) -> tuple[list[StuckRank], str]:
+    """Return those that never came to a collective in which others wait, and which one it is."""
     for one in ranks:
         for group, (number, name, _) in one.waits.items():
             missing = [
@@ -87,15 +85,15 @@ def absent(ranks: Sequence[Stuck]) -> tuple[list[Stuck], str]:
     return [], ""
 
 
-def culprit(ranks: Sequence[Stuck]) -> Stuck | None:
-    """The one rank to look at first, if there is one."""
+def culprit(ranks: Sequence[StuckRank]) -> StuckRank | None:
+    """Return the rank to look at first, if there is one."""
     stopped = [one for one in ranks if one.state in "Tt"]
     missing, _ = absent(ranks)
     return next(iter([*stopped, *missing]), None)
 
 
-def reading(ranks: Sequence[Stuck]) -> str:
-    """One sentence, of the culprit if there is one: where the others wait, what it does instead."""
+def reading(ranks: Sequence[StuckRank]) -> str:
+    """Return one sentence: where the others wait, and what the culprit does instead."""
     waiting = [one for one in ranks if one.waits]
     if not ranks:
         return "no rank has started: every torchrun waits for the others, at the master's port"
@@ -119,13 +117,13 @@ def reading(ranks: Sequence[Stuck]) -> str:
     return f"no rank goes on; {names(idle[:1])}: {doing(idle[0])}"
 
 
-def names(ranks: Sequence[Stuck]) -> str:
+def names(ranks: Sequence[StuckRank]) -> str:
     if len(ranks) == 1:
         return "it"  # the sentence begins with its name
     return f"ranks {', '.join(str(one.rank) for one in ranks)}"
 
 
-def doing(one: Stuck) -> str:
+def doing(one: StuckRank) -> str:
     if one.waits:
         number, name, _ = next(iter(one.waits.values()))
         return (
@@ -136,12 +134,12 @@ def doing(one: Stuck) -> str:
     return f"it is in {one.where}" if one.where else "where it is cannot be told"
 
 
-def places(ranks: Sequence[Stuck], group: str) -> str:
+def places(ranks: Sequence[StuckRank], group: str) -> str:
     parts = [f"rank {one.rank} in {one.waits[group][1]}" for one in ranks if group in one.waits]
     return ", ".join(parts[:6])
 
 
-def oldest_wait(ranks: Sequence[Stuck], now: float) -> float:
-    """For how many seconds the longest wait has lasted: spinning in NCCL looks like work."""
+def oldest_wait(ranks: Sequence[StuckRank], now: float) -> float:
+    """Return how many seconds the longest wait has lasted: spinning in NCCL looks like work."""
     since = [when for one in ranks for _, _, when in one.waits.values()]
     return now - min(since) if since else 0.0

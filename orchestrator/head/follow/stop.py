@@ -18,6 +18,8 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.protocol.message import encode
+from orchestrator.protocol.messages import Stop, StopAll, StopReceipt
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 HEAD_SECONDS = 5.0
@@ -40,6 +42,24 @@ class Receipt:
     port: dict[str, Any] | None = None  # the master's
     error: str = ""
 
+    @staticmethod
+    def of(name: str, proof: StopReceipt) -> Receipt:
+        def by_pid(known: dict[int, str]) -> dict[str, str]:
+            return {str(pid): text for pid, text in known.items()}
+
+        return Receipt(
+            node=name,
+            job=proof.job,
+            took=proof.took,
+            user=proof.user,
+            ended=by_pid(proof.ended),
+            killed=by_pid(proof.killed),
+            left=proof.left,
+            gpu_memory=by_pid(proof.gpu_memory),
+            gpu_unknown=proof.gpu_unknown,
+            port=encode(proof.port) if proof.port else None,
+        )
+
     @property
     def proved(self) -> bool:
         return not (self.error or self.left or self.gpu_memory)
@@ -48,22 +68,25 @@ class Receipt:
 def stop_job(
     ssh: Transport, record: JobRecord, nodes: Sequence[NodeRecord], grace: float
 ) -> list[Receipt]:
-    def end(node: NodeRecord) -> list[dict[str, Any]]:
+    def stop(node: NodeRecord) -> tuple[StopReceipt, ...]:
         destination = ssh.config.destination(node.host, node.user, node.port)
-        link = fleet.open_link(ssh.connect(destination), node.python, ssh.timeout)
-        wait = grace + PROOF_SECONDS
-        words = {"why": "stopped by the user", "grace": grace, "wait": wait}
-        return [link.ask("end", wait + 20, job=record.job, node=node.index, **words)]
+        channel = fleet.open_channel(ssh.connect(destination), node.python, ssh.timeout)
+        wait, why = grace + PROOF_SECONDS, "stopped by the user"
+        order = Stop(job=record.job, node=node.index, why=why, grace=grace, wait=wait)
+        return (channel.ask(order, wait + 20),)
 
     started = time.monotonic()
-    results = fleet.everywhere(nodes, end)
+    results = fleet.everywhere(nodes, stop)
     found = receipts([node.name for node in nodes], results, started, record.job)
     then = f"; {meanwhile(record)}; then `orchestrator stop` again proves it"
-    return [replace(one, error=one.error + then) if one.error else one for one in found]
+    return [
+        replace(receipt, error=receipt.error + then) if receipt.error else receipt
+        for receipt in found
+    ]
 
 
 def meanwhile(record: JobRecord) -> str:
-    """What becomes of the job on a node that cannot be told to end it."""
+    """Say what becomes of the job on a node that cannot be asked to end it."""
     if len(record.nodes) == 1:
         return "the job goes on there until it can be reached"
     if record.on_node_loss == "wait":
@@ -73,22 +96,21 @@ def meanwhile(record: JobRecord) -> str:
 
 
 def stop_everything(ssh: Transport, nodes: Sequence[Node], *, all_users: bool) -> list[Receipt]:
-    def end(node: Node) -> list[dict[str, Any]]:
+    wait = PROOF_SECONDS
+    order = StopAll(why="emergency stop", grace=0.0, wait=wait, all_users=all_users)
+
+    def stop(node: Node) -> tuple[StopReceipt, ...]:
         _, connection = fleet.connect(ssh, node)
-        link = fleet.open_link(connection, node.python, ssh.timeout)
-        words = {"why": "emergency stop", "grace": 0.0, "wait": PROOF_SECONDS}
-        words["all_users"] = all_users
-        answer = link.ask("end_all", 3 * PROOF_SECONDS, **words)
-        found: list[dict[str, Any]] = answer["receipts"]
-        return found
+        channel = fleet.open_channel(connection, node.python, ssh.timeout)
+        return channel.ask(order, 3 * wait).receipts
 
     started = time.monotonic()
-    return receipts([node.name for node in nodes], fleet.everywhere(nodes, end), started, "")
+    return receipts([node.name for node in nodes], fleet.everywhere(nodes, stop), started, "")
 
 
 def receipts(
     names: Sequence[str],
-    results: Sequence[list[dict[str, Any]] | OrchestratorError],
+    results: Sequence[tuple[StopReceipt, ...] | OrchestratorError],
     started: float,
     job: str,
 ) -> list[Receipt]:
@@ -97,10 +119,8 @@ def receipts(
     for name, result in zip(names, results, strict=True):
         if isinstance(result, OrchestratorError):
             found.append(Receipt(name, job, took, error=result.what))
-            continue
-        for one in result:
-            data = {key: value for key, value in one.items() if key != "node"}
-            found.append(Receipt(name, **{**data, "left": tuple(data["left"])}))
+        else:
+            found += [Receipt.of(name, proof) for proof in result]
     return found
 
 

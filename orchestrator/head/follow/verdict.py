@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.head.follow import failure_kinds
+from orchestrator.protocol.events import Ended, RankEnded, RankError
 
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 PACKAGES = re.compile(
@@ -64,20 +65,20 @@ class Failure:
 # -- one failure ------------------------------------------------------------------------------
 
 
-def of_rank(node: int, name: str, event: dict[str, Any], time: float) -> Failure:
-    """From the supervisor's event that a rank ended with something other than success."""
-    rank, code, error = int(event["rank"]), int(event["code"]), event.get("error")
-    begun = Failure(node, name, rank, time, "exit", "")
+def of_rank(node: int, name: str, event: RankEnded, time: float, exit_words: str = "") -> Failure:
+    """Say how a rank failed. `exit_words`: what it gave to sys.exit."""
+    code, error = event.code, event.error
+    begun = Failure(node, name, event.rank, time, "exit", "")
     # A child that the rank forked may have left an exception too: no cause of a signal.
-    if error and (code >= 0 or error.get("pid", 0) == event.get("pid")):
+    if error and (code >= 0 or error.pid == event.pid):
         return _of_exception(begun, event, error)
-    return _of_signal(begun, event, -code) if code < 0 else _of_exit(begun, event, code)
+    return _of_signal(begun, event, -code) if code < 0 else _of_exit(begun, event, exit_words)
 
 
-def _of_exception(begun: Failure, event: dict[str, Any], error: dict[str, Any]) -> Failure:
-    kind, text, trace = error["type"], error["message"], error["traceback"]
+def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure:
+    kind, text, trace = error.type, error.message, error.traceback
     message = f"{kind}: {text}" if text else kind
-    where = f"{error['file']}:{error['line']} in {error['function']}" if error["file"] else ""
+    where = f"{error.file}:{error.line} in {error.function}" if error.file else ""
     words = "\n".join([message, *last_lines(trace)])
     if kind in ("SyntaxError", "IndentationError", "TabError"):
         where = users_line(trace) or where
@@ -87,22 +88,22 @@ def _of_exception(begun: Failure, event: dict[str, Any], error: dict[str, Any]) 
         message = f"{(last_lines(text) or [message])[-1]} ({worker[1]})"
         words = "\n".join([message, *last_lines(text)])
     found = failure_kinds.of_words(words) or "exception"
-    if event.get("oom_kills") and failure_kinds.HELPER_DIED.search(words):
+    if event.oom_kills and failure_kinds.HELPER_DIED.search(words):
         found = "out_of_memory"
         message += "; the kernel's out-of-memory killer was at work on this node"
-    when = begun.time - float(event["time"]) + float(error["time"])
+    when = begun.time - event.time + error.time
     told = replace(begun, time=when, kind=found, message=message, words=words)
     return replace(told, traceback=trace, where=where)
 
 
-def _of_signal(begun: Failure, event: dict[str, Any], number: int) -> Failure:
-    name, said = signal_name(number), event.get("said", "")
+def _of_signal(begun: Failure, event: RankEnded, number: int) -> Failure:
+    name, said = signal_name(number), event.said
     message, kind, words = f"killed by signal {number} ({name})", "signal", ""
-    if name == "SIGKILL" and event.get("oom_kills"):
+    if name == "SIGKILL" and event.oom_kills:
         kind = "out_of_memory"
-        peak = f" (its peak was {event['peak_kb'] / 2**20:.1f} GiB)" if event.get("peak_kb") else ""
+        peak = f" (its peak was {event.peak_kb / 2**20:.1f} GiB)" if event.peak_kb else ""
         message += f": the kernel's out-of-memory killer was at work on this node{peak}"
-    elif name == "SIGBUS" and event.get("shm_full"):
+    elif name == "SIGBUS" and event.shm_full:
         kind = "shared_memory"
         message += ": /dev/shm is full on this node"
     elif name == "SIGABRT":
@@ -114,8 +115,8 @@ def _of_signal(begun: Failure, event: dict[str, Any], number: int) -> Failure:
     return replace(begun, kind=kind, message=message, words=words, where=where)
 
 
-def _of_exit(begun: Failure, event: dict[str, Any], code: int) -> Failure:
-    words, said = event.get("words", ""), event.get("said", "")
+def _of_exit(begun: Failure, event: RankEnded, words: str) -> Failure:
+    code, said = event.code, event.said
     if words and not words.lstrip("-").isdigit():
         first, _, rest = words.partition("\n")
         fix = rest.strip() if rest.startswith("  ") else ""  # as our own errors have it
@@ -135,13 +136,13 @@ def _of_exit(begun: Failure, event: dict[str, Any], code: int) -> Failure:
     return replace(told, traceback=trace, where=users_line(trace))
 
 
-def of_torchrun(node: int, name: str, event: dict[str, Any], time: float) -> Failure:
+def of_torchrun(node: int, name: str, event: Ended, time: float) -> Failure:
     """torchrun ended, and no rank of its node had failed."""
-    said, code = event.get("said", ""), event["agent"]
+    said, code = event.said, event.agent
     trace = TRACEBACK + said.rpartition(TRACEBACK)[2] if TRACEBACK in said else said
     last = last_lines(trace)
     begun = Failure(node, name, None, time, "torchrun", f"torchrun ended with exit code {code}")
-    if code == -signal.SIGKILL and event.get("oom_kills"):
+    if code == -signal.SIGKILL and event.oom_kills:
         words = ": the kernel's out-of-memory killer was at work on this node"
         return replace(begun, kind="out_of_memory", message=begun.message + words)
     if not last:

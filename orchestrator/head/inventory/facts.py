@@ -10,7 +10,8 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.head.inventory.from_json import typed
+from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.messages import Probed
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -183,8 +184,8 @@ class Facts:
     target_name: str
     kernel: str
     memory_kb: int
-    omp_num_threads: str | None
     library: str  # where the node's program lies there
+    omp_num_threads: str | None = None
     port: int | None = None  # the master's: the port reserved for this job, 0 if none was free
     peers_port: int | None = None  # the master's: where the other supervisors will call it
     clock_offset: float = 0.0  # the node's clock minus the head's, seconds
@@ -205,16 +206,13 @@ class Facts:
     accelerate_keys: tuple[str, ...] = ()  # what this version knows in its files
 
     @staticmethod
-    def of(probe: dict[str, Any], clock_offset: float) -> Facts:
-        data = dict(probe)
-        target = data.pop("target")
-        data.pop("time")
+    def of(probed: Probed, clock_offset: float) -> Facts:
+        data = encode(probed)
+        del data["time"], data["target"]
         names = ("interface", "address", "prefix")
-        data["addresses"] = [
-            dict(zip(names, address, strict=True)) for address in data["addresses"]
-        ]
-        data.update(target_kind=target["kind"], target_name=target["name"])
-        return typed(Facts, {**data, "clock_offset": clock_offset})
+        data["addresses"] = [dict(zip(names, part, strict=True)) for part in probed.addresses]
+        data.update(target_kind=probed.target.kind, target_name=probed.target.name)
+        return decode(Facts, {**data, "clock_offset": clock_offset})
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -11,7 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from orchestrator.head.plan.accelerate import counted, planned
 from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
 from orchestrator.head.plan.plan import Layout
 from orchestrator.head.slurm import batch_job
+from orchestrator.protocol.messages import End, Hook, Start, StartedHere
+from orchestrator.protocol.spec import LeaseTerms, Spec, Target
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.version import __version__
@@ -82,15 +84,15 @@ def apply_hook(request: Request, reached: Sequence[Reached], made: Plan) -> Plan
 
     def run(pair: tuple[Reached, NodePlan]) -> NodePlan:
         one, node = pair
-        answer = one.link.ask("hook", HOOK_TIMEOUT, text=text, env=node.env, workdir=node.workdir)
+        answer = one.channel.ask(Hook(text=text, env=node.env, workdir=node.workdir), HOOK_TIMEOUT)
         fixed = {s.name for s in node.settings if s.why in ("identifies the node", "--env")}
         new = [
             EnvSetting(name, value, "the hook", yours=True)
-            for name, value in answer["env"].items()
+            for name, value in answer.env.items()
             if name not in fixed
         ]
-        kept = [s for s in node.settings if s.name not in answer["unset"] or s.name in fixed]
-        unset = tuple(name for name in answer["unset"] if name not in fixed)
+        kept = [s for s in node.settings if s.name not in answer.unset or s.name in fixed]
+        unset = tuple(name for name in answer.unset if name not in fixed)
         return replace(node, settings=(*kept, *new), unset=unset)
 
     results = fleet.everywhere(list(zip(reached, made.nodes, strict=True)), run)
@@ -203,30 +205,30 @@ def announce(made: Plan, place: Experiment, say: Say) -> None:
     say(f"logs in {place.logs}")
 
 
-def start(request: Request, reached: list[Reached], made: Plan, terms: dict[str, Any]) -> None:
+def start(request: Request, reached: list[Reached], made: Plan, terms: LeaseTerms) -> None:
     """The supervisors of all nodes; if one cannot start, the others are ended again."""
 
-    def begin(pair: tuple[Reached, NodePlan]) -> dict[str, Any]:
+    def begin(pair: tuple[Reached, NodePlan]) -> StartedHere:
         one, node = pair
-        spec = {
-            "job": made.job,
-            "node": node.index,
-            "nnodes": int(node.env["NNODES"]),
-            "experiment": Path(node.env["ORCHESTRATOR_EXPERIMENT"]).name,
-            "nproc": node.nproc,
-            "first_rank": node.first_rank,
-            "start": made.start,
-            "agent": node.agent,
-            "files": node.files,
-            "env": node.env,
-            "unset": node.unset,
-            "workdir": node.workdir,
-            "target": asdict(node.target),
-            "config": load.as_data(request.config),  # what the engine reads
-            "lease": terms,
-            "port": 0 if node.index else made.master_port,  # free again when it is over
-        }
-        return one.link.ask("start", START_TIMEOUT, spec=spec)
+        spec = Spec(
+            job=made.job,
+            node=node.index,
+            nnodes=int(node.env["NNODES"]),
+            experiment=Path(node.env["ORCHESTRATOR_EXPERIMENT"]).name,
+            nproc=node.nproc,
+            first_rank=node.first_rank,
+            start=made.start,
+            agent=tuple(node.agent),
+            files=tuple(node.files),
+            env=node.env,
+            unset=tuple(node.unset),
+            workdir=node.workdir,
+            target=Target(kind=node.target.kind, name=node.target.name, args=node.target.args),
+            config=load.as_data(request.config),
+            lease=terms,
+            port=0 if node.index else made.master_port,
+        )
+        return one.channel.ask(Start(spec=spec), START_TIMEOUT)
 
     results = fleet.everywhere(list(zip(reached, made.nodes, strict=True)), begin)
     failed = [
@@ -238,25 +240,26 @@ def start(request: Request, reached: list[Reached], made: Plan, terms: dict[str,
         return
     for one, node in zip(reached, made.nodes, strict=True):
         try:
-            one.link.ask("end", 10.0, job=made.job, node=node.index, why="not started", grace=0.0)
+            order = End(job=made.job, node=node.index, why="not started", grace=0.0)
+            one.channel.ask(order, 10.0)
         except NodeError:
             continue  # it is among the failed already
     raise NodeError(fleet.failure_table(failed, len(reached), "; the others were ended again"))
 
 
-def lease(request: Request, made: Plan, port: int, token: str) -> dict[str, Any]:
-    """How the supervisors of this job find each other, and when they end it by themselves."""
+def lease(request: Request, made: Plan, port: int, token: str) -> LeaseTerms:
+    """Return how the supervisors of this job find each other, and when they end it themselves."""
     launch = request.config.launch
-    return {
-        "address": made.master_address,
-        "port": port,
-        "token": token,
-        "seconds": launch.node_loss_timeout,
-        "wait": launch.on_node_loss == "wait",
-        "head": launch.on_head_loss,
-        "attached": not request.detached,
-        "grace": launch.grace,
-    }
+    return LeaseTerms(
+        address=made.master_address,
+        port=port,
+        token=token,
+        seconds=launch.node_loss_timeout,
+        wait=launch.on_node_loss == "wait",
+        head=launch.on_head_loss,
+        attached=not request.detached,
+        grace=launch.grace,
+    )
 
 
 def not_started(record: JobRecord, error: OrchestratorError) -> JobRecord:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from orchestrator.errors import CheckFailed
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.channel import Link
+from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.plan.model import NodePlan, Plan
+from orchestrator.protocol.messages import Parcel
 
 CALL = "orchestrator.node.job.run_function"  # travels with what is shipped to every node
 PIECE = 4 << 20  # until the node is heard of
@@ -42,17 +43,17 @@ def deliver(reached: Sequence[Reached], made: Plan, parcel: Path) -> None:
     """To all nodes before the first one starts: none is to wait there for a slower one's data."""
 
     def one(pair: tuple[Reached, NodePlan]) -> None:
-        send(pair[0].link, made.job, pair[1].index, parcel)
+        send(pair[0].channel, made.job, pair[1].index, parcel)
 
     results = fleet.everywhere(list(zip(reached, made.nodes, strict=True)), one)
     fleet.all_or_table([one.node for one in reached], results, "; nothing was started")
 
 
-def send(link: Link, job: str, node: int, parcel: Path) -> None:
+def send(channel: NodeChannel, job: str, node: int, parcel: Path) -> None:
     """Every file of a directory here, in pieces."""
     for path in sorted(parcel.iterdir()):
         with path.open("rb") as file:
             while data := file.read(PIECE):
                 for at in range(0, len(data), STEP):
-                    link.put(data[at : at + STEP], PIECE_SECONDS)
-                link.ask("parcel", PIECE_SECONDS, job=job, node=node, name=path.name)
+                    channel.put(data[at : at + STEP], PIECE_SECONDS)
+                channel.ask(Parcel(job=job, node=node, name=path.name), PIECE_SECONDS)

@@ -19,6 +19,7 @@ from orchestrator.head.inventory.node_list import Node, read_nodes
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import Target
 from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.protocol.messages import PortWish, Probe, ProbeTarget
 
 
 @dataclass(frozen=True)
@@ -65,22 +66,22 @@ def everybody(
     launch = request.config.launch
     active = [node for node in nodes if not node.spare]
     spares = [node for node in nodes if node.spare]
-    probe = {
-        "cwd": str(Path.cwd()),
-        "workdir": launch.workdir,
-        "peers": peers(ssh, active),
-        "target": {"kind": request.target.kind, "name": request.target.name},
-        "accelerate": request.accelerate is not None,
-    }
-    port = {
-        "wanted": launch.master_port or DEFAULT_PORT,
-        "exact": launch.master_port is not None,
-        "peers": len(active) > 1,
-    }
+    probe = Probe(
+        cwd=str(Path.cwd()),
+        workdir=launch.workdir,
+        peers=tuple(peers(ssh, active)),
+        target=ProbeTarget(kind=request.target.kind, name=request.target.name),
+        accelerate=request.accelerate is not None,
+    )
+    port = PortWish(
+        wanted=launch.master_port or DEFAULT_PORT,
+        exact=launch.master_port is not None,
+        peers=len(active) > 1,
+    )
 
     def reach(node: Node) -> Reached:
-        extra = {"port": port} if node is active[0] else {}
-        return fleet.reach(ssh, node, launch.python, {**probe, **extra})
+        asked = probe.replace(port=port) if node is active[0] else probe
+        return fleet.reach(ssh, node, launch.python, asked)
 
     everyone = [*active, *spares]
     return ssh, everyone, fleet.everywhere(everyone, reach), len(active)

@@ -6,10 +6,10 @@ gathered by machine first: 64 nodes are 64 connections, for however many jobs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
@@ -17,11 +17,14 @@ from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.connect.transport import Transport
+from orchestrator.protocol.message import Message
+from orchestrator.protocol.messages import Living, Remove, Request
 from orchestrator.records.experiment import JobRecord
 
 LIVING_SECONDS = 60.0
 REMOVE_SECONDS = 600.0  # a node's slow disk, a million files
 
+A = TypeVar("A", bound=Message)
 Run = tuple[str, int]  # a job and the index of a node in it
 
 
@@ -57,21 +60,21 @@ class Removed:
 def survey(records: Sequence[JobRecord], ssh_config: Path | None) -> Survey:
     """Find out which runs of these jobs live, and on which nodes that cannot be known."""
     wanted = by_machine(records, ssh_config)
-    answers = ask(wanted, "living", LIVING_SECONDS)
+    answers = ask(wanted, lambda runs: Living(runs=runs), LIVING_SECONDS)
     living: set[Run] = set()
     unreached: dict[Run, str] = {}
     for machine, answer in answers.items():
         if isinstance(answer, OrchestratorError):
             unreached.update(dict.fromkeys(wanted[machine], answer.what))
         else:
-            living.update((job, index) for job, index in answer["living"])
+            living.update(answer.living)
     return Survey(frozenset(living), unreached)
 
 
 def remove(records: Sequence[JobRecord], ssh_config: Path | None) -> Removed:
     """Remove the run directories of these jobs on all their nodes."""
     wanted = by_machine(records, ssh_config)
-    answers = ask(wanted, "remove", REMOVE_SECONDS)
+    answers = ask(wanted, lambda runs: Remove(runs=runs), REMOVE_SECONDS)
     problems: dict[Run, str] = {}
     unreached: dict[Run, str] = {}
     freed = libraries = 0
@@ -79,10 +82,10 @@ def remove(records: Sequence[JobRecord], ssh_config: Path | None) -> Removed:
         if isinstance(answer, OrchestratorError):
             unreached.update(dict.fromkeys(wanted[machine], answer.what))
             continue
-        found = {(one["job"], one["node"]): one["problem"] for one in answer["runs"]}
+        found = {(run.job, run.node): run.problem for run in answer.runs}
         problems.update({run: problem for run, problem in found.items() if problem})
-        freed += answer["freed"]
-        libraries += answer["libraries"]
+        freed += answer.freed
+        libraries += answer.libraries
     return Removed(problems, unreached, freed, libraries)
 
 
@@ -104,9 +107,11 @@ def by_machine(
 
 
 def ask(
-    wanted: Mapping[Machine, Sequence[Run]], do: str, timeout: float
-) -> dict[Machine, dict[str, Any] | OrchestratorError]:
-    def one(machine: Machine) -> dict[str, Any]:
+    wanted: Mapping[Machine, tuple[Run, ...]],
+    request: Callable[[tuple[Run, ...]], Request[A]],
+    timeout: float,
+) -> dict[Machine, A | OrchestratorError]:
+    def one(machine: Machine) -> A:
         config = SshConfig(machine.ssh_config)
         ssh: Transport = (
             LocalTransport() if machine.here else SshTransport(config, strict=machine.strict)
@@ -114,8 +119,8 @@ def ask(
         destination = ssh.config.destination(machine.host, machine.user, machine.port)
         connection = ssh.connect(destination)
         try:
-            link = fleet.open_link(connection, machine.python, ssh.timeout)
-            return link.ask(do, timeout, runs=wanted[machine])
+            channel = fleet.open_channel(connection, machine.python, ssh.timeout)
+            return channel.ask(request(wanted[machine]), timeout)
         finally:
             connection.close()
 

@@ -1,4 +1,4 @@
-"""Brings the logs of a job home for someone who only looks on, where no head does so already."""
+"""Fetches the logs of a job for someone who only looks on, where no head does so already."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import queue
 import time
 
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.follower import Follower, Message
+from orchestrator.head.follow.follower import Failed, News, NodeFollower, Over, Unknown
 from orchestrator.head.slurm import batch_job
 from orchestrator.head.status import status
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -14,15 +14,15 @@ from orchestrator.records.experiment import Experiment, JobRecord
 CATCH_UP_SECONDS = 60.0
 
 
-class Mirror:
-    """Does nothing where the job is over, or where a head fills the files."""
+class LogFetcher:
+    """Fetches the logs, unless the job is over or a head fills the files."""
 
     def __init__(self, place: Experiment, record: JobRecord, ssh: Transport) -> None:
         self.place = place
         self.record = record
         self.ssh = ssh
-        self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.followers: list[Follower] = []
+        self.inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.followers: list[NodeFollower] = []
         self.finished: set[int] = set()
         self.next_ask = time.monotonic() + batch_job.ASK
 
@@ -30,14 +30,14 @@ class Mirror:
         if self.record.over or self.record.batch or self.place.lock() is not None:
             return
         self.followers = [
-            Follower(self.ssh, self.record.job, node, self.place, self.inbox.put)
+            NodeFollower(self.ssh, self.record.job, node, self.place, self.inbox.put)
             for node in self.record.nodes
         ]
         for follower in self.followers:
             follower.start()
 
     def over(self, wait: float) -> bool:
-        """Is there nothing more to come? Returns early when something came."""
+        """Wait for news; say whether there is nothing more to come."""
         if self.followers and self.place.thief() is not None:
             self.end()  # a head comes, and will fill the files in our place
         if not self.followers:
@@ -48,13 +48,13 @@ class Mirror:
                 self.record = batch_job.settle(self.place, self.record)
             return self.record.over
         try:
-            message = self.inbox.get(timeout=wait)
+            news = self.inbox.get(timeout=wait)
         except queue.Empty:
             return False
-        if message.kind == "crashed":
-            raise message.data["error"]
-        if message.kind in ("over", "refused"):
-            self.finished.add(message.node)
+        if isinstance(news, Failed):
+            raise news.error
+        if isinstance(news, (Over, Unknown)):
+            self.finished.add(news.node)
         return len(self.finished) == len(self.followers)
 
     def catch_up(self) -> None:
@@ -65,9 +65,9 @@ class Mirror:
         self.begin()
         deadline = time.monotonic() + CATCH_UP_SECONDS
         wanted = [
-            (follower, state["log_bytes"])
+            (follower, state.log_bytes)
             for follower, state in zip(self.followers, states, strict=False)
-            if "log_bytes" in state
+            if state.log_bytes is not None
         ]
         while any(follower.text.size < size for follower, size in wanted):
             if self.over(wait=0.2) or time.monotonic() > deadline:

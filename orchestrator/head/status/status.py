@@ -1,11 +1,11 @@
-"""Looking at a job without touching it: status from the nodes, jobs that another head started."""
+"""Looks at a job without touching it: asks its nodes, and finds jobs that another head started."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.errors import OrchestratorError, UsageError
@@ -13,97 +13,127 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.slurm import queue
+from orchestrator.protocol.message import encode
+from orchestrator.protocol.messages import Jobs, JobState
 from orchestrator.records import experiment
 from orchestrator.records.experiment import JobRecord, NodeRecord
 from orchestrator.text import duration
 
 
-def ask_nodes(ssh: Transport, record: JobRecord) -> list[dict[str, Any]]:
-    """What every node of the job says of it now: its job_state, or that it is unreachable."""
+@dataclass(frozen=True)
+class NodeStatus:
+    """How the job stands on one node. `data` is what --json shows of it."""
 
-    def ask(node: NodeRecord) -> dict[str, Any]:
+    state: str
+    ranks: Mapping[str, Mapping[str, Any]]
+    data: Mapping[str, Any]
+    why: str = ""
+    log_time: float | None = None
+    log_bytes: int | None = None
+
+    @staticmethod
+    def of(state: JobState) -> NodeStatus:
+        data = encode(state)
+        if state.ended is not None:
+            data.setdefault("agent", None)
+        data["ranks"] = {str(rank): ranks for rank, ranks in data["ranks"].items()}
+        why, ranks = state.why or "", data["ranks"]
+        return NodeStatus(state.state, ranks, data, why, state.log_time, state.log_bytes)
+
+    @staticmethod
+    def unknown(state: str, why: str = "") -> NodeStatus:
+        reason = {"why": why} if why else {}
+        return NodeStatus(state, {}, {"state": state, **reason, "ranks": {}}, why)
+
+
+def ask_nodes(ssh: Transport, record: JobRecord) -> list[NodeStatus]:
+    """Ask every node of the job how it stands there now."""
+
+    def ask(node: NodeRecord) -> NodeStatus:
         destination = ssh.config.destination(node.host, node.user, node.port)
-        link = fleet.open_link(ssh.connect(destination), node.python, ssh.timeout)
-        states = link.ask("jobs", ssh.timeout, job=record.job)["jobs"]
-        mine = [state for state in states if state["node"] == node.index]
-        link.connection.close()
-        return dict(mine[0]) if mine else {"state": "unknown there", "ranks": {}}
+        channel = fleet.open_channel(ssh.connect(destination), node.python, ssh.timeout)
+        states = channel.ask(Jobs(job=record.job), ssh.timeout).jobs
+        mine = [state for state in states if state.node == node.index]
+        channel.connection.close()
+        return NodeStatus.of(mine[0]) if mine else NodeStatus.unknown("unknown there")
 
-    found = []
-    for result in fleet.everywhere(record.nodes, ask):
-        if isinstance(result, OrchestratorError):
-            found.append({"state": "unreachable", "why": result.what, "ranks": {}})
-        else:
-            found.append(result)
-    return found
-
-
-def from_record(record: JobRecord) -> list[dict[str, Any]]:
     return [
-        {"state": node.state, "ranks": node.ranks, "agent": node.exit_code} for node in record.nodes
+        NodeStatus.unknown("unreachable", result.what)
+        if isinstance(result, OrchestratorError)
+        else result
+        for result in fleet.everywhere(record.nodes, ask)
     ]
 
 
-def job_now(record: JobRecord, states: Sequence[dict[str, Any]]) -> str:
+def from_record(record: JobRecord) -> list[NodeStatus]:
+    """Return how the job stood on each node when it ended."""
+    found = []
+    for node in record.nodes:
+        data = {"state": node.state, "ranks": node.ranks, "agent": node.exit_code}
+        found.append(NodeStatus(node.state, node.ranks, data))
+    return found
+
+
+def job_now(record: JobRecord, states: Sequence[NodeStatus]) -> str:
     if record.over:
         return record.state
-    if states and all(state["state"] == "ended" for state in states):
+    if states and all(state.state == "ended" for state in states):
         return "ended (its logs and its verdict: orchestrator attach)"
     return record.state
 
 
 def to_text(
-    record: JobRecord, states: Sequence[dict[str, Any]], slurm: queue.Place | None = None
+    record: JobRecord, states: Sequence[NodeStatus], slurm: queue.Place | None = None
 ) -> str:
     lines = [f"{record.job}: {job_now(record, states)}, {len(record.nodes)} nodes"]
     if record.slurm_job is not None:
         lines[0] += f", Slurm's job {record.slurm_job}" + (f": {slurm}" if slurm else "")
     for node, state in zip(record.nodes, states, strict=True):
-        first = f"  node {node.index}  {node.name}  {state['state']}"
-        if state.get("why"):
-            first += f": {state['why']}"
-        if state.get("log_time"):
-            silence = round(max(0.0, time.time() - state["log_time"]))
+        first = f"  node {node.index}  {node.name}  {state.state}"
+        if state.why:
+            first += f": {state.why}"
+        if state.log_time:
+            silence = round(max(0.0, time.time() - state.log_time))
             first += f", last output {duration(silence)} ago"
         lines.append(first)
-        for rank, told in sorted(state["ranks"].items(), key=lambda item: int(item[0])):
-            words = told.get("state", "?")
-            if told.get("code") is not None:
-                words += f" with exit code {told['code']}"
-            lines.append(f"    rank {rank}  pid {told.get('pid', '?')}  {words}")
+        for number, rank in sorted(state.ranks.items(), key=lambda item: int(item[0])):
+            text = rank.get("state", "?")
+            if rank.get("code") is not None:
+                text += f" with exit code {rank['code']}"
+            lines.append(f"    rank {number}  pid {rank.get('pid', '?')}  {text}")
     return "\n".join(lines)
 
 
 def to_json(
-    record: JobRecord, states: Sequence[dict[str, Any]], slurm: queue.Place | None = None
+    record: JobRecord, states: Sequence[NodeStatus], slurm: queue.Place | None = None
 ) -> str:
     nodes = [
-        {"index": node.index, "name": node.name, "address": node.address, **state}
+        {"index": node.index, "name": node.name, "address": node.address, **state.data}
         for node, state in zip(record.nodes, states, strict=True)
     ]
-    told: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "job": record.job,
         "experiment": record.experiment,
         "state": job_now(record, states),
     }
-    told = {**told, "exit_code": record.exit_code, "verdict": record.verdict, "nodes": nodes}
+    shown = {**shown, "exit_code": record.exit_code, "verdict": record.verdict, "nodes": nodes}
     if record.slurm_job is not None:
-        told["slurm"] = {"job": record.slurm_job, **(asdict(slurm) if slurm else {})}
-    return json.dumps(told, indent=1)
+        shown["slurm"] = {"job": record.slurm_job, **(asdict(slurm) if slurm else {})}
+    return json.dumps(shown, indent=1)
 
 
 # -- jobs of another head ---------------------------------------------------------------------
 
 
 def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> JobRecord:
-    """A job known to the nodes of the list only; the newest where no name is given."""
+    """Find a job known to the nodes of the list only; the newest where no name is given."""
 
-    def ask(node: Node) -> list[dict[str, Any]]:
+    def ask(node: Node) -> tuple[JobState, ...]:
         _, connection = fleet.connect(ssh, node)
-        link = fleet.open_link(connection, node.python, ssh.timeout)
-        found: list[dict[str, Any]] = link.ask("jobs", ssh.timeout)["jobs"]
+        channel = fleet.open_channel(connection, node.python, ssh.timeout)
+        states = channel.ask(Jobs(), ssh.timeout).jobs
         connection.close()
-        return found
+        return states
 
     results = fleet.everywhere(nodes, ask)
     seen = [
@@ -111,7 +141,7 @@ def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> 
         for node, result in zip(nodes, results, strict=True)
         if not isinstance(result, OrchestratorError)
         for state in result
-        if "nproc" in state and wanted in (None, state["experiment"], state["job"])
+        if state.nproc is not None and wanted in (None, state.experiment, state.job)
     ]
     if not seen:
         fleet.all_or_table(nodes, results, "")  # a node that is down may be the one that knows it
@@ -120,36 +150,34 @@ def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> 
             if wanted
             else "there is no experiment here, and none is known on the nodes"
         )
-    newest = max((state for _, state in seen), key=lambda state: state.get("started", 0))
-    mine = {s["node"]: (node, s) for node, s in seen if s["job"] == newest["job"]}
+    newest = max((state for _, state in seen), key=lambda state: state.started or 0)
+    mine = {state.node: (node, state) for node, state in seen if state.job == newest.job}
     return _record(newest, [mine[index] for index in sorted(mine)], ssh)
 
 
-def _record(
-    newest: dict[str, Any], parts: Sequence[tuple[Node, dict[str, Any]]], ssh: Transport
-) -> JobRecord:
+def _record(newest: JobState, parts: Sequence[tuple[Node, JobState]], ssh: Transport) -> JobRecord:
     nodes = [
         NodeRecord(
-            index=state["node"],
+            index=state.node,
             name=node.name,
             host=node.host,
             user=node.user,
             port=node.port,
             address=ssh.config.of_node(node).host,
             python=node.python or "python3",
-            first_rank=state["first_rank"],
-            nproc=state["nproc"],
+            first_rank=state.first_rank or 0,
+            nproc=state.nproc or 0,
         )
         for node, state in parts
     ]
     config = ssh.config.file
     return JobRecord(
-        job=newest["job"],
-        experiment=newest["experiment"],
+        job=newest.job,
+        experiment=newest.experiment or "",
         state="running",
         command=[],
         nodes=nodes,
-        started=newest.get("started", time.time()),
+        started=newest.started or time.time(),
         head=experiment.this_head(),
         ssh_config=str(config.absolute()) if config else None,
     )

@@ -33,6 +33,7 @@ from orchestrator.head.slurm import queue
 from orchestrator.launchers.by_hand import rendezvous
 from orchestrator.launchers.by_hand.rendezvous import Hello, Master
 from orchestrator.launchers.slurm.batch_file import DEFAULTS
+from orchestrator.protocol.messages import PortWish, Probe, ProbeTarget
 from orchestrator.records import experiment
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
@@ -153,16 +154,15 @@ def address_of(master: str, patience: float) -> str:
 def reach(request: Request, mine: Part, patience: float) -> Reached:
     """The link on this machine, and its facts; the port of torchrun is held from here on."""
     address = address_of(mine.master, patience)
-    asked: dict[str, Any] = {
-        "cwd": os.getcwd(),  # noqa: PTH109  (as the shell has it, links included)
-        "workdir": request.config.launch.workdir,
-        "peers": [address],
-        "target": {"kind": request.target.kind, "name": request.target.name},
-        "accelerate": request.accelerate is not None,
-    }
-    if mine.rank == 0:
-        port = {"wanted": mine.port, "exact": True, "peers": mine.nnodes > 1}
-        asked["port"] = port
+    port = PortWish(wanted=mine.port, exact=True, peers=mine.nnodes > 1)
+    asked = Probe(
+        cwd=os.getcwd(),  # noqa: PTH109  (as the shell has it, links included)
+        workdir=request.config.launch.workdir,
+        peers=(address,),
+        target=ProbeTarget(kind=request.target.kind, name=request.target.name),
+        accelerate=request.accelerate is not None,
+        port=port if mine.rank == 0 else None,
+    )
     node = Node(socket.gethostname())
     reached = fleet.reach(LocalTransport(), node, request.config.launch.python, asked)
     if mine.rank == 0:
@@ -252,7 +252,7 @@ def begin(
     jobs.say(f"logs in {place.logs}")
     terms = launch.lease(request, made, agreed["peers_port"], agreed["token"])
     # Supervisors ask no name server: one that hangs would hold up all that they do.
-    terms["address"] = queue.resolved(mine.master) or mine.master
+    terms = terms.replace(address=queue.resolved(mine.master) or mine.master)
     try:
         launch.start(request, [reached], made, terms)
     except OrchestratorError as error:

@@ -1,7 +1,7 @@
-"""A closer look at this machine, with commands: GPUs and who uses them, Xids, code, torch itself.
+"""Looks closer at this machine, with commands: GPUs and who uses them, Xids, code, torch itself.
 
-link.py runs it when the head asks (not on a launch: it takes as long as its slowest command). Each
-part has a limit; what cannot be found out is in `problems`, by the name of the part, in words.
+Not for a launch: it takes as long as its slowest command. Each part has a limit; why something
+cannot be found out is in `problems`, by the name of the part.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from orchestrator.node.facts import amd, gpus, nvidia
 from orchestrator.node.facts.run_tools import Command, Output, together
 from orchestrator.node.facts.with_timeouts import gather
 from orchestrator.node.job import processes
+from orchestrator.protocol.messages import Checkup
 
 PARTS = ("gpus", "xids", "code", "torch", "names")
 GPU_SECONDS = 20.0  # without persistence mode the driver starts anew for every question
@@ -45,11 +46,11 @@ print("\\n" + json.dumps(out))
 """
 
 
-def checkup(request: dict[str, Any], root: str = "") -> dict[str, Any]:
-    """{"parts": which (all), "workdir": ..., "script": the program's path there, if it has one}"""
-    wanted = request.get("parts") or PARTS
-    workdir = os.path.expanduser(request["workdir"])
-    script = request.get("script")
+def checkup(request: Checkup, root: str = "") -> dict[str, Any]:
+    """Return what was asked for, part by part. `root` stands before /sys and /proc, for tests."""
+    wanted = request.parts or PARTS
+    workdir = os.path.expanduser(request.workdir)
+    script = request.script
     said = together(commands(wanted, workdir, root))
     found: dict[str, Any] = {}
     problems: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""What this machine is, for the plan: addresses, networks, GPUs, torch, limits, the program.
+"""Reads what this machine is, for the plan: addresses, networks, GPUs, torch, limits, the program.
 
-Read from the kernel and the file system only: no command is run, and no part of it may take long.
-What needs commands is the checkup's (checkup.py). link.py calls it on every launch.
+Reads the kernel and the file system only: every launch asks, so no command is run and no part may
+take long. What needs commands is in deep_probe.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from orchestrator.node.facts import (
     unfinished_jobs,
 )
 from orchestrator.node.facts.with_timeouts import gather
+from orchestrator.protocol.messages import Probe, ProbeTarget
 
 SECONDS = 3.0  # for any part: a network file system whose server is gone never answers
 # What is in the environment already was set by somebody who knows this machine.
@@ -30,15 +31,15 @@ OWN_SETTINGS = ("NCCL_", "RCCL_", "GLOO_", "CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_
 NCCL_CONF = "/etc/nccl.conf"
 
 
-def probe(request: dict[str, Any], root: str = "") -> dict[str, Any]:
-    """`root` stands before /sys and /proc, for tests."""
-    workdir = os.path.expanduser(request["workdir"] or request["cwd"])
+def probe(request: Probe, root: str = "") -> dict[str, Any]:
+    """Return the fields of a Probed. `root` stands before /sys and /proc, for tests."""
+    workdir = os.path.expanduser(request.workdir or request.cwd)
     addresses = interfaces.interface_addresses()
     found, problems = gather(
         SECONDS,
         {
             "workdir_exists": lambda: os.path.isdir(workdir),
-            "target": lambda: resolve_target(request["target"], workdir),
+            "target": lambda: resolve_target(request.target, workdir),
             "disk": lambda: disks.disk(workdir, root),
             "software": lambda: software.software(root),
             "shm": lambda: disks.disk("/dev/shm", root),
@@ -56,7 +57,7 @@ def probe(request: dict[str, Any], root: str = "") -> dict[str, Any]:
     return {
         **{name: found.get(name) for name in ("disk", "shm")},
         **{name: found.get(name, []) for name in ("leftovers", "cards", "interfaces", "rdma")},
-        **(software.accelerate() if request.get("accelerate") else {}),
+        **(software.accelerate() if request.accelerate else {}),
         "hostname": socket.gethostname(),
         "boot": sysfs.text(f"{root}/proc/sys/kernel/random/boot_id"),
         "network": network_space(),
@@ -67,8 +68,8 @@ def probe(request: dict[str, Any], root: str = "") -> dict[str, Any]:
         "software": found["software"],
         "cpus": len(os.sched_getaffinity(0)),
         "gpus": gpus.gpu_count(root),
-        "addresses": [list(address) for address in addresses],
-        "routes": {peer: list(interfaces.route(peer, addresses)) for peer in request["peers"]},
+        "addresses": tuple(addresses),
+        "routes": {peer: interfaces.route(peer, addresses) for peer in request.peers},
         "workdir": workdir,
         "workdir_exists": found["workdir_exists"],
         "target": found["target"],
@@ -108,25 +109,29 @@ def own_settings(root: str = "") -> dict[str, str]:
     return found
 
 
-def resolve_target(target: dict[str, str], workdir: str) -> dict[str, str]:
-    """What kind of program this is here: "script" (Python), "module", "program", or why not."""
-    kind, name = target["kind"], target["name"]
-    if kind != "auto":
-        return {"kind": kind, "name": name}
+def resolve_target(target: ProbeTarget, workdir: str) -> ProbeTarget:
+    """Say what kind of program this is here: "script" (Python), "module", "program", or why not."""
+    if target.kind != "auto":
+        return target
+    kind, name = program_at(target.name, workdir)
+    return ProbeTarget(kind=kind, name=name)
+
+
+def program_at(name: str, workdir: str) -> tuple[str, str]:
     path = os.path.join(workdir, name)
     if os.path.isdir(path) and os.path.isfile(os.path.join(path, "__main__.py")):
-        return {"kind": "script", "name": name}
+        return "script", name
     if not os.path.isfile(path):
         if "/" not in name and shutil.which(name):
-            return {"kind": "program", "name": name}
-        return {"kind": "missing", "name": path}
+            return "program", name
+        return "missing", path
     if not os.access(path, os.R_OK):
-        return {"kind": "unreadable", "name": path}
+        return "unreadable", path
     with open(path, "rb") as file:
         first = file.readline(256)
     foreign = first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first)
     if name.endswith(".py") or not foreign:
-        return {"kind": "script", "name": name}
+        return "script", name
     if not os.access(path, os.X_OK):
-        return {"kind": "not executable", "name": path}
-    return {"kind": "program", "name": name if "/" in name else "./" + name}
+        return "not executable", path
+    return "program", name if "/" in name else "./" + name

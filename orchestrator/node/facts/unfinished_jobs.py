@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from orchestrator.node.job.run_directory import RunDir, all_runs, connect
+from orchestrator.protocol.events import Ended
+from orchestrator.protocol.messages import Leftover
 
 NEWEST = 64  # a machine that ran thousands of jobs must not read all of their events
 
 
-def leftovers() -> list[dict[str, Any]]:
-    """alive: its supervisor answers. One that does not has left processes, or just its files."""
+def leftovers() -> tuple[Leftover, ...]:
+    """Return the jobs here that have not ended, whether or not their supervisors answer."""
     runs = sorted(all_runs(), key=_changed, reverse=True)[:NEWEST]
-    return [
-        {"job": run.job, "node": run.node, "alive": _answers(run)}
+    return tuple(
+        Leftover(job=run.job, node=run.node, alive=_answers(run))
         for run in runs
-        if os.path.exists(run.spec)
-        and not any(event.get("event") == "ended" for event in run.read_events())
-    ]
+        if os.path.exists(run.spec) and run.last(Ended) is None
+    )
 
 
 def _changed(run: RunDir) -> float:

@@ -10,19 +10,23 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from orchestrator import files
 from orchestrator.node.job import processes
 from orchestrator.node.job.run_directory import RunDir, all_runs, home
+from orchestrator.protocol.events import Ended
+from orchestrator.protocol.messages import RemovedRun, RemovedRuns
 
 LIBRARY_NAME = re.compile(r"[0-9a-f]{16}(\.[0-9]+)?")  # with a number: half unpacked
 OLD_LIBRARY = 7 * 86400.0  # seconds since a head last used it
 
 
-def living(wanted: Iterable[Any]) -> list[list[Any]]:
-    """The [job, node] of which a process with their tag, or their supervisor, lives here."""
+Run = tuple[str, int]  # a job, and the index of a node in it
+
+
+def living(wanted: Iterable[Run]) -> list[Run]:
+    """Return the runs of which anything lives here: a process with its tag, or its supervisor."""
     found: set[tuple[bytes | None, bytes | None] | None] = set()
     for process in processes.everyone().values():
         if process.state in "ZX" or process.pid == os.getpid():
@@ -30,15 +34,11 @@ def living(wanted: Iterable[Any]) -> list[list[Any]]:
         tags = dict(entry.partition(b"=")[::2] for entry in processes.environment(process.pid))
         found.add((tags.get(b"ORCHESTRATOR_JOB"), tags.get(b"NODE_RANK")))
         found.add(_supervised(process.pid))
-    return [
-        [job, node]
-        for job, node in wanted
-        if (os.fsencode(str(job)), str(node).encode("ascii", "replace")) in found
-    ]
+    return [(job, node) for job, node in wanted if (os.fsencode(job), b"%d" % node) in found]
 
 
 def _supervised(pid: int) -> tuple[bytes, bytes] | None:
-    """The job and node of a supervisor: `python -IS <library> supervise JOB NODE`."""
+    """Return whose supervisor it is: `python -IS <library> supervise JOB NODE`."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().split(b"\0")
@@ -47,18 +47,18 @@ def _supervised(pid: int) -> tuple[bytes, bytes] | None:
     return (words[-3], words[-2]) if words[-4:-3] == [b"supervise"] else None
 
 
-def remove(wanted: list[Any], library: str) -> dict[str, Any]:
-    """Delete the directories of these runs, unless they run, and libraries that nobody needs."""
+def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
+    """Remove the directories of these runs, unless they run, and libraries that nobody needs."""
     alive = living(wanted)
     runs, freed = [], Counter()
     for job, node in wanted:
-        problem = "it still runs there" if [job, node] in alive else ""
+        problem = "it still runs there" if (job, node) in alive else ""
         try:
             if not problem:
                 _remove_run(_run(job, node), freed.add)
         except (OSError, ValueError) as error:
             problem = str(error)
-        runs.append({"job": job, "node": node, "problem": problem})
+        runs.append(RemovedRun(job=job, node=node, problem=problem))
     old = old_libraries(os.path.basename(library), time.time())
     for path in old:
         directory, name = os.path.split(path)
@@ -68,7 +68,7 @@ def remove(wanted: list[Any], library: str) -> dict[str, Any]:
             files.delete(hidden, freed.add)
     for path in [*_interrupted("runs"), *_interrupted("lib")]:
         files.delete(path, freed.add)
-    return {"runs": runs, "freed": freed.count, "libraries": len(old)}
+    return RemovedRuns(runs=tuple(runs), freed=freed.count, libraries=len(old))
 
 
 class Counter:
@@ -81,9 +81,9 @@ class Counter:
         self.count += count
 
 
-def _run(job: Any, node: Any) -> RunDir:
-    """The run directory of a job and node; these come from a file that anybody may have written."""
-    if not isinstance(job, str) or type(node) is not int or node < 0:
+def _run(job: str, node: int) -> RunDir:
+    """Return their run directory; they come from a file that anybody may have written."""
+    if node < 0:
         raise ValueError(f"not a job and its node: {job!r}, {node!r}")
     return RunDir(job, node)
 
@@ -124,11 +124,11 @@ def old_libraries(own: str, now: float) -> list[str]:
     """The versions of our program that no run here needs and no head has used for a while."""
     used = {own}
     for run in all_runs():
-        if any(event.get("event") == "ended" for event in run.read_events()):
+        if run.last(Ended) is not None:
             continue
         try:
-            used.add(os.path.basename(run.read_spec()["library"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            used.add(os.path.basename(run.read_spec().library))
+        except (OSError, ValueError):
             return []  # one that may need any of them
     directory = os.path.join(home(), "lib")
     found = []

@@ -1,19 +1,16 @@
-"""Whether a job still does something on this node, and what its ranks are at if not.
-
-Called by the link: Activity with every heartbeat, collect() when the head asks.
-"""
+"""Measures whether a job still does something on this node, and asks its ranks where they are."""
 
 from __future__ import annotations
 
 import os
-import signal
 import time
-from typing import Any
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.protocol.events import RankStarted, Started
+from orchestrator.protocol.messages import RankStacks
+from orchestrator.protocol.timing import STACKS_SIGNAL
 
-STACKS = signal.SIGRTMIN + 9  # rank.py answers it; no program that we know of uses it
 PATIENCE = 3.0  # for all ranks of a node to write down where they are
 LARGEST = 1 << 20  # characters of stacks and of collectives, per rank
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -21,11 +18,7 @@ BUSY = 0.05  # of a core: less is a loop that only waits
 
 
 class Activity:
-    """How long ago this run last showed that it goes on.
-
-    silent: no line was printed. idle: and no step was made, by a program that tells its steps, or
-    no processor time used, by any other.
-    """
+    """Remembers when this run last showed that it goes on."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -34,7 +27,12 @@ class Activity:
         self.steps: dict[str, float] = {}
         self.ticks: dict[int, int] = {}
 
-    def look(self) -> dict[str, float]:
+    def look(self) -> tuple[float, float]:
+        """Return for how many seconds it has been silent and idle.
+
+        Silent: no line was printed. Idle: and no step was made, by a program that tells its steps,
+        or no processor time used, by any other.
+        """
         now = time.monotonic()
         if self._printed():
             self.printed = self.moved = now
@@ -47,7 +45,7 @@ class Activity:
         if busy:
             self.moved = now
         self.steps, self.ticks, self.looked = steps, ticks, now
-        return {"silent": now - self.printed, "idle": now - self.moved}
+        return now - self.printed, now - self.moved
 
     def _printed(self) -> bool:
         try:
@@ -59,7 +57,7 @@ class Activity:
 
 
 def step_times(run: RunDir) -> dict[str, float]:
-    """When each rank that tells its steps made the last one."""
+    """Return when each rank that tells its steps made the last one."""
     found = {}
     for entry in os.scandir(run.path):
         if entry.name.startswith("step_"):
@@ -68,17 +66,17 @@ def step_times(run: RunDir) -> dict[str, float]:
 
 
 def rank_pids(run: RunDir) -> dict[int, int]:
-    """PID -> rank, of those that have started."""
-    return {e["pid"]: e["rank"] for e in run.read_events() if e["event"] == "rank_started"}
+    """Return PID -> rank of those that have started."""
+    return {e.pid: e.rank for e in run.read_events() if isinstance(e, RankStarted)}
 
 
 def agent_pids(run: RunDir) -> list[int]:
-    """torchrun itself: until there are ranks, it is what imports torch."""
-    return [e["agent"] for e in run.read_events() if e["event"] == "started"]
+    """Return torchrun itself: until there are ranks, it is what imports torch."""
+    return [e.agent for e in run.read_events() if isinstance(e, Started)]
 
 
 def ticks_of(pid: int) -> int:
-    """Processor time of a process, and of its children that it has waited for."""
+    """Return the processor time of a process and of its children that it has waited for."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -87,28 +85,29 @@ def ticks_of(pid: int) -> int:
     return sum(int(field) for field in fields[11:15])
 
 
-def collect(run: RunDir) -> dict[str, Any]:
-    """rank -> its stacks and the collectives it remembers. Asks every rank, and waits for none
-    longer than a moment: one that is stopped, or stuck in the kernel, says nothing."""
+def collect(run: RunDir) -> dict[int, RankStacks]:
+    """Ask every rank for its stacks and the collectives it remembers.
+
+    Waits for none longer than a moment: one that is stopped, or stuck in the kernel, says nothing.
+    """
     ours = {process.pid: process for process in processes.of_job(run.job, run.node)}
-    first = run.read_spec()["first_rank"]
-    pids = rank_pids(run)
-    asked = {}
-    for pid, rank in pids.items():
+    first = run.read_spec().first_rank
+    asked: dict[int, tuple[int, int, int]] = {}  # rank -> PID, local rank, size of its stacks
+    for pid, rank in rank_pids(run).items():
         if pid in ours:
             local = rank - first
             asked[rank] = (pid, local, size_of(stacks(run, local)))
-            processes.send(ours[pid], STACKS)
+            processes.send(ours[pid], STACKS_SIGNAL)
             knock(os.path.join(run.path, f"ask_{local}"))
     deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline and not all(answered(run, *one) for one in asked.values()):
+    while time.monotonic() < deadline and not all(answered(run, *rank) for rank in asked.values()):
         time.sleep(0.05)  # a file that another process writes rings no bell
     return {
-        str(rank): {
-            "state": ours[pid].state,
-            "stacks": read(stacks(run, local), before),
-            "collectives": read(collectives(run, local), 0),
-        }
+        rank: RankStacks(
+            state=ours[pid].state,
+            stacks=read(stacks(run, local), before),
+            collectives=read(collectives(run, local), 0),
+        )
         for rank, (pid, local, before) in asked.items()
     }
 

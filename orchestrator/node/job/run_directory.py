@@ -1,7 +1,7 @@
 """Where a node keeps what it knows of a job: ~/.orchestrator/runs/<job>/<node rank>/, 0700.
 
-The supervisor writes it; the link reads it; it outlives both. The node's rank is part of the path
-because nodes may share a home directory.
+The supervisor writes it, the server reads it, and it outlives both. The node's rank is part of the
+path because nodes may share a home directory.
 """
 
 from __future__ import annotations
@@ -12,8 +12,15 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeVar
 
+from orchestrator.protocol import events
+from orchestrator.protocol.events import Event
+from orchestrator.protocol.message import Nonsense, decode, encode, parse
+from orchestrator.protocol.spec import Spec
+from orchestrator.protocol.version import Version
+
+E = TypeVar("E", bound=Event)
 JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=,-]{0,199}")
 
 
@@ -50,11 +57,11 @@ class RunDir:
     def error(self, local_rank: int) -> str:
         return os.path.join(self.path, f"error_{local_rank}.json")
 
-    def write_spec(self, spec: dict[str, Any]) -> None:
+    def write_spec(self, spec: Spec) -> None:
         # The spec holds the job's environment, which may hold secrets.
         fd = os.open(self.spec, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(fd, "w", encoding="ascii") as file:
-            json.dump(spec, file)
+            json.dump(encode(spec), file)
 
     def write(self, name: str, text: str) -> None:
         """A file that the agent finds in the directory it starts in."""
@@ -62,12 +69,20 @@ class RunDir:
         with open(fd, "w", encoding="utf-8") as file:
             file.write(text)
 
-    def read_spec(self) -> dict[str, Any]:
-        with open(self.spec, encoding="ascii") as file:
-            spec: dict[str, Any] = json.load(file)
-        return spec
+    def read_spec(self) -> Spec:
+        """Return the spec, whichever version of us wrote it."""
+        with open(self.spec, "rb") as file:
+            return decode(Spec, parse(file.read()), newer=True)
 
-    def read_events(self) -> Iterator[dict[str, Any]]:
+    def version(self) -> Version:
+        """Return the version of the supervisor, by the one key of spec.json that all have."""
+        try:
+            with open(self.spec, "rb") as file:
+                return decode(Version, parse(file.read()).get("version", {}), newer=True)
+        except (OSError, Nonsense):
+            return Version()
+
+    def read_events(self) -> Iterator[Event]:
         try:
             with open(self.events, "rb") as file:
                 lines = file.readlines()
@@ -75,14 +90,16 @@ class RunDir:
             return
         for line in lines:
             # The last may be half written yet; after a power failure there may be anything.
-            with contextlib.suppress(ValueError):
-                event = json.loads(line)
-                if isinstance(event, dict):
-                    yield event
+            with contextlib.suppress(Nonsense):
+                yield events.from_data(parse(line))
 
-    def last_event(self, kind: str) -> dict[str, Any] | None:
-        found = [event for event in self.read_events() if event["event"] == kind]
-        return found[-1] if found else None
+    def last(self, kind: type[E]) -> E | None:
+        """Return the last event of this kind."""
+        found = None
+        for event in self.read_events():
+            if isinstance(event, kind):
+                found = event
+        return found
 
 
 def all_runs() -> Iterator[RunDir]:

@@ -9,11 +9,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable
-from typing import Any
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.port import port_is_free
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.protocol.events import Ended
+from orchestrator.protocol.messages import PortState, StopReceipt
 
 GPU_SECONDS = 5.0  # nvidia-smi without its daemon wakes every GPU first
 RELEASE_SECONDS = 2.0  # a driver may take as long to give back what a killed process held
@@ -25,44 +26,40 @@ AMD = "/sys/class/kfd/kfd/proc"  # a directory per process that uses a GPU
 def receipt(
     run: RunDir,
     began: float,
-    ended: dict[str, Any] | None,
+    ended: Ended | None,
     before: Iterable[processes.Process],
     killed: dict[int, str],
-) -> dict[str, Any]:
-    """What was ended and how, and what is left. `began` is monotonic, `before` lived then."""
+) -> StopReceipt:
+    """Say what was ended and how, and what is left. `began` is monotonic, `before` lived then."""
     left = [process.pid for process in processes.of_job(run.job, run.node)]
     names = {process.pid: process.name for process in before if process.pid not in left}
-    killed = {**(ended["killed"] if ended else {}), **killed}
-    held, unknown = gpu_memory({*names, *map(int, killed), *ranks_of(ended)})
-    return {
-        "job": run.job,
-        "node": run.node,
-        "ended": names,
-        "killed": killed,
-        "left": left,
-        "gpu_memory": held,
-        "gpu_unknown": unknown,
-        "port": port_of(run),
-        "took": time.monotonic() - began,
-    }
+    killed = {**(ended.killed if ended else {}), **killed}
+    ranks = {rank.pid for rank in ended.ranks.values() if rank.pid} if ended else set()
+    held, unknown = gpu_memory({*names, *killed, *ranks})
+    return StopReceipt(
+        job=run.job,
+        node=run.node,
+        ended=names,
+        killed=killed,
+        left=tuple(left),
+        gpu_memory=held,
+        gpu_unknown=unknown,
+        port=port_of(run),
+        took=time.monotonic() - began,
+    )
 
 
-def ranks_of(ended: dict[str, Any] | None) -> set[int]:
-    ranks = (ended or {}).get("ranks", {}).values()
-    return {rank["pid"] for rank in ranks if rank.get("pid")}
-
-
-def port_of(run: RunDir) -> dict[str, Any] | None:
-    """The master's port, on the master's node, and whether it can be had again."""
+def port_of(run: RunDir) -> PortState | None:
+    """Look at the master's port, on the master's node: can it be had again?"""
     try:
-        number = run.read_spec()["port"]
-    except (OSError, ValueError, KeyError):
+        number = run.read_spec().port
+    except (OSError, ValueError):
         return None
-    return {"number": number, "free": port_is_free(number)} if number else None
+    return PortState(number=number, free=port_is_free(number)) if number else None
 
 
 def gpu_memory(pids: set[int]) -> tuple[dict[int, str], str]:
-    """(PID -> what it holds, of these PIDs; why it is not known, or "")."""
+    """Return PID -> what it holds, of these PIDs; and why that is not known, or nothing."""
     deadline = time.monotonic() + RELEASE_SECONDS
     while True:
         try:
@@ -98,7 +95,7 @@ def nvidia_memory() -> dict[int, str]:
 
 
 def output(command: list[str]) -> str:
-    """Of a command that may hang in the driver: then not even SIGKILL ends it, and we go on."""
+    """Run a command that may hang in the driver: then not even SIGKILL ends it, and we go on."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

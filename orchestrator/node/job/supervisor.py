@@ -24,7 +24,13 @@ from orchestrator.node.job import processes
 from orchestrator.node.job.job_log import JobLog
 from orchestrator.node.job.oom_evidence import Evidence, last_words
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.peers.lease import PEER_GRACE, Lease
+from orchestrator.node.peers.lease import Lease
+from orchestrator.protocol import control, events
+from orchestrator.protocol.control import HeadNews
+from orchestrator.protocol.events import EndOrder, Event, RankEnded, RankError, RankEvent
+from orchestrator.protocol.message import Nonsense, decode, parse
+from orchestrator.protocol.timing import PEER_GRACE
+from orchestrator.protocol.version import OWN
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -34,10 +40,27 @@ RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
 FAILED_GRACE = 1.0  # after a rank failed, its siblings may still say why; then they are killed
 SWEEP_GRACE = 0.5  # what outlives torchrun gets this long between SIGTERM and SIGKILL
 EVENTS_ROOM = 1 << 18  # a job's last word must find room when its log has filled the disk
+TOLD_TO_STOP = EndOrder(why="its supervisor was told to stop", grace=10.0)
 SWEEP_LIMIT = 10.0  # a process that survives SIGKILL this long hangs in the kernel
 
 
+class RankProcess:
+    """What is known of one rank here."""
+
+    def __init__(self, local: int) -> None:
+        self.local = local
+        self.state = ""
+        self.pid: int | None = None
+        self.code: int | None = None
+        self.error: RankError | None = None
+        self.process: processes.Process | None = None
+        self.keeper: processes.Process | None = None
+        self.gone = False  # it had ended when the end was asked for, though we had not heard of it
+
+
 class Supervisor:
+    """Runs one node's part of a job from start to end."""
+
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self.spec = run.read_spec()
@@ -51,7 +74,7 @@ class Supervisor:
         self.listeners: list[socket.socket] = []
         self.agent: subprocess.Popen[bytes] | None = None
         self.agent_code: int | None = None
-        self.ranks: dict[int, dict[str, Any]] = {}
+        self.ranks: dict[int, RankProcess] = {}
         self.report_rest = b""
         self.asked = False
         self.why = ""  # why it is being ended; empty while it just runs
@@ -71,11 +94,11 @@ class Supervisor:
         signal.set_wakeup_fd(self.wakeup)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, lambda *_: self.ask("its supervisor was told to stop", 10.0))
+            signal.signal(signum, lambda *_: self.ask(TOLD_TO_STOP))
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.watch(wake, lambda: os.read(wake, 4096))
-        for local in range(self.spec["nproc"]):
-            stream = str(self.spec["first_rank"] + local)
+        for local in range(self.spec.nproc):
+            stream = str(self.spec.first_rank + local)
             self.watch_output(open_fifo(self.run.fifo(local)), stream)
         self.reports = open_fifo(self.run.reports)
         self.watch(self.reports, self.read_reports)
@@ -85,11 +108,11 @@ class Supervisor:
     def start_agent(self) -> None:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
-        env = {**os.environ, **self.spec["env"], "ORCHESTRATOR_RUN": self.run.path}
-        for name in self.spec["unset"]:
+        env = {**os.environ, **self.spec.env, "ORCHESTRATOR_RUN": self.run.path}
+        for name in self.spec.unset:
             env.pop(name, None)
         self.agent = subprocess.Popen(
-            [*self.spec["agent"], f"--log-dir={self.run.path}/torchelastic", RANK],
+            [*self.spec.agent, f"--log-dir={self.run.path}/torchelastic", RANK],
             cwd=self.run.path,  # `-m` puts it on torchrun's path; the ranks go to the workdir
             env=env,
             stdin=subprocess.DEVNULL,
@@ -101,7 +124,8 @@ class Supervisor:
         )
         os.close(writing)
         self.watch_output(reading, "-")
-        self.event("started", agent=self.agent.pid, supervisor=os.getpid())
+        pids = {"agent": self.agent.pid, "supervisor": os.getpid()}
+        self.event(events.Started(time=time.time(), version=OWN, **pids))
 
     def listen(self) -> None:
         # A socket's path may have 108 bytes only; relative to the run directory it is short.
@@ -159,53 +183,57 @@ class Supervisor:
             return
         self.report_rest = lines.pop()
         for line in lines:
-            self.reported(json.loads(line))
+            with contextlib.suppress(Nonsense):  # any program of this user can write there
+                self.reported(events.from_report(parse(line)))
 
-    def reported(self, report: dict[str, Any]) -> None:
-        kind = report.pop("event")
-        rank = self.ranks.setdefault(report["rank"], {"local": report["local"]})
-        rank.update(
-            state=kind,
-            **{k: v for k, v in report.items() if k in ("pid", "code", "peak_kb", "error")},
-        )
-        if kind == "started":
-            rank["process"] = processes.look(report["pid"])
-            rank["keeper"] = processes.look(report["keeper"])
-            if self.why and rank["process"]:
-                processes.send(rank["process"], signal.SIGTERM)
-        failed = kind == "ended" and report["code"] != 0
-        because = self.why or ("torchrun ended" if self.sweep_since else "")
-        if failed:
-            because = self.look_into(report, because)
-        self.event(f"rank_{kind}", **report)
-        if failed and not because:
-            self.failed(f"rank {report['rank']}", "failed")
-        if kind == "ended" and self.asked:
+    def reported(self, report: RankEvent) -> None:
+        rank = self.ranks.setdefault(report.rank, RankProcess(report.local))
+        rank.state = report.event[len("rank_") :]
+        if isinstance(report, events.RankRaised):
+            rank.error = report.error
+        elif isinstance(report, events.RankStarted):
+            rank.pid = report.pid
+            rank.process = processes.look(report.pid)
+            rank.keeper = processes.look(report.keeper)
+            if self.why and rank.process:
+                processes.send(rank.process, signal.SIGTERM)
+        if isinstance(report, RankEnded):
+            self.rank_ended(rank, report)
+        else:
+            self.event(report)
+
+    def rank_ended(self, rank: RankProcess, report: RankEnded) -> None:
+        rank.pid, rank.code = report.pid, report.code
+        if report.code:
+            report = self.look_into(rank, report)
+        self.event(report)
+        if report.code and not report.asked:
+            self.failed(f"rank {report.rank}", "failed")
+        if self.asked:
             self.dismiss()
 
     def failed(self, who: str, how: str) -> None:
-        self.lease.pass_on(f"{who} on node {self.run.node} {how}", PEER_GRACE, failed=True)
-        self.end(f"{who} {how}", FAILED_GRACE)
+        why = f"{who} on node {self.run.node} {how}"
+        self.lease.pass_on(EndOrder(why=why, grace=PEER_GRACE, failed=True))
+        self.end(EndOrder(why=f"{who} {how}", grace=FAILED_GRACE))
 
-    def look_into(self, report: dict[str, Any], because: str) -> str:
-        """Add what is known of a rank's failure; by whose will it ended, empty if by its own."""
-        stream = str(report["rank"])
+    def look_into(self, rank: RankProcess, report: RankEnded) -> RankEnded:
+        """Add what is known of a rank's failure, and by whose will it ended."""
+        stream = str(report.rank)
         for fd in [fd for fd, name in self.outputs.items() if name == stream]:
             self.read_output(fd)  # its last words may stand in the pipe yet
-        rank = self.ranks[report["rank"]]
-        error = self.error_of(report["local"]) or rank.get("error")
-        said = last_words(self.log.last.get(stream, b"")) if not error or report["code"] < 0 else ""
-        if rank.get("gone") or (error and error["time"] < self.end_since):
-            because = ""  # before we asked: tearing down took it longer, or its report did
-        report.update(self.evidence.now(), error=error, said=said, asked=because)
-        return because
+        error = self.error_of(report.local) or rank.error
+        said = last_words(self.log.last.get(stream, b"")) if not error or report.code < 0 else ""
+        asked = self.why or ("torchrun ended" if self.sweep_since else "")
+        if rank.gone or (error and error.time < self.end_since):
+            asked = ""  # before we asked: tearing down took it longer, or its report did
+        return report.replace(**self.evidence.now(), error=error, said=said, asked=asked)
 
-    def error_of(self, local: int) -> dict[str, Any] | None:
+    def error_of(self, local: int) -> RankError | None:
         try:
-            with open(self.run.error(local), encoding="ascii") as file:
-                error: dict[str, Any] = json.load(file)
-            return error
-        except (OSError, ValueError):
+            with open(self.run.error(local), "rb") as file:
+                return decode(RankError, parse(file.read()))
+        except (OSError, Nonsense):
             return None
 
     # -- listeners ---------------------------------------------------------------------------
@@ -230,20 +258,22 @@ class Supervisor:
             listener.close()
             return
         for line in data.splitlines():  # requests are single short lines, sent whole
-            request = json.loads(line)
-            if "head" in request:
-                self.lease.head_says(listener.fileno(), request["head"], request["at"])
+            try:
+                message = control.from_line(line)
+            except Nonsense:
+                continue
+            if isinstance(message, HeadNews):
+                self.lease.head_says(listener.fileno(), message)
             else:
-                self.ask(request["why"], request["grace"])
+                self.ask(message)
 
     def ring(self) -> None:
         for listener in self.listeners:
             with contextlib.suppress(OSError):  # full: a bell waits already; gone: hear() notices
                 listener.send(b"\n")
 
-    def event(self, kind: str, **fields: Any) -> None:
-        line = json.dumps({"event": kind, "time": time.time(), **fields}) + "\n"
-        self.unsaid += line.encode()
+    def event(self, event: Event) -> None:
+        self.unsaid += json.dumps(events.to_data(event)).encode("ascii") + b"\n"
         with contextlib.suppress(OSError):
             while self.unsaid:
                 self.unsaid = self.unsaid[os.write(self.events, self.unsaid) :]
@@ -251,38 +281,39 @@ class Supervisor:
 
     # -- the end -----------------------------------------------------------------------------
 
-    def ask(self, why: str, grace: float, **mark: Any) -> None:
-        """The end that somebody asked for: each rank may take its time. A mark is told with it."""
-        self.lease.pass_on(why, grace, **mark)
+    def ask(self, order: EndOrder) -> None:
+        """End the job because somebody asked for it: each rank may take its time."""
+        self.lease.pass_on(order)
         if not self.asked:
             self.asked = True
             with contextlib.suppress(OSError):
                 os.close(os.open(self.run.ending, os.O_WRONLY | os.O_CREAT, 0o600))
-        self.end(why, grace, **mark)
+        self.end(order)
 
-    def end(self, why: str, grace: float, **mark: Any) -> None:
-        """SIGTERM to the ranks, after the grace SIGKILL to what is left. May be called again."""
+    def end(self, order: EndOrder) -> None:
+        """Send SIGTERM to the ranks, after the grace SIGKILL to what is left. May be repeated."""
         first = not self.why
-        self.why = self.why or why
+        self.why = self.why or order.why
         self.end_since = min(self.end_since, time.time())
-        self.kill_at = min(self.kill_at, time.monotonic() + grace)
+        self.kill_at = min(self.kill_at, time.monotonic() + order.grace)
         if not first:
             return
-        self.event("ending", why=why, grace=grace, **mark)
-        known = [rank for rank in self.ranks.values() if rank.get("process")]
+        self.event(events.Ending(time=time.time(), **vars(order)))
+        known = [rank for rank in self.ranks.values() if rank.process]
         for rank in known:
-            rank["gone"] = not processes.alive(rank["process"])  # though we have not heard of it
-            processes.send(rank["process"], signal.SIGTERM)
+            assert rank.process is not None
+            rank.gone = not processes.alive(rank.process)  # though we have not heard of it
+            processes.send(rank.process, signal.SIGTERM)
         if not known and self.agent is not None and self.agent_code is None:
             os.kill(self.agent.pid, signal.SIGTERM)  # not reaped yet, so the PID is still its own
 
     def dismiss(self) -> None:
         """Once the last rank has ended, torchrun need not learn of it: it would only hurry them."""
         ranks = list(self.ranks.values())
-        if all(rank["state"] == "ended" for rank in ranks) and any(rank["code"] for rank in ranks):
+        if all(rank.state == "ended" for rank in ranks) and any(rank.code for rank in ranks):
             for rank in ranks:
-                if rank.get("keeper"):
-                    processes.send(rank["keeper"], signal.SIGKILL)
+                if rank.keeper:
+                    processes.send(rank.keeper, signal.SIGKILL)
             if self.agent is not None and self.agent_code is None:
                 os.kill(self.agent.pid, signal.SIGKILL)
 
@@ -309,19 +340,19 @@ class Supervisor:
                 self.sweep_since = time.monotonic()
                 self.kill_at = min(self.kill_at, self.sweep_since + SWEEP_GRACE)
                 if self.agent_code and not self.why:
-                    words = f"torchrun on node {self.run.node} ended with {self.agent_code}"
-                    self.lease.pass_on(words, PEER_GRACE, failed=True)
+                    why = f"torchrun on node {self.run.node} ended with {self.agent_code}"
+                    self.lease.pass_on(EndOrder(why=why, grace=PEER_GRACE, failed=True))
                 for process in self.living():
                     processes.send(process, signal.SIGTERM)
             else:
                 self.orphan_ended(pid, os.waitstatus_to_exitcode(status))
 
     def orphan_ended(self, pid: int, code: int) -> None:
-        """A rank whose keeper was killed is a child of ours; how it ended is known all the same."""
+        """Report the end of a rank whose keeper was killed: it is a child of ours since then."""
         for number, rank in self.ranks.items():
-            if rank.get("pid") == pid and rank["state"] != "ended":
-                who = {"rank": number, "local": rank["local"], "time": time.time()}
-                self.reported({"event": "ended", **who, "pid": pid, "code": code})
+            if rank.pid == pid and rank.state != "ended":
+                who = {"rank": number, "local": rank.local, "pid": pid, "code": code}
+                self.reported(decode(RankEnded, {**who, "time": time.time()}))
 
     def over(self) -> bool:
         """Once torchrun has ended: is nothing of the job left alive?"""
@@ -343,14 +374,23 @@ class Supervisor:
                 pass
         self.log.flush(everything=True)
         shutil.rmtree(self.run.parcel, ignore_errors=True)
-        left = [process.pid for process in self.living()]
-        ranks = {
-            str(n): {k: r.get(k) for k in ("state", "code", "pid")} for n, r in self.ranks.items()
-        }
-        said = {"agent": self.agent_code, "why": self.why, "ranks": ranks}
+        more: dict[str, Any] = {}
         if self.agent_code:
-            said.update(self.evidence.now(), said=last_words(self.log.last.get("-", b"")))
-        self.event("ended", **said, killed=self.killed, left=left, lost=self.log.lost)
+            more = {**self.evidence.now(), "said": last_words(self.log.last.get("-", b""))}
+        ended = events.Ended(
+            time=time.time(),
+            agent=self.agent_code,
+            why=self.why,
+            ranks={
+                number: events.RankAtEnd(state=rank.state, code=rank.code, pid=rank.pid)
+                for number, rank in self.ranks.items()
+            },
+            killed=self.killed,
+            left=tuple(process.pid for process in self.living()),
+            lost=self.log.lost,
+            **more,
+        )
+        self.event(ended)
         with contextlib.suppress(OSError):
             os.ftruncate(self.events, os.fstat(self.events).st_size)  # the rest of its room
         self.lease.goodbye()
@@ -380,7 +420,7 @@ def open_fifo(path: str) -> int:
 
 
 def main(job: str, node: str) -> None:
-    """Started by the link. One line to stdout once torchrun is on its way: "ready", or why not."""
+    """Run a job. Write one line to stdout once torchrun is on its way: "ready", or why not."""
     supervisor = Supervisor(RunDir(job, int(node)))
     ready = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
@@ -389,9 +429,8 @@ def main(job: str, node: str) -> None:
         supervisor.start()
     except OSError as error:
         os.write(ready, f"{error}\n".encode())
-        supervisor.event(
-            "ended", agent=None, why=f"not started: {error}", ranks={}, killed={}, left=[]
-        )
+        why, now = f"not started: {error}", time.time()
+        supervisor.event(events.Ended(time=now, agent=None, why=why, ranks={}, killed={}, left=()))
         return
     os.write(ready, b"ready\n")
     os.close(ready)

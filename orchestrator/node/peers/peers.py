@@ -1,7 +1,7 @@
-"""How the supervisors of one job reach each other: a hub on node 0, a spoke on every other node.
+"""Connects the supervisors of one job: a hub on node 0, a spoke on every other node.
 
-No thread of their own: the supervisor's loop calls `tick` at every beat, and what is registered
-with its selector when something comes. What is said means nothing here; lease.py decides.
+There is no thread: the supervisor's loop calls `tick` at every beat, and what is registered with
+its selector when something comes. What is said means nothing here; lease.py decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from orchestrator.node.peers.signed_connection import Broken, Wire
+from orchestrator.node.peers.signed_connection import Broken, SignedConnection
+from orchestrator.protocol import control
+from orchestrator.protocol.control import PeerWord
+from orchestrator.protocol.message import Nonsense, encode
 
 STRANGERS = 64  # connections that have not proved yet that they are of this job
 STRANGER_SECONDS = 5.0
@@ -24,12 +27,11 @@ LATE_SECONDS = 10.0  # not connected by then: there is a firewall
 RARELY = 10  # beats between two tries, then
 GOODBYE_SECONDS = 0.3
 
-Message = dict[str, Any]
-Hear = Callable[[int, Message], None]  # (node, message)
+Hear = Callable[[int, PeerWord], None]  # (node, its word)
 
 
 class Loop(Protocol):
-    """What of the supervisor is needed here."""
+    """The part of the supervisor that is needed here."""
 
     def watch(self, fd: int, then: Callable[[], Any]) -> None: ...
 
@@ -41,25 +43,25 @@ class Peers:
 
     def __init__(self, loop: Loop, token: str, hear: Hear) -> None:
         self.loop, self.token, self.hear = loop, token, hear
-        self.wires: dict[int, Wire] = {}
+        self.wires: dict[int, SignedConnection] = {}
         self.heard: dict[int, float] = {}
         self.refused_since = 0.0
 
-    def tick(self, now: float, beat: float, message: Message) -> None:
+    def tick(self, now: float, beat: float, word: PeerWord) -> None:
         raise NotImplementedError
 
-    def send(self, message: Message, but: int = -1) -> None:
+    def send(self, word: PeerWord, but: int = -1) -> None:
         for node, wire in list(self.wires.items()):
             if node != but:
                 try:
-                    wire.send(message)
+                    wire.send(encode(word))
                 except Broken as why:
                     self.drop(node, str(why))
 
     def drop(self, node: int, why: str) -> None:
         self.forget(self.wires.pop(node))
 
-    def forget(self, wire: Wire) -> None:
+    def forget(self, wire: SignedConnection) -> None:
         self.loop.unwatch(wire.fileno())
         wire.close()
 
@@ -75,9 +77,9 @@ class Peers:
         self.heard = {node: min(now, at + seconds) for node, at in self.heard.items()}
         self.refused_since = min(now, self.refused_since + seconds) if self.refused_since else 0.0
 
-    def goodbye(self, message: Message) -> None:
+    def goodbye(self, word: PeerWord) -> None:
         """The last word, and time for it to arrive: a close with bytes unread would discard it."""
-        self.send(message)
+        self.send(word)
         wires = [wire for wire in self.wires.values() if wire.key]
         deadline = time.monotonic() + GOODBYE_SECONDS
         for wire in wires:
@@ -90,7 +92,7 @@ class Peers:
             wires = [wire for wire in wires if wire not in readable or listens(wire)]
 
 
-def listens(wire: Wire) -> bool:
+def listens(wire: SignedConnection) -> bool:
     try:
         return bool(wire.connection.recv(1 << 16))
     except BlockingIOError:
@@ -124,7 +126,7 @@ class Hub(Peers):
     ) -> None:
         super().__init__(loop, token, hear)
         self.server, self.nnodes = server, nnodes
-        self.strangers: dict[Wire, float] = {}
+        self.strangers: dict[SignedConnection, float] = {}
         self.begun = time.monotonic()
         server.setblocking(False)
         loop.watch(server.fileno(), self.accept)
@@ -132,7 +134,7 @@ class Hub(Peers):
     def accept(self) -> None:
         try:
             connection, _ = self.server.accept()
-            wire = Wire(connection, self.token, "hub")
+            wire = SignedConnection(connection, self.token, "hub")
             wire.flush()
         except (OSError, Broken):
             return  # it left again
@@ -141,17 +143,17 @@ class Hub(Peers):
         if len(self.strangers) > STRANGERS:
             self.turn_away(next(iter(self.strangers)))
 
-    def turn_away(self, wire: Wire) -> None:
+    def turn_away(self, wire: SignedConnection) -> None:
         del self.strangers[wire]
         self.forget(wire)
 
-    def read_stranger(self, wire: Wire) -> None:
+    def read_stranger(self, wire: SignedConnection) -> None:
         if wire not in self.strangers:
             return  # turned away since the selector saw it
         try:
             messages = wire.receive()
-            node = int(messages[0]["node"]) if messages else 0
-        except (Broken, ValueError, KeyError):
+            node = control.peer_word(messages[0]).node if messages else 0
+        except (Broken, Nonsense):
             self.turn_away(wire)
             return
         if not messages:
@@ -164,23 +166,23 @@ class Hub(Peers):
         self.loop.watch(wire.fileno(), lambda: self.read(node, wire))
         self.take(node, messages)
 
-    def read(self, node: int, wire: Wire) -> None:
+    def read(self, node: int, wire: SignedConnection) -> None:
         try:
             self.take(node, wire.receive())
         except (Broken, ValueError) as why:
             if self.wires.get(node) is wire:
                 self.drop(node, str(why))
 
-    def take(self, node: int, messages: list[Message]) -> None:
+    def take(self, node: int, messages: list[dict[str, Any]]) -> None:
         for message in messages:
             self.heard[node] = time.monotonic()
-            self.hear(node, message)
+            self.hear(node, control.peer_word(message))
 
-    def tick(self, now: float, beat: float, message: Message) -> None:
+    def tick(self, now: float, beat: float, word: PeerWord) -> None:
         for wire, since in list(self.strangers.items()):
             if now - since > STRANGER_SECONDS:
                 self.turn_away(wire)
-        self.send(message)
+        self.send(word)
 
 
 class Spoke(Peers):
@@ -196,7 +198,7 @@ class Spoke(Peers):
         self.begun = time.monotonic()
         self.beats = 0
 
-    def tick(self, now: float, beat: float, message: Message) -> None:
+    def tick(self, now: float, beat: float, word: PeerWord) -> None:
         patience = beat * (QUIET_BEATS if self.proved else DIAL_BEATS)
         if self.wires and now - self.word_at > patience:
             self.refused_since = 0.0
@@ -205,7 +207,7 @@ class Spoke(Peers):
         rarely = not self.heard and self.late(now) and self.beats % RARELY
         if not self.wires and not self.over and not rarely:
             self.dial()
-        self.send(message)
+        self.send(word)
 
     def late(self, now: float) -> bool:
         return now - self.begun > LATE_SECONDS
@@ -219,7 +221,7 @@ class Spoke(Peers):
         except OSError as error:
             self.trouble = error.strerror or str(error)
             return
-        wire = Wire(connection, self.token, "spoke")
+        wire = SignedConnection(connection, self.token, "spoke")
         self.proved, self.word_at = False, time.monotonic()
         self.wires[0] = wire
         self.loop.watch(wire.fileno(), lambda: self.read(wire))
@@ -227,7 +229,7 @@ class Spoke(Peers):
         if failed not in (0, errno.EINPROGRESS):  # else what comes of it is heard by reading
             self.drop(0, os.strerror(failed))
 
-    def read(self, wire: Wire) -> None:
+    def read(self, wire: SignedConnection) -> None:
         try:
             messages = wire.receive()
         except (Broken, ValueError) as why:
@@ -238,7 +240,7 @@ class Spoke(Peers):
         for message in messages:
             self.proved, self.refused_since = True, 0.0
             self.heard[0] = self.word_at
-            self.hear(0, message)
+            self.hear(0, control.peer_word(message))
 
     def drop(self, node: int, why: str) -> None:
         super().drop(node, why)

@@ -1,8 +1,8 @@
-"""One TCP connection between two supervisors of a job: lines of JSON that only they can write.
+"""A TCP connection between two supervisors of a job, for lines of JSON that only they can write.
 
 Each side sends a random number first. The two numbers and the job's token, which nobody else has,
 make the key that signs every line: nothing can be forged, replayed or put into another order, and
-the token itself never travels. Used by peers.py.
+the token itself never travels.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ import os
 import socket
 from typing import Any
 
+from orchestrator.protocol.message import parse
+
 LONGEST_LINE = 4096
 LARGEST_BACKLOG = 1 << 16  # nobody reads at the other end
 
 
 class Broken(Exception):
-    """The connection is of no use any more: its words say why."""
+    """The connection is of no use any more; the text says why."""
 
 
-class Wire:
+class SignedConnection:
+    """One end of it."""
+
     def __init__(self, connection: socket.socket, token: str, side: str) -> None:
         """`side` is "hub" at the end that listened, "spoke" at the one that called."""
         self.connection = connection
@@ -59,7 +63,7 @@ class Wire:
             raise Broken("it does not read")
 
     def receive(self) -> list[dict[str, Any]]:
-        """What came, each line proved; Broken at its end, and at the first byte that is not so."""
+        """Return what came, each line proved; raise Broken at the end, or at any other line."""
         try:
             data = self.connection.recv(1 << 16)
         except BlockingIOError:
@@ -82,8 +86,7 @@ class Wire:
         if not hmac.compare_digest(signature, self._signature(other, self.taken, text)):
             raise Broken("not one of us")
         self.taken += 1
-        message: dict[str, Any] = json.loads(text)
-        return [message]
+        return [parse(text)]
 
     def _agree(self, nonce: bytes) -> None:
         if len(nonce) != len(self.nonce):

@@ -1,42 +1,46 @@
-"""What a job's ranks left on a node that does not share the head's disk. Called by the link."""
+"""Lists and reads what a job's ranks wrote on a node that does not share the head's disk."""
 
 from __future__ import annotations
 
-import base64
 import os
 import stat
-from typing import Any
 
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.protocol.messages import OutputFile
 
 CHUNK = 1 << 19
 
 
-def place(run: RunDir) -> str:
-    """The node's own outputs; a job on a shared disk has none (see link.start)."""
+def directory(run: RunDir) -> str:
+    """Return the node's own outputs; a job on a shared disk has none (see Session.start)."""
     return os.path.join(run.path, "experiment", "outputs")
 
 
-def listing(run: RunDir) -> list[dict[str, Any]]:
-    """Every regular file; links are not followed. Checkpoints belong to the node."""
+def has_checkpoints(run: RunDir) -> bool:
+    path = os.path.join(directory(run), "checkpoints")
+    return os.path.isdir(path) and bool(os.listdir(path))
+
+
+def listing(run: RunDir) -> tuple[OutputFile, ...]:
+    """Return every regular file; links are not followed. Checkpoints belong to the node."""
     found = []
-    root = place(run)
-    for directory, names, files in os.walk(root):
+    root = directory(run)
+    for parent, names, files in os.walk(root):
         names[:] = sorted(name for name in names if not name.startswith("."))
-        if directory == root:
+        if parent == root:
             names[:] = [name for name in names if name != "checkpoints"]
         for name in sorted(files):
-            path = os.path.join(directory, name)
+            path = os.path.join(parent, name)
             status = os.lstat(path)
             if stat.S_ISREG(status.st_mode) and not name.startswith("."):
-                found.append({"path": os.path.relpath(path, root), "size": status.st_size})
-    return found
+                found.append(OutputFile(path=os.path.relpath(path, root), size=status.st_size))
+    return tuple(found)
 
 
-def piece(run: RunDir, path: str, offset: int) -> str:
-    """Some bytes of one of the listed files, in base64. The caller has seen that it is listed."""
-    fd = os.open(os.path.join(place(run), path), os.O_RDONLY | os.O_NOFOLLOW)
+def piece(run: RunDir, path: str, offset: int) -> bytes:
+    """Return some bytes of one of the listed files. The caller has seen that it is listed."""
+    fd = os.open(os.path.join(directory(run), path), os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        return base64.b64encode(os.pread(fd, CHUNK, offset)).decode("ascii")
+        return os.pread(fd, CHUNK, offset)
     finally:
         os.close(fd)

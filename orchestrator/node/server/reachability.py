@@ -1,7 +1,7 @@
-"""Whether the nodes really reach each other: a listener that says a word, and calls that want it.
+"""Tests whether the nodes really reach each other: one listens and says a word, others call.
 
 Only the right word counts as an answer: an address that two machines have, or a proxy that accepts
-everything, is no way to the node. The listener lives as long as this link.
+everything, is no way to the node. The listener lives as long as this program.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+
+from orchestrator.protocol import messages
 
 AT_ONCE = 64
 WORD = 64  # bytes at most
 
 
-def listen(request: dict[str, Any]) -> dict[str, Any]:
-    """{"ports": [0 for any, or a number], "word"} -> the ports; 0 for one that is taken."""
-    return {"ports": [listener(port, request["word"].encode()) for port in request["ports"]]}
+def listen(request: messages.Listen) -> tuple[int, ...]:
+    """Open the ports (0 for any) and return their numbers; 0 for one that is taken."""
+    return tuple(listener(port, request.word.encode()) for port in request.ports)
 
 
 def listener(port: int, word: bytes) -> int:
@@ -58,15 +59,12 @@ def answer(server: socket.socket, word: bytes) -> None:
                 continue
 
 
-def dial(request: dict[str, Any]) -> dict[str, Any]:
-    """{"places": [[address, port, word]], "seconds"} -> for each why not, or ""."""
-    places, seconds = request["places"], request["seconds"]
-    if not places:
-        return {"answers": []}
-    with ThreadPoolExecutor(min(AT_ONCE, len(places))) as pool:
-        return {
-            "answers": list(pool.map(lambda one: call(one[0], one[1], one[2], seconds), places))
-        }
+def dial(request: messages.Dial) -> tuple[str, ...]:
+    """Call every place; return for each why it could not be reached, or nothing."""
+    if not request.places:
+        return ()
+    with ThreadPoolExecutor(min(AT_ONCE, len(request.places))) as pool:
+        return tuple(pool.map(lambda p: call(p[0], p[1], p[2], request.seconds), request.places))
 
 
 def call(address: str, port: int, word: str, seconds: float) -> str:

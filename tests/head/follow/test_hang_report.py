@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from orchestrator.head.follow.hang_report import Stuck, culprit, of_rank, oldest_wait, reading
+from orchestrator.head.follow.hang_report import StuckRank, culprit, of_rank, oldest_wait, reading
+from orchestrator.protocol.messages import RankStacks
 
 STACKS = """Thread 0x00007f01 (most recent call first):
   File "/x/orchestrator/node/job/rank.py", line 190 in tell_collectives
@@ -27,7 +28,8 @@ def entry(number: int, name: str, *, retired: bool, group: str = "0") -> dict[st
 def test_what_a_rank_tells() -> None:
     entries = [entry(1, "all_reduce", retired=True), entry(2, "barrier", retired=False)]
     entries += [entry(7, "broadcast", retired=True, group="1")]
-    told = {"state": "S", "stacks": STACKS, "collectives": json.dumps({"entries": entries})}
+    dump = json.dumps({"entries": entries})
+    told = RankStacks(state="S", stacks=STACKS, collectives=dump)
     found = of_rank(3, 1, told)
     assert found.where == "/home/me/my data.py:88 read()"
     assert found.waits == {"0": (2, "barrier", 2.0)}
@@ -37,18 +39,20 @@ def test_what_a_rank_tells() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": 5}', "null"])
 def test_a_rank_that_tells_nothing_sensible(text: str) -> None:
-    found = of_rank(0, 0, {"stacks": text, "collectives": text})
+    found = of_rank(0, 0, RankStacks(state="S", stacks=text, collectives=text))
     assert (found.where, found.waits, found.entered) == ("", {}, {})
 
 
-def rank(number: int, waits: str = "", entered: int = 0, state: str = "S", **groups: int) -> Stuck:
+def rank(
+    number: int, waits: str = "", entered: int = 0, state: str = "S", **groups: int
+) -> StuckRank:
     """waits: "all_reduce #7", or "all_reduce #7 of G"."""
     where = f"f.py:{number} g()"
     words = waits.split()
     group = words[3] if len(words) > 2 else "0"
     inside = {group: (int(words[1][1:]), words[0], 0.0)} if words else {}
     last = {group: inside[group][0]} if words else {"0": entered}
-    return Stuck(number, number // 2, state, where, inside, {**last, **groups})
+    return StuckRank(number, number // 2, state, where, inside, {**last, **groups})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +74,7 @@ def rank(number: int, waits: str = "", entered: int = 0, state: str = "S", **gro
         ([], None, "no rank has started: every torchrun waits for the others"),
     ],
 )  # fmt: skip
-def test_the_reading(ranks: list[Stuck], who: int | None, words: str) -> None:
+def test_the_reading(ranks: list[StuckRank], who: int | None, words: str) -> None:
     found = culprit(ranks)
     assert (found.rank if found else None) == who
     assert words in reading(ranks)

@@ -5,21 +5,33 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.follow import failure_kinds
+from orchestrator.head.follow import failure_kinds, verdict
 from orchestrator.head.follow.verdict import (
     Failure,
     cause,
     conclude,
     not_started,
-    of_rank,
-    of_torchrun,
     stopped,
     to_lines,
 )
+from orchestrator.protocol.events import Ended, RankEnded
+from orchestrator.protocol.message import decode
+
+
+def of_rank(node: int, name: str, event: dict[str, Any], time: float) -> Failure:
+    """Judge an event as the supervisor writes it; "words" are what the rank gave to sys.exit."""
+    fields = dict(event)
+    words = fields.pop("words", "")
+    return verdict.of_rank(node, name, decode(RankEnded, fields), time, words)
+
+
+def of_torchrun(node: int, name: str, event: dict[str, Any], time: float) -> Failure:
+    fields = {"time": 0.0, "why": "", "ranks": {}, "killed": {}, "left": [], **event}
+    return verdict.of_torchrun(node, name, decode(Ended, fields), time)
 
 
 def ended(code: int, error: dict[str, Any] | None = None, rank: int = 3) -> dict[str, Any]:
-    return {"rank": rank, "code": code, "error": error, "time": 1000.0}
+    return {"rank": rank, "local": 0, "pid": 1, "code": code, "error": error, "time": 1000.0}
 
 
 def error(message: str, **fields: Any) -> dict[str, Any]:

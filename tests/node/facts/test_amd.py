@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.head.doctor.deep_probe import Gpu, Holder
-from orchestrator.head.inventory.from_json import typed
 from orchestrator.node.facts import amd
+from orchestrator.protocol.message import decode
 from tests.node.job.trees import plant
 
 SIX = {
@@ -37,7 +37,7 @@ WARNING = "WARNING: AMD GPU device(s) is/are in a low-power state. Check power c
 
 
 def test_gpus() -> None:
-    first, second = (typed(Gpu, gpu) for gpu in amd.gpus(WARNING + json.dumps(SIX)))
+    first, second = (decode(Gpu, gpu) for gpu in amd.gpus(WARNING + json.dumps(SIX)))
     assert second == Gpu(
         "amd", 1, "AMD Instinct MI300X", "0x8e6b0a5ef2a9d3c1", "0000:2f:00.0",
         memory=206141652992, used=299032576, busy=0,
@@ -51,7 +51,7 @@ def test_an_older_rocm_writes_its_keys_otherwise() -> None:
 
 
 def test_who_computes_and_who_only_looks() -> None:
-    found = [typed(Holder, one) for one in amd.processes(json.dumps(SIX))]
+    found = [decode(Holder, one) for one in amd.processes(json.dumps(SIX))]
     assert found == [
         Holder(67849, "", "python3", 18165104640),
         Holder(70001, "", "gmx_mpi", None),
@@ -85,7 +85,7 @@ anything = st.recursive(
 @settings(deadline=None)  # a busy machine is no defect
 def test_no_text_is_too_odd(text: str) -> None:
     for gpu in amd.gpus(text):
-        typed(Gpu, gpu)
+        decode(Gpu, gpu)
     for holder in amd.processes(text):
-        typed(Holder, holder)
+        decode(Holder, holder)
     amd.driver(text)

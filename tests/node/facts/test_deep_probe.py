@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator.head.doctor.deep_probe import Checkup, Code, Holder, Torch
-from orchestrator.head.inventory.from_json import typed
 from orchestrator.node.facts.deep_probe import checkup
+from orchestrator.protocol.message import decode
+from orchestrator.protocol.messages import Checkup as CheckupRequest
 from tests.node.facts.test_nvidia import HEALTHY, LOST, UUID
 from tests.node.job.trees import plant
 
@@ -48,8 +49,8 @@ def machine(tmp_path: Path) -> Path:
 
 
 def look(root: Path | str = "", **request: Any) -> Checkup:
-    found = checkup({"workdir": "/", **request}, str(root))
-    return typed(Checkup, json.loads(json.dumps(found)))
+    found = checkup(CheckupRequest(**{"workdir": "/", **request}), str(root))
+    return decode(Checkup, json.loads(json.dumps(found)))
 
 
 def test_gpus_and_who_holds_them(tools: Path, machine: Path) -> None:

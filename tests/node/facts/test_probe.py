@@ -6,27 +6,29 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.node.facts import probe
 from orchestrator.node.facts.probe import resolve_target
+from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.messages import Probe, Probed, ProbeTarget
 from tests.node.job.trees import hca, plant
 
-REQUEST: dict[str, Any] = {
-    "cwd": "/",
-    "workdir": None,
-    "peers": ["127.0.0.1"],
-    "target": {"kind": "engine", "name": ""},
-}
+REQUEST = Probe(
+    cwd="/",
+    workdir=None,
+    peers=("127.0.0.1",),
+    target=ProbeTarget(kind="engine", name=""),
+)
 
 
 def test_what_it_finds_is_what_the_plan_wants() -> None:
     """Through JSON, as over the link; the head adds what it alone knows."""
-    found = json.loads(json.dumps(probe.probe(REQUEST)))
-    facts = Facts.of({**found, "library": "/lib", "time": 0.0}, clock_offset=0.25)
+    found = Probed(**probe.probe(REQUEST), library="/lib", time=0.0)
+    sent = decode(Probed, json.loads(json.dumps(encode(found))))
+    facts = Facts.of(sent, clock_offset=0.25)
     assert facts.hostname == socket.gethostname()
     assert facts.python == sys.executable
     assert facts.cpus == len(os.sched_getaffinity(0))
@@ -135,21 +137,22 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_kind_of_program_it_is(workdir: Path, name: str, kind: str, resolved: str) -> None:
-    target = {"kind": "auto", "name": name.format(here=workdir)}
+    target = ProbeTarget(kind="auto", name=name.format(here=workdir))
     found = resolve_target(target, str(workdir))
-    assert found == {"kind": kind, "name": resolved.format(here=workdir)}
+    assert found == ProbeTarget(kind=kind, name=resolved.format(here=workdir))
 
 
 @pytest.mark.parametrize("kind", ["engine", "module"])
 def test_what_is_no_file_is_taken_as_it_is(kind: str) -> None:
-    assert resolve_target({"kind": kind, "name": "a.b"}, "/") == {"kind": kind, "name": "a.b"}
+    target = ProbeTarget(kind=kind, name="a.b")
+    assert resolve_target(target, "/") == target
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
 def test_a_program_that_may_not_be_read(workdir: Path) -> None:
     (workdir / "train.py").chmod(0)
-    found = resolve_target({"kind": "auto", "name": "train.py"}, str(workdir))
-    assert found["kind"] == "unreadable"
+    found = resolve_target(ProbeTarget(kind="auto", name="train.py"), str(workdir))
+    assert found.kind == "unreadable"
 
 
 def test_the_workdir(workdir: Path) -> None:
@@ -159,5 +162,5 @@ def test_the_workdir(workdir: Path) -> None:
         ("~/none", workdir / "home/none", False),
         (str(workdir / "train.py"), workdir / "train.py", False),
     ):
-        found = probe.probe({**REQUEST, "workdir": wanted, "cwd": str(workdir)})
+        found = probe.probe(REQUEST.replace(workdir=wanted, cwd=str(workdir)))
         assert (found["workdir"], found["workdir_exists"]) == (str(path), there)

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.head.inventory.facts import RdmaPort
-from orchestrator.head.inventory.from_json import typed
 from orchestrator.node.facts import rdma
+from orchestrator.protocol.message import decode
 from tests.node.job.trees import LOCAL, hca, mapped, plant, roce
 
 
 def found(root: Path) -> list[RdmaPort]:
-    return [typed(RdmaPort, port) for port in rdma.ports(str(root))]
+    return [decode(RdmaPort, port) for port in rdma.ports(str(root))]
 
 
 def test_a_machine_without_any(tmp_path: Path) -> None:

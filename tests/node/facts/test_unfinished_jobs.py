@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.node.facts import unfinished_jobs
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.protocol.messages import Leftover
 
 
 @pytest.fixture(autouse=True)
@@ -20,14 +21,18 @@ def run(job: str, *events: str, spec: bool = True) -> RunDir:
     made = RunDir(job, 0)
     made.create()
     if spec:
-        made.write_spec({})
-    lines = [json.dumps({"event": event, "time": 0.0}) for event in events]
+        Path(made.spec).write_text("{}")
+    fields = {
+        "started": {"agent": 1, "supervisor": 2},
+        "ended": {"agent": 0, "why": "", "ranks": {}, "killed": {}, "left": []},
+    }
+    lines = [json.dumps({"event": event, "time": 0.0, **fields[event]}) for event in events]
     Path(made.events).write_text("\n".join(lines))
     return made
 
 
 def test_none() -> None:
-    assert unfinished_jobs.leftovers() == []
+    assert unfinished_jobs.leftovers() == ()
 
 
 def test_those_that_have_not_ended() -> None:
@@ -39,9 +44,9 @@ def test_those_that_have_not_ended() -> None:
         supervisor.bind(alive.socket)
         supervisor.listen()
         found = unfinished_jobs.leftovers()
-    assert sorted(found, key=lambda one: str(one["job"])) == [
-        {"job": "alive-1", "node": 0, "alive": True},
-        {"job": "lost-1", "node": 0, "alive": False},
+    assert sorted(found, key=lambda leftover: leftover.job) == [
+        Leftover(job="alive-1", node=0, alive=True),
+        Leftover(job="lost-1", node=0, alive=False),
     ]
 
 

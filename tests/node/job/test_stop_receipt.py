@@ -14,6 +14,9 @@ import pytest
 from orchestrator.node.job import stop_receipt
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.protocol.events import Ended, RankAtEnd
+from orchestrator.protocol.messages import PortState
+from tests.node.running import bare_spec
 
 DEAD = 2**22 - 7  # no PID of any process
 
@@ -105,22 +108,27 @@ def test_the_masters_port(home: Path) -> None:
     run.create()
     with socket.create_server(("0.0.0.0", 0)) as taken:
         number = taken.getsockname()[1]
-        run.write_spec({"port": number})
-        assert stop_receipt.port_of(run) == {"number": number, "free": False}
-    assert stop_receipt.port_of(run) == {"number": number, "free": True}
+        run.write_spec(bare_spec(port=number))
+        assert stop_receipt.port_of(run) == PortState(number=number, free=False)
+    assert stop_receipt.port_of(run) == PortState(number=number, free=True)
     Path(run.spec).unlink()
-    run.write_spec({"port": 0})  # not the master
+    run.write_spec(bare_spec())  # not the master
     assert stop_receipt.port_of(run) is None
     assert stop_receipt.port_of(RunDir("no-such-job", 0)) is None
 
 
+def ended_with(pid: int, killed: dict[int, str]) -> Ended:
+    ranks = {0: RankAtEnd(state="ended", pid=pid)}
+    return Ended(time=0.0, agent=0, why="", ranks=ranks, killed=killed, left=())
+
+
 def test_what_was_ended_and_what_was_killed(home: Path) -> None:
     gone = Process(DEAD, 1, 1, "S", "python")
-    ended = {"killed": {str(DEAD + 1): "sleep"}, "ranks": {"0": {"pid": DEAD + 2}}}
+    ended = ended_with(DEAD + 2, {DEAD + 1: "sleep"})
     found = stop_receipt.receipt(RunDir("job-x", 1), time.monotonic(), ended, [gone], {})
-    assert found["ended"] == {DEAD: "python"}
-    assert found["killed"] == {str(DEAD + 1): "sleep"}
-    assert (found["left"], found["port"], found["gpu_unknown"]) == ([], None, "")
+    assert found.ended == {DEAD: "python"}
+    assert found.killed == {DEAD + 1: "sleep"}
+    assert (found.left, found.port, found.gpu_unknown) == ((), None, "")
 
 
 def test_memory_of_ranks_is_looked_for_again_later(
@@ -128,9 +136,9 @@ def test_memory_of_ranks_is_looked_for_again_later(
 ) -> None:
     """`stop` again: nothing lives, but its ranks are known from the last word."""
     nvidia(f"echo {DEAD}, 9")
-    ended = {"killed": {}, "ranks": {"0": {"pid": DEAD}}}
+    ended = ended_with(DEAD, {})
     found = stop_receipt.receipt(RunDir("job-x", 1), time.monotonic(), ended, [], {})
-    assert found["gpu_memory"] == {DEAD: "9 MiB"}
+    assert found.gpu_memory == {DEAD: "9 MiB"}
 
 
 def test_the_words_of_a_real_process_table() -> None:

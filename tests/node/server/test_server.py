@@ -21,10 +21,14 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import NodeError
-from orchestrator.head.connect.channel import Link, library
+from orchestrator.head.connect.channel import NodeChannel, library
+from orchestrator.node.job import processes
 from orchestrator.node.job.run_directory import RunDir, connect
-from orchestrator.node.server import server as node_link
-from tests.node.running import PATIENCE, PYTHON, Job, alive, script, streams, wait_until
+from orchestrator.node.server import session as node_session
+from orchestrator.node.server.session import Session
+from orchestrator.protocol import messages
+from orchestrator.protocol.messages import PortWish, ProbeTarget, StopAll
+from tests.node.running import PATIENCE, PYTHON, Job, alive, script, spec_of, streams, wait_until
 
 OFFSET = struct.Struct(">Q")
 F_SETPIPE_SZ = 1031
@@ -89,7 +93,7 @@ class Pipes:
                 file.close()
 
 
-class NodeLink(Link):
+class NodeLink(NodeChannel):
     """A link, and what it streams."""
 
     connection: Any
@@ -114,7 +118,7 @@ class NodeLink(Link):
 
     def follow(self, job: Job, log: int = 0, ranks: int = 0, events: int = 0) -> None:
         who = {"job": job.run.job, "node": job.run.node}
-        self.ask("follow", PATIENCE, **who, log=log, ranks=ranks, events=events)
+        self.ask(messages.Follow(**who, log=log, ranks=ranks, events=events), PATIENCE)
 
 
 @pytest.fixture
@@ -188,7 +192,7 @@ class Copy:
 )
 def test_what_a_login_prints_first_is_no_matter(new_link: NewLink, noise: str) -> None:
     link = new_link(noise)
-    assert link.ask("beat", PATIENCE)["time"] == pytest.approx(time.time(), abs=10)
+    assert link.ask(messages.Beat(), PATIENCE).time == pytest.approx(time.time(), abs=10)
 
 
 def test_a_login_that_ends_says_why() -> None:
@@ -268,36 +272,36 @@ def test_a_probe_holds_a_port_for_the_job(new_link: NewLink, tmp_path: Path) -> 
     request = {
         "cwd": str(tmp_path),
         "workdir": None,
-        "peers": [],
-        "target": {"kind": "engine", "name": ""},
+        "peers": (),
+        "target": ProbeTarget(kind="engine", name=""),
     }
-    port = {"wanted": 41000, "exact": False}
-    first = new_link().ask("probe", PATIENCE, **request, port=port)
-    second = new_link().ask("probe", PATIENCE, **request, port=port)
-    assert first["port"] >= 41000
-    assert second["port"] > first["port"]
-    assert first["library"].startswith(os.environ["ORCHESTRATOR_HOME"])
-    assert "port" not in new_link().ask("probe", PATIENCE, **request)
+    port = PortWish(wanted=41000, exact=False)
+    first = new_link().ask(messages.Probe(**request, port=port), PATIENCE)
+    second = new_link().ask(messages.Probe(**request, port=port), PATIENCE)
+    assert first.port is not None and second.port is not None
+    assert second.port > first.port >= 41000
+    assert first.library.startswith(os.environ["ORCHESTRATOR_HOME"])
+    assert new_link().ask(messages.Probe(**request), PATIENCE).port is None
 
 
 def test_a_hook_that_fails_is_answered_in_words(new_link: NewLink) -> None:
     link = new_link()
     request = {"env": {"A": "1"}, "workdir": "/"}
-    done = link.ask("hook", PATIENCE, text="export B=${A}2; unset A", **request)
-    assert done == {"env": {"B": "12"}, "unset": ["A"]}
+    done = link.ask(messages.Hook(text="export B=${A}2; unset A", **request), PATIENCE)
+    assert done == messages.Hooked(env={"B": "12"}, unset=("A",))
     with pytest.raises(NodeError, match="ended with exit code 3: these words"):
-        link.ask("hook", PATIENCE, text="echo these words; exit 3", **request)
-    assert link.ask("beat", PATIENCE)
+        link.ask(messages.Hook(text="echo these words; exit 3", **request), PATIENCE)
+    assert link.ask(messages.Beat(), PATIENCE)
 
 
 def test_a_job_that_is_not_known_is_refused(new_link: NewLink) -> None:
     link = new_link()
     for name in ("nothing", "../../etc", ""):
         with pytest.raises(NodeError):
-            link.ask("follow", PATIENCE, job=name, node=0, log=0, ranks=0, events=0)
+            link.ask(messages.Follow(job=name, node=0, log=0, ranks=0, events=0), PATIENCE)
     with pytest.raises(NodeError, match="this machine knows nothing of job nothing"):
-        link.ask("follow", PATIENCE, job="nothing", node=0, log=0, ranks=0, events=0)
-    assert link.ask("jobs", PATIENCE) == {"jobs": []}
+        link.ask(messages.Follow(job="nothing", node=0, log=0, ranks=0, events=0), PATIENCE)
+    assert link.ask(messages.Jobs(), PATIENCE).jobs == ()
 
 
 def test_a_job_starts_once_and_outlives_its_link(
@@ -310,11 +314,11 @@ def test_a_job_starts_once_and_outlives_its_link(
     )
     spec = job.spec(script(tmp_path, text), workdir=tmp_path)
     link = new_link()
-    answer = link.ask("start", PATIENCE, spec=spec)
-    assert answer == {"supervisor": answer["supervisor"], "shared": False, "run": job.run.path}
-    assert os.getsid(answer["supervisor"]) == answer["supervisor"]
+    answer = link.ask(messages.Start(spec=spec_of(spec)), PATIENCE)
+    assert (answer.shared, answer.run) == (False, job.run.path)
+    assert os.getsid(answer.supervisor) == answer.supervisor
     with pytest.raises(NodeError, match="already has node 0 here"):
-        link.ask("start", PATIENCE, spec=spec)
+        link.ask(messages.Start(spec=spec_of(spec)), PATIENCE)
     wait_until(lambda: job.said("ready"))
     os.killpg(link.process.pid, signal.SIGKILL)  # as sshd does when the connection is gone
     link.process.wait()
@@ -335,7 +339,7 @@ def test_a_shared_experiment_is_used_as_it_is(
     for one in (job, other):
         spec = one.spec(script(tmp_path, text))
         spec["env"]["ORCHESTRATOR_EXPERIMENT"] = str(tmp_path)
-        assert new_link().ask("start", PATIENCE, spec=spec)["shared"] == (one is job)
+        assert new_link().ask(messages.Start(spec=spec_of(spec)), PATIENCE).shared == (one is job)
         wait_until(lambda one=one: one.of_kind("ended"))
     assert job.output["0"] == f"{tmp_path}\n"
     assert other.output["0"] != f"{tmp_path}\n"
@@ -345,19 +349,19 @@ def test_a_job_that_cannot_start_is_refused_in_words(new_link: NewLink, new_job:
     job = new_job()
     spec = job.spec({"kind": "script", "name": "x", "args": []}, agent=["/no/such/python"])
     with pytest.raises(NodeError, match="No such file or directory"):
-        new_link().ask("start", PATIENCE, spec=spec)
+        new_link().ask(messages.Start(spec=spec_of(spec)), PATIENCE)
     broken = new_job()
     spec = broken.spec({"kind": "script", "name": "x", "args": []}, env={"A\0": "B"})
     with pytest.raises(NodeError, match="embedded null byte"):
-        new_link().ask("start", PATIENCE, spec=spec)
+        new_link().ask(messages.Start(spec=spec_of(spec)), PATIENCE)
 
 
 def test_a_supervisor_that_hangs_never_starts_the_job(
     home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_job: NewJob
 ) -> None:
     (tmp_path / "__main__.py").write_text("import time; time.sleep(1000)")
-    monkeypatch.setattr(node_link, "LIBRARY", str(tmp_path))
-    monkeypatch.setattr(node_link, "START_SECONDS", 0.3)
+    monkeypatch.setattr(node_session, "LIBRARY", str(tmp_path))
+    monkeypatch.setattr(node_session, "START_SECONDS", 0.3)
     started: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
 
@@ -365,10 +369,10 @@ def test_a_supervisor_that_hangs_never_starts_the_job(
         started.append(popen(*args, **options))
         return started[-1]
 
-    monkeypatch.setattr(node_link.subprocess, "Popen", remember)
+    monkeypatch.setattr(node_session.subprocess, "Popen", remember)
     spec = new_job().spec({"kind": "script", "name": "x", "args": []})
-    with pytest.raises(node_link.Refusal, match="did not start"):
-        node_link.Link().start({"spec": spec})
+    with pytest.raises(node_session.Refusal, match="did not start"):
+        Session().start(messages.Start(spec=spec_of(spec)))
     assert started[0].wait(PATIENCE) == -signal.SIGKILL
     assert started[0].stdout
     started[0].stdout.close()
@@ -451,7 +455,7 @@ def test_a_slow_head_does_not_fill_the_nodes_memory(
         status = Path(f"/proc/{link.process.pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0])
 
-    link.ask("beat", PATIENCE)
+    link.ask(messages.Beat(), PATIENCE)
     before = peak_kb()
     link.follow(job)
     time.sleep(0.5)  # it could have read all 20 MB by now
@@ -472,14 +476,15 @@ def test_an_end_with_its_receipt(new_link: NewLink, new_job: NewJob, tmp_path: P
     wait_until(lambda: job.said("ready"))
     link, who = new_link(), {"job": job.run.job, "node": 0}
     job_pids = job.living()
-    receipt = link.ask("end", PATIENCE, **who, why="enough", grace=10.0, wait=20.0)
-    proved = {"killed": {}, "left": [], "gpu_memory": {}, "gpu_unknown": "", "port": None}
-    assert receipt == {**who, **proved, "ended": receipt["ended"], "took": receipt["took"]}
-    assert sorted(receipt["ended"]) == sorted(map(str, job_pids))
+    receipt = link.ask(messages.Stop(**who, why="enough", grace=10.0, wait=20.0), PATIENCE)
+    proved = {"killed": {}, "left": (), "gpu_memory": {}, "gpu_unknown": "", "port": None}
+    changing = {"ended": receipt.ended, "took": receipt.took}
+    assert receipt == messages.StopReceipt(**who, **proved, **changing)
+    assert sorted(receipt.ended) == sorted(job_pids)
     assert job.wait()["why"] == "enough"
     # Again, when it is over: the same receipt, and nothing happens.
-    again = link.ask("end", PATIENCE, **who, why="more", grace=0.0, wait=20.0)
-    assert again == {**receipt, "ended": {}, "took": again["took"]}
+    again = link.ask(messages.Stop(**who, why="more", grace=0.0, wait=20.0), PATIENCE)
+    assert again == receipt.replace(ended={}, took=again.took)
     assert len(job.of_kind("ended")) == 1
 
 
@@ -506,13 +511,13 @@ def test_a_job_whose_supervisor_was_killed_is_swept(
     job.supervisor.kill()
     job.supervisor.wait()
     link, who = new_link(), {"job": job.run.job, "node": 0}
-    (state,) = [s for s in link.ask("jobs", PATIENCE)["jobs"] if s["job"] == job.run.job]
-    assert state["state"] == "lost"
-    assert set(state["processes"]) == set(living)
-    receipt = link.ask("end", PATIENCE, **who, why="enough", grace=0.0, wait=5.0)
-    assert {int(pid) for pid in receipt["killed"]} == set(living)
-    assert sorted(receipt["killed"].values()).count("sleep") == 2
-    assert receipt["left"] == []
+    (state,) = [s for s in link.ask(messages.Jobs(), PATIENCE).jobs if s.job == job.run.job]
+    assert state.state == "lost"
+    assert set(state.processes or ()) == set(living)
+    receipt = link.ask(messages.Stop(**who, why="enough", grace=0.0, wait=5.0), PATIENCE)
+    assert set(receipt.killed) == set(living)
+    assert sorted(receipt.killed.values()).count("sleep") == 2
+    assert receipt.left == ()
     assert not any(alive(pid) for pid in living)
     assert len(other.living()) == 7
     assert not other.of_kind("ended")
@@ -535,9 +540,9 @@ def test_a_job_known_only_by_its_processes_is_swept(
     Path(job.run.path).rename(tmp_path / "away")
     link = new_link()
     who = {"job": job.run.job, "node": 0}
-    receipt = link.ask("end", PATIENCE, **who, why="enough", grace=0.0, wait=5.0)
-    assert receipt["left"] == []
-    assert receipt["killed"]
+    receipt = link.ask(messages.Stop(**who, why="enough", grace=0.0, wait=5.0), PATIENCE)
+    assert receipt.left == ()
+    assert receipt.killed
 
 
 def test_an_end_that_takes_too_long_becomes_a_sweep(
@@ -551,10 +556,10 @@ def test_an_end_that_takes_too_long_becomes_a_sweep(
     link = new_link()
     who = {"job": job.run.job, "node": 0}
     began = time.monotonic()
-    receipt = link.ask("end", PATIENCE, **who, why="enough", grace=0.0, wait=0.5)
+    receipt = link.ask(messages.Stop(**who, why="enough", grace=0.0, wait=0.5), PATIENCE)
     assert time.monotonic() - began > 0.5
-    assert receipt["killed"]
-    assert receipt["left"] == []
+    assert receipt.killed
+    assert receipt.left == ()
 
 
 SLEEPS = ["sleep", "1000"]
@@ -571,9 +576,9 @@ open(sys.argv[1], "wb").write(client.recv(4096))
 
 def spare_others(monkeypatch: pytest.MonkeyPatch, ours: set[str]) -> None:
     """Not a word to jobs that really run here."""
-    tagged = node_link.processes.tagged_jobs
+    tagged = processes.tagged_jobs
     monkeypatch.setattr(
-        node_link.processes, "tagged_jobs", lambda: {one for one in tagged() if one.job in ours}
+        processes, "tagged_jobs", lambda: {one for one in tagged() if one.job in ours}
     )
 
 
@@ -586,13 +591,13 @@ def test_all_jobs_end_known_by_directory_or_tag(
         job.start(job.spec(script(tmp_path, WAITS)))
         wait_until(lambda job=job: job.said("ready"))
     Path(lost.run.path).rename(tmp_path / "away")
-    tagged = {one.job for one in node_link.processes.tagged_jobs()}
+    tagged = {one.job for one in processes.tagged_jobs()}
     assert {job.run.job for job in (known, lost)} <= tagged
     spare_others(monkeypatch, {job.run.job for job in (known, lost, over)})
-    found = node_link.Link().end_all({"why": "emergency", "grace": 0.0, "wait": 10.0})["receipts"]
-    assert {receipt["job"] for receipt in found} == {known.run.job, lost.run.job}
-    assert all(receipt["killed"] for receipt in found)
-    assert [receipt["left"] for receipt in found] == [[], []]
+    found = Session().stop_all(StopAll(why="emergency", grace=0.0, wait=10.0)).receipts
+    assert {receipt.job for receipt in found} == {known.run.job, lost.run.job}
+    assert all(receipt.killed for receipt in found)
+    assert [receipt.left for receipt in found] == [(), ()]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may")
@@ -623,19 +628,19 @@ def test_jobs_of_all_users_end_when_root_wants_it(
         )
     assert processes["listens"].stdout
     assert processes["listens"].stdout.read(1) == b"."
-    mine = node_link.Link().end_all({"why": "emergency", "grace": 0.0, "wait": 5.0})["receipts"]
-    assert mine == []
-    words = {"why": "emergency", "grace": 0.0, "wait": 5.0, "all_users": True}
+    mine = Session().stop_all(StopAll(why="emergency", grace=0.0, wait=5.0)).receipts
+    assert mine == ()
+    words = StopAll(why="emergency", grace=0.0, wait=5.0, all_users=True)
     threading.Thread(target=processes["alone"].wait).start()  # or it stays as a zombie
-    found = node_link.Link().end_all(words)["receipts"]
-    theirs = {one["job"].rpartition("-")[2]: one for one in found if "user" in one}
-    assert {name: one["user"] for name, one in theirs.items()} == {
+    found = Session().stop_all(words).receipts
+    theirs = {one.job.rpartition("-")[2]: one for one in found if one.user}
+    assert {name: one.user for name, one in theirs.items()} == {
         "listens": "nobody",
         "alone": "nobody",
     }
-    assert theirs["alone"]["killed"]
+    assert theirs["alone"].killed
     assert json.loads(asked.read_text())["why"] == "emergency"
-    assert [one["left"] for one in theirs.values()] == [[], []]
+    assert [one.left for one in theirs.values()] == [(), ()]
     assert not list((tmp_path / "alone").iterdir())
     processes["listens"].wait()
 
@@ -651,25 +656,24 @@ def test_the_state_of_a_job(new_link: NewLink, new_job: NewJob, tmp_path: Path) 
     wait_until(lambda: job.said("ready", "4"))
     link = new_link()
 
-    def state() -> dict[str, Any]:
-        (found,) = link.ask("jobs", PATIENCE, job=job.run.job)["jobs"]
-        assert isinstance(found, dict)
+    def state() -> messages.JobState:
+        (found,) = link.ask(messages.Jobs(job=job.run.job), PATIENCE).jobs
         return found
 
     running = state()
-    assert (running["state"], running["node"]) == ("running", 2)
-    assert (running["nproc"], running["first_rank"], running["nnodes"]) == (1, 4, 1)
+    assert (running.state, running.node) == ("running", 2)
+    assert (running.nproc, running.first_rank, running.nnodes) == (1, 4, 1)
     pid = job.of_kind("rank_started")[0]["pid"]
-    assert running["ranks"] == {"4": {"state": "started", "pid": pid}}
-    assert running["log_bytes"] == len("ready\n")
-    assert pid in running["processes"]
+    assert running.ranks == {4: messages.RankState(state="started", pid=pid)}
+    assert running.log_bytes == len("ready\n")
+    assert pid in (running.processes or ())
     (tmp_path / "go").write_text("")
     job.wait()
     ended = state()
-    assert (ended["state"], ended["agent"], ended["why"]) == ("ended", 1, "rank 4 failed")
-    assert ended["ranks"]["4"] == {"state": "ended", "pid": pid, "code": 3}
-    assert "processes" not in ended
-    assert link.ask("jobs", PATIENCE, job="another")["jobs"] == []
+    assert (ended.state, ended.agent, ended.why) == ("ended", 1, "rank 4 failed")
+    assert ended.ranks[4] == messages.RankState(state="ended", pid=pid, code=3)
+    assert ended.processes is None
+    assert link.ask(messages.Jobs(job="another"), PATIENCE).jobs == ()
 
 
 def test_a_job_whose_home_has_a_long_path(
@@ -683,7 +687,7 @@ def test_a_job_whose_home_has_a_long_path(
     job.start(job.spec(script(tmp_path, WAITS)))
     with connect(RunDir(job.run.job, 0)):
         pass
-    assert new_link().ask("jobs", PATIENCE)["jobs"][0]["state"] == "running"
+    assert new_link().ask(messages.Jobs(), PATIENCE).jobs[0].state == "running"
 
 
 @pytest.mark.parametrize("name", ["spec.json", "events.jsonl"])
@@ -697,8 +701,8 @@ def test_a_spoilt_directory_hides_no_other_job(
         one.start(one.spec(script(tmp_path, "print(1)"))).wait()
     Path(spoilt.run.path, name).write_bytes(content)
     link = new_link()
-    found = {state["job"]: state for state in link.ask("jobs", PATIENCE)["jobs"]}
-    assert found[job.run.job]["state"] == "ended"
+    found = {state.job: state for state in link.ask(messages.Jobs(), PATIENCE).jobs}
+    assert found[job.run.job].state == "ended"
     assert spoilt.run.job in found
     who = {"job": spoilt.run.job, "node": 0}
-    assert link.ask("end", PATIENCE, **who, why="", grace=0.0, wait=1.0)["left"] == []
+    assert link.ask(messages.Stop(**who, why="", grace=0.0, wait=1.0), PATIENCE).left == ()

@@ -1,0 +1,57 @@
+"""How a job comes to its end, as the head that follows it decides: the states, written down.
+
+    OPEN ---- a rank, torchrun or a supervisor failed ----> FAILED
+              The order to end goes out after HEARSAY: who else failed by itself may say so first.
+         ---- Ctrl-C, SIGTERM, Slurm's time limit --------> STOPPED   The order goes out at once.
+         ---- a node was silent for too long -------------> LOST      The order goes out at once.
+
+The first of these decides the outcome; what comes later is its consequence. With the order begins
+the time that the nodes have to say that they have ended; then they are given up. A head can leave
+in any state: the job goes on without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from orchestrator.protocol.timing import HEARSAY
+
+END_LIMIT = 30.0  # beyond its grace, a node that was told to end has this long to say it did
+
+
+class Outcome(Enum):
+    OPEN = "open"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    LOST = "lost"
+
+
+@dataclass
+class JobEnd:
+    """All times are monotonic."""
+
+    outcome: Outcome = Outcome.OPEN
+    order_at: float = float("inf")  # when the order goes out
+    order_why: str = ""
+    give_up_at: float = float("inf")  # what has not ended by then is given up
+    left: bool = False  # the head leaves, and the job goes on
+
+    @property
+    def open(self) -> bool:
+        return self.outcome is Outcome.OPEN
+
+    def fail(self, why: str, now: float) -> None:
+        self.outcome = Outcome.FAILED
+        self.order_at, self.order_why = now + HEARSAY, why
+
+    def order_is_due(self, now: float) -> bool:
+        return now >= self.order_at
+
+    def ordered(self, grace: float, now: float) -> None:
+        """Note that every node was told to end now."""
+        self.order_at = float("inf")
+        self.give_up_at = now + grace + END_LIMIT
+
+    def gives_up(self, now: float) -> bool:
+        return now > self.give_up_at

@@ -1,0 +1,51 @@
+"""What a head knows of one node's part of the job now."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from orchestrator.protocol.events import Ended, RankEnded, RankEvent, RankExit, RankStarted
+from orchestrator.records.experiment import NodeRecord
+
+
+@dataclass
+class NodeState:
+    record: NodeRecord
+    over: bool = False
+    ended: Ended | None = None  # the supervisor's last event
+    lost_since: float = 0.0  # monotonic; 0: connected
+    lost_why: str = ""
+    given_up: bool = False
+    awaited: float = 0.0  # seconds without it that the user has been told
+    clock: float = 0.0  # the node's clock minus ours
+    ranks: dict[str, dict[str, Any]] = field(default_factory=dict)  # as job.json has them
+
+    @property
+    def who(self) -> str:
+        return f"node {self.record.index} ({self.record.name})"
+
+    @property
+    def away(self) -> float:
+        """For how many seconds there has been no connection."""
+        return time.monotonic() - self.lost_since if self.lost_since else 0.0
+
+    def take(self, event: RankEvent) -> None:
+        """Note what the event says of its rank."""
+        rank = self.ranks.setdefault(str(event.rank), {})
+        rank["state"] = event.event.removeprefix("rank_")
+        if isinstance(event, RankStarted):
+            rank["pid"] = event.pid
+        elif isinstance(event, RankExit):
+            rank["words"] = event.code
+        elif isinstance(event, RankEnded):
+            rank.update(pid=event.pid, code=event.code)
+            if event.peak_kb is not None:
+                rank["peak_kb"] = event.peak_kb
+
+    def close(self) -> None:
+        """Note that nothing more will come from it."""
+        self.over, self.lost_since = True, 0.0
+        code = self.ended.agent if self.ended else None
+        self.record = replace(self.record, state="ended", exit_code=code, ranks=self.ranks)

@@ -1,0 +1,259 @@
+"""What the node does for one head: a method for every request of the protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from orchestrator.node.facts.probe import probe
+from orchestrator.node.job import cleanup, stop_job
+from orchestrator.node.job.hang import Activity, collect
+from orchestrator.node.job.port import Port
+from orchestrator.node.job.run_directory import RunDir, all_runs
+from orchestrator.node.peers.peers import listen
+from orchestrator.node.server import outputs, payload, reachability
+from orchestrator.node.server.hook import HookError, run_hook
+from orchestrator.node.server.job_state import job_state
+from orchestrator.node.server.stream import FileStreamer
+from orchestrator.protocol import messages
+from orchestrator.protocol.message import Message
+from orchestrator.protocol.messages import Nothing, Request
+from orchestrator.protocol.spec import Spec
+from orchestrator.protocol.version import OWN, conflict
+
+START_SECONDS = 20.0
+LIBRARY = os.path.abspath(__file__).rsplit(os.sep, 4)[0]
+
+R = TypeVar("R", bound=Request[Any])
+A = TypeVar("A", bound=Message)
+
+
+class Refusal(Exception):
+    """A request that cannot be done; its text goes to the user."""
+
+    def __init__(self, text: str, kind: str = "") -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+HANDLERS: dict[type[Request[Any]], Callable[[Session, Any], Message]] = {}
+
+
+def answers(
+    kind: type[R],
+) -> Callable[[Callable[[Session, R], A]], Callable[[Session, R], A]]:
+    """Register the method that answers this kind of request."""
+
+    def register(method: Callable[[Session, R], A]) -> Callable[[Session, R], A]:
+        HANDLERS[kind] = method
+        return method
+
+    return register
+
+
+class Session:
+    """One head's visit, and what was opened, started or announced in it."""
+
+    def __init__(self) -> None:
+        self.port: Port | None = None
+        self.peers: socket.socket | None = None  # where the other nodes' supervisors will call
+        self.streamer: FileStreamer | None = None
+        self.activity: Activity | None = None
+        self.supervisor: subprocess.Popen[bytes] | None = None  # started in this visit
+        self.piece = bytearray()  # what the next request is about
+        self.parcels: dict[str, RunDir] = {}  # that wait for the start of their jobs
+        self.listed: set[tuple[str, str]] = set()  # outputs that the head knows
+
+    def answer(self, request: Request[Any]) -> Message:
+        """Do what is asked; raise a Refusal where that cannot be."""
+        try:
+            return HANDLERS[type(request)](self, request)
+        except (HookError, OSError, ValueError) as error:
+            raise Refusal(str(error)) from error
+
+    def discard_parcels(self) -> None:
+        for run in self.parcels.values():
+            payload.discard(run)
+
+    # -- before a launch ---------------------------------------------------------------------
+
+    @answers(messages.Probe)
+    def probe(self, request: messages.Probe) -> messages.Probed:
+        facts = probe(request)
+        if request.port:
+            self.port = Port(request.port.wanted, request.port.exact)
+            facts["port"] = self.port.number
+            if request.port.peers:
+                self.peers = listen(self.port.number)
+                facts["peers_port"] = self.peers.getsockname()[1] if self.peers else 0
+        return messages.Probed(**facts, library=LIBRARY, time=time.time())
+
+    @answers(messages.Checkup)
+    def checkup(self, request: messages.Checkup) -> messages.CheckedUp:
+        from orchestrator.node.facts.deep_probe import checkup  # a launch does without it
+
+        return messages.CheckedUp(checkup=checkup(request), time=time.time())
+
+    @answers(messages.Listen)
+    def listen(self, request: messages.Listen) -> messages.Listening:
+        return messages.Listening(ports=reachability.listen(request))
+
+    @answers(messages.Dial)
+    def dial(self, request: messages.Dial) -> messages.Dialed:
+        return messages.Dialed(answers=reachability.dial(request))
+
+    @answers(messages.Hook)
+    def hook(self, request: messages.Hook) -> messages.Hooked:
+        changed, unset = run_hook(request.text, request.env, request.workdir)
+        return messages.Hooked(env=changed, unset=tuple(unset))
+
+    # -- a job -------------------------------------------------------------------------------
+
+    @answers(messages.Parcel)
+    def parcel(self, request: messages.Parcel) -> Nothing:
+        run = RunDir(request.job, request.node)
+        self.parcels[run.path] = run
+        piece, self.piece = self.piece, bytearray()
+        payload.keep(run, request.name, piece)
+        return Nothing()
+
+    @answers(messages.Start)
+    def start(self, request: messages.Start) -> messages.StartedHere:
+        spec = request.spec
+        run = RunDir(spec.job, spec.node)
+        try:
+            run.create()
+        except FileExistsError:
+            raise Refusal(f"job {spec.job} already has node {spec.node} here") from None
+        payload.hand_over(run)
+        shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
+        if not shared:
+            own = os.path.join(run.path, "experiment")
+            os.makedirs(os.path.join(own, "outputs"), mode=0o700)
+            spec = spec.replace(env={**spec.env, "ORCHESTRATOR_EXPERIMENT": own})
+        if self.peers and spec.lease:
+            spec = spec.replace(lease=spec.lease.replace(fd=self.peers.fileno()))
+        for name, text in spec.files:
+            run.write(name, text)
+        # The library stays as long as this run may need it.
+        run.write_spec(spec.replace(files=(), library=LIBRARY, version=OWN))
+        self.supervisor = self.start_supervisor(run, spec)
+        if self.peers:
+            self.peers.close()  # now it is the supervisor's alone, and closed when that ends
+            self.peers = None
+        return messages.StartedHere(supervisor=self.supervisor.pid, shared=shared, run=run.path)
+
+    def start_supervisor(self, run: RunDir, spec: Spec) -> subprocess.Popen[bytes]:
+        """Start it and wait until torchrun is on its way, or raise the reason why it is not."""
+        held = [open_.fileno() for open_ in (self.port and self.port.holder, self.peers) if open_]
+        with open(os.path.join(run.path, "supervisor.err"), "wb") as errors:
+            supervisor = subprocess.Popen(
+                [sys.executable, "-IS", LIBRARY, "supervise", run.job, str(run.node)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                pass_fds=held,
+            )
+        assert supervisor.stdout is not None
+        word = b""
+        if select.select([supervisor.stdout], [], [], START_SECONDS)[0]:
+            word = supervisor.stdout.readline()
+        if word != b"ready\n":
+            supervisor.kill()  # one that is only slow would start the job when nobody expects it
+            with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
+                why = word + file.read()[-2000:]
+            raise Refusal(why.decode("utf-8", "replace").strip() or "its supervisor did not start")
+        return supervisor
+
+    @answers(messages.Follow)
+    def follow(self, request: messages.Follow) -> messages.Following:
+        run = RunDir(request.job, request.node)
+        if not os.path.isdir(run.path):
+            raise Refusal(f"this machine knows nothing of job {run.job}", messages.UNKNOWN_JOB)
+        other = conflict(run.job, run.version())
+        if other:
+            raise Refusal(other, messages.OTHER_VERSION)
+        self.streamer = FileStreamer(run, request.log, request.ranks, request.events)
+        self.activity = Activity(run)
+        if request.head is not None:
+            self.streamer.tell_head("here", request.head)
+        return messages.Following(time=time.time())
+
+    @answers(messages.Leave)
+    def leave(self, request: messages.Leave) -> messages.Left:
+        if self.streamer is not None:
+            self.streamer.tell_head("left", request.at)
+        return messages.Left()
+
+    @answers(messages.End)
+    def end(self, request: messages.End) -> Nothing:
+        stop_job.end(RunDir(request.job, request.node), request.why, request.grace)
+        return Nothing()
+
+    @answers(messages.Stop)
+    def stop(self, request: messages.Stop) -> messages.StopReceipt:
+        return stop_job.stop(RunDir(request.job, request.node), request)
+
+    @answers(messages.StopAll)
+    def stop_all(self, request: messages.StopAll) -> messages.StopReceipts:
+        if request.all_users and os.getuid() != 0:
+            raise Refusal("only root can end the jobs of other users there")
+        return messages.StopReceipts(receipts=tuple(stop_job.stop_all(request)))
+
+    @answers(messages.Jobs)
+    def jobs(self, request: messages.Jobs) -> messages.JobStates:
+        wanted = request.job
+        states = (job_state(run) for run in all_runs() if wanted in (None, run.job))
+        return messages.JobStates(jobs=tuple(states))
+
+    @answers(messages.AskStuck)
+    def stuck(self, request: messages.AskStuck) -> messages.Stuck:
+        stacks = collect(RunDir(request.job, request.node))
+        return messages.Stuck(stuck=stacks, time=time.time())
+
+    @answers(messages.Outputs)
+    def outputs(self, request: messages.Outputs) -> messages.OutputFiles:
+        run = RunDir(request.job, request.node)
+        files = outputs.listing(run)
+        self.listed = {(run.path, file.path) for file in files}
+        return messages.OutputFiles(
+            files=files, place=outputs.directory(run), checkpoints=outputs.has_checkpoints(run)
+        )
+
+    @answers(messages.Output)
+    def output(self, request: messages.Output) -> messages.OutputPiece:
+        run = RunDir(request.job, request.node)
+        if (run.path, request.path) not in self.listed:  # walking for every piece takes too long
+            raise Refusal(f"no such output: {request.path!r}")
+        return messages.OutputPiece(data=outputs.piece(run, request.path, request.offset))
+
+    # -- after a job -------------------------------------------------------------------------
+
+    @answers(messages.Living)
+    def living(self, request: messages.Living) -> messages.LivingRuns:
+        return messages.LivingRuns(living=tuple(cleanup.living(request.runs)))
+
+    @answers(messages.Remove)
+    def remove(self, request: messages.Remove) -> messages.RemovedRuns:
+        return cleanup.remove(request.runs, LIBRARY)
+
+    @answers(messages.Beat)
+    def clock(self, request: messages.Beat) -> messages.Clock:
+        return messages.Clock(time=time.time())
+
+
+def is_experiment(path: str, job: str) -> bool:
+    """Is the head's experiment directory this very one here, on a shared disk?"""
+    try:
+        with open(os.path.join(path, "job.json"), encoding="utf-8") as file:
+            return bool(json.load(file).get("job") == job) and os.access(path, os.W_OK)
+    except (OSError, ValueError):
+        return False

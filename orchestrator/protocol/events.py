@@ -1,0 +1,179 @@
+"""What a supervisor writes into events.jsonl, a line each, and a head reads in the stream.
+
+A reader may be of another version than the supervisor: it passes over keys and kinds that it does
+not know. What a rank reports to its supervisor becomes an event, completed with what else is known.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Optional
+
+from orchestrator.protocol.message import Message, Nonsense, decode, encode
+from orchestrator.protocol.version import Version
+
+EVENTS: dict[str, type[Event]] = {}
+
+
+class Event(Message):
+    """Something that happened, at a time of the node's clock. Of an unknown kind if no subclass."""
+
+    event: ClassVar[str] = ""
+
+    time: float
+
+    def __init_subclass__(cls, event: str = "") -> None:
+        super().__init_subclass__()
+        if event:
+            cls.event = event
+            EVENTS[event] = cls
+
+
+class Started(Event, event="started"):
+    """torchrun is on its way."""
+
+    agent: int  # its PID
+    supervisor: int
+    version: Version = Version()
+
+
+class LeaseFormed(Event, event="lease"):
+    """This node's supervisor knows whether it reaches node 0's."""
+
+    active: bool
+    why: str = ""  # it does not
+
+
+class EndOrder(Message):
+    """The end that somebody asked for, or that something caused."""
+
+    why: str
+    grace: float  # seconds for the ranks to save
+    failed: bool = False  # a rank, or torchrun
+    headless: bool = False  # there was no head for too long
+    lost: Optional[int] = None  # this node was, to the others,
+    silent: float = 0.0  # for so many seconds
+
+
+class Ending(Event, event="ending"):
+    """The supervisor ends its part: the fields of an EndOrder."""
+
+    why: str
+    grace: float
+    failed: bool = False
+    headless: bool = False
+    lost: Optional[int] = None
+    silent: float = 0.0
+
+
+class RankAtEnd(Message):
+    """How a rank stood when the job was over."""
+
+    state: str
+    code: Optional[int] = None
+    pid: Optional[int] = None
+
+
+class Ended(Event, event="ended"):
+    """The last event: nothing of the job is alive here, but what is in `left`."""
+
+    agent: Optional[int]  # torchrun's exit code; None: it was not started, or is unknown
+    why: str  # by whose will; nothing where it ended by itself
+    killed: dict[int, str]  # PID -> name
+    left: tuple[int, ...]  # processes that do not die
+    ranks: dict[int, RankAtEnd]
+    lost: int = 0  # bytes of the log that a full disk refused
+    swept: bool = False  # the supervisor was killed; somebody else cleaned up
+    oom_kills: int = 0
+    shm_full: bool = False
+    said: str = ""  # torchrun's last words
+
+
+# -- ranks ------------------------------------------------------------------------------------
+
+
+class RankError(Message):
+    """The exception that ended a rank."""
+
+    type: str
+    message: str
+    traceback: str
+    time: float
+    pid: int = 0
+    file: str = ""  # the innermost line that is the user's own
+    line: int = 0
+    function: str = ""
+    code: str = ""
+
+
+class RankEvent(Event):
+    """Something that a rank, or its keeper, reported."""
+
+    rank: int
+    local: int
+
+
+class RankAfresh(RankEvent, event="rank_afresh"):
+    """It was not forked of torchrun: a GPU would not survive that."""
+
+    why: str
+
+
+class RankStarted(RankEvent, event="rank_started"):
+    """The rank runs."""
+
+    pid: int
+    keeper: int  # the PID of the process that waits for it
+
+
+class RankExit(RankEvent, event="rank_exit"):
+    """The program called sys.exit with this."""
+
+    code: str
+
+
+class RankRaised(RankEvent, event="rank_raised"):
+    """An exception for which the disk had no room."""
+
+    error: RankError
+
+
+class RankFinished(RankEvent, event="rank_finished"):
+    """The program came to its end."""
+
+
+class RankEnded(RankEvent, event="rank_ended"):
+    """The process is over. What stands below `peak_kb` the supervisor adds if the rank failed."""
+
+    pid: int
+    code: int  # below 0: the signal that killed it
+    peak_kb: Optional[int] = None
+    error: Optional[RankError] = None
+    said: str = ""  # its last words
+    asked: str = ""  # by whose will it ended; nothing: by its own
+    oom_kills: int = 0
+    shm_full: bool = False
+
+
+# -- lines ------------------------------------------------------------------------------------
+
+
+def to_data(event: Event) -> dict[str, Any]:
+    return {"event": event.event, **encode(event)}
+
+
+def from_data(data: dict[str, Any]) -> Event:
+    """Return the event that a line of events.jsonl holds."""
+    fields = dict(data)
+    name = fields.pop("event", None)
+    if not isinstance(name, str):
+        raise Nonsense("an event without a name")
+    return decode(EVENTS.get(name, Event), fields, newer=True)
+
+
+def from_report(data: dict[str, Any]) -> RankEvent:
+    """Return the event that a rank's report tells of."""
+    fields = dict(data)
+    kind = EVENTS.get(f"rank_{fields.pop('event', '')}", Event)
+    if not issubclass(kind, RankEvent):
+        raise Nonsense("no report of a rank")
+    return decode(kind, fields)

@@ -1,0 +1,230 @@
+"""Immutable typed messages, and the one strict decoder that turns JSON data into them.
+
+A Message is declared like a frozen dataclass with keyword arguments. It is not one because every
+node pays for the declarations at each start: 50 frozen dataclasses take 38 ms, these take 1.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_):
+        return lambda cls: cls
+
+
+T = TypeVar("T")
+M = TypeVar("M", bound="Message")
+REQUIRED = object()  # a field without a default
+LARGEST_NUMBER = 1 << 128
+UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))  # X | None is 3.10's
+NONE = type(None)
+
+
+class Nonsense(ValueError):
+    """What was received is no message of the protocol."""
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Message:
+    """One immutable record. A field that is None by default is left out of the JSON when None."""
+
+    _defaults: typing.ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = vars(cls).get("__annotations__", {})
+        names = [name for name in own if not str(own[name]).startswith("ClassVar")]
+        values = {name: vars(cls).get(name, REQUIRED) for name in names}
+        cls._defaults = {**cls._defaults, **values}
+
+    def __init__(self, **values: Any) -> None:
+        defaults = self._defaults
+        if not values.keys() <= defaults.keys():
+            raise TypeError(f"{type(self).__name__} has no {sorted(values.keys() - defaults)}")
+        fields = {**defaults, **values}
+        missing = [name for name, value in fields.items() if value is REQUIRED]
+        if missing:
+            raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
+        vars(self).update(fields)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} cannot be changed")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *vars(self).values()))
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({fields})"
+
+    def replace(self: M, **changes: Any) -> M:
+        """Return a copy in which these fields have other values."""
+        return type(self)(**{**vars(self), **changes})
+
+
+# -- to JSON ----------------------------------------------------------------------------------
+
+
+def encode(value: Any) -> Any:
+    """Return the JSON data of a message, or of a value inside one."""
+    if isinstance(value, Message):
+        defaults = value._defaults
+        return {
+            name: encode(inner)
+            for name, inner in vars(value).items()
+            if inner is not None or defaults[name] is not None
+        }
+    if isinstance(value, dict):
+        return {key: encode(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(inner) for inner in value]
+    if isinstance(value, bytes):
+        import base64  # not for the supervisor
+
+        return base64.b64encode(value).decode("ascii")
+    return value
+
+
+# -- from JSON --------------------------------------------------------------------------------
+
+
+def parse(data: bytes | str) -> dict[str, Any]:
+    """Return the JSON object that these bytes are."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Nonsense(f"no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Nonsense(f"no JSON object: {shown(found)}")
+    return found
+
+
+def decode(kind: type[T], data: Any, *, newer: bool = False, where: str = "") -> T:
+    """Return `data` as a message (or a dataclass) of this class, or raise Nonsense.
+
+    Every key must be a field and every value of its field's type. `newer` passes over unknown keys:
+    it is for what a process of another version may have written.
+    """
+    found: T = _record(kind, data, newer, where or kind.__name__)
+    return found
+
+
+def _record(kind: Any, data: Any, newer: bool, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise Nonsense(f"{where} must hold keys, not {shown(data)}")
+    hints = _hints(kind)
+    unknown = [] if newer else [key for key in data if key not in hints]
+    if unknown:
+        raise Nonsense(f"{where} has an unknown key {shown(unknown[0])}")
+    values = {
+        name: _value(hints[name], data[name], newer, f"{where}.{name}")
+        for name in hints
+        if name in data
+    }
+    try:
+        return kind(**values)
+    except TypeError:
+        missing = [name for name in hints if name not in data and _required(kind, name)]
+        raise Nonsense(f"{where} lacks {', '.join(missing)}") from None
+
+
+_known: dict[Any, dict[str, Any]] = {}
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return field -> type of a message class or a dataclass."""
+    if kind not in _known:
+        hints = typing.get_type_hints(kind)
+        message = issubclass(kind, Message)
+        fields = kind._defaults if message else kind.__dataclass_fields__
+        _known[kind] = {name: hints[name] for name in fields}
+    return _known[kind]
+
+
+def _required(kind: Any, name: str) -> bool:
+    if issubclass(kind, Message):
+        return kind._defaults[name] is REQUIRED
+    field = kind.__dataclass_fields__[name]
+    return repr(field.default) == repr(field.default_factory)  # both MISSING
+
+
+def _value(kind: Any, data: Any, newer: bool, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin is None:
+        return _single(kind, data, newer, where)
+    inner = typing.get_args(kind)
+    if origin in UNIONS:
+        if data is None and NONE in inner:
+            return None
+        (kind,) = (option for option in inner if option is not NONE)
+        return _value(kind, data, newer, where)
+    if origin is tuple:
+        return _tuple(inner, data, newer, where)
+    if origin is dict:
+        return _dict(inner, data, newer, where)
+    raise TypeError(f"{where}: no message may have a field of type {kind}")
+
+
+def _single(kind: Any, data: Any, newer: bool, where: str) -> Any:
+    if kind is Any:
+        return data
+    if kind is bytes and isinstance(data, str):
+        import base64
+
+        try:
+            return base64.b64decode(data, validate=True)
+        except ValueError:
+            raise Nonsense(f"{where} is no base64") from None
+    if kind is float:
+        fits = type(data) in (int, float) and abs(data) < LARGEST_NUMBER  # no NaN, no infinity
+        data = float(data) if fits else data
+    elif kind is int:
+        fits = type(data) is int and abs(data) < LARGEST_NUMBER
+    elif kind in (str, bool):
+        fits = type(data) is kind
+    elif kind is bytes:
+        fits = False
+    else:
+        return _record(kind, data, newer, where)
+    if not fits:
+        raise Nonsense(f"{where} must be of type {kind.__name__}, not {shown(data)}")
+    return data
+
+
+def _tuple(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> tuple[Any, ...]:
+    many = kinds[-1] is Ellipsis
+    if not isinstance(data, list) or not (many or len(data) == len(kinds)):
+        raise Nonsense(f"{where} must be a list{'' if many else f' of {len(kinds)}'}")
+    return tuple(
+        _value(kinds[0] if many else kinds[i], item, newer, f"{where}[{i}]")
+        for i, item in enumerate(data)
+    )
+
+
+def _dict(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> dict[Any, Any]:
+    if not isinstance(data, dict):
+        raise Nonsense(f"{where} must hold keys, not {shown(data)}")
+    found = {}
+    for key, item in data.items():
+        if kinds[0] is int:
+            if not (key.isascii() and key.lstrip("-").isdigit() and len(key) < 40):
+                raise Nonsense(f"{where} has a key that is no number: {shown(key)}")
+            key = int(key)  # noqa: PLW2901  JSON has no other keys than text
+        found[key] = _value(kinds[1], item, newer, f"{where}.{key}")
+    return found
+
+
+def shown(data: Any) -> str:
+    """Return a value as an error may show it: it may be very large."""
+    text = repr(data)
+    return text if len(text) <= 60 else text[:60] + "..."

@@ -1,0 +1,505 @@
+"""Every request that a head sends to a node's server with its answer, and what comes unasked.
+
+A request travels as {"id", "do", its fields}, its answer as {"id", "ok": the answer} or as
+{"id", "error", "kind"}. Both ends are of one version (the head ships the server), so a key that
+the other end does not know is an error.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Any, ClassVar, Generic, Optional, TypeVar
+
+from orchestrator.protocol.message import Message, Nonsense, decode, encode, shown
+from orchestrator.protocol.spec import Spec
+from orchestrator.protocol.version import Version
+
+A = TypeVar("A", bound=Message)
+
+
+class Request(Message, Generic[A]):
+    """Asks for an A. `do` is its name in the frame."""
+
+    do: ClassVar[str]
+    answer: ClassVar[type[Message]]
+
+    def __init_subclass__(cls, do: str) -> None:
+        super().__init_subclass__()
+        cls.do = do
+        (cls.answer,) = typing.get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
+        REQUESTS[do] = cls
+
+
+REQUESTS: dict[str, type[Request[Any]]] = {}
+
+
+class Nothing(Message):
+    """Done."""
+
+
+# -- the first word ---------------------------------------------------------------------------
+
+
+class Greeting(Message):
+    """The server's first frame."""
+
+    version: Version
+
+
+# -- before a launch --------------------------------------------------------------------------
+
+
+class ProbeTarget(Message):
+    """A program; in the answer of kind "missing", "unreadable" and so on where it cannot run."""
+
+    kind: str
+    name: str
+
+
+class PortWish(Message):
+    """A port that the server shall hold for the job's ranks to meet at."""
+
+    wanted: int
+    exact: bool  # or any free one from there on
+    peers: bool = False  # listen for the other nodes' supervisors, too
+
+
+class Leftover(Message):
+    """A job of ours that has not ended on this machine."""
+
+    job: str
+    node: int
+    alive: bool  # its supervisor answers
+
+
+class Probed(Message):
+    """One machine, as far as the kernel and the file system tell. See head/inventory/facts.py."""
+
+    hostname: str
+    boot: str
+    network: int
+    user: str
+    python: str
+    python_version: str
+    torch: str
+    software: dict[str, str]
+    cpus: int
+    gpus: int
+    addresses: tuple[tuple[str, str, int], ...]  # interface, address, prefix
+    routes: dict[str, tuple[str, str]]
+    workdir: str
+    workdir_exists: bool
+    target: ProbeTarget
+    limits: dict[str, tuple[int, int]]
+    kernel: str
+    memory_kb: int
+    memory_available_kb: int
+    omp_num_threads: Optional[str]
+    environment: dict[str, str]
+    problems: dict[str, str]
+    disk: Optional[dict[str, Any]]
+    shm: Optional[dict[str, Any]]
+    leftovers: tuple[Leftover, ...]
+    cards: tuple[dict[str, Any], ...]
+    interfaces: tuple[dict[str, Any], ...]
+    rdma: tuple[dict[str, Any], ...]
+    time: float
+    library: str = ""
+    accelerate: str = ""
+    accelerate_keys: tuple[str, ...] = ()
+    port: Optional[int] = None
+    peers_port: Optional[int] = None
+
+
+class Probe(Request[Probed], do="probe"):
+    """Say what this machine is. Quick: every launch asks."""
+
+    cwd: str
+    workdir: Optional[str]
+    peers: tuple[str, ...]  # addresses: by which interface does it reach them?
+    target: ProbeTarget
+    accelerate: bool = False
+    port: Optional[PortWish] = None
+
+
+class CheckedUp(Message):
+    """What the closer look found, part by part. See head/doctor/deep_probe.py."""
+
+    checkup: dict[str, Any]
+    time: float
+
+
+class Checkup(Request[CheckedUp], do="checkup"):
+    """Look closer, with commands: it takes seconds. For the doctor."""
+
+    workdir: str
+    script: str = ""
+    parts: tuple[str, ...] = ()  # gpus, xids, code, torch, names; all where none is named
+
+
+class Listening(Message):
+    """The ports that are open now; 0 for one that is taken."""
+
+    ports: tuple[int, ...]
+
+
+class Listen(Request[Listening], do="listen"):
+    """Answer every caller at these ports with a word."""
+
+    ports: tuple[int, ...]  # 0: any
+    word: str
+
+
+class Dialed(Message):
+    """For each place why it could not be reached, or nothing."""
+
+    answers: tuple[str, ...]
+
+
+class Dial(Request[Dialed], do="dial"):
+    """Call other nodes: does each answer with its own word?"""
+
+    places: tuple[tuple[str, int, str], ...]  # address, port, word
+    seconds: float
+
+
+class Hooked(Message):
+    """What the hook changed in the environment."""
+
+    env: dict[str, str]
+    unset: tuple[str, ...]
+
+
+class Hook(Request[Hooked], do="hook"):
+    """Run the user's shell file for this node."""
+
+    text: str
+    env: dict[str, str]
+    workdir: str
+
+
+# -- a job ------------------------------------------------------------------------------------
+
+
+class Parcel(Request[Nothing], do="parcel"):
+    """Append the pieces that came before to a file for the job's ranks."""
+
+    job: str
+    node: int
+    name: str
+
+
+class StartedHere(Message):
+    """The supervisor runs."""
+
+    supervisor: int  # its PID
+    shared: bool  # the experiment's directory is the head's own
+    run: str  # the run directory
+
+
+class Start(Request[StartedHere], do="start"):
+    """Start this node's part of a job."""
+
+    spec: Spec
+
+
+class Following(Message):
+    """The stream begins."""
+
+    time: float
+
+
+class Follow(Request[Following], do="follow"):
+    """Stream a job's files from these offsets on."""
+
+    job: str
+    node: int
+    log: int
+    ranks: int
+    events: int
+    head: Optional[float] = None  # when this head came, by its clock; None for one that looks on
+
+
+class Left(Message):
+    """The supervisor was told."""
+
+    left: bool = True
+
+
+class Leave(Request[Left], do="leave"):
+    """The head goes on purpose: nobody is to miss it."""
+
+    at: float
+
+
+class PortState(Message):
+    """The master's port after the end of the job."""
+
+    number: int
+    free: bool
+
+
+class StopReceipt(Message):
+    """The proof that a job is over on this node."""
+
+    job: str
+    node: int
+    ended: dict[int, str]  # PID -> name: what lived before
+    killed: dict[int, str]  # of these, what did not go when asked
+    left: tuple[int, ...]
+    gpu_memory: dict[int, str]  # PID -> what dead processes still hold
+    gpu_unknown: str
+    took: float
+    port: Optional[PortState] = None
+    user: str = ""  # another's job
+
+
+class End(Request[Nothing], do="end"):
+    """Ask the supervisor to end this node's part; do not wait for it."""
+
+    job: str
+    node: int
+    why: str
+    grace: float
+
+
+class Stop(Request[StopReceipt], do="stop"):
+    """End this node's part, wait until nothing of it is left, and prove it."""
+
+    job: str
+    node: int
+    why: str
+    grace: float
+    wait: float  # seconds after which what is left is killed
+
+
+class StopReceipts(Message):
+    """One receipt per job."""
+
+    receipts: tuple[StopReceipt, ...]
+
+
+class StopAll(Request[StopReceipts], do="stop_all"):
+    """End every job of this user here, or of all users."""
+
+    why: str
+    grace: float
+    wait: float
+    all_users: bool = False
+
+
+class RankState(Message):
+    """One rank, as its last event tells."""
+
+    state: str = "?"
+    pid: Optional[int] = None
+    code: Optional[int] = None
+
+
+class JobState(Message):
+    """One job on this node, as `status` shows it."""
+
+    job: str
+    node: int
+    state: str  # running, ended, lost
+    ranks: dict[int, RankState]
+    started: Optional[float] = None
+    ended: Optional[float] = None
+    agent: Optional[int] = None  # torchrun's exit code
+    why: Optional[str] = None
+    nproc: Optional[int] = None
+    first_rank: Optional[int] = None
+    nnodes: Optional[int] = None
+    experiment: Optional[str] = None
+    log_bytes: Optional[int] = None
+    log_time: Optional[float] = None
+    processes: Optional[tuple[int, ...]] = None
+
+
+class JobStates(Message):
+    """Every job that left a directory here."""
+
+    jobs: tuple[JobState, ...]
+
+
+class Jobs(Request[JobStates], do="jobs"):
+    """Say how one job stands here, or all."""
+
+    job: Optional[str] = None
+
+
+class RankStacks(Message):
+    """What one rank is doing."""
+
+    state: str  # of its process, as in /proc
+    stacks: str
+    collectives: str  # torch's flight recorder, in JSON
+
+
+class Stuck(Message):
+    """What every rank of the node is doing."""
+
+    stuck: dict[int, RankStacks]
+    time: float
+
+
+class AskStuck(Request[Stuck], do="stuck"):
+    """Ask every rank where it is."""
+
+    job: str
+    node: int
+
+
+class OutputFile(Message):
+    """A file that a rank wrote."""
+
+    path: str
+    size: int
+
+
+class OutputFiles(Message):
+    """What the ranks left on a node that does not share the head's disk."""
+
+    files: tuple[OutputFile, ...]
+    place: str
+    checkpoints: bool  # there are some; they stay
+
+
+class Outputs(Request[OutputFiles], do="outputs"):
+    """List what the ranks wrote."""
+
+    job: str
+    node: int
+
+
+class OutputPiece(Message):
+    """Bytes of a file; none at its end."""
+
+    data: bytes
+
+
+class Output(Request[OutputPiece], do="output"):
+    """Send a piece of one of the listed files."""
+
+    job: str
+    node: int
+    path: str
+    offset: int
+
+
+# -- after a job ------------------------------------------------------------------------------
+
+
+class LivingRuns(Message):
+    """Those of the runs of which anything lives here."""
+
+    living: tuple[tuple[str, int], ...]
+
+
+class Living(Request[LivingRuns], do="living"):
+    """Which of these runs (job, node) still live here?"""
+
+    runs: tuple[tuple[str, int], ...]
+
+
+class RemovedRun(Message):
+    """A run directory that is gone, or the problem that it is not."""
+
+    job: str
+    node: int
+    problem: str
+
+
+class RemovedRuns(Message):
+    """What was removed, in bytes."""
+
+    runs: tuple[RemovedRun, ...]
+    freed: int
+    libraries: int
+
+
+class Remove(Request[RemovedRuns], do="remove"):
+    """Delete the directories of these runs, and libraries that nobody needs."""
+
+    runs: tuple[tuple[str, int], ...]
+
+
+# -- time -------------------------------------------------------------------------------------
+
+
+class Clock(Message):
+    """The node's clock."""
+
+    time: float
+
+
+class Beat(Request[Clock], do="beat"):
+    """The head is there. What time is it?"""
+
+
+class Heartbeat(Message):
+    """The server is there. Comes unasked, where nothing else is on its way."""
+
+    beat: float  # the node's clock
+    silent: Optional[float] = None  # seconds since the job printed,
+    idle: Optional[float] = None  # and since it moved at all
+
+
+class SupervisorGone(Message):
+    """The stream is complete: the files hold what they will ever hold."""
+
+    supervisor_gone: bool = True
+
+
+# -- what a frame holds -----------------------------------------------------------------------
+
+UNKNOWN_JOB = "unknown job"
+OTHER_VERSION = "other version"
+
+
+class Refused(Message):
+    """The answer to a request that cannot be done."""
+
+    id: int
+    error: str
+    kind: str = ""
+
+
+class Answered(Message):
+    """The answer to the request of that number. `ok` is decoded by who knows what was asked."""
+
+    id: int
+    ok: dict[str, Any]
+
+
+Incoming = typing.Union[Greeting, Heartbeat, SupervisorGone, Refused, Answered]
+
+
+def frame_of_request(number: int, request: Request[Any]) -> dict[str, Any]:
+    return {"id": number, "do": request.do, **encode(request)}
+
+
+def number_of(data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Return the number of a request's frame, and its other keys."""
+    fields = dict(data)
+    number = fields.pop("id", None)
+    if type(number) is not int:
+        raise Nonsense(f"a request without a number: {shown(data)}")
+    return number, fields
+
+
+def read_request(fields: dict[str, Any]) -> Request[Any]:
+    """Return the request that the keys of its frame are, but for the number."""
+    kind = REQUESTS.get(str(fields.get("do")))
+    if kind is None:
+        raise Nonsense(f"no request: {shown(fields.get('do'))}")
+    return decode(kind, {name: value for name, value in fields.items() if name != "do"})
+
+
+def read_incoming(data: dict[str, Any]) -> Incoming:
+    """Return what a JSON frame from the node holds."""
+    kinds = {"ok": Answered, "error": Refused, "beat": Heartbeat, "version": Greeting}
+    for key, kind in kinds.items():
+        if key in data:
+            return decode(kind, data)
+    return decode(SupervisorGone, data)

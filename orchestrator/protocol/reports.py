@@ -1,0 +1,73 @@
+"""What a rank and its keeper report to their supervisor: the types alone.
+
+The rank shares a process with the user's program, so it imports nothing of ours at run time: it
+writes these as plain dicts, and the type checker holds them. To each it adds its rank, its local
+rank and the time; the supervisor reads the line as the event of the same name with "rank_" before.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Optional, TypedDict, Union
+
+
+class Afresh(TypedDict):
+    event: Literal["afresh"]
+    why: str
+
+
+class Started(TypedDict):
+    event: Literal["started"]
+    pid: int
+    keeper: int
+
+
+class Exit(TypedDict):
+    event: Literal["exit"]
+    code: str
+
+
+class ErrorRecord(TypedDict):
+    """Also the content of error_<local rank>.json."""
+
+    type: str
+    message: str
+    traceback: str
+    time: float
+    pid: int
+    file: str
+    line: int
+    function: str
+    code: str
+
+
+class Raised(TypedDict):
+    event: Literal["raised"]
+    error: ErrorRecord
+
+
+class Finished(TypedDict):
+    event: Literal["finished"]
+
+
+class Ended(TypedDict):
+    event: Literal["ended"]
+    pid: int
+    code: int
+    peak_kb: Optional[int]
+
+
+Report = Union[Afresh, Started, Exit, Raised, Finished, Ended]
+
+
+class TargetRecord(TypedDict):
+    kind: str
+    name: str
+    args: list[str]
+
+
+class RankSpec(TypedDict):
+    """The part of spec.json that a rank reads."""
+
+    start: str
+    workdir: str
+    target: TargetRecord

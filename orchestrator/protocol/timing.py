@@ -1,0 +1,24 @@
+"""Seconds that two ends must agree on. Each is here once, for the head and for the nodes."""
+
+from __future__ import annotations
+
+import signal
+
+# -- the channel between head and node --
+SERVER_BEAT = 1.0  # the node's server says something so often,
+HEAD_PATIENCE = 8.0  # and is lost to the head after so long without a word
+HEAD_BEAT = 10.0  # the head asks for the time so often,
+SERVER_PATIENCE = 60.0  # and the server leaves a head that is silent for so long
+
+# -- the end of a job --
+HEARSAY = 0.3  # what fails by itself in this time says so, before it is ended for another
+PEER_GRACE = 0.5  # after a failure elsewhere nothing can go on: time enough to print why
+SWEEP_PATIENCE = 10.0  # processes without a supervisor have this long to die of SIGKILL
+
+# -- supervisors among themselves --
+PEER_BEAT = 1.0
+BEATS_IN_A_LEASE = 10  # at least
+SHORTEST_LEASE = 1.0  # a shorter one would end jobs for a busy processor
+
+# -- a rank and the server of its node --
+STACKS_SIGNAL = signal.SIGRTMIN + 9  # a rank writes its stacks; no program that we know of uses it

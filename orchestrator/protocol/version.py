@@ -1,0 +1,38 @@
+"""Which versions of the protocol understand each other.
+
+A head ships its own server to every node, so those two always agree. A running supervisor may have
+been started by another version: it writes its own Version into its first event and into spec.json,
+and a server that meets it compares. Everything a supervisor writes may get more keys, and events
+of new kinds: readers pass over what they do not know. What would mislead an older reader raises
+OLDEST to the first version that reads it right.
+"""
+
+from __future__ import annotations
+
+from orchestrator.protocol.message import Message
+from orchestrator.version import __version__
+
+PROTOCOL = 1
+OLDEST = 0  # 0 is what programs spoke that named no version
+
+
+class Version(Message):
+    """Who speaks: the number of its protocol, and the oldest one that understands it."""
+
+    protocol: int = 0
+    oldest: int = 0
+    package: str = "of an earlier version"
+
+
+OWN = Version(protocol=PROTOCOL, oldest=OLDEST, package=__version__)
+
+
+def conflict(job: str, theirs: Version, own: Version = OWN) -> str:
+    """Say why this version cannot follow that job, and what to do; nothing where it can."""
+    if theirs.oldest <= own.protocol and own.oldest <= theirs.protocol:
+        return ""
+    return (
+        f"job {job} was started by orchestrator {theirs.package}, which speaks protocol"
+        f" {theirs.protocol}; this is {own.package} with protocol {own.protocol}: attach with"
+        f" orchestrator {theirs.package}, or end the job with `orchestrator stop`, which works"
+    )

@@ -1,0 +1,306 @@
+"""What is not trusted ends in one error; what is of a newer version is understood."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import string
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.node.server.session import HANDLERS
+from orchestrator.protocol import control, events, frames, messages, reports, spec
+from orchestrator.protocol.events import RankEnded, RankError
+from orchestrator.protocol.frames import HEADER, JSON, LARGEST, STREAMS, Splitter
+from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
+from orchestrator.protocol.version import Version, conflict
+
+
+def kinds() -> Iterator[type[Message]]:
+    """Every class of message there is."""
+    for module in (messages, events, control, spec):
+        for _, kind in inspect.getmembers(module, inspect.isclass):
+            if issubclass(kind, Message) and kind.__module__ == module.__name__:
+                yield kind
+
+
+KINDS = [kind for kind in kinds() if kind is not messages.Request]
+
+json_data = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=12,
+)
+
+
+def of_type(kind: Any) -> st.SearchStrategy[Any]:
+    """Values of a field's type."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return json_data.filter(lambda data: json.loads(json.dumps(data)) == data)
+    if origin is typing.Union:
+        return st.none() | of_type(inner[0])
+    if origin is tuple and inner[-1] is Ellipsis:
+        return st.lists(of_type(inner[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(of_type, inner))
+    if origin is dict:
+        return st.dictionaries(of_type(inner[0]), of_type(inner[1]), max_size=3)
+    simple: dict[Any, st.SearchStrategy[Any]] = {
+        int: st.integers(-(2**64), 2**64),
+        float: st.floats(-1e30, 1e30),
+        str: st.text(),
+        bool: st.booleans(),
+        bytes: st.binary(),
+    }
+    return simple[kind] if kind in simple else made(kind)
+
+
+def made(kind: type[Message]) -> st.SearchStrategy[Any]:
+    hints = {name: typing.get_type_hints(kind)[name] for name in kind._defaults}
+    fields = st.fixed_dictionaries({name: of_type(hint) for name, hint in hints.items()})
+    return fields.map(lambda values: kind(**values))
+
+
+# -- messages ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_message_comes_out_as_it_went_in(kind: type[Message]) -> None:
+    @settings(max_examples=15, deadline=None)
+    @given(made(kind))
+    def check(message: Message) -> None:
+        data = json.loads(json.dumps(encode(message)))
+        assert decode(kind, data) == message
+        newer = {**data, "a key of a newer version": 1}
+        assert decode(kind, newer, newer=True) == message
+        with pytest.raises(Nonsense, match="unknown key"):
+            decode(kind, newer)
+
+    check()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(KINDS), json_data)
+def test_any_other_data_is_nonsense_and_nothing_worse(kind: type[Message], data: Any) -> None:
+    for newer in (False, True):
+        try:
+            decode(kind, data, newer=newer)
+        except Nonsense:
+            continue
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_each_field_of_a_wrong_type_is_nonsense(kind: type[Message]) -> None:
+    hints = {name: typing.get_type_hints(kind)[name] for name in kind._defaults}
+
+    @settings(max_examples=5, deadline=None)
+    @given(made(kind), st.data())
+    def check(message: Message, data: st.DataObject) -> None:
+        good = json.loads(json.dumps(encode(message)))
+        for name in hints:
+            wrong = data.draw(json_data)
+            try:
+                found = decode(kind, {**good, name: wrong})
+            except Nonsense:
+                continue
+            right = json.loads(json.dumps(encode(found)))
+            assert right.get(name) == wrong, name  # it was of the right type after all
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({}, "Stop lacks job, node, why, grace, wait"),
+        ({"job": 1}, "Stop.job must be of type str, not 1"),
+        ({"node": True}, "Stop.node must be of type int, not True"),
+        ({"node": 10**40}, "Stop.node must be of type int, not 1000"),
+        ({"grace": float("inf")}, "Stop.grace must be of type float, not inf"),
+        ({"grace": float("nan")}, "Stop.grace must be of type float, not nan"),
+        ({"more": 1}, "Stop has an unknown key 'more'"),
+        ([], "Stop must hold keys, not \\[\\]"),
+    ],
+)
+def test_the_error_names_what_is_wrong(data: Any, why: str) -> None:
+    with pytest.raises(Nonsense, match=why):
+        decode(messages.Stop, data)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b"\xff", b"[" * 100_000, b"1" * 5000])
+def test_what_is_no_json_object_is_nonsense(text: bytes) -> None:
+    with pytest.raises(Nonsense):
+        parse(text)
+
+
+def test_what_is_huge_is_shown_short() -> None:
+    with pytest.raises(Nonsense) as error:
+        decode(messages.Leave, {"at": "x" * 10_000_000})
+    assert len(str(error.value)) < 200
+
+
+def test_a_message_cannot_be_changed() -> None:
+    beat = messages.Clock(time=1.0)
+    with pytest.raises(AttributeError):
+        beat.time = 2.0  # type: ignore[misc]
+    assert beat.replace(time=2.0) == messages.Clock(time=2.0) != beat
+    with pytest.raises(TypeError):
+        messages.Clock(tiem=1.0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        messages.Clock()  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True)
+class OfTheHead:
+    name: str
+    port: int | None = None
+
+
+def test_dataclasses_of_the_head_are_decoded_alike() -> None:
+    assert decode(OfTheHead, {"name": "a", "port": 1}) == OfTheHead("a", 1)
+    for wrong in ({}, {"name": 1}, {"name": "a", "port": "1"}, {"name": "a", "x": 1}, None):
+        with pytest.raises(Nonsense):
+            decode(OfTheHead, wrong)
+
+
+# -- requests ---------------------------------------------------------------------------------
+
+
+def test_every_request_has_a_method_that_takes_it_and_returns_its_answer() -> None:
+    assert set(HANDLERS) == set(messages.REQUESTS.values())
+    for kind, handler in HANDLERS.items():
+        hints = typing.get_type_hints(handler)
+        assert (hints["request"], hints["return"]) == (kind, kind.answer)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([*messages.REQUESTS.values()]).flatmap(made), st.integers(0, 2**40))
+def test_a_request_arrives(request: messages.Request[Any], number: int) -> None:
+    frame = json.loads(json.dumps(messages.frame_of_request(number, request)))
+    found, fields = messages.number_of(frame)
+    assert (found, messages.read_request(fields)) == (number, request)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(["id", "do", "ok", "error", "beat", "version"]), json_data))
+def test_frames_of_anybody_are_nonsense_and_nothing_worse(data: dict[str, Any]) -> None:
+    for read in (messages.number_of, messages.read_request, messages.read_incoming):
+        try:
+            read(data)
+        except Nonsense:
+            continue
+
+
+# -- frames -----------------------------------------------------------------------------------
+
+frame = st.tuples(st.sampled_from(sorted(LARGEST)), st.binary(max_size=50)).map(
+    lambda pair: (pair[0], b"12345678" + pair[1] if pair[0] in STREAMS else pair[1])
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(frame, max_size=5), st.lists(st.integers(1, 40), max_size=30))
+def test_frames_arrive_whole_however_they_are_cut(
+    sent: list[tuple[bytes, bytes]], cuts: list[int]
+) -> None:
+    data = b"".join(frames.header(kind, len(payload)) + payload for kind, payload in sent)
+    splitter, found = Splitter(), []
+    for cut in cuts:
+        piece, data = data[:cut], data[cut:]
+        found += splitter.feed(piece)
+    found += splitter.feed(data)
+    assert found == sent
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=100))
+def test_bytes_of_anybody_are_nonsense_and_nothing_worse(data: bytes) -> None:
+    try:
+        for kind, payload in Splitter().feed(data):
+            assert len(payload) <= LARGEST[kind]
+    except Nonsense:
+        pass
+
+
+def test_a_frame_too_large_is_refused_before_it_arrives() -> None:
+    for kind, most in LARGEST.items():
+        assert frames.parse_header(HEADER.pack(kind, most)) == (kind, most)
+        with pytest.raises(Nonsense):
+            frames.parse_header(HEADER.pack(kind, most + 1))
+    with pytest.raises(Nonsense):
+        frames.parse_header(HEADER.pack(b"X", 1))
+    with pytest.raises(Nonsense):
+        frames.parse_header(HEADER.pack(STREAMS[0], 7))
+    assert frames.parse_header(HEADER.pack(JSON, 0)) == (JSON, 0)
+
+
+# -- events and lines -------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([*events.EVENTS.values()]).flatmap(made))
+def test_an_event_is_read_as_it_was_written(event: events.Event) -> None:
+    data = json.loads(json.dumps(events.to_data(event)))
+    assert events.from_data(data) == event
+
+
+def test_an_event_of_a_newer_kind_is_passed_over() -> None:
+    found = events.from_data({"event": "rank_teleported", "time": 1.0, "to": "mars"})
+    assert (type(found), found.time) == (events.Event, 1.0)
+
+
+def test_what_the_rank_writes_is_what_its_supervisor_reads() -> None:
+    """rank.py imports nothing of ours: its types stand in a file of types alone."""
+    common = {"rank", "local", "time"}
+    for report in typing.get_args(reports.Report):
+        (name,) = typing.get_args(typing.get_type_hints(report)["event"])
+        fields = set(report.__annotations__) - {"event"} | common
+        assert fields <= set(events.EVENTS[f"rank_{name}"]._defaults)
+        required = {
+            field
+            for field, default in events.EVENTS[f"rank_{name}"]._defaults.items()
+            if default is not None and field in fields
+        }
+        assert required <= fields
+    assert set(reports.ErrorRecord.__annotations__) == set(RankError._defaults)
+    assert set(reports.RankSpec.__annotations__) <= set(spec.Spec._defaults)
+    assert set(reports.TargetRecord.__annotations__) == set(spec.Target._defaults)
+
+
+def test_events_of_the_first_version_are_understood() -> None:
+    """As they were written before versions had numbers."""
+    started = {"event": "started", "time": 1.0, "agent": 2, "supervisor": 3}
+    ended = {"event": "rank_ended", "rank": 0, "local": 0, "time": 1.0, "pid": 5, "code": 0}
+    assert events.from_data(started) == events.Started(time=1.0, agent=2, supervisor=3)
+    assert events.from_data({**ended, "peak_kb": 9}) == RankEnded(
+        rank=0, local=0, time=1.0, pid=5, code=0, peak_kb=9
+    )
+    line = b'{"why": "enough", "grace": 1.0}'
+    assert control.from_line(line) == events.EndOrder(why="enough", grace=1.0)
+    assert control.from_line(b'{"head": "here", "at": 5.0}') == control.HeadNews(head="here", at=5)
+
+
+def test_who_understands_whom() -> None:
+    own = Version(protocol=3, oldest=2, package="0.3")
+    for theirs in (own, Version(protocol=2, oldest=0), Version(protocol=9, oldest=3)):
+        assert conflict("job-1", theirs, own) == ""
+    newer = conflict("job-1", Version(protocol=9, oldest=4, package="0.9"), own)
+    assert newer == (
+        "job job-1 was started by orchestrator 0.9, which speaks protocol 9; this is 0.3 with"
+        " protocol 3: attach with orchestrator 0.9, or end the job with `orchestrator stop`,"
+        " which works"
+    )
+    older = conflict("job-1", Version(), own)
+    assert "started by orchestrator of an earlier version" in older
+
+
+def test_names_on_the_wire_are_plain() -> None:
+    names = [*messages.REQUESTS, *events.EVENTS]
+    assert all(set(name) <= {*string.ascii_lowercase, "_"} for name in names)

@@ -1,0 +1,19 @@
+"""docs/protocol.md lists every message there is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CHECK = "import protocol_page as p; raise SystemExit(p.PAGE.read_text() != p.page())"
+
+
+def test_the_tables_are_those_of_the_code() -> None:
+    command = [sys.executable, "-c", CHECK]
+    done = subprocess.run(
+        command, cwd=ROOT / "scripts", check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, "type ./scripts/protocol_page.py"
