@@ -1,14 +1,12 @@
-"""How long: "30s", "2m", "5 epochs", "1000 steps"."""
+"""Read and count durations of a training: "30s", "2m", "5 epochs", "1000 steps"."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
+from orchestrator import text
 from orchestrator.errors import UsageError, nearest
 
-SECONDS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60}
-SECONDS |= {"h": 3600, "hour": 3600, "d": 86400, "day": 86400}
 COUNTS = {"e": "epochs", "epoch": "epochs", "st": "steps", "step": "steps"}
 
 
@@ -18,7 +16,7 @@ class Duration:
     unit: str  # seconds (since train() began), steps or epochs (since the very beginning)
 
     def times(self, seconds: float, steps: int, epochs: int) -> int:
-        """How often it has passed."""
+        """The number of times that it has passed."""
         passed = {"seconds": seconds, "steps": steps, "epochs": epochs}[self.unit]
         return int(passed / self.amount)
 
@@ -29,20 +27,20 @@ class Duration:
         return f"{self.amount:g} {self.unit}"
 
 
-def parse(name: str, text: str | None) -> Duration | None:
-    if text is None:
+def parse(name: str, words: str | None) -> Duration | None:
+    if words is None:
         return None
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]+)\s*", str(text), re.IGNORECASE)
-    if match is None or not float(match[1]):
+    parts = text.number_and_unit(str(words))
+    if parts is None or not parts[0] or not parts[1]:
         raise UsageError(
-            f"{name} is {text!r}; it must be a number above 0 with a unit",
+            f"{name} is {words!r}; it must be a number above 0 with a unit",
             'such as "30s", "2m", "1.5h", "1000 steps" or "3 epochs"',
         )
-    word = match[2].lower()
-    unit = word if word in SECONDS | COUNTS else word.removesuffix("s")
-    if unit in SECONDS:
-        return Duration(float(match[1]) * SECONDS[unit], "seconds")
-    if unit in COUNTS:
-        return Duration(float(match[1]), COUNTS[unit])
+    amount, unit = parts
+    if letter := text.time_unit(unit):
+        return Duration(amount * text.SECONDS[letter], "seconds")
+    plain = unit.lower().removesuffix("s")
+    if count := COUNTS.get(unit.lower()) or COUNTS.get(plain):
+        return Duration(amount, count)
     known = ["seconds", "minutes", "hours", "days", "epochs", "steps"]
-    raise UsageError(f"{name} is {text!r}: {match[2]!r} is no unit{nearest(word, known)}")
+    raise UsageError(f"{name} is {words!r}: {unit!r} is no unit{nearest(unit.lower(), known)}")
