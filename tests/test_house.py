@@ -39,7 +39,7 @@ ARROWS: dict[str, set[str]] = {
     "engine/saving": {"config", "errors", "files", "records", "engine/ranks"},
     "engine/observe": {"config", "errors", "files", "text", "engine/ranks"},
     "engine/core": {
-        *("config", "errors", "engine/data", "engine/models", "engine/observe"),
+        *("config", "errors", "text", "engine/data", "engine/models", "engine/observe"),
         *("engine/ranks", "engine/saving"),
     },
     "engine/verify": {
@@ -62,7 +62,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/connect", "head/inventory", "head/plan", "head/screen"),
     },
     "head/follow": {
-        *("errors", "files", "interrupt", "protocol", "records"),
+        *("errors", "files", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/inventory", "head/screen"),
     },
     "head/prune": {"errors", "files", "protocol", "records", "text", "head/connect", "head/screen"},
@@ -74,7 +74,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "head/status": {
         *("errors", "protocol", "records", "text"),
-        *("head/connect", "head/follow", "head/inventory", "head/slurm"),
+        *("head/connect", "head/follow", "head/inventory", "head/screen", "head/slurm"),
     },
     "head/commands": {
         *("config", "errors", "files", "records", "text"),

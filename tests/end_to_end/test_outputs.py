@@ -54,7 +54,7 @@ def test_any_program_may_leave_files(apart: Head) -> None:
     found = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
     assert found == {"a b/c/it's 0.bin", "a b/c/it's 1.bin", "empty 0", "empty 1"}
     assert (place / "a b/c/it's 1.bin").read_bytes() == bytes(range(256)) * 5000
-    assert "node 1: large 1 (67 MB) stay on the node, in /" in command.text
+    assert "node 1: large 1 (67.1 MB) stay on the node, in /" in command.text
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", ".", "a/.."])

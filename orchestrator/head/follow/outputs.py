@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from orchestrator import files
+from orchestrator import files, text
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.protocol.messages import Output, OutputFile, Outputs
 
@@ -21,7 +21,7 @@ def bring(channel: NodeChannel, job: str, node: int, outputs: Path) -> str:
         if not plain(file.path):
             continue  # no node of ours would name such a path
         if file.size > LARGEST and not file.path.startswith(RESULTS):
-            stays.append(f"{file.path} ({file.size / 1e6:,.0f} MB)")
+            stays.append(f"{file.path} ({text.size(file.size)})")
         elif not (outputs / file.path).exists():
             fetch(channel, Output(job=job, node=node, path=file.path, offset=0), file, outputs)
     if listing.checkpoints:

@@ -75,7 +75,7 @@ def table(
 ) -> str:
     """Aligned columns, wrapped to the width of a terminal; the first row may be headings."""
     cells = [[_styled(cell) for cell in row] for row in rows]
-    if look.width is None and not look.color:
+    if not rows or (look.width is None and not look.color):
         lines = text.table([[words for words, _ in row] for row in cells], right)
     else:
         lines = _drawn(cells, look, right, headed=headed, indent=indent)

@@ -12,12 +12,19 @@ from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.screen import output
+from orchestrator.head.screen.output import Cell
 from orchestrator.head.slurm import queue
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.messages import Jobs, JobState
 from orchestrator.records import experiment
 from orchestrator.records.experiment import JobRecord, NodeRecord
 from orchestrator.text import duration
+
+STATES = {
+    **dict.fromkeys(("running", "done"), "green"),
+    **dict.fromkeys(("failed", "lost", "unreachable", "unknown there"), "red"),
+}
 
 
 @dataclass(frozen=True)
@@ -85,23 +92,27 @@ def job_now(record: JobRecord, states: Sequence[NodeStatus]) -> str:
 def to_text(
     record: JobRecord, states: Sequence[NodeStatus], slurm: queue.Place | None = None
 ) -> str:
-    lines = [f"{record.job}: {job_now(record, states)}, {len(record.nodes)} nodes"]
+    """A line for the job, and a table of its nodes and ranks, drawn as standard output wants it."""
+    heading = f"{record.job}: {job_now(record, states)}, {len(record.nodes)} nodes"
     if record.slurm_job is not None:
-        lines[0] += f", Slurm's job {record.slurm_job}" + (f": {slurm}" if slurm else "")
-    for node, state in zip(record.nodes, states, strict=True):
-        first = f"  node {node.index}  {node.name}  {state.state}"
-        if state.why:
-            first += f": {state.why}"
-        if state.log_time:
-            silence = round(max(0.0, time.time() - state.log_time))
-            first += f", last output {duration(silence)} ago"
-        lines.append(first)
-        for number, rank in sorted(state.ranks.items(), key=lambda item: int(item[0])):
-            text = rank.get("state", "?")
-            if rank.get("code") is not None:
-                text += f" with exit code {rank['code']}"
-            lines.append(f"    rank {number}  pid {rank.get('pid', '?')}  {text}")
-    return "\n".join(lines)
+        heading += f", Slurm's job {record.slurm_job}" + (f": {slurm}" if slurm else "")
+    rows: list[list[Cell]] = []
+    for node, status in zip(record.nodes, states, strict=True):
+        note = status.why
+        if status.log_time:
+            silence = round(max(0.0, time.time() - status.log_time))
+            note += f"{', ' if note else ''}last output {duration(silence)} ago"
+        rows.append([f"node {node.index}", node.name, colored(status.state), note])
+        for number, rank in sorted(status.ranks.items(), key=lambda item: int(item[0])):
+            code = rank.get("code")
+            end = "" if code is None else f"exit code {code}"
+            pid = f"pid {rank.get('pid', '?')}"
+            rows.append([f"  rank {number}", pid, colored(rank.get("state", "?")), end])
+    return "\n".join([heading, output.table(rows, output.look(), indent=2)]).rstrip()
+
+
+def colored(state: str) -> Cell:
+    return state, STATES.get(state, "")
 
 
 def to_json(

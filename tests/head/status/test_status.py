@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import dataclasses
+
+from orchestrator.head.status.status import NodeStatus, to_text
+from orchestrator.records.experiment import JobRecord, NodeRecord
+
+NODES = [
+    NodeRecord(0, "gpu1", "gpu1", None, None, "10.0.0.1", "python3", 0, 1),
+    NodeRecord(1, "bob@gpu12", "gpu12", "bob", None, "10.0.0.2", "python3", 1, 2),
+]
+RECORD = JobRecord("job-1", "experiments/x", "running", ["master_launch"], NODES, 1000.0, {})
+
+
+def test_a_line_for_every_node_and_rank() -> None:
+    ranks = {"10": {"state": "exited", "pid": 8, "code": 3}, "2": {"state": "running", "pid": 7}}
+    states = [NodeStatus.unknown("unreachable", "no answer"), NodeStatus("running", ranks, {})]
+    assert to_text(RECORD, states).splitlines() == [
+        "job-1: running, 2 nodes",
+        "  node 0     gpu1       unreachable  no answer",
+        "  node 1     bob@gpu12  running",
+        "    rank 2   pid 7      running",
+        "    rank 10  pid 8      exited       exit code 3",
+    ]
+
+
+def test_a_job_that_has_no_nodes_yet() -> None:
+    assert to_text(dataclasses.replace(RECORD, nodes=[]), []) == "job-1: running, 0 nodes"
