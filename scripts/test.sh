@@ -34,7 +34,7 @@ say "tests"
 # Tests of clusters wait for half of their time: one worker more than cores. Each imports torch, so
 # eight at most. One that is out of tests takes half of what another still has. Of two -n the last
 # one counts: -n 0 runs them in this process, as --pdb and -s want it.
-workers=$(nproc)
+workers=$(env -u OMP_NUM_THREADS nproc) # which would count that instead
 if [ "${gear[*]}" != "-m fast" ]; then
     workers=$((workers + 1))
     # On loopback addresses all hosts are this one, and emergency_stop ends what others test there.

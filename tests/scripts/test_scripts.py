@@ -143,6 +143,34 @@ def test_the_demo_script_hands_its_arguments_on(clone: Clone) -> None:
     assert done.stdout.splitlines()[-1] == "demo demo --keep two words"
 
 
+@pytest.mark.parametrize(
+    ("typed", "marks", "workers"),
+    [
+        (["--fast", "-k", "two words"], ["-m", "fast"], 2),
+        (["-k", "two words"], ["-m", "not long"], 3),
+        (["--long", "-k", "two words"], [], 3),
+    ],
+)
+def test_each_gear_runs_its_tests_and_hands_arguments_on(
+    clone: Clone, typed: list[str], marks: list[str], workers: int
+) -> None:
+    clone.venv()
+    for name in ("sshd", "ssh", "ip", "nft", "munged", "slurmctld"):
+        clone.stand_in(clone.bin / name)
+    for name in ("pytest", "ruff", "mypy"):
+        clone.stand_in(clone.root / ".venv/bin" / name)
+    clone.stand_in(clone.bin / "nproc", "echo ${OMP_NUM_THREADS:-2}")  # as the real one does
+    clone.stand_in(clone.bin / "id", "echo 0")
+    done = clone.run(str(clone.root / "scripts/test.sh"), *typed, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    spread = ["-n", str(workers), "--dist", "worksteal"]
+    assert clone.log.read_text().splitlines()[-len([*spread, *marks]) - 3 :] == [
+        *(f"pytest in {clone.root}", *spread, *marks, "-k", "two words")
+    ]
+    looked_at = [call for call in clone.calls("ruff in") if call.startswith("ruff in")]
+    assert len(looked_at) == (0 if "--fast" in typed else 2)
+
+
 def test_master_launch_runs_at_the_top_of_the_repository(clone: Clone) -> None:
     """The installed command with the hook, the arguments as they are, the environment as it is."""
     where = clone.root / ".venv/bin/master_launch"
