@@ -161,7 +161,7 @@ def test_what_comes_out_of_no_pickle_is_told(cluster: Cluster) -> None:
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     assert "in picky" in str(raised.value) and "call.py" not in str(raised.value)
-    with pytest.raises(TypeError, match=r"what it returned cannot be sent home: .*generator"):
+    with pytest.raises(TypeError, match=r"its result cannot be sent back: .*generator"):
         cluster.run(lambda: (one for one in "ab"))
 
 

@@ -99,9 +99,9 @@ def test_mistakes_are_explained_on_every_rank(tmp_path: Path) -> None:
     assert "rank 0: gather_tensors of torch.float32 at collected.py:" in under
     assert "in under_the_if: gather_tensors(torch.ones(2))" in under
     assert "ranks 1, 2: barrier at collected.py:" in under
-    assert "stands under `if is_master_process():` of line" in under
+    assert "is under `if is_master_process():` in line" in under
     assert "move it out of the if" in under
-    assert "call all_reduce_tensor with what does not fit together" in shapes
+    assert "call all_reduce_tensor with arguments that do not match" in shapes
     assert "rank 2: all_reduce_tensor (sum) of torch.float32 (4,) at" in shapes
     assert "rank 0: all_reduce_tensor (max)" in ops
     assert "ranks 1, 2: gather_tensors of torch.float64" in dtypes
@@ -119,7 +119,7 @@ def test_a_rank_that_does_not_come_is_named_when_the_limit_is_over(tmp_path: Pat
 
 def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     told = (done(tmp_path, [2], "leaves").path / "told").read_text()
-    assert "only some ranks entered a collective, and would have waited for ever" in told
+    assert "only some ranks entered a collective, and would have waited forever" in told
     assert "rank 1: has ended its program without it" in told
 
 
@@ -137,7 +137,7 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("source", "line", "found"),
     [
-        ("if rank == 0:\n    f()\n", 2, "  x.py:2 stands under `if rank == 0:` of line 1"),
+        ("if rank == 0:\n    f()\n", 2, "  x.py:2 is under `if rank == 0:` in line 1"),
         ("if rank == 0:\n    pass\nelse:\n    f()\n", 4, ""),
         ("if ready:\n    f()\n", 2, ""),
         ("%magic\nf()\n", 2, ""),

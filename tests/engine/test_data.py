@@ -224,7 +224,7 @@ def broken_files(place: Path) -> dict[str, Path]:
         ("header", "is not a file of tokens"),
         ("other", "is not a file of tokens"),
         ("list", "is not a file of tokens"),
-        ("short", "has 711 bytes, but its header promises 712: it was cut short"),
+        ("short", "has 711 bytes, but its header promises 712: it was truncated"),
         ("long", "has 714 bytes, but its header promises 712"),
         ("missing", "cannot be read: No such file or directory"),
     ],

@@ -173,7 +173,7 @@ def test_two_ranks_share_what_they_saw(tmp_path: Path) -> None:
         assert not (directory / f"rank_{full:02d}.json.gz").exists()
         assert not [path for path in directory.iterdir() if path.name.startswith(".")]
         said = (tmp_path / f"full {full} said").read_text()
-        assert said.endswith(f"without the ranks that could write no trace: {full}")
+        assert said.endswith(f"it lacks the ranks that could not write a trace: {full}")
 
 
 def test_it_is_imported_only_when_it_is_enabled() -> None:

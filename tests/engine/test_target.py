@@ -77,8 +77,8 @@ def test_a_model_of_the_users_may_tell_its_flops(told: Any) -> None:
 WRONG = {
     "mine.models": ("must be package.module:function", "such as"),
     "mine.models:": ("must be package.module:function", "such as"),
-    "mine.modles:build": ("there is no module 'mine.modles'", "it is looked for in"),
-    "nowhere.models:build": ("there is no module 'nowhere'", "it is looked for in"),
+    "mine.modles:build": ("there is no module 'mine.modles'", "looked in"),
+    "nowhere.models:build": ("there is no module 'nowhere'", "looked in"),
     "mine.models:biuld": ("defines no 'biuld'; did you mean 'build'?", ""),
     "mine.models:number": ("'number' is an int: it cannot be called", ""),
     "mine.models:words": ("which gave a list, not a torch.nn.Module", ""),

@@ -163,7 +163,7 @@ def test_trackers_hear_of_rank_0_and_a_broken_one_costs_only_itself(tmp_path: Pa
     assert calls["experiment"][0] == ["e"]
     assert calls["start_run"][0] == ["r"]
     assert {"end_run", "closed tensorboard"} <= calls.keys()
-    assert "WandB fails and is left out from now on: no network" in job.told()
+    assert "WandB failed and is switched off from now on: no network" in job.told()
     heard = [words for name, words, _ in first["calls"] if name == "log_metrics"]
     metrics, steps = zip(*heard, strict=True)
     assert steps == (1, 2, 4, 6, 6)

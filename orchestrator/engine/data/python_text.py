@@ -1,5 +1,5 @@
-"""The sources of Python's own library: real text that every node has already, so that nothing needs
-to be downloaded or mounted. Called by sources.py."""
+"""The sources of Python's own library: real text that every node already has, so that nothing has
+to be downloaded or mounted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGEST = 4 << 20  # bytes; reading them takes 10 ms, sending them to all ranks 
 
 
 def library_text() -> bytes:
-    """Up to 4 MiB of the .py files that lie next to os.py, in the order of their names."""
+    """Return up to 4 MiB of the .py files next to os.py, in the order of their names."""
     text = b""
     for path in sorted(Path(os.__file__).parent.glob("*.py")):
         text += path.read_bytes()
@@ -24,7 +24,7 @@ def library_text() -> bytes:
 
 
 def shared_text(device: torch.device) -> Tensor:
-    """Rank 0's text on every rank: nodes may have different Pythons, but samples must agree."""
+    """Return rank 0's text on every rank: nodes' Pythons may differ, but samples must agree."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return as_tensor(library_text())
     own = as_tensor(library_text()) if dist.get_rank() == 0 else torch.empty(0, dtype=torch.uint8)

@@ -1,6 +1,6 @@
-"""Where samples come from: text, files of tokens, invented ones, the user's own. For dataset.py.
+"""Sources of samples: text, files of tokens, synthetic ones, the user's own.
 
-A source is a list of samples that gives any of them by its index, in batches. It has no order, no
+A source is a list of samples that returns any of them by index, in batches. It has no order, no
 epochs and no state.
 """
 
@@ -54,7 +54,7 @@ def sources(config: Config, device: torch.device) -> tuple[Source, Source | None
 
 
 def split(whole: Source, fraction: float, named: str) -> tuple[Source, Source | None]:
-    """The end is held out, so that more data in front leaves it what it is."""
+    """Hold out the end, so that more data in front does not change it."""
     held_out = max(1, round(len(whole) * fraction)) if fraction else 0
     if len(whole) <= held_out:
         raise CheckFailed(
@@ -88,7 +88,7 @@ class Windows:
 
     def __init__(self, text: Tensor, length: int, mask: int = -1) -> None:
         self.text, self.length = text, length
-        self.mask = mask  # of the bits of a number, where torch's type has a sign and the file none
+        self.mask = mask  # mask of a number's bits: torch's type has a sign, the file's does not
 
     def __len__(self) -> int:
         return max(0, (self.text.numel() - 1) // self.length)
@@ -101,18 +101,20 @@ class Windows:
 
 
 class TokenFile(Windows):
-    """Mapped, not read: what is used lies in the page cache, once for all processes of a node."""
+    """A mapped file: used pages are in the page cache once for all processes of a node."""
 
     def __init__(self, path: Path, header: tokens.Header, length: int) -> None:
         self.path, self.header = path, header
         width = tokens.WIDTHS[header.dtype]
         skipped = tokens.HEADER // width
-        kind = {2: torch.int16, 4: torch.int32}[width]  # torch's unsigned ones can do too little
+        kind = {2: torch.int16, 4: torch.int32}[
+            width
+        ]  # torch's unsigned types support too few operations
         text = torch.from_file(str(path), shared=False, size=skipped + header.count, dtype=kind)
         super().__init__(text[skipped:], length, (1 << 8 * width) - 1)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TokenFile, (self.path, self.header, self.length)  # a worker maps it for itself
+        return TokenFile, (self.path, self.header, self.length)  # each worker maps it itself
 
 
 def token_file(config: Config, name: str) -> TokenFile:
@@ -140,7 +142,7 @@ def own_sources(config: Config) -> tuple[Source, Source | None]:
     if train is None:
         raise UsageError(f"dataset.target is {config.dataset.target!r}, which gave None to train")
     if not training.eval_steps and not training.eval_seconds:
-        return train, None  # nobody asks for it, and it may take time to make
+        return train, None  # nothing needs it, and making it may take time
     held_out = own_source(config, "eval")
     if held_out is None:
         raise UsageError(
@@ -212,9 +214,11 @@ def check(batch: Any, config: Config) -> None:
 
 
 def reseed(seed: int, position: int) -> None:
-    """Random augmentation depends on the position alone: not on the rank, the worker or a resume"""
-    number = hash((seed, position)) & 0xFFFF_FFFF  # of ints, which no process salts
-    torch.default_generator.manual_seed(number)  # the CPU's only: torch.manual_seed asks the GPU
+    """Make random augmentation depend on the position alone, not on rank, worker or resume"""
+    number = hash((seed, position)) & 0xFFFF_FFFF  # a hash of ints, which no process salts
+    torch.default_generator.manual_seed(
+        number
+    )  # the CPU's generator only: torch.manual_seed asks the GPU
     random.seed(number)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(number)
@@ -222,7 +226,7 @@ def reseed(seed: int, position: int) -> None:
 
 @contextlib.contextmanager
 def others_randomness_kept() -> Iterator[None]:
-    """Loading in the training process must not disturb what the model draws, such as dropout."""
+    """Keep loading in the training process from changing the model's random numbers (dropout)."""
     numpy = sys.modules.get("numpy")
     theirs = torch.get_rng_state(), random.getstate(), numpy and numpy.random.get_state()
     try:

@@ -1,4 +1,4 @@
-"""Invented samples that can be learned, for trying things out without data. Called by sources.py.
+"""Synthetic samples that can be learned, for trying things out without data.
 
 Each is a function of its index alone: nothing is stored, and no seed changes them.
 """
@@ -24,7 +24,7 @@ def source(config: Config) -> Counting | Clicks:
 
 
 def scattered(x: Tensor, salt: int) -> Tensor:
-    """31 bits that look random, for each number."""
+    """Return 31 bits that look random for each number."""
     return mixed(mixed(x & HALF, salt) + (x >> 32), salt) >> 1
 
 
@@ -70,5 +70,5 @@ class Clicks:
 
 
 def between(x: Tensor) -> Tensor:
-    """31 bits as a number from -sqrt(3) to sqrt(3), whose variance is 1."""
+    """Map 31 bits to numbers from -sqrt(3) to sqrt(3), whose variance is 1."""
     return ((x / 2.0**30 - 1.0) * 3**0.5).float()

@@ -30,7 +30,7 @@ def dtype_for(vocab_size: int) -> str:
 
 
 def write_header(file: BinaryIO, header: Header) -> None:
-    """At the beginning of the file; may be called again once the count is known."""
+    """Write the header at the start of the file; call it again once the count is known."""
     text = json.dumps({"format": FORMAT, **asdict(header)}).encode("ascii")
     file.seek(0)
     file.write(text.ljust(HEADER - 1) + b"\n")
@@ -54,8 +54,8 @@ def read_header(path: Path) -> Header:
     expected = HEADER + header.count * WIDTHS[header.dtype]
     if size != expected:
         raise CheckFailed(
-            f"{path} has {size:,} bytes, but its header promises {expected:,}: it was cut short, or"
-            " something was added",
+            f"{path} has {size:,} bytes, but its header promises {expected:,}: it was truncated, or"
+            " something was appended",
             "copy it again, or " + FIX,
         )
     return header

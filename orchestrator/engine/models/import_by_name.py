@@ -1,7 +1,7 @@
-"""Finding a user's own function by its name, package.module:function. Called by models, sources.
+"""Find a user's own function by its name, package.module:function.
 
-A name that leads nowhere is told in words. What the user's own code raises passes through as it is:
-its stack trace is what the user needs then.
+A wrong name is an error with its reason. An exception of the user's own code passes through
+unchanged, because its stack trace is what the user needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.errors import UsageError, nearest
 
 
 def function(key: str, target: str) -> Callable[..., Any]:
-    """What the config's `key` names; it is looked for in the working directory first."""
+    """Return the function that the config's `key` names; the working directory comes first."""
     name, _, attribute = target.partition(":")
     if not name or not attribute:
         raise UsageError(
@@ -49,19 +49,19 @@ def imported(key: str, target: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if name != missing and not name.startswith(f"{missing}."):
-            raise  # it was found, and what it imports itself was not
+            raise  # the module exists; something that it imports does not
         raise UsageError(
             f"{key} is {target!r}, but there is no module {missing!r}",
-            f"it is looked for in {here} and where {sys.executable} finds its packages",
+            f"looked in {here} and where {sys.executable} finds its packages",
         ) from None
 
 
 def call(key: str, target: str, args: Mapping[str, Any], **more: Any) -> Any:
-    """The named function's result; `args` come from the config, `more` from the engine."""
+    """Call the named function; `args` come from the config, `more` from the engine."""
     found = function(f"{key}.target", target)
     try:
         signature = inspect.signature(found)
-    except ValueError:  # some builtins do not tell
+    except ValueError:  # some builtins have no signature
         return found(**args, **more)
     try:
         signature.bind(**args, **more)
@@ -79,6 +79,6 @@ def call(key: str, target: str, args: Mapping[str, Any], **more: Any) -> Any:
 
 
 def kind(thing: object) -> str:
-    """'a list', 'an int': for sentences about what a user's function gave back."""
+    """Return 'a list' or 'an int', for sentences about the result of a user's function."""
     name = type(thing).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -1,6 +1,6 @@
-"""How much of the communication is hidden behind computation, and who is slow: from Chrome traces.
+"""Find in Chrome traces how much communication computation hides, and which rank is slow.
 
-Called by profile.py at the end of a profile, and by hand on the traces of any torch.profiler:
+Used at the end of a profile, and by hand on the traces of any torch.profiler:
 `python -m orchestrator.engine.observe.overlap outputs/profile/rank_*.json.gz`.
 
 A trace of a GPU shows kernels: NCCL's are communication, all others compute. A trace of a CPU (as
@@ -42,7 +42,7 @@ def merge(intervals: Iterable[tuple[float, float]]) -> Intervals:
 
 
 def intersect(one: Intervals, other: Intervals) -> Intervals:
-    """Of two merged lists."""
+    """Intersect two merged lists."""
     both: Intervals = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -95,7 +95,7 @@ ARGS = ("Collective name", "Process Group Name", "rank")
 
 
 def read(path: Path) -> tuple[list[Event], int | None]:
-    """The events that matter, and the rank that the file names.
+    """Return the events that matter, and the rank that the file names.
 
     All others are dropped while the file is parsed: a tenth of the memory of the whole.
     """
@@ -160,12 +160,12 @@ def _span(event: Event) -> tuple[float, float]:
 
 
 def _is_nccl(name: str) -> bool:
-    """RCCL on AMD names its kernels like NCCL."""
+    """Return whether a kernel is NCCL's; RCCL on AMD uses the same names."""
     return "nccl" in name or "rccl" in name
 
 
 def _computing(events: Sequence[Event], gloo: set[Any]) -> Iterable[tuple[float, float]]:
-    """The operations that neither are, nor start, nor belong to a collective."""
+    """Return the operations that neither are, nor start, nor belong to a collective."""
     threads: defaultdict[Any, list[Event]] = defaultdict(list)
     for event in events:
         if event.kind == "cpu_op" and event.thread not in gloo:
@@ -189,7 +189,7 @@ def _computing(events: Sequence[Event], gloo: set[Any]) -> Iterable[tuple[float,
 
 
 def _collectives(events: Iterable[Event]) -> dict[str, Spans]:
-    """The same collective has the same name and place in the list on every rank of its group.
+    """List collectives: each has the same name and position on every rank of its group.
 
     NCCL's events name the group; gloo's do not, and all groups of a rank are one then.
     """
@@ -221,12 +221,12 @@ class Overlap:
 
     @property
     def communication(self) -> float:
-        """Part of the time, over all ranks."""
+        """Communication as a part of the time, over all ranks."""
         return self._sum("communication_ms") / (self._sum("window_ms") or 1)
 
     @property
     def hidden(self) -> float:
-        """Part of the communication, over all ranks."""
+        """Hidden communication as a part of all communication, over all ranks."""
         return self._sum("overlapped_ms") / (self._sum("communication_ms") or 1)
 
     def _sum(self, name: str) -> float:
@@ -264,7 +264,7 @@ def compare(ranks: Mapping[int, Rank]) -> Overlap:
 
 
 def summary(paths: Mapping[int, Path]) -> Overlap:
-    """Of one trace per rank."""
+    """Summarize one trace per rank."""
     return compare({number: of_rank(read(path)[0]) for number, path in paths.items()})
 
 
@@ -283,9 +283,9 @@ MOST = 16  # lines of the table
 
 
 def to_text(overlap: Overlap) -> str:
-    """A table in milliseconds per step, and what it means."""
+    """Format a table in milliseconds per step, and what it means."""
     numbers = list(overlap.ranks)
-    if len(numbers) > MOST:  # those for whom the others wait
+    if len(numbers) > MOST:  # those that the others wait for
         numbers = sorted(sorted(numbers, key=lambda number: overlap.waited_ms[number])[:MOST])
     lines = ["rank  " + "  ".join(f"{name:>9}" for name in (*COLUMNS, "waited")) + "  ms per step"]
     for number in numbers:
@@ -296,7 +296,7 @@ def to_text(overlap: Overlap) -> str:
         line = f"{number:>4}  " + "  ".join(f"{cell:>{max(9, len(n))}.1f}" for n, cell in row)
         lines.append(line + ("  slowest" if number == overlap.straggler else ""))
     if len(overlap.ranks) > MOST:
-        lines.append(f"      ... and {len(overlap.ranks) - MOST} more, who waited longer")
+        lines.append(f"      ... and {len(overlap.ranks) - MOST} more, which waited longer")
     return "\n".join([*lines, reading(overlap)])
 
 
@@ -320,7 +320,7 @@ def reading(overlap: Overlap) -> str:
 
 
 def as_data(overlap: Overlap) -> dict[str, Any]:
-    """For JSON."""
+    """Return the result for JSON."""
     ranks = {}
     for number, rank in overlap.ranks.items():
         data = asdict(rank)

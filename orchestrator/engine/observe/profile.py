@@ -1,7 +1,7 @@
-"""A Chrome trace per rank over some steps of the run, and a summary of what overlapped.
+"""Write a Chrome trace per rank over some steps of the run, and a summary of what overlapped.
 
-Called by train.py around its loop; config.profiling says when. outputs/profile then holds
-rank_RR.json.gz (for chrome://tracing or ui.perfetto.dev) and summary.json.
+config.profiling says when. outputs/profile then holds rank_RR.json.gz (for chrome://tracing or
+ui.perfetto.dev) and summary.json.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from orchestrator.errors import UsageError
 
 
 class Profile:
-    """`step()` after every step of the training. Costs nothing where profiling is not enabled."""
+    """Call `step()` after every training step; without profiling it costs nothing."""
 
     def __init__(
         self, profiling: Profiling, outputs: Path | None, ranks: Ranks, say: Callable[[str], None]
     ) -> None:
         self._profiling, self._ranks, self._say = profiling, ranks, say
-        # By hand, without an experiment, the current directory is all there is.
+        # Started by hand, without an experiment: use the current directory.
         self._directory = (outputs or Path()) / "profile"
         self._left = profiling.wait + profiling.warmup + profiling.active
         self._profiler: Any = None
@@ -60,7 +60,7 @@ class Profile:
     def step(self) -> None:
         if self._profiler is None:
             return
-        self._profiler.step()  # which, after the last one, stops the recording
+        self._profiler.step()  # after the last one this stops the recording
         self._left -= 1
         if not self._left:
             self._share(self._write())
@@ -69,13 +69,13 @@ class Profile:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._profiler is not None and kind is None:
-            self._say(f"the run ended {self._left} steps before those of its profile: no trace")
+            self._say(f"the run ended {self._left} steps before its profile was complete: no trace")
         # After an error the other ranks may be anywhere: nothing is shared.
         self._open.close()
 
     def _write(self) -> overlap.Rank | str:
-        """This rank's trace; what is wrong, if it cannot be written. Never an error: the training
-        goes on, and the other ranks wait to hear."""
+        """Write this rank's trace, or return why it cannot be written. Never raises: the training
+        goes on, and the other ranks wait for the answer."""
         name = f"rank_{self._ranks.rank:02d}.json"
         plain, packed = self._directory / f".{name}", self._directory / f".{name}.gz"
         try:
@@ -97,7 +97,7 @@ class Profile:
                     rest.unlink()
 
     def _share(self, own: overlap.Rank | str) -> None:
-        """Rank 0 hears from all, writes the summary and says it."""
+        """Gather all ranks' results on rank 0, which writes and prints the summary."""
         found: list[overlap.Rank | str | None] = [own]
         if self._ranks.world > 1:
             first = self._ranks.rank == 0
@@ -118,7 +118,7 @@ class Profile:
         self._say(overlap.to_text(together))
         if len(ranks) < self._ranks.world:
             missing = [str(n) for n, rank in enumerate(found) if n not in ranks]
-            self._say(f"without the ranks that could write no trace: {', '.join(missing)}")
+            self._say(f"it lacks the ranks that could not write a trace: {', '.join(missing)}")
 
     def _warn(self, text: str) -> None:
         sys.stderr.write(f"WARNING: {text}\n")

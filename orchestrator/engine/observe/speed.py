@@ -1,6 +1,6 @@
-"""What the hardware could do: the vendor's figure for a device, and a matmul on this very machine.
+"""The hardware's limits: the vendor's figure for a device, and a matmul measured on this machine.
 
-Called by train.py for the two MFUs of the metrics. A device that is not in the table has no MFU:
+The metrics' two MFUs are relative to these. A device that is not in the table has no MFU:
 borrowed figures are how 563% gets printed.
 """
 
@@ -65,7 +65,7 @@ DTYPES = {
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
-    """FLOP/s that the vendor states; None where the name is not known exactly."""
+    """Return the vendor's FLOP/s, or None if the name is not known exactly."""
     name = re.sub(r"^(NVIDIA|Tesla|AMD)\s+", "", device_name.strip())
     for pattern, figures in DEVICES.items():
         if re.fullmatch(pattern, name, re.IGNORECASE):
@@ -75,13 +75,13 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
 
 
 def matmul_dtype(precision: str) -> str:
-    """The column that counts for training.mixed_precision: fp32 is tf32 where that is allowed."""
+    """Return the column for training.mixed_precision: fp32 is tf32 where that is allowed."""
     allowed = torch.cuda.is_available() and torch.get_float32_matmul_precision() != "highest"
     return "tf32" if precision == "fp32" and allowed else precision
 
 
 def measured_matmul_flops(device: torch.device, dtype: str) -> float:
-    """FLOP/s of the best of several square matmuls here and now, in under 0.3 s.
+    """Measure the FLOP/s of the best of several square matmuls, in under 0.3 s.
 
     Vendor figures assume clocks that a power limit may not leave: 790 of 989 TFLOP/s were measured
     on an H200. Random numbers, because multiplying zeros draws less power and runs faster.
@@ -110,5 +110,5 @@ def _seconds(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor) -> 
 
 
 def mfu(flops_per_second: float, peak: float | None) -> float | None:
-    """Model FLOPs utilisation: the part of the peak that went into the model's own arithmetic."""
+    """Return the model FLOPs utilisation: the model's own arithmetic as a part of the peak."""
     return flops_per_second / peak if peak else None

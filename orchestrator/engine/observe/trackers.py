@@ -1,7 +1,7 @@
-"""TensorBoard, W&B and MLflow by name; imported only when asked for. Called by trainer.py.
+"""TensorBoard, W&B and MLflow by name, imported only when requested.
 
-Rank 0 alone talks to them. One that cannot be had is an error before training; one that fails later
-costs its curves and a warning, never the run.
+Only rank 0 uses them. One that cannot be imported is an error before training; one that fails
+later costs its curves and a warning, never the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 
 
 class Tracker(Protocol):
-    """What `trackers=` takes beside names: anything with these two."""
+    """Anything with these two methods; `trackers=` takes it as well as names."""
 
     def log(self, values: Mapping[str, float], step: int) -> None: ...
 
@@ -87,7 +87,7 @@ def module(package: str, name: str) -> Any:
 
 
 class Trackers:
-    """All that somebody asked for, on rank 0; on the other ranks, none."""
+    """All requested trackers on rank 0; none on the other ranks."""
 
     def __init__(
         self, wanted: Sequence[str | Tracker] | Mapping[str, Any], ranks: Ranks, say: Any
@@ -121,7 +121,7 @@ class Trackers:
             except Exception as error:  # noqa: BLE001 (the network, a server, a full disk)
                 self.all.remove(tracker)
                 name = type(tracker).__name__
-                self.say(f"WARNING: {name} fails and is left out from now on: {error}")
+                self.say(f"WARNING: {name} failed and is switched off from now on: {error}")
 
 
 def made(wanted: Sequence[str | Tracker] | Mapping[str, Any]) -> list[Tracker]:

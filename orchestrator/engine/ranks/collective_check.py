@@ -1,8 +1,8 @@
-"""Debug mode of the collectives: a mistake is explained where it would have been a deadlock.
+"""Debug mode of the collectives: explain a mistake that would otherwise be a deadlock.
 
 Before each collective every rank tells the others, through the process group's store, what it is
-about to enter and on which line. Nobody goes in before all have told, and the same. Called by
-collectives.py; ORCHESTRATOR_DEBUG_COLLECTIVES=1 or debug() switches it on.
+about to enter and on which line. None enters before all have announced the same.
+ORCHESTRATOR_DEBUG_COLLECTIVES=1 or debug() switches it on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d
 from orchestrator.errors import JobFailed, UsageError
 
 SWITCH = "ORCHESTRATOR_DEBUG_COLLECTIVES"
-LIMIT = 60.0  # seconds that a rank may come later than the others
+LIMIT = 60.0  # seconds that a rank may arrive later than the others
 POLL = 0.01
 OURS = str(Path(__file__).parents[2]) + os.sep
 ROLE = re.compile(r"\b(is_master_\w+|\w*rank\w*)\b", re.IGNORECASE)
@@ -34,11 +34,11 @@ ROLE = re.compile(r"\b(is_master_\w+|\w*rank\w*)\b", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Entry:
-    """What one rank is about to enter."""
+    """The collective that one rank is about to enter."""
 
-    what: str  # the collective, and what of it has to be the same on all ranks
+    what: str  # the collective, with the arguments that have to match on all ranks
     place: str  # the user's own line
-    guard: str  # the `if` about ranks that it stands under
+    guard: str  # the `if` about ranks around it
 
     def __str__(self) -> str:
         return f"{self.what} at {self.place}"
@@ -61,7 +61,7 @@ class _Room:
         self.number += 1
         keys = {rank: f"{self.number}/{rank}" for rank in range(self.world)}
         self.store.set(keys[self.rank], json.dumps(asdict(own)))
-        if self.number > 2:  # the one before tells where an absent rank was last
+        if self.number > 2:  # the previous one shows where an absent rank was last
             self.store.delete_key(f"{self.number - 2}/{self.rank}")
         deadline = time.monotonic() + seconds
         while not self.store.check(list(keys.values())):
@@ -92,10 +92,10 @@ class _Room:
             elif rank not in told:
                 where = f"the last it entered was {last[rank]}" if rank in last else "nor any other"
                 lines.append(f"  rank {rank}: has not entered it; {where}")
-        began = "only some ranks entered a collective, and would have waited for ever:"
+        began = "only some ranks entered a collective, and would have waited forever:"
         if not gone:
             began = f"after {seconds:g} s only some ranks have entered a collective:"
-        fix = f"{fix_of(told)}; if they only take longer, set {SWITCH} to more seconds"
+        fix = f"{fix_of(told)}; if they are only slower, set {SWITCH} to more seconds"
         return "\n".join([began, *lines, *guards_of(told)]), fix
 
     def _fail(self, what: str, fix: str) -> None:
@@ -108,7 +108,7 @@ _room: _Room | None = None
 
 
 def debug(limit: float | None = LIMIT) -> None:
-    """Switch the check on, with the seconds that ranks may be apart; or off, with None."""
+    """Switch the check on, with the seconds that ranks may be apart, or off, with None."""
     global _limit  # noqa: PLW0603  (one switch per process)
     if limit is not None and not limit > 0:
         raise UsageError(f"the limit of the debug mode is {limit}; it must be above 0")
@@ -116,7 +116,7 @@ def debug(limit: float | None = LIMIT) -> None:
 
 
 def limit() -> float:
-    """Seconds, or 0 where the check is off."""
+    """Return the limit in seconds, or 0 if the check is off."""
     if _limit is not None:
         return _limit
     text = os.environ.get(SWITCH, "").strip().lower()
@@ -131,7 +131,7 @@ def limit() -> float:
 
 
 def check(what: str) -> None:
-    """Before a collective of all ranks; raises the same words on all of them."""
+    """Check before a collective of all ranks; an error has the same text on all of them."""
     if seconds := limit():
         room().call(Entry(what, *here()), seconds)
 
@@ -144,19 +144,19 @@ def room() -> _Room:
     return _room
 
 
-# -- the words --------------------------------------------------------------------------------
+# -- the text ---------------------------------------------------------------------------------
 
 
 def different(told: Mapping[int, Entry]) -> tuple[str, str]:
     names = {entry.what.partition(" ")[0] for entry in told.values()}
-    began = "the ranks are in different collectives, and would have waited for ever:"
+    began = "the ranks are in different collectives, and would have waited forever:"
     if len(names) == 1:
-        began = f"the ranks call {names.pop()} with what does not fit together:"
+        began = f"the ranks call {names.pop()} with arguments that do not match:"
     return "\n".join([began, *lines_of(told), *guards_of(told)]), fix_of(told)
 
 
 def lines_of(told: Mapping[int, Entry]) -> list[str]:
-    """Ranks that do the same share a line."""
+    """Describe each entry in a line; ranks with the same one share it."""
     same: dict[str, list[int]] = {}
     for rank, entry in told.items():
         same.setdefault(str(entry), []).append(rank)
@@ -177,7 +177,7 @@ def fix_of(told: Mapping[int, Entry]) -> str:
 
 
 def here() -> tuple[str, str]:
-    """The user's own line, and the `if` about ranks that it stands under."""
+    """Return the user's own line, and the `if` about ranks around it."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back
@@ -198,5 +198,5 @@ def guard(source: Sequence[str], line: int, file: str) -> str:
             continue
         if node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
             where = f"{Path(file).name}:{line}"
-            return f"  {where} stands under `if {test}:` of line {node.lineno}"
+            return f"  {where} is under `if {test}:` in line {node.lineno}"
     return ""

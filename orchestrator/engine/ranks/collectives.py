@@ -1,8 +1,8 @@
-"""What a script asks of its ranks: who am I, wait for all, add up, collect, tell all.
+"""Collectives for users' scripts, public as orchestrator.distributed.
 
-For users, as orchestrator.distributed. Everything works in a plain `python script.py`, on one
-process and on many; under torchrun or master_launch the process group is set up where it is
-missing. No function changes its argument, and all give their result on every rank.
+Everything works in a plain `python script.py`, on one process and on many; under torchrun or
+master_launch the process group is set up if it is missing. No function changes its argument, and
+all return their result on every rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 OPS = {
     "sum": dist.ReduceOp.SUM,
-    "mean": dist.ReduceOp.SUM,  # gloo has no AVG; divided here
+    "mean": dist.ReduceOp.SUM,  # gloo has no AVG: divide here
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
     "product": dist.ReduceOp.PRODUCT,
@@ -37,7 +37,7 @@ OPS = {
 
 
 class NodeInfo(TypedDict):
-    """This process among all."""
+    """The place of this process among all processes of the job."""
 
     rank: int
     world_size: int
@@ -53,7 +53,7 @@ class NodeInfo(TypedDict):
 
 
 def setup_distributed(backend: str | None = None, timeout: float = 600.0) -> NodeInfo:
-    """Join the process group that the environment describes; a group of one without any."""
+    """Join the process group that the environment describes, or be a group of one."""
     chosen = choose_backend(backend)
     if dist.is_initialized():
         return get_node_info()
@@ -73,7 +73,7 @@ def cleanup_distributed() -> None:
 
 
 def choose_backend(wanted: str | None = None) -> str:
-    """nccl between GPUs, gloo between CPUs; or the one asked for, if it can work here."""
+    """Return nccl for GPUs, gloo for CPUs, or the requested backend if it can work here."""
     gpu = torch.cuda.is_available()
     if wanted is None:
         return "nccl" if gpu and dist.is_nccl_available() else "gloo"
@@ -83,7 +83,7 @@ def choose_backend(wanted: str | None = None) -> str:
     if wanted == "mpi" and not dist.is_mpi_available():
         raise CheckFailed(
             f"the backend is mpi, but this torch ({torch.__version__}) was built without MPI, as"
-            " all that pip installs are",
+            " every torch from pip is",
             "use nccl or gloo, or build torch from source where MPI is installed",
         )
     return wanted
@@ -93,7 +93,7 @@ def choose_backend(wanted: str | None = None) -> str:
 
 
 def get_node_info() -> NodeInfo:
-    """As the process group has it; before there is one, as the environment says."""
+    """Describe this process by the process group, or by the environment before there is one."""
     joined = dist.is_initialized()
     rank = dist.get_rank() if joined else _number("RANK", 0)
     world = dist.get_world_size() if joined else _number("WORLD_SIZE", 1)
@@ -112,12 +112,12 @@ def get_node_info() -> NodeInfo:
 
 
 def is_master_process() -> bool:
-    """Rank 0, of which there is one. Never call a collective under it: the others would not."""
+    """Return whether this is rank 0. Never call a collective under it: the others would not."""
     return get_node_info()["rank"] == 0
 
 
 def is_master_node() -> bool:
-    """Every rank of node 0."""
+    """Return whether this rank is on node 0."""
     return get_node_info()["node_rank"] == 0
 
 
@@ -139,9 +139,9 @@ def barrier() -> None:
 
 
 def all_reduce_tensor(tensor: Tensor, op: str = "sum") -> Tensor:
-    """The element-wise sum, mean, max, min or product over all ranks.
+    """Return the element-wise sum, mean, max, min or product over all ranks.
 
-    A mean of whole numbers is a floating-point tensor; true and false are counted by sum and mean.
+    The mean of whole numbers is a floating-point tensor; sum and mean count true as 1.
     """
     one_of("op", op, tuple(OPS))
     own = _own(tensor)
@@ -159,7 +159,7 @@ def all_reduce_tensor(tensor: Tensor, op: str = "sum") -> Tensor:
 
 
 def gather_tensors(tensor: Tensor) -> list[Tensor]:
-    """The tensors of all ranks, by rank, on every rank; their shapes may differ."""
+    """Return all ranks' tensors, in order of rank, on every rank; their shapes may differ."""
     own = _own(tensor)
     if not _together(f"gather_tensors of {own.dtype}"):
         return [own.clone()]
@@ -168,7 +168,7 @@ def gather_tensors(tensor: Tensor) -> list[Tensor]:
         if dtype != told[0][1]:
             raise UsageError(
                 f"gather_tensors: rank 0 has {told[0][1]}, rank {rank} has {dtype}",
-                "bring them to one dtype before",
+                "convert them to one dtype first",
             )
     sizes = [math.prod(shape) for shape, _ in told]
     padded = own.new_zeros(max(sizes))
@@ -181,7 +181,7 @@ def gather_tensors(tensor: Tensor) -> list[Tensor]:
 
 
 def broadcast_object(value: T, src: int = 0) -> T:
-    """What rank `src` has, on every rank: anything that pickle takes."""
+    """Return the object of rank `src` on every rank; it can be anything that pickle takes."""
     world = get_node_info()["world_size"]
     if not 0 <= src < world:
         raise UsageError(f"src is {src}, but the ranks are 0 to {world - 1}")
@@ -192,7 +192,7 @@ def broadcast_object(value: T, src: int = 0) -> T:
 
 
 def _together(what: str) -> bool:
-    """Whether there is anybody to talk to; in debug mode, all of them are there when it returns."""
+    """Return whether there are other ranks; in debug mode, wait until all are here."""
     if not dist.is_initialized():
         if get_node_info()["world_size"] == 1:
             return False

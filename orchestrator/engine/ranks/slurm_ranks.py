@@ -1,4 +1,4 @@
-"""Who started this rank: torchrun, which tells torch all it needs, or Slurm."""
+"""Turn a task of srun into a rank; torchrun's ranks already have all that torch needs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from orchestrator.errors import CheckFailed
 
 
 def take_place() -> None:
-    """A task of srun's becomes a rank; whatever torchrun or a user has set is left as it is."""
+    """Turn a task of srun into a rank; keep whatever torchrun or the user has set."""
     if "RANK" in os.environ:
         return
     task = slurm_environment.task(os.environ)
     if task is None:
         tasks = slurm_environment.alone_by_mistake(os.environ)
         if tasks:
-            tell(f"this is one process of its own; srun before python starts all {tasks} tasks")
+            tell(f"this process runs alone; to start all {tasks} tasks, put srun before python")
         return
     found = slurm_environment.variables(task, os.environ)
     if task.world > 1:
@@ -33,7 +33,7 @@ def take_place() -> None:
 
 
 def address_of(host: str) -> str:
-    """As the network knows it; where only Slurm knows the name of a node, as Slurm says."""
+    """Return the host's name, or the address that Slurm has for a name only it knows."""
     try:
         socket.getaddrinfo(host, None)
         return host

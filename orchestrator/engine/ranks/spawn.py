@@ -1,8 +1,8 @@
-"""Trainer.launch: a function in several processes of this machine, and its results back.
+"""Trainer.launch: run a function in several processes on this machine and return its results.
 
-Each process is a Python of its own, so a notebook that has used CUDA may launch, and nothing that
-the notebook's threads hold is inherited half. Functions travel by cloudpickle. A process ends when
-the pipe from its parent does, whatever became of the parent.
+Each process is a fresh Python, so a notebook that has used CUDA may launch, and no half-held lock
+of the notebook's threads is inherited. Functions are sent with cloudpickle. A process ends when
+the pipe from its parent does, whatever happened to the parent.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def packed(what: Any) -> bytes:
     except Exception as error:
         raise UsageError(
             f"the function cannot be sent to other processes: {error}",
-            "make models, data and files inside of it",
+            "create models, data and files inside it",
         ) from error
     return blob
 

@@ -1,4 +1,4 @@
-"""torchrun for the fast start: what `python -m torch.distributed.run` runs, sooner ready.
+"""torchrun for the fast start: like `python -m torch.distributed.run`, but ready sooner.
 
 Stands alone: the ranks are forked from this process, so it imports nothing of ours.
 """
@@ -12,14 +12,14 @@ import socket
 import sys
 import time
 
-PATIENCE = 60.0  # for the master to listen; after that torchrun goes on waiting in its own way
+PATIENCE = 60.0  # seconds to wait for the master; after that torchrun itself goes on waiting
 
 
 def main() -> None:
     sys.path[0] = os.getcwd()  # as -m has it
     gc.disable()  # importing torch makes a million objects, none of them garbage: 0.1 s of 0.9
     torchrun = importlib.import_module("torch.distributed.run")
-    gc.freeze()  # forked ranks share these pages for as long as nobody touches them
+    gc.freeze()  # forked ranks share these pages until one of them writes to them
     gc.enable()
     options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
     if options["--node-rank"] != "0":
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def wait_for(address: str, port: int) -> None:
-    """Until the master's agent listens: refused once, torchrun tries again half a second later."""
+    """Wait until the master's agent listens; torchrun, refused once, waits half a second more."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:

@@ -1,4 +1,4 @@
-"""One job's log on one node: the output of all its ranks in one file, and whose bytes stand where.
+"""One job's log on one node: the output of all its ranks in one file, and which bytes are whose.
 
 `log` holds the bytes as they were printed, whole lines at a time where a line ends soon enough.
 `ranks` holds lines "<offset> <stream>": from there on the bytes are that stream's. Both only grow,
@@ -16,7 +16,7 @@ LAST = 1 << 15  # a crash dump lists the stacks of many threads
 
 
 class Partial:
-    """The beginning of a line whose end has not come yet."""
+    """The beginning of a line whose end has not arrived yet."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -51,7 +51,7 @@ class JobLog:
             partial.since = time.monotonic()
 
     def flush(self, *, everything: bool = False) -> float | None:
-        """Write beginnings that waited long enough; seconds until the next one is due, or None."""
+        """Write partial lines that waited long enough; return when the next is due, or None."""
         now = time.monotonic()
         due = None
         for stream, partial in self.partials.items():
@@ -66,7 +66,7 @@ class JobLog:
         return due
 
     def _write(self, stream: str, data: memoryview) -> None:
-        """The job matters more than its log: it goes on, and a gap is said as soon as it can be."""
+        """Write if possible: the job goes on without its log, and a gap is reported later."""
         if self.lost:
             words = f"\norchestrator: {self.lost} bytes of output were lost here: {self.trouble}\n"
             if self._append(stream, memoryview(words.encode())) < len(words.encode()):
@@ -76,7 +76,7 @@ class JobLog:
         self.lost += len(data) - self._append(stream, data)
 
     def _append(self, stream: str, data: memoryview) -> int:
-        """How many of the bytes could be written. What is said of them is written before."""
+        """Append bytes, after their record in `ranks`; return how many could be written."""
         try:
             self._write_record()
             if stream != self.stream:

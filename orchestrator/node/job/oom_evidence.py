@@ -1,4 +1,4 @@
-"""What this machine knows of a rank's end that its exit code does not tell. For the supervisor."""
+"""Evidence about a rank's end that its exit code does not show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORDS = 4000  # characters of a rank's last ones, before a dump of its stacks an
 
 
 class Evidence:
-    """Counters as they were when the job began, to be compared with what they are now."""
+    """Counters as they were when the job began, to compare with their present values."""
 
     def __init__(self) -> None:
         self.before = oom_kills()
@@ -25,7 +25,7 @@ class Evidence:
 
 
 def oom_kills() -> dict[str, int]:
-    """file -> how many processes the kernel's out-of-memory killer has ended, as that file counts.
+    """Return file -> how many processes the kernel's out-of-memory killer ended, by its count.
 
     /proc/vmstat counts for the whole machine; where it does not (before Linux 4.13, or hidden from
     a container) the control group's own count is there.
@@ -57,7 +57,7 @@ def is_full(path: str) -> bool:
 
 
 def last_words(said: bytes) -> str:
-    """Of all that was said last: what stands before a dump of the stacks, and its beginning."""
+    """Return the last output before a dump of the stacks, and the dump's beginning."""
     text = said.decode("utf-8", "replace")
     start = text.rfind("Fatal Python error")
     if start < 0:

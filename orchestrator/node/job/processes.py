@@ -1,4 +1,4 @@
-"""Which processes belong to a job on this node, and how to end exactly those.
+"""Find the processes of a job on this node, and end exactly those.
 
 A process is ours when its environment carries the job's tag, or when it descends from the job's
 supervisor (a child may have scrubbed its environment). A PID alone is never trusted: every signal
@@ -16,14 +16,14 @@ from orchestrator.node.job.run_directory import JOB_NAME
 
 class Process(NamedTuple):
     pid: int
-    started: int  # clock ticks since boot: with the PID, this names one process for ever
+    started: int  # clock ticks since boot: with the PID, this identifies one process forever
     parent: int
     state: str
     name: str
 
 
 def look(pid: int) -> Process | None:
-    """The process behind a PID now, or None."""
+    """Return the process that has a PID now, or None."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode("utf-8", "replace")
@@ -46,7 +46,7 @@ def everyone() -> dict[int, Process]:
 
 
 def environment(pid: int) -> set[bytes]:
-    """The environment a process was started with; empty where we may not look."""
+    """Return the environment a process was started with; empty if we may not look."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return set(file.read().split(b"\0"))
@@ -55,11 +55,11 @@ def environment(pid: int) -> set[bytes]:
 
 
 def of_job(job: str, node: int, supervisor: int = 0) -> list[Process]:
-    """All living processes of one job on one node, the supervisor itself not among them."""
+    """Return all living processes of one job on one node, except the supervisor itself."""
     tags = {f"ORCHESTRATOR_JOB={job}".encode(), f"NODE_RANK={node}".encode()}
     processes = everyone()
     roots = {pid for pid in processes if tags <= environment(pid)}
-    # What descends from them is theirs even if it gave up its session and its environment.
+    # A descendant belongs to the job even if it left its session and cleared its environment.
     ours = roots | _descendants(processes, roots | ({supervisor} if supervisor else set()))
     return [
         process
@@ -71,7 +71,7 @@ def of_job(job: str, node: int, supervisor: int = 0) -> list[Process]:
 
 
 class Tagged(NamedTuple):
-    """A job, as its processes' environment tells of it."""
+    """A job, as found in the environment of its processes."""
 
     job: str
     node: int
@@ -80,7 +80,7 @@ class Tagged(NamedTuple):
 
 
 def tagged_jobs() -> set[Tagged]:
-    """Of every process that we may look into, wherever its files are."""
+    """Find the jobs of all processes that we may look into, wherever their files are."""
     found = set()
     for pid in everyone():
         tags = dict(entry.partition(b"=")[::2] for entry in environment(pid))
@@ -95,7 +95,7 @@ def tagged_jobs() -> set[Tagged]:
 def _owner(pid: int) -> int:
     try:
         return os.stat(f"/proc/{pid}").st_uid
-    except OSError:  # it ended meanwhile
+    except OSError:  # it has ended in the meantime
         return -1
 
 

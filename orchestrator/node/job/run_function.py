@@ -1,7 +1,7 @@
-"""What every rank of Cluster.run runs: the function that came with the job.
+"""The program of every rank of Cluster.run: it calls the function that came with the job.
 
-What it returns, or the exception that ended it, goes home among the outputs. Stands alone, like
-rank.py: it shares a process with the user's code.
+The function's result, or the exception that ended it, goes back among the outputs. This file
+imports nothing of ours, like rank.py: it shares a process with the user's code.
 """
 
 from __future__ import annotations
@@ -37,23 +37,25 @@ def keep(cloudpickle: Any, result: Any) -> None:
     except Exception as error:  # noqa: BLE001  it is the user's own object
         kind = type(result).__name__
         raise TypeError(
-            f"what it returned cannot be sent home: {error} (a {kind}; return numbers, strings,"
+            f"its result cannot be sent back: {error} (a {kind}; return numbers, strings,"
             " tensors, or lists and dicts of them)"
         ) from None
 
 
 def keep_error(cloudpickle: Any, error: Exception) -> None:
-    """The exception itself, where it comes out of a pickle as it went in; else its words do."""
+    """Send the exception back if a pickle reproduces its type; else its text has to do."""
     try:
         data = cloudpickle.dumps(error)
         if type(pickle.loads(data)) is type(error):
             write("error", lambda file: file.write(data))
     except Exception as worse:  # noqa: BLE001  it is the user's own object, and theirs is the news
-        sys.stderr.write(f"orchestrator: this {type(error).__name__} stays here: {worse}\n")
+        sys.stderr.write(
+            f"orchestrator: this {type(error).__name__} cannot be sent back: {worse}\n"
+        )
 
 
 def write(kind: str, fill: Any) -> None:
-    """A whole file or none."""
+    """Write a whole file or none."""
     place = os.path.join(os.environ["ORCHESTRATOR_EXPERIMENT"], "outputs", "results")
     os.makedirs(place, mode=0o700, exist_ok=True)
     name = f"rank_{os.environ['RANK']}.{kind}"
