@@ -107,7 +107,7 @@ def task(environ: Mapping[str, str]) -> Task | None:
         raise half(f"srun started this process, but {' and '.join(missing)} is not set")
     bad = [f"{name}={environ[name]}" for name in TASK if not environ[name].isdigit()]
     if bad:
-        raise half(f"{' and '.join(bad)} is no number")
+        raise half(f"{' and '.join(bad)} is not a number")
     rank, local, node, world = (int(environ[name]) for name in TASK)
     if rank >= world:
         raise half(f"SLURM_PROCID is {rank} and SLURM_STEP_NUM_TASKS only {world}")

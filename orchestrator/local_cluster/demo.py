@@ -125,7 +125,7 @@ def listed_port(size: int) -> int:
             try:
                 listener.bind((address, port))
             except OSError as error:
-                say(f"port {port} of {NODES} cannot be had ({error.strerror}): using another")
+                say(f"port {port} of {NODES} is not available ({error.strerror}): using another")
                 return 0
     return port
 

@@ -51,12 +51,12 @@ def sshd_program() -> str:
             "install it: apt-get install openssh-server (dnf install openssh-server)",
         )
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # a boot script makes it elsewhere
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # elsewhere a boot script makes it
     return program
 
 
 def sshd_config(address: str, port: int, directory: Path, environment: Mapping[str, str]) -> str:
-    """The configuration of one sshd whose keys, log and pid file live in `directory`."""
+    """Return the configuration of one sshd whose keys, log and pid file are in `directory`."""
     return CONFIG.format(
         port=port,
         address=address,
@@ -67,7 +67,7 @@ def sshd_config(address: str, port: int, directory: Path, environment: Mapping[s
 
 
 def client_config(port: int, key: Path, known_hosts: Path, user: str) -> str:
-    """A file for `ssh -F` that reaches the nodes by address and never asks."""
+    """Return a file for `ssh -F` that reaches the nodes by address and never asks."""
     return (
         f"Host *\n    User {user}\n    Port {port}\n    BatchMode yes\n    IdentitiesOnly yes\n"
         f'    IdentityFile "{key}"\n    UserKnownHostsFile "{known_hosts}"\n'
@@ -96,7 +96,7 @@ def write_key(path: Path) -> str:
 
 
 def penalty_options(program: str, config: Path) -> list[str]:
-    """Since 9.8 sshd shuts out an address that failed often; here one address is everyone."""
+    """Disable sshd's penalties (since 9.8) for an address that failed often: all share one."""
     option = ["-o", "PerSourcePenalties=no"]
     known = subprocess.run(
         [program, "-t", "-f", str(config), *option], capture_output=True, check=False
@@ -105,7 +105,7 @@ def penalty_options(program: str, config: Path) -> list[str]:
 
 
 def free_port(addresses: Iterable[str]) -> int:
-    """A port that is free on every one of `addresses`."""
+    """Return a port that is free on all of `addresses`."""
     for _ in range(20):
         port = 0
         held: list[socket.socket] = []
@@ -130,7 +130,7 @@ def await_banner(
     log: Path,
     seconds: float = START_SECONDS,
 ) -> None:
-    """Return once an sshd speaks at the address; raise what it said if it ended instead."""
+    """Return once an sshd answers at the address; raise its last message if it ended instead."""
     deadline = time.monotonic() + seconds
     while not ended() and time.monotonic() < deadline:
         try:
@@ -138,7 +138,7 @@ def await_banner(
                 if link.recv(4) == b"SSH-" and not ended():
                     return
         except OSError:
-            time.sleep(0.005)  # it is not bound yet, and nothing tells when it is
+            time.sleep(0.005)  # not bound yet, and there is no event to wait for
     said = log.read_text(errors="replace").strip() if log.exists() else ""
     if "already in use" in said:
         raise CheckFailed(
@@ -150,18 +150,18 @@ def await_banner(
 
 
 def account() -> str:
-    """The name to log in by: that of the user id which runs this, whatever $USER says."""
+    """Return the name to log in with: the current user id's, whatever $USER says."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         raise CheckFailed(
-            f"user id {os.geteuid()} has no account, and sshd lets nobody in without one",
+            f"user id {os.geteuid()} has no account, and sshd accepts no login without one",
             "add a line for it to /etc/passwd (containers started with --user often lack it)",
         ) from None
 
 
 def _locked_account() -> bool:
-    """Root with a locked password ('!') gets in by key only where PAM, not sshd, looks at it."""
+    """Return whether the password is locked ('!'): root then gets in by key only with PAM."""
     shadow = Path("/etc/shadow")
     if os.geteuid() != 0 or not shadow.exists():
         return False

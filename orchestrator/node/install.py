@@ -23,7 +23,7 @@ def install(digest, size, nonce):
         if not os.path.isdir(library):
             unpack(json.loads(zlib.decompress(blob)), library)
         if os.stat(library).st_uid != os.getuid():
-            refuse(nonce, "its %s belongs to somebody else" % library)
+            refuse(nonce, "its %s belongs to another user" % library)
         os.utime(library)  # those that nobody used for a while are pruned
     except OSError as error:
         refuse(nonce, "its %s cannot be written: %s" % (home, error.strerror))

@@ -92,7 +92,7 @@ def test_disabled_it_does_nothing(tmp_path: Path) -> None:
 def test_a_run_that_ends_early_says_so(tmp_path: Path) -> None:
     said: list[str] = []
     assert run(WANTED, tmp_path, 3, said, alone()) == []
-    assert said == ["the run ended 1 steps before those of its profile: no trace"]
+    assert said == ["the run ended 1 steps before its profile was complete: no trace"]
     assert not list(tmp_path.iterdir())
 
 

@@ -113,7 +113,7 @@ def test_no_task_outside_of_srun() -> None:
         ({"SLURM_LOCALID": None}, "SLURM_LOCALID is not set"),
         ({"SLURM_STEP_NUM_TASKS": None}, "SLURM_STEP_NUM_TASKS is not set"),
         ({"SLURM_STEP_NODELIST": None}, "SLURM_STEP_NODELIST is not set"),
-        ({"SLURM_NODEID": "x"}, "SLURM_NODEID=x is no number"),
+        ({"SLURM_NODEID": "x"}, "SLURM_NODEID=x is not a number"),
         ({"SLURM_PROCID": "4"}, "SLURM_PROCID is 4 and SLURM_STEP_NUM_TASKS only 4"),
         ({"SLURM_STEP_NODELIST": "n["}, "SLURM_STEP_NODELIST cannot be read"),
     ],

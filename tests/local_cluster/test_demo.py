@@ -143,7 +143,7 @@ def test_a_taken_port_is_no_obstacle(
         other.bind(("127.0.0.3", port))
         other.listen()
         assert demo.listed_port(2) == 0
-    assert f"port {port} of node_ip_list.txt cannot be had" in capsys.readouterr().out
+    assert f"port {port} of node_ip_list.txt is not available" in capsys.readouterr().out
     (place / "node_ip_list.txt").write_text("10.0.0.1:22022\n10.0.0.2\n")
     assert demo.listed_port(2) == 0
     (place / "node_ip_list.txt").write_text("slots=what\n")

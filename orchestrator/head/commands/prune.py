@@ -207,7 +207,9 @@ def opened(options: Mapping[str, Any]) -> Iterator[int | None]:
 
 def agreed(options: Mapping[str, Any]) -> bool:
     if not sys.stdin.isatty():
-        raise UsageError("nothing was removed: nobody can be asked here", "add --yes to mean it")
+        raise UsageError(
+            "nothing was removed: there is no terminal to ask on", "add --yes to mean it"
+        )
     where = ", here and on their nodes" if options["on_nodes"] else ""
     sys.stderr.write(f"remove them{where}? [y/N] ")
     sys.stderr.flush()
@@ -274,7 +276,7 @@ def noted(plan: PrunePlan, name: str) -> Iterator[None]:
     except InTheWay as why:
         plan.spared[name] = str(why)
     except FileNotFoundError:
-        plan.spared[name] = "somebody else has removed it"
+        plan.spared[name] = "another process has removed it"
     except OSError as error:
         plan.failed[name] = f"{error.strerror}, in {shown(plan.directory)}"
 

@@ -243,7 +243,7 @@ def quote(word: str) -> str:
 def why_no_server(noise: bytes, errors: str) -> tuple[str, str]:
     said = (errors or noise.decode(errors="replace").strip())[-300:]
     if b"no-python-here" in noise:
-        return "there is no such python", "name one with python=/path behind the node in the list"
+        return "there is no such python", "name one with python=/path after the node in the list"
     if said.startswith("srun: "):
         return f"Slurm starts no step there: {said}", "look at: squeue, scontrol show node"
     return (

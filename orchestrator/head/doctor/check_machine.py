@@ -64,7 +64,7 @@ def sick(case: Case) -> Iterator[Finding]:
                 yield Finding("gpus", WARN, (node.name,), what, "reboot the node")
             if gpu.pcie_width and gpu.pcie_width_most and gpu.pcie_width < gpu.pcie_width_most:
                 what = f"{who}: PCIe x{gpu.pcie_width} of x{gpu.pcie_width_most}"
-                yield Finding("gpus", WARN, (node.name,), what, "seat the card anew")
+                yield Finding("gpus", WARN, (node.name,), what, "reseat the card")
         for xid in checkup.xids or ():
             if xid.xid in FATAL_XIDS:
                 what = f"{node.name}: Xid {xid.xid} at {xid.pci}, {xid.count} times: {xid.words}"
@@ -162,7 +162,7 @@ def limits(case: Case) -> Iterator[Finding]:
             pinned.setdefault((memlock, level), []).append(node.name)
         if nofile != -1 and nofile < NOFILE_LEAST:
             files.setdefault(nofile, []).append(node.name)
-    there = "as root there, in /etc/security/limits.conf; then log in anew"
+    there = "as root there, in /etc/security/limits.conf; then log in again"
     for (limit, level), names in pinned.items():
         what = f"memlock is {memory(limit)} on {listed(names)}, and RDMA pins more"
         yield Finding("limits", level, tuple(names), what, f"'* - memlock unlimited', {there}")

@@ -107,14 +107,12 @@ def reading(ranks: Sequence[StuckRank]) -> str:
         if len({one.waits[group][1] for one in waiting if group in one.waits}) > 1:
             return f"the ranks are in different collectives: {places(waiting, group)}"
     if not waiting and len({one.where for one in ranks}) == 1 and ranks:
-        return f"all ranks stand at the same place: {ranks[0].where or 'unknown'}"
+        return f"all ranks are at the same place: {ranks[0].where or 'unknown'}"
     if waiting and len(waiting) == len(ranks):
         number, name, _ = next(iter(waiting[0].waits.values()))
-        return (
-            f"all ranks are in {name} #{number}: the network between them, or a GPU, stands still"
-        )
+        return f"all ranks are in {name} #{number}: the network between them, or a GPU, is stuck"
     idle = [one for one in ranks if not one.waits]
-    return f"no rank goes on; {names(idle[:1])}: {doing(idle[0])}"
+    return f"no rank makes progress; {names(idle[:1])}: {doing(idle[0])}"
 
 
 def names(ranks: Sequence[StuckRank]) -> str:
@@ -131,7 +129,7 @@ def doing(one: StuckRank) -> str:
         )
     if one.state == "D":
         return f"it waits in the kernel (a disk or a network file system), at {one.where}"
-    return f"it is in {one.where}" if one.where else "where it is cannot be told"
+    return f"it is in {one.where}" if one.where else "where it is cannot be seen"
 
 
 def places(ranks: Sequence[StuckRank], group: str) -> str:

@@ -24,7 +24,7 @@ def check(request: Request, reached: Sequence[Reached], say: Callable[[str], Non
     if found.bad:
         raise CheckFailed(
             f"the nodes are not fit; nothing was started\n\n{to_text(found)}",
-            "mend it, or start all the same: --no-check",
+            "fix it, or skip this check with --no-check",
         )
     for one in found.findings:
         if one.level == WARN and one.check not in examination.OF_OTHERS:

@@ -272,7 +272,7 @@ def changed(by: Accelerate, machines: Machines) -> list[str]:
         said.append("distributed_type MULTI_CPU would need mpirun: torchrun starts the ranks")
     backend = by.keys.get("rdzv_backend") or "static"
     if backend != "static":
-        said.append(f"rdzv_backend {backend} would number the nodes anew: static keeps their order")
+        said.append(f"rdzv_backend {backend} would renumber the nodes: static keeps their order")
     if by.keys.get("same_network") is False and len(machines.counts) > 1:
         said.append("same_network: false: all nodes meet at the master's address, as with true")
     ip = by.keys.get("main_process_ip")

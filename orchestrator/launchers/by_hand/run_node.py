@@ -190,8 +190,8 @@ def check_master(mine: Part, reached: Reached, address: str) -> None:
             "set MASTER_PORT to another one, the same on all nodes",
         )
     jobs.say(
-        f"MASTER_ADDR {mine.master} is no address of this machine ({', '.join(own)}): right behind"
-        " NAT, else NODE_RANK=0 belongs on another machine"
+        f"MASTER_ADDR {mine.master} is not an address of this machine ({', '.join(own)}): fine"
+        " behind NAT, otherwise NODE_RANK=0 belongs on another machine"
     )
 
 

@@ -83,7 +83,7 @@ def nvidia_memory() -> dict[int, str]:
     if program is None:
         return {}
     if os.stat("/proc/self/ns/pid").st_ino != MACHINE_PIDS:
-        raise OSError("this is a container, and nvidia-smi tells the PIDs of its machine")
+        raise OSError("this is a container, and nvidia-smi shows the PIDs of its host")
     text = output([program, *NVIDIA])
     rows = (line.split(",") for line in text.splitlines())
     found = {}

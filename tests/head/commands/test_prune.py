@@ -180,7 +180,7 @@ def days(root: Path) -> str:
 def test_it_shows_and_asks_nobody_where_nobody_is(root: Path, typed: Typed) -> None:
     code, out, err = typed("--keep", "1")
     assert code == 2
-    assert "nobody can be asked" in err and "--yes" in err
+    assert "no terminal to ask on" in err and "--yes" in err
     lines = out.splitlines()
     assert lines[0].split() == ["experiment", "state", "when", "size"]
     assert lines[1].split()[:4] == ["m_20260102_000000", "done", "2026-01-02", "00:00"]

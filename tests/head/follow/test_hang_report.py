@@ -70,7 +70,7 @@ def rank(
         ([rank(0, "all_reduce #7"), rank(1, "all_reduce #7")], None, "all ranks are in all_reduce"),
         ([rank(0, "all_reduce #7"), rank(1, entered=6, state="T")], 1, "it is stopped (SIGSTOP"),
         ([rank(0, "all_reduce #7"), rank(1, entered=6, state="D")], 1, "it waits in the kernel"),
-        ([rank(0), rank(1)], None, "no rank goes on"),
+        ([rank(0), rank(1)], None, "no rank makes progress"),
         ([], None, "no rank has started: every torchrun waits for the others"),
     ],
 )  # fmt: skip
