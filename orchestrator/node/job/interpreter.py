@@ -1,0 +1,66 @@
+"""What a rank does to the interpreter that no public function does: all of it is in this file.
+
+It calls private functions of CPython, so each is tested against `python program`, on every version
+of it there is (tests/node/job/test_interpreter.py, test_rank.py). Imports nothing of ours: rank.py
+loads it by its path, into the process of the user's program.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import io
+import runpy
+import sys
+import threading
+import weakref
+
+BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+
+
+def end_threads_and_exit_functions() -> None:
+    """Wait for threads and call what atexit has, as the interpreter does at its end."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    with contextlib.suppress(BaseException):  # printed; before Python 3.10 also raised
+        atexit._run_exitfuncs()
+
+
+def forget_the_parent() -> None:
+    """Drop what a fork inherits from torchrun's agent and a program of its own would not have."""
+    from multiprocessing import process, set_start_method
+
+    # Else set_start_method("spawn") fails, and the main process is not called MainProcess.
+    set_start_method(None, force=True)
+    process.current_process().name = "MainProcess"
+    process._parent_process = None  # type: ignore[attr-defined]
+    atexit.unregister(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # the agent's temporary files are not ours to remove
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()  # else all ranks of a node would draw the same numbers
+
+
+def finalize_objects() -> None:
+    """Do what os._exit leaves out: finalize objects, write files that were never closed."""
+    if threading.active_count() == 1:  # a daemon thread would trip over what is missing
+        names = vars(sys.modules["__main__"])
+        names.update(dict.fromkeys(set(names) - {"__builtins__"}))
+    gc.collect()
+    frozen = [sys.__stdout__, sys.__stderr__]  # gc does not know these two
+    for file in (*frozen, *(thing for thing in gc.get_objects() if type(thing) in BUFFERED)):
+        if file is not None and not file.closed and file.writable():
+            file.flush()
+
+
+def buffer_lines() -> None:
+    """As on a terminal: whole lines leave in one write, so lines of two threads do not tear."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+
+
+def run_module(name: str, *, alter_argv: bool) -> None:
+    """Run a module as the interpreter does for -m; run_module() of runpy restores __main__."""
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]

@@ -1,0 +1,102 @@
+"""Each private function of CPython that a rank uses does what it is used for, on this version."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from orchestrator.node.job import interpreter
+from tests.node.running import PYTHON
+
+PATH = Path(interpreter.__file__)
+LOAD = f"import runpy; i = __import__('types').SimpleNamespace(**runpy.run_path({str(PATH)!r}))\n"
+
+
+def said(program: str, cwd: Path) -> str:
+    words = [PYTHON, "-u", "-c", LOAD + program]
+    return subprocess.run(words, cwd=cwd, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def test_threads_end_before_exit_functions(tmp_path: Path) -> None:
+    program = """
+import atexit, os, threading, time
+atexit.register(print, "exit function")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+i.end_threads_and_exit_functions()
+os._exit(0)
+"""
+    assert said(program, tmp_path) == "thread\nexit function\n"
+
+
+def test_an_exit_function_that_raises_stops_nothing(tmp_path: Path) -> None:
+    program = """
+import atexit, os
+atexit.register(print, "registered first")
+atexit.register(lambda: 1 / 0)
+i.end_threads_and_exit_functions()
+print("goes on")
+os._exit(0)
+"""
+    assert said(program, tmp_path) == "registered first\ngoes on\n"
+
+
+def test_the_parents_finalizers_are_not_called_and_ones_own_are(tmp_path: Path) -> None:
+    program = """
+import multiprocessing, os, tempfile, weakref
+class Thing: pass
+theirs, ours = Thing(), Thing()
+kept = tempfile.TemporaryDirectory()
+multiprocessing.set_start_method("fork")
+multiprocessing.current_process().name = "of torchrun"
+weakref.finalize(theirs, print, "theirs")
+i.forget_the_parent()
+weakref.finalize(ours, print, "ours")
+multiprocessing.set_start_method("spawn")
+i.end_threads_and_exit_functions()
+print(multiprocessing.current_process().name, multiprocessing.parent_process())
+print(os.path.isdir(kept.name))
+os.rmdir(kept.name)
+os._exit(0)
+"""
+    assert said(program, tmp_path) == "ours\nMainProcess None\nTrue\n"
+
+
+def test_objects_are_finalized_and_files_written(tmp_path: Path) -> None:
+    program = """
+import os
+class Thing:
+    def __del__(self, print=print): print("deleted")
+thing = Thing()
+file = open("file", "w")
+file.write("written")
+i.finalize_objects()
+import os
+os._exit(0)
+"""
+    assert said(program, tmp_path) == "deleted\n"
+    assert (tmp_path / "file").read_text() == "written"
+
+
+def test_a_module_runs_as_under_m_and_stays_main(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import sys\nprint(__name__, __spec__.name, sys.argv)")
+    program = """
+import os, sys
+sys.argv = ["own", "a b"]
+sys.path.insert(0, os.getcwd())
+i.run_module("own", alter_argv=True)
+import __main__
+print(__main__.__file__.endswith("own.py"))
+"""
+    name = tmp_path / "own.py"
+    assert said(program, tmp_path) == f"__main__ own [{str(name)!r}, 'a b']\nTrue\n"
+
+
+def test_lines_leave_at_once(tmp_path: Path) -> None:
+    program = """
+import os, sys
+i.buffer_lines()
+print("a", "line")
+sys.stdout.write("a part")
+os._exit(0)
+"""
+    assert said(program, tmp_path) == "a line\n"
