@@ -31,7 +31,7 @@ from orchestrator.protocol.messages import (
     frame_of_request,
     read_incoming,
 )
-from orchestrator.protocol.version import conflict
+from orchestrator.protocol.version import OWN
 
 HOUSE = Path(__file__).parents[2]
 READ = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
@@ -131,9 +131,12 @@ class NodeChannel:
         greeting = self.message(deadline, "its program does not greet")
         if not isinstance(greeting, Greeting):
             raise nonsense(Nonsense("no greeting"))
-        other = conflict("of this channel", greeting.version)
-        if other:
-            raise NodeError(other)
+        if greeting.version != OWN:
+            raise NodeError(
+                f"its program is orchestrator {greeting.version.package}, and not {OWN.package},"
+                " which was sent",
+                "delete ~/.orchestrator/lib there",
+            )
 
     def ask(self, request: Request[A], timeout: float) -> A:
         """Ask and wait for the answer; for as long as nobody streams."""

@@ -178,7 +178,7 @@ class Session:
         run = RunDir(request.job, request.node)
         if not os.path.isdir(run.path):
             raise Refusal(f"this machine knows nothing of job {run.job}", messages.UNKNOWN_JOB)
-        other = conflict(run.job, run.version())
+        other = conflict(run.job, run.version(), OWN)
         if other:
             raise Refusal(other, messages.OTHER_VERSION)
         self.streamer = FileStreamer(run, request.log, request.ranks, request.events)

@@ -1,0 +1,27 @@
+"""A head attaches to a job that another version of the program started."""
+
+from __future__ import annotations
+
+import json
+
+from tests.launching import Head
+
+WAIT = "import time; print('waiting', flush=True); time.sleep(1000)"
+
+
+def test_a_job_of_a_version_that_is_not_understood(head: Head) -> None:
+    launched = head.launch("--nproc", "1", "--detach", head.script("wait.py", WAIT))
+    assert launched.finish() == 0, launched.text
+    spec = head.node_file(1, "spec.json")
+    theirs = {"protocol": 99, "oldest": 98, "package": "9.0"}
+    spec.write_text(json.dumps({**json.loads(spec.read_text()), "version": theirs}))
+    attached = head.command("orchestrator", "attach")
+    assert attached.finish() == 4, attached.text
+    assert "was started by orchestrator 9.0, which speaks protocol 99; this is" in attached.text
+    assert "attach with orchestrator 9.0, or end the job with `orchestrator stop`" in attached.text
+    assert "Traceback" not in attached.text
+    assert head.left(0) and head.left(1)
+    assert head.record["state"] in ("starting", "running")
+    stop = head.command("orchestrator", "stop")
+    assert stop.finish() == 0, stop.text
+    assert head.nothing_left()

@@ -1,0 +1,163 @@
+"""A server meets supervisors of other versions: it understands them, or says what to do."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.head.connect.channel import Declined
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.server.session import Refusal, Session
+from orchestrator.protocol import messages
+from orchestrator.protocol.message import encode
+from orchestrator.protocol.version import OLDEST, PROTOCOL
+from tests.node.running import PATIENCE, bare_spec
+from tests.node.server.test_server import Copy, NewLink, new_link
+
+__all__ = ["new_link"]  # the fixture
+
+NEWER = {"protocol": PROTOCOL + 8, "oldest": PROTOCOL, "package": "9.0"}  # one that we understand
+STRANGE = {"protocol": PROTOCOL + 8, "oldest": PROTOCOL + 1, "package": "9.0"}
+
+
+class StandIn:
+    """What a supervisor of another version leaves on the disk, and its socket."""
+
+    def __init__(self, job: str, spec: dict[str, Any], events: list[dict[str, Any]]) -> None:
+        self.run = RunDir(job, 0)
+        self.run.create()
+        Path(self.run.log).write_bytes(b"hello\n")
+        Path(self.run.ranks).write_bytes(b"0 0\n")
+        Path(self.run.spec).write_text(json.dumps(spec))
+        Path(self.run.events).write_text("".join(json.dumps(event) + "\n" for event in events))
+        self.server = socket.socket(socket.AF_UNIX)
+        self.server.bind(self.run.socket)
+        self.server.listen()
+        self.lines: list[dict[str, Any]] = []
+        self.threads: list[threading.Thread] = []
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        """Take down every line that is said; leave each connection as soon as one asks to end."""
+        while True:
+            try:
+                client = self.server.accept()[0]
+            except OSError:
+                return
+            with client, client.makefile("rb") as lines:
+                for line in lines:
+                    self.lines.append(json.loads(line))
+                    if "why" in self.lines[-1]:
+                        break
+
+    def close(self) -> None:
+        self.server.shutdown(socket.SHUT_RDWR)
+        self.server.close()
+
+
+def spec_with(**more: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = encode(bare_spec())
+    del spec["version"]
+    return {**spec, **more}
+
+
+STARTED = {"event": "started", "time": 1.0, "agent": 2, "supervisor": 3}
+RAN = {"event": "rank_started", "rank": 0, "local": 0, "time": 1.0, "pid": 99999999, "keeper": 8}
+MORE = [
+    {**STARTED, "version": NEWER, "kitchen": "sink"},
+    {"event": "rank_started_thinking", "rank": 0, "local": 0, "time": 1.0, "thought": [1]},
+    {"event": "moon", "time": 1.0, "phase": "full"},
+    {**RAN, "colour": "blue"},
+]
+
+
+@pytest.fixture
+def stand_in(home: Path) -> Iterator[Callable[..., StandIn]]:
+    made: list[StandIn] = []
+
+    def make(job: str, spec: dict[str, Any], events: list[dict[str, Any]]) -> StandIn:
+        made.append(StandIn(job, spec, events))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "events"),
+    [
+        (spec_with(), [STARTED, RAN]),
+        (spec_with(version=NEWER, moon={"phase": "full"}), MORE),
+    ],
+    ids=["older", "newer"],
+)
+def test_a_supervisor_that_is_understood(
+    new_link: NewLink,
+    stand_in: Callable[..., StandIn],
+    spec: dict[str, Any],
+    events: list[dict[str, Any]],
+) -> None:
+    there = stand_in("job-1", spec, events)
+    link = new_link()
+    (state,) = link.ask(messages.Jobs(), PATIENCE).jobs
+    assert (state.state, state.nproc) == ("running", 1)
+    assert state.ranks == {0: messages.RankState(state="started", pid=99999999)}
+    request = messages.Follow(job="job-1", node=0, log=0, ranks=0, events=0, head=5.0)
+    link.ask(request, PATIENCE)
+    copy = Copy()
+    for kind, content in link.frames():
+        copy.take(kind, content)
+        if copy.files[b"L"]:
+            break
+    assert copy.files[b"L"] == b"hello\n"
+    assert copy.events() == [event["event"] for event in events]
+    link.close()  # the stand-in has one listener at a time
+    other = new_link()
+    other.ask(messages.End(job="job-1", node=0, why="enough", grace=2.0), PATIENCE)
+    stop = messages.Stop(job="job-1", node=0, why="now", grace=0.0, wait=PATIENCE)
+    receipt = other.ask(stop, PATIENCE)
+    assert receipt.left == ()
+    # Every version since the first reads these keys.
+    assert {"head": "here", "at": 5.0}.items() <= there.lines[0].items()
+    orders = [{key: line[key] for key in ("why", "grace")} for line in there.lines[1:]]
+    assert orders == [{"why": "enough", "grace": 2.0}, {"why": "now", "grace": 0.0}]
+
+
+def test_a_supervisor_that_is_not_understood(
+    new_link: NewLink,
+    stand_in: Callable[..., StandIn],
+) -> None:
+    """Nothing of its files is read but its version; and the job can be stopped."""
+    stand_in("job-1", {"version": STRANGE, "job": ["in", "another", "format"]}, [])
+    link = new_link()
+    request = messages.Follow(job="job-1", node=0, log=0, ranks=0, events=0)
+    with pytest.raises(Declined, match=r"attach with orchestrator 9\.0, or end the job") as refused:
+        link.ask(request, PATIENCE)
+    assert refused.value.kind == messages.OTHER_VERSION
+    assert f"speaks protocol {PROTOCOL + 8}; this is " in refused.value.what
+    (state,) = link.ask(messages.Jobs(), PATIENCE).jobs
+    assert state.state == "running"
+    stop = messages.Stop(job="job-1", node=0, why="now", grace=0.0, wait=PATIENCE)
+    assert link.ask(stop, PATIENCE).left == ()
+
+
+def test_one_that_is_too_old(
+    stand_in: Callable[..., StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestrator.node.server import session
+    from orchestrator.protocol import version
+
+    assert OLDEST == 0  # so it takes a server of the future to refuse one without a version
+    future = version.OWN.replace(protocol=3, oldest=2)
+    monkeypatch.setattr(session, "OWN", future)
+    stand_in("job-1", spec_with(), [STARTED])
+    request = messages.Follow(job="job-1", node=0, log=0, ranks=0, events=0)
+    with pytest.raises(Refusal, match="started by orchestrator of an earlier version"):
+        Session().follow(request)
