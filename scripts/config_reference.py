@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/config.md from the fields of the classes in orchestrator/config/schema.py.
+"""Write what follows from the definitions in orchestrator/config: docs/config.md, api/options.py.
 
 scripts/config_reference.py [--check]
 """
@@ -18,9 +18,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from orchestrator.config import schema  # noqa: E402
+from orchestrator.config import launch, schema  # noqa: E402
 
 PAGE = ROOT / "docs/config.md"
+KEYWORDS = ROOT / "orchestrator/api/options.py"
 SOURCE = ROOT / "orchestrator/config/schema.py"
 HEAD = """# Every key of a config file
 
@@ -50,7 +51,8 @@ def section(name: str, kind: Any, words: dict[tuple[str, str], str]) -> str:
     lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
-        meaning = words[kind.__name__, item.name]
+        option = item.metadata.get("option")
+        meaning = meaning_of(option) if option else words[kind.__name__, item.name]
         if "only" in item.metadata:
             other, values = item.metadata["only"]
             wanted = ", ".join(str(value).lower() for value in values)
@@ -64,6 +66,13 @@ def section(name: str, kind: Any, words: dict[tuple[str, str], str]) -> str:
             f"| `{shown_name}` | {type_of(hints[item.name])} | {shown(default)} | {meaning} |"
         )
     return "\n".join(lines)
+
+
+def meaning_of(option: launch.Option) -> str:
+    """Turn an option's help into what a key means."""
+    values = f" One of: {', '.join(option.choices)}." if option.choices else ""
+    default = f" Default: {option.shown}." if option.shown else ""
+    return f"{option.help}{values}{default}".replace("|", "\\|")
 
 
 def type_of(hint: Any) -> str:
@@ -98,14 +107,48 @@ def page() -> str:
     return "\n".join(parts).replace("\n## ", "\n\n## ").replace("\n\n\n", "\n\n") + "\n"
 
 
+KEYWORDS_HEAD = '''"""The keywords of Cluster and Cluster.launch.
+
+Made by `scripts/config_reference.py` from the definitions in config/launch.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TypedDict
+
+StrPath = str | os.PathLike[str]
+
+
+class Options(TypedDict, total=False):
+    """The options of `master_launch`, by their names in a config's section `launch:`."""
+
+'''
+TYPES = {"overrides": "Mapping[str, object]", "env": "Mapping[str, str]"}
+
+
+def keywords() -> str:
+    """Write the options that the Python API takes, with their types."""
+    lines = []
+    for kind in (launch.LaunchArguments, launch.Launch):
+        for name, option in launch.options_of(kind).items():
+            if kind is launch.Launch or option.keyword:
+                hint = kind.__annotations__[name].removesuffix(" | None")
+                type_name = TYPES.get(name) or ("StrPath" if option.file else hint)
+                lines.append(f"    {option.keyword or name}: {type_name}\n")
+    return KEYWORDS_HEAD + "".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write docs/config.md.")
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
-    if parser.parse_args().check:
-        if PAGE.read_text(encoding="utf-8") != page():
-            sys.exit("docs/config.md is out of date; type: scripts/config_reference.py")
-        return
-    PAGE.write_text(page(), encoding="utf-8")
+    check = parser.parse_args().check
+    for path, text in ((PAGE, page()), (KEYWORDS, keywords())):
+        if not check:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            sys.exit(f"{path.relative_to(ROOT)} is out of date; type: scripts/config_reference.py")
 
 
 if __name__ == "__main__":

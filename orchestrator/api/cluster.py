@@ -1,6 +1,7 @@
 """Jobs from a Python program or a notebook: `from orchestrator import Cluster`.
 
-It asks the same functions as the commands do, in a process of our own (background.py).
+Every launch is a command line of `master_launch`, carried out by a process of its own
+(head_process.py).
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import os
 import pickle
 import shutil
 import tempfile
+import textwrap
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from orchestrator.api.head_process import INTERRUPT, Background
 from orchestrator.api.job import CALLED, Job
+from orchestrator.api.options import Options, StrPath
+from orchestrator.config.launch import DEFAULT_NODES, Launch, LaunchArguments, options_of
 from orchestrator.errors import OrchestratorError, UsageError, nearest
 from orchestrator.records import experiment
 from orchestrator.records.experiment import NAME, Experiment
@@ -27,39 +31,29 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-StrPath = str | os.PathLike[str]
-
-
-class Options(TypedDict, total=False):
-    """What master_launch has options for, by the names of the `launch:` section of a config."""
-
-    config: StrPath  # a YAML file
-    set: Mapping[str, object]  # values of the config, such as {"training.max_steps": 5}
-    env: Mapping[str, str]  # variables for every rank
-    name: str
-    nproc: int
-    master_port: int
-    start: str
-    python: StrPath
-    workdir: StrPath
-    hook: StrPath
-    connect_timeout: float
-    node_loss_timeout: float
-    on_node_loss: str
-    on_head_loss: str
-    hang_timeout: float
-    on_hang: str
-    grace: float
-    check: str
-    strict_host_keys: bool
 
 
 class Cluster:
-    """The machines of a node list, node_ip_list.txt if none is named.
+    """The machines of a node list, and the jobs on them.
 
-    Options given here hold for all its jobs; those of launch() win. As a context manager it waits
-    at the end of the block for the jobs it launched there, and stops them where an exception
-    leaves the block.
+        from orchestrator import Cluster
+
+        with Cluster("node_ip_list.txt", nproc=8) as cluster:
+            job = cluster.launch("train.py", args=["--lr", 1e-4])
+            for line in job.logs(follow=True):
+                print(line)
+            losses = cluster.run(evaluate, "outputs/model.pt")   # one result per rank
+
+    launch() starts a script and returns a Job; run() calls a function in every rank and returns
+    what each returned; attach() finds a job again. At the end of a `with` block its jobs are
+    waited for, or stopped where an exception leaves the block.
+
+    nodes: the node list; without it node_ip_list.txt, or the Slurm allocation this runs in.
+    ssh_config: an ssh_config to use in place of yours.
+    experiments: the directory that holds all experiments.
+
+    The other arguments are options of every job; those of launch() win over them:
+
     """
 
     def __init__(
@@ -71,17 +65,13 @@ class Cluster:
         **options: Unpack[Options],
     ) -> None:
         check_names(options)
-        self._where: dict[str, Any] = {
-            "nodes": absolute("node_ip_list.txt" if nodes is None else nodes),
-            "ssh_config": None if ssh_config is None else absolute(ssh_config),
-            "experiments": absolute(experiments),
-        }
-        self._listed = nodes is not None  # else it may be an allocation of Slurm's
+        given = {"nodes": nodes, "ssh_config": ssh_config, "experiments": experiments}
+        self._where = {name: absolute(path) for name, path in given.items() if path is not None}
         self._options: Options = options
         self._jobs: list[Job] | None = None  # of the `with` block we are in
 
     def __repr__(self) -> str:
-        return f"<Cluster {self._where['nodes']}>"
+        return f"<Cluster {self._where.get('nodes', absolute(DEFAULT_NODES))}>"
 
     def __enter__(self) -> Cluster:
         self._jobs = []
@@ -106,9 +96,8 @@ class Cluster:
     def with_options(self, **options: Unpack[Options]) -> Cluster:
         """The same machines with other options, for run() and submit()."""
         check_names(options)
-        other = Cluster(**self._where)
-        other._options = merged(self._options, options)
-        other._listed, other._jobs = self._listed, self._jobs
+        other = Cluster(**self._where, **merged(self._options, options))
+        other._jobs = self._jobs
         return other
 
     # -- starting --------------------------------------------------------------------------------
@@ -132,44 +121,44 @@ class Cluster:
             raise UsageError("a script and a module: which one?", "give one of them")
         if script is None and module is None and args:
             raise UsageError("the built-in engine takes no args", "use config= and set=")
-        words = [os.fspath(script)] if script is not None else []
-        words += [os.fspath(arg) if isinstance(arg, os.PathLike) else str(arg) for arg in args]
         check_names(options)
-        command = ["Cluster.launch", *(["-m", module] if module else []), *words]
-        return self._start(merged(self._options, options), command, module=module, program=words)
+        program = [os.fspath(script)] if script is not None else []
+        program += [os.fspath(arg) if isinstance(arg, os.PathLike) else str(arg) for arg in args]
+        how = ["-m", module] if module is not None else []
+        command = ["Cluster.launch", *how, *program]
+        return self._start(merged(self._options, options), [*how, "--", *program], command)
 
     def submit(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """Start function(*args, **kwargs) in every rank on all nodes; Job.results() has the rest.
+        """Start function(*args, **kwargs) in every rank on all nodes; Job.results() waits for it.
 
-        It travels by cloudpickle, with all that it refers to in this program or notebook; modules
-        travel by name, and have to be there. The nodes need the same minor version of Python.
+        The function is sent by cloudpickle with all that it refers to in this program or notebook;
+        modules are imported there by name. The nodes need the same minor version of Python.
         """
         name = getattr(function, "__name__", type(function).__name__)
         options = self._options
         if "name" not in options:
             options = merged(options, {"name": name if NAME.fullmatch(name) else "run"})
-        parcel = Path(tempfile.mkdtemp(prefix="orchestrator-"))
+        payload = Path(tempfile.mkdtemp(prefix="orchestrator-"))
         try:
-            pack(parcel, name, (function, args, kwargs))
+            pack(payload, name, (function, args, kwargs))
             command = [CALLED, f"{getattr(function, '__module__', '?')}.{name}"]
-            return self._start(options, command, parcel=str(parcel))
+            return self._start(options, [], command, payload=str(payload))
         finally:
-            shutil.rmtree(parcel, ignore_errors=True)
+            shutil.rmtree(payload, ignore_errors=True)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """function(*args, **kwargs) in every rank on all nodes; what each returned, by rank.
+        """Call function(*args, **kwargs) in every rank, and return the results, one per rank.
 
-        An exception is raised here as it was there. See submit().
+        An exception in a rank is raised here. See submit() for what can be sent.
         """
         return self.submit(function, *args, **kwargs).results()
 
     def _start(
-        self, options: Options, command: list[str], *, parcel: str | None = None, **target: Any
+        self, options: Options, target: list[str], command: list[str], payload: str | None = None
     ) -> Job:
-        request = {"module": None, "program": [], "detach": False, **self._where, **target}
-        words = {**request, **as_typed(options)}
-        told = {"command": command, "parcel": parcel, "listed": self._listed}
-        head = Background("launch", options=words, **told)
+        words = [f"--{name.replace('_', '-')}={path}" for name, path in self._where.items()]
+        words += [*as_words(options), *target]
+        head = Background("launch", words=words, command=command, payload=payload)
         try:
             place = head.answer()["place"]
         except KeyboardInterrupt:
@@ -181,7 +170,7 @@ class Cluster:
         return job
 
     def _take_back(self, head: Background) -> None:
-        """Ctrl-C while it starts: nothing is left of it, or what has started is stopped."""
+        """After Ctrl-C during a start, stop what has started."""
         head.press(INTERRUPT)
         try:
             told = head.answer()
@@ -192,15 +181,15 @@ class Cluster:
     # -- finding again ---------------------------------------------------------------------------
 
     def attach(self, experiment: StrPath | None = None) -> Job:
-        """Take a job up again: by name or directory, the newest where none is given.
+        """Follow a job again, by its name or directory; without, the newest.
 
-        Also one that another process or machine has started.
+        Another process or machine may have started it.
         """
         wanted = None if experiment is None else os.fspath(experiment)
         found = self._find(wanted)
         if found is None:
-            options = {**self._where, "experiment": wanted}
-            found = Path(Background("take_up", options=options).answer()["place"])
+            head = Background("take_up", where=self._where, experiment=wanted)
+            found = Path(head.answer()["place"])
         job = Job(Experiment(found), self._where)
         job.take_up()
         return job
@@ -210,12 +199,29 @@ class Cluster:
         return found.path if found else None
 
     def jobs(self) -> list[Job]:
-        """All of the experiments directory, the newest last; looks only."""
+        """List the jobs of the experiments directory, the newest last."""
         known = experiment.every(Path(self._where["experiments"]))
         return [Job(place, self._where) for place in known]
 
 
 # -- options ----------------------------------------------------------------------------------
+
+
+def described() -> str:
+    """Describe each option in a sentence, as `master_launch --help` does."""
+    lines = []
+    for name, option in {**options_of(LaunchArguments), **options_of(Launch)}.items():
+        keyword = option.keyword or name
+        if keyword in Options.__annotations__:
+            lines.append(
+                textwrap.fill(
+                    f"{keyword}: {option.help}",
+                    95,
+                    initial_indent="    ",
+                    subsequent_indent="        ",
+                )
+            )
+    return "\n".join(lines)
 
 
 def absolute(path: StrPath) -> str:
@@ -230,23 +236,23 @@ def check_names(options: Mapping[str, object]) -> None:
 
 
 def merged(first: Options, then: Options) -> Options:
-    """Later ones win; variables and values one by one."""
+    """Merge options; later ones win, variables and settings one by one."""
     env = {**first.get("env", {}), **then.get("env", {})}
     values = {**first.get("set", {}), **then.get("set", {})}
     return {**first, **then, "env": env, "set": values}
 
 
-def as_typed(options: Options) -> dict[str, Any]:
-    """As the command line has them: the config checks and names what is wrong with a value."""
+def as_words(options: Options) -> list[str]:
+    """Write the options as on the command line; the config checks the type of each value."""
     own = {"config", "set", "env"}
     values = {f"launch.{name}": value for name, value in options.items() if name not in own}
     values = {**values, **options.get("set", {})}
     config = options.get("config")
-    return {
-        "config_file": None if config is None else absolute(config),
-        "overrides": [f"{key}={as_json(value)}" for key, value in values.items()],
-        "env": [f"{name}={value}" for name, value in options.get("env", {}).items()],
-    }
+    return [
+        *([] if config is None else [f"--config={absolute(config)}"]),
+        *(f"--set={key}={as_json(value)}" for key, value in values.items()),
+        *(f"--env={name}={value}" for name, value in options.get("env", {}).items()),
+    ]
 
 
 def as_json(value: object) -> str:
@@ -256,12 +262,12 @@ def as_json(value: object) -> str:
 # -- functions --------------------------------------------------------------------------------
 
 
-def pack(parcel: Path, name: str, call: tuple[object, ...]) -> None:
-    """The call, and the very cloudpickle that can read it: nodes need not have one."""
+def pack(payload: Path, name: str, call: tuple[object, ...]) -> None:
+    """Write the call, and the cloudpickle that can read it: nodes need not have one."""
     import cloudpickle  # type: ignore[import-untyped]
 
     try:
-        with (parcel / "call.pkl").open("wb") as file:
+        with (payload / "call.pkl").open("wb") as file:
             cloudpickle.dump(call, file)
     except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(
@@ -269,6 +275,9 @@ def pack(parcel: Path, name: str, call: tuple[object, ...]) -> None:
             "files, locks and connections stay here: open them inside the function",
         ) from error
     home = Path(cloudpickle.__file__).parent
-    with zipfile.ZipFile(parcel / "cloudpickle.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(payload / "cloudpickle.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in home.glob("*.py"):
             archive.write(path, f"cloudpickle/{path.name}")
+
+
+Cluster.__doc__ = f"{(Cluster.__doc__ or '').rstrip()}\n\n{described()}\n"

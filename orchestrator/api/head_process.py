@@ -1,10 +1,10 @@
-"""A process of our own for Python programs: it does what a command does, and outlives who asked.
+"""A process that does for a Python program what a command does, and outlives that program.
 
-job.py and cluster.py ask; both ends of the pipe are here. One line of JSON is the request, lines of
-JSON are the answers. A head then stays as long as its job; what comes down the pipe are keys, as
-on a command's terminal; what it says goes to head.txt of the experiment. So the asking program,
-which may be a notebook, opens no connection, has no thread and no signal handler of ours, and no
-child either: what ends a notebook's children does not end its jobs.
+Both ends of the pipe are here. One line of JSON is the request, lines of JSON are the answers. A
+head then stays as long as its job; what comes down the pipe are keys, as on a command's terminal;
+what it says goes to head.txt of the experiment. So the asking program, which may be a notebook,
+opens no connection, has no thread and no signal handler of ours, and no child either: what ends a
+notebook's children does not end its jobs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from orchestrator import errors
 from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.head.screen.keyboard import Keys
 
 if TYPE_CHECKING:
+    from orchestrator.config.launch import View, Where
     from orchestrator.records.experiment import Experiment
 
 # Isolated, and then on the asking program's own path: no module of its directory gets in first.
@@ -93,10 +96,11 @@ class Background:
 # -- the other end --------------------------------------------------------------------------------
 
 
-class Pipe:
-    """Keys that come down the pipe: Ctrl-C is the signal that it is on a terminal."""
+class Pipe(Keys):
+    """Keys that come down the pipe; Ctrl-C becomes the signal that it is on a terminal."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.typed: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self.listen, daemon=True).start()
 
@@ -109,9 +113,6 @@ class Pipe:
 
     def __enter__(self) -> Pipe:
         return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def pressed(self) -> str:
         return "" if self.typed.empty() else self.typed.get()
@@ -136,10 +137,14 @@ def main(request: dict[str, Any]) -> NoReturn:
     from orchestrator import interrupt
 
     interrupt.answer_at_once()
+    os.environ.pop(
+        "ENVIRONMENT", None
+    )  # the asking program may be Slurm's batch script, we are not
     answers = Answers()
-    request["options"]["keys"] = Pipe()
+    actions: dict[str, Callable[..., None]] = {"launch": launch, "take_up": take_up, "stop": stop}
+    do = request.pop("do")
     try:
-        {"launch": launch, "take_up": take_up, "stop": stop}[request["do"]](answers, request)
+        actions[do](answers, Pipe(), **request)
     except OrchestratorError as error:
         kind = next(one for one in type(error).__mro__ if one.__module__ == errors.__name__)
         answers.tell(error=kind.__name__, what=error.what, fix=error.fix)
@@ -152,83 +157,80 @@ def main(request: dict[str, Any]) -> NoReturn:
     os._exit(0)  # threads that still wait for a dead node must not hold the exit
 
 
-def launch(answers: Answers, request: dict[str, Any]) -> None:
+def launch(
+    answers: Answers, keys: Pipe, words: list[str], command: list[str], payload: str | None
+) -> None:
+    """Do what `master_launch` with these words does, or run the function in `payload`."""
     import click
 
-    from orchestrator.cli.launch import launch_command
-    from orchestrator.cli.options import DEFAULT_CONFIG, DEFAULT_HOOK
-    from orchestrator.head.commands import jobs
+    from orchestrator.cli.launch import launch_arguments
+    from orchestrator.head.commands.follow import follow_launched
     from orchestrator.head.launch import launch as launching
-    from orchestrator.head.launch.payload import CALL
-    from orchestrator.head.plan.model import Target
-    from orchestrator.launchers.slurm import allocation
+    from orchestrator.head.launch.request import resolve
 
+    directory = None if payload is None else Path(payload)
     try:
-        with launch_command.make_context("master_launch", []) as context:
-            defaults = context.params
+        arguments = replace(launch_arguments(words), payload=directory)
+        launched = launching.launch(
+            resolve(arguments, command), lambda text: answers.tell(say=text)
+        )
     except click.ClickException as error:  # of a variable such as NPROC_PER_NODE
         raise UsageError(error.format_message()) from error
-    options = {**defaults, **request["options"], "quiet": True, "color": False}
-    calls = request["parcel"] is not None
-    options = paths(options)
-    made = jobs.request_of(options, "" if calls else DEFAULT_CONFIG, DEFAULT_HOOK)
-    given = allocation.chosen(None, options["nodes"], listed=request["listed"])
-    if given is not None:
-        given = replace(given, batch=False)  # the asking program may be its script, we are not
-    made = replace(made, command=tuple(request["command"]), allocation=given)
-    if calls:
-        parcel = Path(request["parcel"])
-        made = replace(made, target=Target("engine", CALL, ()), parcel=parcel)
-    try:
-        launched = launching.launch(made, lambda text: answers.tell(say=text))
     finally:
-        if made.parcel is not None:
-            shutil.rmtree(made.parcel, ignore_errors=True)
-    place = launched.experiment
-    speak_into(place)
-    answers.tell(place=str(place.path))
-    jobs.follow(place, launched.record, launched.ssh, options, launched)
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+    speak_into(launched.experiment)
+    answers.tell(place=str(launched.experiment.path))
+    follow_launched(launched, silent(), keys)
 
 
-def take_up(answers: Answers, request: dict[str, Any]) -> None:
+def take_up(answers: Answers, keys: Pipe, where: dict[str, str], experiment: str | None) -> None:
     """Become the head of a job that has none, and say how much of its logs is yet to come."""
-    from orchestrator.head.commands import jobs
+    from orchestrator.head.commands.follow import follow_again
     from orchestrator.head.status import status
-    from orchestrator.records import experiment
+    from orchestrator.head.status.find_job import adopt_job
+    from orchestrator.records.experiment import this_head
 
-    options = paths({**request["options"], "quiet": True, "color": False})
-    place, record, ssh = jobs.at_home(options)
-    elsewhere = record.batch or record.part_of  # its head can only be where its job is
-    if record.over or elsewhere or place.lock() is not None:
+    job = adopt_job(where_of(where), experiment)
+    place = job.place
+    if job.record.over or job.record.head_elsewhere or place.lock() is not None:
         answers.tell(place=str(place.path), logs={})
         return
     record = place.read_record()
-    states = [] if record.over else status.ask_nodes(ssh, record)
+    states = [] if record.over else status.ask_nodes(job.transport, record)
     sizes = {node.index: state.log_bytes or 0 for node, state in zip(record.nodes, states)}  # noqa: B905
     speak_into(place)
     answers.tell(place=str(place.path), logs=sizes)
     if not record.over:
-        jobs.follow(place, replace(record, head=experiment.this_head()), ssh, options)
+        follow_again(place, replace(record, head=this_head()), job.transport, silent(), keys)
 
 
-def stop(answers: Answers, request: dict[str, Any]) -> None:
-    from orchestrator.head.commands import jobs
+def stop(
+    answers: Answers, keys: Pipe, where: dict[str, str], experiment: str, grace: float | None
+) -> None:
+    from orchestrator.head.commands.stop import end_job
     from orchestrator.head.follow import stop as stopping
 
-    place, _, found = jobs.end_job(paths(request["options"]))
-    found = found or []
-    why = stopping.conclude(place, found) if place is not None and found else ""
-    told = [asdict(receipt) for receipt in found]
+    ended = end_job(where_of(where), experiment, grace)
+    receipts = ended.receipts or []
     answers.tell(
-        receipts=told, code=stopping.exit_code(found), text=stopping.to_text(found), why=why
+        receipts=[asdict(receipt) for receipt in receipts],
+        code=stopping.exit_code(receipts),
+        text=stopping.to_text(receipts),
+        why=ended.problem,
     )
 
 
-def paths(options: dict[str, Any]) -> dict[str, Any]:
-    """As the command line has them."""
-    names = ("nodes", "ssh_config", "experiments", "config_file")
-    found = {name: Path(options[name]) for name in names if options.get(name) is not None}
-    return {**options, **found}
+def where_of(paths: dict[str, str]) -> Where:
+    from orchestrator.config.launch import Where
+
+    return Where(**{name: Path(path) for name, path in paths.items()})
+
+
+def silent() -> View:
+    from orchestrator.config.launch import View
+
+    return View(quiet=True, color=False)
 
 
 def speak_into(place: Experiment) -> None:

@@ -99,10 +99,10 @@ class Job:
     """
 
     def __init__(
-        self, place: Experiment, options: dict[str, Any], head: Background | None = None
+        self, place: Experiment, where: dict[str, str], head: Background | None = None
     ) -> None:
         self._place = place
-        self._options = {**options, "experiment": str(place.path)}
+        self._which: dict[str, Any] = {"where": where, "experiment": str(place.path)}
         self._head = head
         self._came = 0.0  # when we last took it up
         self._left = False
@@ -207,10 +207,10 @@ class Job:
         record, now, before = self._record(), time.monotonic(), self._came
         if record.over or self._place.followed:
             return
-        if record.batch or record.part_of:  # its head is where its job is; is it still there?
+        if record.head_elsewhere:  # its head is where its job is; is it still there?
             if now - before > ASK_SECONDS:
                 self._came = now
-                Background("take_up", options=self._options).answer()
+                Background("take_up", **self._which).answer()
             return
         if before and now - before < TOO_SOON:
             raise OrchestratorError(
@@ -218,7 +218,7 @@ class Job:
                 f"its last words are in {self.directory / 'head.txt'}",
             )
         self._came, self._left = now, False
-        self._head = Background("take_up", options=self._options)
+        self._head = Background("take_up", **self._which)
         self._catch_up(self._head.answer()["logs"])
 
     def _catch_up(self, sizes: dict[str, int]) -> None:
@@ -291,8 +291,7 @@ class Job:
         The ranks are asked to save and stop; what is left after the grace (or at once, with now)
         is killed. NodeError where a node could not be reached, JobFailed where something lives on.
         """
-        words = {**self._options, "grace": grace, "now": now}
-        told = Background("stop", options=words).answer()
+        told = Background("stop", **self._which, grace=0.0 if now else grace).answer()
         if told["code"] == EXIT_NODE:
             raise NodeError(told["text"])
         if told["code"] != EXIT_DONE:

@@ -1,180 +1,133 @@
-"""The commands that take what a launch takes: launch itself, and those that look before it."""
+"""The commands that take a launch's options: launch, plan, doctor and verify."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from orchestrator.cli.options import DEFAULT_CONFIG, DEFAULT_HOOK, shared
+from orchestrator.cli.options import GroupedCommand, GroupedOption, arguments_from, launch_options
+from orchestrator.config.launch import NODES, LaunchArguments
+
+TAKES_PROGRAM = {"ignore_unknown_options": False, "allow_interspersed_args": False}
+HELP = {"help_option_names": ["-h", "--help"]}
+PROGRAM = click.Argument(
+    ["program"], nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS...]]"
+)
+
+
+def aliases() -> list[click.Parameter]:
+    """Make the options that are another way to type two of the others."""
+    no_check = GroupedOption(
+        ["--no-check", "check"], flag_value="none", help="Same as --check none.", group=NODES
+    )
+    kinds = click.Choice(["ssh", "slurm", "accelerate"])
+    launcher = click.Option(["--launcher"], type=kinds, multiple=True, hidden=True)
+    return [no_check, launcher]
+
+
+def parsed(params: dict[str, Any]) -> LaunchArguments:
+    """Gather the options, with --launcher as the two that took its place."""
+    arguments = arguments_from(params)
+    for launcher in params.get("launcher", ()):
+        if launcher == "accelerate":
+            arguments = replace(arguments, start_with=arguments.start_with or "accelerate")
+        else:
+            source = "list" if launcher == "ssh" else "slurm"
+            arguments = replace(arguments, nodes_from=arguments.nodes_from or source)
+    return arguments
 
 
 @click.command(
     "launch",
-    context_settings={
-        "ignore_unknown_options": False,
-        "allow_interspersed_args": False,
-        "help_option_names": ["-h", "--help"],
-    },
+    cls=GroupedCommand,
+    params=[*launch_options("launch"), *aliases(), PROGRAM],
+    context_settings={**TAKES_PROGRAM, **HELP},
 )
-@shared
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    envvar="CONFIG_FILE",
-    help=f"YAML config [default: {DEFAULT_CONFIG} for the engine].",
-)
-@click.option("--set", "overrides", multiple=True, metavar="K=V", help="Override one config value.")
-@click.option(
-    "--env",
-    "env",
-    multiple=True,
-    metavar="K[=V]",
-    help="A variable for every rank; without =V it is taken from here.",
-)
-@click.option("--name", help="experiments/<name>_<time> [default: multinode].")
-@click.option(
-    "--nproc",
-    type=int,
-    envvar="NPROC_PER_NODE",
-    help="Ranks per node [default: slots= in the list, else the GPUs found, else 1].",
-)
-@click.option(
-    "--master-port", type=int, envvar="MASTER_PORT", help="Default: 29500, or the next free port."
-)
-@click.option(
-    "--start", type=click.Choice(["fork", "plain"]), help="fork is faster, plain is plain."
-)
-@click.option("--python", help="Python on nodes without python= in the list.")
-@click.option("--workdir", help="Directory on the nodes [default: this one].")
-@click.option(
-    "--hook",
-    type=click.Path(),
-    help="Shell file whose exports are applied on each node "
-    f"[default: {DEFAULT_HOOK} where there is one].",
-)
-@click.option("--connect-timeout", type=float, help="Seconds to reach a node [default: 10].")
-@click.option("--node-loss-timeout", type=float, help="Seconds without a node [default: 60].")
-@click.option("--on-node-loss", type=click.Choice(["stop", "wait"]), help="What happens then.")
-@click.option(
-    "--on-head-loss",
-    type=click.Choice(["continue", "stop"]),
-    help="What the nodes do when this head is gone for as long [default: continue].",
-)
-@click.option(
-    "--hang-timeout", type=float, help="Seconds without progress before asking why [default: 600]."
-)
-@click.option("--on-hang", type=click.Choice(["stop", "leave"]), help="What happens then.")
-@click.option("--grace", type=float, help="Seconds between asking ranks to stop and killing them.")
-@click.option(
-    "--check",
-    type=click.Choice(["quick", "full", "none"]),
-    help="Of the nodes before the start [default: quick].",
-)
-@click.option("--no-check", "check", flag_value="none", help="The same as --check none.")
-@click.option("--strict-host-keys", is_flag=True, default=None, help="Refuse unknown hosts too.")
-@click.option(
-    "--launcher",
-    type=click.Choice(["ssh", "slurm", "accelerate"]),
-    help="How nodes are reached [default: slurm in an allocation without a node list]; accelerate:"
-    " ranks are started by `accelerate launch`.",
-)
-@click.option(
-    "--accelerate-config",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="By accelerate, with this file of its; one for all nodes.",
-)
-@click.option("--detach", is_flag=True, help="Start it and leave it running.")
-@click.option("--dry-run", is_flag=True, help="Print what each node would run; start nothing.")
-@click.option("--json", "as_json", is_flag=True, help="With --dry-run: as JSON.")
-@click.option("--quiet", is_flag=True, help="Show no log lines; they are in the files.")
-@click.option("--color/--no-color", default=None, help="Default: colour on a terminal.")
-@click.option("-m", "--module", help="Run a module, as python -m does.")
-@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS...]]")
-def launch_command(**options: Any) -> int:
-    """Run SCRIPT, or the built-in training engine, on all nodes together.
+def launch_command(**params: Any) -> int:
+    """Run SCRIPT on all nodes together; without SCRIPT, the built-in training engine.
 
-    Everything behind SCRIPT is handed to it exactly as given. Keys while it runs: d leaves it
-    running, Ctrl-C asks it to stop, Ctrl-C again kills it.
+    Arguments after SCRIPT are passed to it unchanged. While it runs, d leaves it running, Ctrl-C
+    asks it to stop, and a second Ctrl-C kills it.
     """
-    from orchestrator.head.commands import jobs
-    from orchestrator.launchers.slurm import allocation
+    from orchestrator.head.commands import launch
 
-    listed = (
-        click.get_current_context().get_parameter_source("nodes") is not ParameterSource.DEFAULT
-    )
-    given = allocation.chosen(options["launcher"], options["nodes"], listed=listed)
-    return jobs.launch(
-        options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK, allocation=given
-    )
+    return launch.launch(parsed(params))
 
 
-NOT_PLANNED = ("launcher", "detach", "dry_run", "as_json", "quiet", "color")
-EXAMINED = (
-    *("nodes", "ssh_config", "experiments", "config_file", "overrides", "env", "nproc"),
-    *("master_port", "start", "python", "workdir", "hook", "connect_timeout"),
-    *("strict_host_keys", "module", "program"),
-)
+def launch_arguments(words: Sequence[str]) -> LaunchArguments:
+    """Parse what follows `master_launch`; a wrong option is an error here."""
+    with launch_command.make_context("master_launch", list(words)) as context:
+        return parsed(context.params)
 
 
 @click.command(
     "plan",
-    params=[one for one in launch_command.params if one.name not in NOT_PLANNED],
-    context_settings=launch_command.context_settings,
+    cls=GroupedCommand,
+    params=[*launch_options("plan"), *aliases(), PROGRAM],
+    context_settings={**TAKES_PROGRAM, **HELP},
 )
-@click.option("--explain", is_flag=True, help="Every setting of every node: whose it is, and why.")
-@click.option("--json", "as_json", is_flag=True)
-def plan_command(**options: Any) -> int:
-    """Print what a launch would run on each node, or with --explain why; start nothing."""
-    from orchestrator.head.commands import jobs
+@click.option("--explain", is_flag=True, help="Show where each setting of each node comes from.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan_command(explain: bool, as_json: bool, **params: Any) -> int:
+    """Print what a launch would run on each node; start nothing."""
+    from orchestrator.head.commands import launch
 
-    return jobs.plan_only(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)
-
-
-# A verify run is a job: it takes what a launch takes, but runs a program of ours to its end.
-LAUNCH_ONLY = (
-    *("program", "module", "launcher", "accelerate_config", "detach", "dry_run", "as_json"),
-)
+    return launch.show_plan(parsed(params), as_json=as_json, explained=explain)
 
 
-@click.command(
-    "verify", params=[one for one in launch_command.params if one.name not in LAUNCH_ONLY]
-)
+@click.command("verify", cls=GroupedCommand, params=[*launch_options("verify"), *aliases()])
 @click.option(
     "--backend",
     type=click.Choice(["nccl", "gloo"]),
-    help="Default: distributed.backend, else nccl where there are GPUs.",
+    help="Measure this one. [default: distributed.backend, else nccl where there are GPUs]",
 )
-@click.option("--max-size", default="1G", show_default=True, help="Of one message: 64M, 1G.")
-@click.option("--seconds", type=float, default=60.0, show_default=True, help="To measure.")
-@click.option("--strict", is_flag=True, help="Exit code 3 if a node, link or device is slow.")
-@click.option("--json", "as_json", is_flag=True, help="All of it as JSON.")
-def verify_command(**options: Any) -> int:
+@click.option(
+    "--max-size", default="1G", show_default=True, help="Size of the largest message: 64M, 1G."
+)
+@click.option(
+    "--seconds", type=float, default=60.0, show_default=True, help="Measure for so many seconds."
+)
+@click.option(
+    "--strict", is_flag=True, help="Exit with code 3 if a node, a link or a device is slow."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def verify_command(
+    backend: str | None,
+    max_size: str,
+    seconds: float,
+    strict: bool,
+    as_json: bool,
+    **params: Any,
+) -> int:
     """Run real collectives across the nodes: are they right, how fast, and who is slow?
 
-    Then how long a step of the configured model would take with each way of sharding it.
+    It also predicts how long a step of the configured model takes with each way of sharding it.
     """
     from orchestrator.head.commands import verify
 
-    return verify.verify(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)
+    measurement = verify.Measurement(backend, max_size, seconds)
+    return verify.verify(parsed(params), measurement, strict=strict, as_json=as_json)
 
 
-@click.command("doctor", params=[one for one in launch_command.params if one.name in EXAMINED])
-@click.option("--quick", is_flag=True, help="Only what every launch checks.")
-@click.option("--fix-hints/--no-fix-hints", "hints", default=True, help="What mends each problem.")
-@click.option("--json", "as_json", is_flag=True)
-@click.option("--color/--no-color", default=None, help="Default: colour on a terminal.")
-def doctor_command(**options: Any) -> int:
+@click.command("doctor", cls=GroupedCommand, params=[*launch_options("doctor"), PROGRAM])
+@click.option("--quick", is_flag=True, help="Run only the checks that every launch runs.")
+@click.option(
+    "--fix-hints/--no-fix-hints", "hints", default=True, help="Say how to fix each problem."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
+)
+def doctor_command(
+    quick: bool, hints: bool, as_json: bool, color: bool | None, **params: Any
+) -> int:
     """Examine all nodes, alone and with each other; exit code 3 if a launch would fail.
 
     With SCRIPT, its copies on the nodes are compared too.
     """
     from orchestrator.head.commands import doctor
 
-    rest = {one.name: None for one in launch_command.params if one.name not in options}
-    options = {**rest, **options}
-    return doctor.examine(options, default_config=DEFAULT_CONFIG, default_hook=DEFAULT_HOOK)
+    return doctor.examine(parsed(params), full=not quick, hints=hints, as_json=as_json, color=color)

@@ -1,18 +1,26 @@
-"""The front door: commands that parse, call one function, print. Imports wait until needed."""
+"""The commands: each parses its options and calls one function. Imports wait until needed."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import click
 
 from orchestrator.cli import launchers
-from orchestrator.cli.launch import doctor_command, launch_command, plan_command, verify_command
+from orchestrator.cli.launch import (
+    doctor_command,
+    launch_arguments,
+    launch_command,
+    plan_command,
+    verify_command,
+)
 from orchestrator.cli.options import Group, experiment_names, shared
 from orchestrator.cli.records import checkpoint, prune
+from orchestrator.config.launch import View, Where
 from orchestrator.errors import EXIT_USAGE, OrchestratorError
 from orchestrator.version import __version__
 
@@ -21,7 +29,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no defect of ours, wherever 
 
 
 def run(command: click.Command, name: str) -> NoReturn:
-    """Run a command; every error ends here, in words and with its exit code."""
+    """Run a command; print every error as a sentence and exit with its code."""
     try:
         code = command.main(prog_name=name, standalone_mode=False)
     except OrchestratorError as error:
@@ -46,62 +54,95 @@ def run(command: click.Command, name: str) -> NoReturn:
     os._exit(code if isinstance(code, int) else 0)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+HEADINGS = {
+    "Run a job": ("launch", "attach", "logs", "status", "stop", "emergency-stop"),
+    "Look before a launch": ("plan", "doctor", "verify", "demo"),
+    "What jobs leave": ("checkpoint", "prune"),
+    "Other launchers": ("run-node", "submit", "generate"),
+}
+
+
+@click.group(cls=Group, headings=HEADINGS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
     """Train PyTorch models on machines that you reach only by SSH."""
 
 
-@cli.command()
-@shared
-@click.argument("experiment", required=False, shell_complete=experiment_names)
-@click.option("--quiet", is_flag=True, help="Show no log lines; they are in the files.")
-@click.option("--steal", is_flag=True, help="Take it over from the head that follows it now.")
-@click.option("--color/--no-color", default=None)
-def attach(**options: Any) -> int:
-    """Take a running job up again: its logs, its end, its exit code."""
-    from orchestrator.head.commands import jobs
+def experiment_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.argument("experiment", required=False, shell_complete=experiment_names)(function)
 
-    return jobs.attach(options)
+
+color_option = click.option(
+    "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @cli.command()
 @shared
-@click.argument("experiment", required=False, shell_complete=experiment_names)
-@click.option("-f", "--follow", is_flag=True, help="Go on as the job goes on.")
-@click.option("--node", type=int, help="Only this node.")
-@click.option("--rank", type=int, help="Only this rank.")
-@click.option("--color/--no-color", default=None)
-def logs(**options: Any) -> int:
-    """Show the logs of a job: running or finished, started here or elsewhere."""
-    from orchestrator.head.commands import jobs
+@experiment_argument
+@click.option("--quiet", is_flag=True, help="Show no log lines; the files have them.")
+@click.option("--steal", is_flag=True, help="Take the job over from the process that follows it.")
+@color_option
+def attach(
+    where: Where, experiment: str | None, quiet: bool, steal: bool, color: bool | None
+) -> int:
+    """Follow a running job again: its logs, its end, its exit code."""
+    from orchestrator.head.commands import attach
 
-    return jobs.logs(options)
-
-
-@cli.command()
-@shared
-@click.argument("experiment", required=False, shell_complete=experiment_names)
-@click.option("--watch", is_flag=True, help="Again every second, until the job is over.")
-@click.option("--json", "as_json", is_flag=True)
-def status(**options: Any) -> int:
-    """What runs where, as the nodes tell it now."""
-    from orchestrator.head.commands import jobs
-
-    return jobs.status(options)
+    return attach.attach(where, experiment, View(quiet=quiet, color=color), steal=steal)
 
 
 @cli.command()
 @shared
-@click.argument("experiment", required=False, shell_complete=experiment_names)
-@click.option("--grace", type=float, default=None, help="Seconds between SIGTERM and SIGKILL.")
-@click.option("--now", is_flag=True, help="Kill at once.")
-@click.option("--json", "as_json", is_flag=True)
-def stop(**options: Any) -> int:
-    """End one job on all its nodes."""
-    from orchestrator.head.commands import jobs
+@experiment_argument
+@click.option("-f", "--follow", is_flag=True, help="Keep showing lines until the job is over.")
+@click.option("--node", type=int, help="Show this node only.")
+@click.option("--rank", type=int, help="Show this rank only.")
+@color_option
+def logs(
+    where: Where,
+    experiment: str | None,
+    follow: bool,
+    node: int | None,
+    rank: int | None,
+    color: bool | None,
+) -> int:
+    """Show the logs of a job, running or finished, started here or elsewhere."""
+    from orchestrator.head.commands import logs
 
-    return jobs.stop(options)
+    return logs.logs(where, experiment, View(color=color, node=node, rank=rank), follow=follow)
+
+
+@cli.command()
+@shared
+@experiment_argument
+@click.option("--watch", is_flag=True, help="Repeat every second until the job is over.")
+@json_option
+def status(where: Where, experiment: str | None, watch: bool, as_json: bool) -> int:
+    """Ask the nodes what runs where."""
+    from orchestrator.head.commands import status
+
+    return status.status(where, experiment, watch=watch, as_json=as_json)
+
+
+@cli.command()
+@shared
+@experiment_argument
+@click.option(
+    "--grace",
+    type=float,
+    help="Seconds that ranks have to save and exit before they are killed. [default: the launch's]",
+)
+@click.option("--now", is_flag=True, help="Kill the ranks at once.")
+@json_option
+def stop(
+    where: Where, experiment: str | None, grace: float | None, now: bool, as_json: bool
+) -> int:
+    """Stop a job on all its nodes."""
+    from orchestrator.head.commands import stop
+
+    return stop.stop(where, experiment, grace=0.0 if now else grace, as_json=as_json)
 
 
 @cli.command("emergency-stop")
@@ -110,33 +151,34 @@ def stop(**options: Any) -> int:
     "--mine/--all-users",
     "mine",
     default=True,
-    help="Yours [default], or, as root there, everyone's.",
+    help="Kill your jobs [default], or, as root on the nodes, everyone's.",
 )
-@click.option("--json", "as_json", is_flag=True)
-def emergency_stop_command(**options: Any) -> int:
-    """Kill every job of ours on every node of the list, now."""
-    from orchestrator.head.commands import jobs
+@json_option
+def emergency_stop_command(where: Where, mine: bool, as_json: bool) -> int:
+    """Kill every job that this program started on any node of the list, now."""
+    from orchestrator.head.commands import stop
 
-    return jobs.emergency_stop(options)
+    return stop.emergency_stop(where, all_users=not mine, as_json=as_json)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--size", type=click.IntRange(1, 16), default=2, show_default=True, help="Nodes.")
+@click.option(
+    "--size", type=click.IntRange(1, 16), default=2, show_default=True, help="Number of nodes."
+)
 @click.option("--keep", is_flag=True, help="Keep the cluster for your own commands until Ctrl-C.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[LAUNCH-OPTIONS...]")
-def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
-    """A cluster on this machine, a training run on it, the result.
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[LAUNCH-OPTIONS...]")
+def demo(size: int, keep: bool, words: tuple[str, ...]) -> int:
+    """Make a cluster on this machine, train on it, and show the result.
 
-    What stands behind --size and --keep goes to master_launch.
+    LAUNCH-OPTIONS are those of master_launch.
     """
-    from orchestrator.local_cluster import demo as show
+    from orchestrator.local_cluster import demo
 
     # A wrong option is refused before anything is started.
-    options = launch_command.make_context("master_launch", list(arguments)).params
-    return show.demo(size, keep, arguments, options)
+    return demo.demo(size, keep, words, launch_arguments(words))
 
 
 for command in (launch_command, plan_command, doctor_command, verify_command, checkpoint, prune):
     cli.add_command(command)
-for door in (*launchers.groups(Group), launchers.run_node):
-    cli.add_command(door)
+for command in (*launchers.groups(Group), launchers.run_node):
+    cli.add_command(command)

@@ -1,21 +1,37 @@
-"""What the commands share: options, the naming of the nearest word, completion."""
+"""What the commands share: options made from their definitions, help in groups, completion."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from orchestrator.config.launch import (
+    GROUPS,
+    Launch,
+    LaunchArguments,
+    Option,
+    View,
+    Where,
+    options_of,
+)
 from orchestrator.errors import nearest
 
-DEFAULT_CONFIG = "config/multi_node/distributed_two_nodes.yaml"
-DEFAULT_HOOK = "scripts/multi_node/config_node.sh"
+LAUNCH_OPTIONS = (Where, LaunchArguments, Launch, View)  # the classes whose fields a launch takes
+FILE = click.Path(path_type=Path)
 
 
 class Group(click.Group):
-    """A group that names the nearest command."""
+    """A group that names the nearest command, and lists its commands under headings."""
+
+    def __init__(self, *args: Any, headings: Mapping[str, tuple[str, ...]] = {}, **more: Any):
+        super().__init__(*args, **more)
+        self.headings = headings
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -25,43 +41,123 @@ class Group(click.Group):
             raise click.UsageError(f"no command {args[0]!r}{nearest(args[0], known)}")
         return super().resolve_command(ctx, args)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not self.headings:
+            return super().format_commands(ctx, formatter)
+        width = max(len(name) for name in self.commands)
+        for heading, names in self.headings.items():
+            rows = [
+                (name.ljust(width), self.commands[name].get_short_help_str(200)) for name in names
+            ]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+        return None
 
-def experiment_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell's completion."""
-    root = ctx.params.get("experiments") or Path("experiments")
-    found = [path.parent.name for path in Path(root).glob("*/job.json")]
-    return sorted(name for name in found if name.startswith(incomplete))
+
+class GroupedOption(click.Option):
+    """An option that belongs under a heading of the help."""
+
+    def __init__(self, *args: Any, group: str, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.group = group
 
 
-NODE_LIST = click.option(
-    "--nodes",
-    type=click.Path(path_type=Path),
-    default="node_ip_list.txt",
-    show_default=True,
-    help="The node list; its first node is the master.",
-)
+class GroupedCommand(click.Command):
+    """A command whose help shows its own options first, then those of a launch in their groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {"Options": [], **{name: [] for name in GROUPS}}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                groups[getattr(parameter, "group", "Options")].append(record)
+        last = groups.pop("Options")
+        own = [row for row in last if "--help" not in row[0]]
+        shown = {"Options": own, **groups} if own else groups
+        shown[GROUPS[-1]] = [*shown[GROUPS[-1]], *(row for row in last if row not in own)]
+        for name, rows in shown.items():
+            if rows:
+                with formatter.section(name):
+                    formatter.write_dl(rows)
+
+
+# -- options from their definitions ---------------------------------------------------------------
+
+
+def launch_options(command: str) -> list[click.Parameter]:
+    """Make the options of a launch that this command takes."""
+    return [made for kind in LAUNCH_OPTIONS for made in options_from(kind, command)]
+
+
+def options_from(kind: type[Any], command: str) -> Iterator[click.Option]:
+    hints = typing.get_type_hints(kind)
+    for name, option in options_of(kind).items():
+        if command in option.commands:
+            yield click_option(kind, name, hints[name], option)
+
+
+def click_option(kind: type[Any], name: str, hint: Any, option: Option) -> GroupedOption:
+    """Make the option of one field. Its default stays None: a config file may have another."""
+    value = kind.__dataclass_fields__[name].default
+    types_of = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    base = next(one for one in types_of if one is not types.NoneType)
+    several = typing.get_origin(base) is tuple
+    default = option.shown or (
+        "" if value in (None, (), False) else f"{value:g}" if base is float else f"{value}"
+    )
+    choice = click.Choice(option.choices) if option.choices else None
+    path = FILE if base is Path else click.Path() if option.file else None
+    flag = {"is_flag": True} if base is bool else {"multiple": several}
+    return GroupedOption(
+        [*(option.flags or (f"--{name.replace('_', '-')}",)), name],
+        type=None if base is bool else choice or path or (str if several else base),
+        default=() if several else None,
+        metavar=option.metavar or None,
+        envvar=option.variable or None,
+        help=option.help + (f" [default: {default}]" if default else ""),
+        group=option.group,
+        **flag,
+    )
+
+
+def arguments_from(params: Mapping[str, Any]) -> LaunchArguments:
+    """Gather what click parsed: options that were not given are left to the definitions."""
+    given = {name: value for name, value in params.items() if value is not None}
+
+    def part(kind: type[Any]) -> dict[str, Any]:
+        return {name: given[name] for name in options_of(kind) if name in given}
+
+    return LaunchArguments(
+        **part(LaunchArguments),
+        program=given.get("program", ()),
+        where=Where(**part(Where)),
+        view=View(**part(View)),
+        launch=part(Launch),
+    )
 
 
 def shared(
-    function: Callable[..., Any], node_list: Callable[..., Any] = NODE_LIST
+    function: Callable[..., Any], node_list: click.Option | None = None
 ) -> Callable[..., Any]:
-    """--nodes, --ssh-config, --experiments: the same for every command."""
-    path = click.Path(path_type=Path)
-    for option in (
-        click.option(
-            "--experiments",
-            type=path,
-            default="experiments",
-            show_default=True,
-            help="Directory of all experiments.",
-        ),
-        click.option(
-            "--ssh-config",
-            type=path,
-            default=None,
-            help="An ssh_config file to use instead of yours.",
-        ),
-        node_list,
-    ):
-        function = option(function)
-    return function
+    """Add --nodes, --ssh-config and --experiments, and hand them on as one `where`."""
+
+    @functools.wraps(function)
+    def with_where(**params: Any) -> Any:
+        names = [name for name in options_of(Where) if name in params]
+        given = {name: params.pop(name) for name in names}
+        where = Where(**{name: value for name, value in given.items() if value is not None})
+        return function(where=where, **params)
+
+    made = getattr(with_where, "__click_params__", [])
+    options = {option.name: option for option in options_from(Where, "launch")}
+    if node_list is not None:
+        options["nodes"] = typing.cast(GroupedOption, node_list)
+    with_where.__click_params__ = [*made, *reversed(options.values())]  # type: ignore[attr-defined]
+    return with_where
+
+
+def experiment_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of an experiment."""
+    root = ctx.params.get("experiments") or Path("experiments")
+    names = [path.parent.name for path in Path(root).glob("*/job.json")]
+    return sorted(name for name in names if name.startswith(incomplete))

@@ -1,4 +1,4 @@
-"""The commands on what jobs leave: checkpoints, experiments."""
+"""The commands on what jobs leave: checkpoints and experiments."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import click
 from click.shell_completion import CompletionItem
 
 from orchestrator.cli.options import Group, experiment_names, shared
+from orchestrator.config.launch import Where
 
 
 def checkpoint_places(
     ctx: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """For the shell's completion: experiments, and directories where no name fits."""
+    """Complete an experiment's name, or a directory where no name fits."""
     names = experiment_names(ctx, parameter, incomplete)
     return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="dir")]
 
 
 @click.group(cls=Group)
 def checkpoint() -> None:
-    """Saved states: which there are, whether they are sound, their weights as one file.
+    """List saved states, verify them, or export their weights as one file.
 
     EXP_OR_DIR is an experiment (its name or directory), a directory of checkpoints, or one
     checkpoint; left out, the newest experiment that has any.
@@ -39,69 +40,77 @@ def checkpoint_argument(**options: Any) -> Callable[..., Any]:
 @checkpoint.command("ls")
 @shared
 @checkpoint_argument(required=False)
-@click.option("--json", "as_json", is_flag=True)
-def checkpoint_ls(**options: Any) -> int:
-    """Which checkpoints there are, the newest first."""
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def checkpoint_ls(where: Where, **options: Any) -> int:
+    """List the checkpoints, the newest first."""
     from orchestrator.head.commands import checkpoints
 
-    return checkpoints.ls(options)
+    return checkpoints.ls({**vars(where), **options})
 
 
 @checkpoint.command("verify")
 @shared
 @checkpoint_argument(required=False)
-@click.option("--json", "as_json", is_flag=True)
-def checkpoint_verify(**options: Any) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def checkpoint_verify(where: Where, **options: Any) -> int:
     """Compare every byte with its checksum; exit code 1 if any is damaged."""
     from orchestrator.head.commands import checkpoints
 
-    return checkpoints.verify(options)
+    return checkpoints.verify({**vars(where), **options})
 
 
 @checkpoint.command("export")
 @shared
 @checkpoint_argument(nargs=-1)
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--step", type=int, help="Default: the newest that verifies.")
+@click.option("--step", type=int, help="Export this step. [default: the newest that verifies]")
 @click.option(
-    "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Default: as it was saved."
+    "--dtype",
+    type=click.Choice(["fp32", "bf16", "fp16"]),
+    help="Convert the weights. [default: as they were saved]",
 )
-@click.option("--force", is_flag=True, help="Replace OUT.")
-def checkpoint_export(**options: Any) -> int:
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+def checkpoint_export(where: Where, **options: Any) -> int:
     """Write the weights of a checkpoint to OUT, one safetensors file."""
     from orchestrator.head.commands import checkpoints
 
-    return checkpoints.export(options)
+    return checkpoints.export({**vars(where), **options})
 
 
 @click.command()
 @partial(
     shared,
-    node_list=click.option(
-        "--nodes",
+    node_list=click.Option(
+        ["--nodes"],
         is_flag=False,
         flag_value="",
         metavar="[FILE]",
-        help="The node list, which is not needed here; without FILE: --on-nodes.",
+        help="Without FILE, the same as --on-nodes. A node list is not needed here.",
     ),
 )
 @click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=experiment_names)
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the newest N.")
-@click.option("--older-than", metavar="AGE", help="Of the others, only the older: 14d, 36h, 90m.")
-@click.option("--keep-failed", is_flag=True, help="Keep failed and lost ones, too.")
+@click.option(
+    "--older-than",
+    metavar="AGE",
+    help="Of the others, remove only those older than AGE: 14d, 36h, 90m.",
+)
+@click.option("--keep-failed", is_flag=True, help="Keep failed and lost ones too.")
 @click.option("--on-nodes", is_flag=True, help="Also remove what these jobs left on their nodes.")
-@click.option("--dry-run", is_flag=True, help="Show what would go; remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--pin", is_flag=True, help="NAME... are never to be removed.")
-@click.option("--unpin", is_flag=True, help="NAME... may be removed again.")
-@click.option("--list", "list_all", is_flag=True, help="All experiments, their sizes and pins.")
-@click.option("-v", "--verbose", is_flag=True, help="Name what stays, too, and why.")
-@click.option("--json", "as_json", is_flag=True)
-def prune(**options: Any) -> int:
+@click.option("--pin", is_flag=True, help="Never remove NAME....")
+@click.option("--unpin", is_flag=True, help="Allow NAME... to be removed again.")
+@click.option(
+    "--list", "list_all", is_flag=True, help="List all experiments with their sizes and pins."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Also name what stays, and why.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def prune(where: Where, **options: Any) -> int:
     """Remove old experiments: never one that runs, is followed, or is pinned.
 
     N counts the newest experiments by the time in their names, whatever became of them.
     """
     from orchestrator.head.commands import prune
 
-    return prune.prune(options)
+    return prune.prune({**vars(where), **options})

@@ -145,6 +145,11 @@ def at_least(name: str, value: float | None, least: float) -> None:
         raise UsageError(f"{name} is {value:g}; it must be at least {least:g}")
 
 
+def at_most(name: str, value: float | None, most: float) -> None:
+    if value is not None and not value <= most:
+        raise UsageError(f"{name} is {value:g}; it must be at most {most:g}")
+
+
 def above(name: str, value: float | None, bound: float) -> None:
     if value is not None and not value > bound:
         raise UsageError(f"{name} is {value:g}; it must be above {bound:g}")

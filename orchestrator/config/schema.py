@@ -1,7 +1,7 @@
-"""All that can be configured, as frozen dataclasses. Read from YAML by configfile.py.
+"""All that can be configured, as frozen dataclasses.
 
 The classes are the reference: a key exists because a field does, and a field exists because
-something honours it. Used by the head (launch) and by every rank (engine).
+something honours it. The head reads `launch` (config/launch.py), every rank the rest.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.config.launch import Launch
 from orchestrator.config.parse import REST, above, at_least, multiple, one_of, part
 from orchestrator.errors import UsageError
 
@@ -20,40 +21,6 @@ COPIED = ("ddp", "no_shard")  # two names of one thing: a whole copy on every ra
 def only(name: str, *values: Any) -> Any:
     """For a field that means something only while another one has one of these values."""
     return {"only": (name, values)}
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How a job is started. Command-line options of the same names win over these."""
-
-    name: str = "multinode"  # experiments/<name>_YYYYMMDD_HHMMSS
-    nproc: int | None = None  # ranks per node where the list says no slots=; else the GPUs found
-    master_port: int | None = None  # 29500, or the next free one
-    start: str = "fork"  # fork: ranks forked from a torchrun that has imported torch; or plain
-    python: str | None = None  # on nodes without python=
-    workdir: str | None = None  # on nodes without workdir=; else the directory of the launch
-    hook: str | None = None  # a shell file whose exports are applied on each node
-    connect_timeout: float = 10.0  # seconds to reach a node
-    node_loss_timeout: float = 60.0  # seconds without a node before the job is ended
-    on_node_loss: str = "stop"  # what happens then: stop, or wait for it until the user stops
-    on_head_loss: str = "continue"  # or stop: the nodes end a job whose head is gone for as long
-    hang_timeout: float = 600.0  # seconds without any progress before asking why; 0: never
-    on_hang: str = "stop"  # what happens then: stop, or leave
-    grace: float = 30.0  # seconds between asking the ranks to stop and killing them
-    strict_host_keys: bool = False  # refuse hosts that known_hosts does not list
-    check: str = "quick"  # of the nodes before a start: quick, full (as the doctor does), none
-
-    def __post_init__(self) -> None:
-        one_of("launch.start", self.start, ("fork", "plain"))
-        one_of("launch.on_node_loss", self.on_node_loss, ("stop", "wait"))
-        one_of("launch.on_head_loss", self.on_head_loss, ("continue", "stop"))
-        one_of("launch.on_hang", self.on_hang, ("stop", "leave"))
-        one_of("launch.check", self.check, ("quick", "full", "none"))
-        at_least("launch.nproc", self.nproc, 1)
-        if self.master_port is not None and not 1 <= self.master_port <= 65535:
-            raise UsageError(f"launch.master_port is {self.master_port}: a port is 1 to 65535")
-        for name in ("connect_timeout", "node_loss_timeout", "hang_timeout", "grace"):
-            at_least(f"launch.{name}", getattr(self, name), 0)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orchestrator.errors import EXIT_DONE, UsageError
-from orchestrator.head.commands import jobs
 from orchestrator.head.inventory.node_list import Node, read_nodes
 from orchestrator.head.plan.accelerate import (
     KEYS,
@@ -20,21 +19,38 @@ from orchestrator.head.plan.accelerate import (
     text,
 )
 from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.head.screen.output import tell
 from orchestrator.head.slurm import queue
 
 
-def generate(options: dict[str, Any]) -> int:
-    file = options["accelerate_config"]
+@dataclass(frozen=True)
+class FileOptions:
+    """Which files to write, and where."""
+
+    nodes: Path
+    nnodes: int | None
+    main_process_ip: str | None
+    main_process_port: int | None
+    nproc: int | None
+    accelerate_config: Path | None
+    out: Path
+    force: bool
+    module: bool
+    program: tuple[str, ...]
+
+
+def generate(options: FileOptions) -> int:
+    file = options.accelerate_config
     by = read(file) if file else Accelerate()
     check_keys(by, KEYS, "accelerate 1.15")
     nodes = listed(options)
     machines = wanted(options, by, nodes)
     check_counts(by, machines)
-    out: Path = options["out"]
+    out = options.out
     ranks = range(len(machines.counts))
     places = [out / name_of(rank) for rank in ranks]
     there = [str(place) for place in places if place.exists()]
-    if there and not options["force"]:
+    if there and not options.force:
         raise UsageError(f"{there[0]} is there already", "--force, or another directory: --out DIR")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -42,24 +58,24 @@ def generate(options: dict[str, Any]) -> int:
             place.write_text(text(by, rank, machines), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{out} cannot be written to: {error.strerror}") from error
-    program = ["-m"] * options["module"] + list(options["program"] or ("train.py",))
+    program = ["-m"] * options.module + list(options.program or ("train.py",))
     for rank, place in zip(ranks, places, strict=True):
         name = f": {nodes[rank].name}" if nodes else ""
         command = shlex.join(["accelerate", "launch", "--config_file", str(place), *program])
-        jobs.print_out(f"# node {rank}{name}\n{command}\n")
+        tell(f"# node {rank}{name}\n{command}\n")
     return EXIT_DONE
 
 
-def listed(options: dict[str, Any]) -> list[Node]:
+def listed(options: FileOptions) -> list[Node]:
     """The nodes of the list, unless it was said how many there are."""
-    if options["nnodes"] is not None:
+    if options.nnodes is not None:
         return []
-    return [node for node in read_nodes(options["nodes"]) if not node.spare]
+    return [node for node in read_nodes(options.nodes) if not node.spare]
 
 
-def wanted(options: dict[str, Any], by: Accelerate, nodes: list[Node]) -> Machines:
-    count = len(nodes) or options["nnodes"]
-    ip = options["main_process_ip"] or by.keys.get("main_process_ip")
+def wanted(options: FileOptions, by: Accelerate, nodes: list[Node]) -> Machines:
+    count = len(nodes) or options.nnodes or 0
+    ip = options.main_process_ip or by.keys.get("main_process_ip")
     if not ip and nodes:
         ip = queue.resolved(nodes[0].host) or nodes[0].host
     if not ip and count > 1:
@@ -69,11 +85,11 @@ def wanted(options: dict[str, Any], by: Accelerate, nodes: list[Node]) -> Machin
     world = by.number("num_processes", 1)
     share = world // count if world and world % count == 0 else None
     slots = [node.slots for node in nodes] or [None] * count
-    counts = [options["nproc"] or own or share or 0 for own in slots]
+    counts = [options.nproc or own or share or 0 for own in slots]
     if not all(counts):
         raise UsageError(
             "how many processes are on each node?",
             "--nproc N, or slots=N in the list, or num_processes in accelerate's file",
         )
-    port = options["main_process_port"] or by.number("main_process_port") or DEFAULT_PORT
+    port = options.main_process_port or by.number("main_process_port") or DEFAULT_PORT
     return Machines(counts, str(ip or "127.0.0.1"), port)

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any
 import click
 
 from orchestrator import interrupt, text
+from orchestrator.config.launch import LaunchArguments
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.head.screen import output
 from orchestrator.local_cluster.cluster import LoopbackCluster, sweep
@@ -60,9 +61,9 @@ NOTES = {
 }
 
 
-def demo(size: int, keep: bool, arguments: tuple[str, ...], options: Mapping[str, Any]) -> int:
-    """Run it with launch `arguments`, which parse to `options`; the exit code is the job's."""
-    if options["python"] is None and importlib.util.find_spec("torch") is None:
+def demo(size: int, keep: bool, words: tuple[str, ...], arguments: LaunchArguments) -> int:
+    """Launch with `words`, which parse to `arguments`, on a new cluster; return the exit code."""
+    if "python" not in arguments.launch and importlib.util.find_spec("torch") is None:
         raise CheckFailed(
             f"the demo trains with torch, and {sys.executable} has none",
             f"type: {shlex.quote(sys.executable)} -m pip install torch==2.13.0 numpy",
@@ -73,9 +74,9 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...], options: Mapping[str
     try:
         say(f"starting {size} SSH servers on this machine; each plays a node of {SLOTS} ranks")
         cluster.start()
-        code, told_to_end = launch(cluster, arguments)
-        if not options["dry_run"]:
-            show(cluster, options["experiments"])
+        code, told_to_end = launch(cluster, words)
+        if not arguments.dry_run:
+            show(cluster, arguments.where.experiments)
         if keep and not told_to_end:
             click.echo(invitation(cluster))
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

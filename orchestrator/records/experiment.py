@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import files
+from orchestrator.config.launch import Launch
 from orchestrator.errors import UsageError
 
 STAMP = re.compile(r".+_\d{8}_\d{6}")
@@ -53,14 +54,7 @@ class JobRecord:
     head: dict[str, Any]
     ssh_config: str | None = None
     master: str = ""
-    start: str = "fork"
-    grace: float = 30.0
-    node_loss_timeout: float = 60.0
-    on_node_loss: str = "stop"
-    on_head_loss: str = "continue"
-    hang_timeout: float = 600.0
-    on_hang: str = "stop"
-    strict_host_keys: bool = False
+    launch: Launch = field(default_factory=Launch)  # the options; `start` as it was decided
     ended: float | None = None
     exit_code: int | None = None
     verdict: dict[str, Any] | None = None
@@ -73,16 +67,31 @@ class JobRecord:
         return next(node for node in self.nodes if node.index == index)
 
     @property
+    def head_elsewhere(self) -> bool:
+        """Tell whether the job's head can run only where the job is."""
+        return self.batch or bool(self.part_of)
+
+    @property
     def over(self) -> bool:
         return self.state not in ("queued", "starting", "running")
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> JobRecord:
-        """Keys that a later version added are passed over."""
-        known = {item.name for item in dataclasses.fields(JobRecord)}
-        inner = {item.name for item in dataclasses.fields(NodeRecord)}
-        nodes = [NodeRecord(**{k: v for k, v in n.items() if k in inner}) for n in data["nodes"]]
-        return JobRecord(**{**{k: v for k, v in data.items() if k in known}, "nodes": nodes})
+        """Read what some version wrote: unknown keys are ignored, missing ones have defaults.
+
+        Before `launch` there was, its fields were keys of the record itself.
+        """
+        values = known(JobRecord, data)
+        values["nodes"] = [NodeRecord(**known(NodeRecord, node)) for node in data["nodes"]]
+        values["launch"] = Launch(**known(Launch, data.get("launch", data)))
+        return JobRecord(**values)
+
+
+def known(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise TypeError(f"{kind.__name__} cannot be read from {data!r}")
+    names = {item.name for item in dataclasses.fields(kind)}
+    return {name: value for name, value in data.items() if name in names}
 
 
 class Experiment:

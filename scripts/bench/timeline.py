@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 WRAPPED = (
-    ("orchestrator.head.commands.jobs", "request_of", "read the config"),
+    ("orchestrator.head.launch.request", "resolve", "read the config"),
     ("orchestrator.head.connect.ssh", "dial", "connect"),
     ("orchestrator.head.connect.ssh", "SshTransport._shake_hands", "SSH handshake"),
     ("orchestrator.head.connect.host_keys", "check", "check the host key"),
     ("orchestrator.head.connect.ssh", "log_in", "log in"),
     ("orchestrator.head.connect.fleet", "open_channel", "shell, Python, server"),
     ("orchestrator.head.connect.channel", "NodeChannel.ask", "ask: "),
-    ("orchestrator.head.launch.launch", "prepare", "all nodes reached and probed"),
+    ("orchestrator.head.launch.nodes", "reach_all", "all nodes reached and probed"),
     ("orchestrator.head.launch.launch", "make_plan", "plan"),
-    ("orchestrator.head.launch.launch", "manifest", "manifest"),
+    ("orchestrator.head.launch.record", "manifest", "manifest"),
     ("orchestrator.head.launch.launch", "start", "all nodes started"),
 )
 TORCHRUN_LINE = re.compile(r"^[IW]\d{4} (\d\d):(\d\d):(\d\d\.\d+) .*?\] (.*)$", re.MULTILINE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -10,24 +10,24 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Cluster, OrchestratorError
-from orchestrator.api.cluster import Options, as_typed, merged
-from orchestrator.config.schema import Launch
+from orchestrator.api.cluster import as_words, merged
+from orchestrator.api.options import Options
 
 
-def test_every_launch_option_can_be_given() -> None:
-    launch = {field.name for field in dataclasses.fields(Launch)}
-    assert set(Options.__annotations__) == launch | {"config", "set", "env"}
+def test_help_names_every_option() -> None:
+    text = inspect.getdoc(Cluster) or ""
+    for name in ("nodes", "ssh_config", "experiments", *Options.__annotations__):
+        assert f"\n{name}: " in text, name
 
 
 def test_later_options_win_one_by_one() -> None:
     first: Options = {"nproc": 2, "env": {"A": "1", "B": "1"}, "set": {"x.y": 1}}
     then: Options = {"nproc": 4, "env": {"B": "2"}, "config": "c.yaml", "workdir": Path("/w")}
-    told = as_typed(merged(first, then))
-    assert told == {
-        "config_file": str(Path("c.yaml").absolute()),
-        "overrides": ["launch.nproc=4", 'launch.workdir="/w"', "x.y=1"],
-        "env": ["A=1", "B=2"],
-    }
+    assert as_words(merged(first, then)) == [
+        f"--config={Path('c.yaml').absolute()}",
+        *("--set=launch.nproc=4", '--set=launch.workdir="/w"', "--set=x.y=1"),
+        *("--env=A=1", "--env=B=2"),
+    ]
 
 
 @pytest.mark.parametrize(

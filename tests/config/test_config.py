@@ -12,9 +12,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.config.launch import Launch
 from orchestrator.config.load import dump, load
 from orchestrator.config.parse import build
-from orchestrator.config.schema import Config, Launch, Nccl
+from orchestrator.config.schema import Config, Nccl
 from orchestrator.errors import EXIT_USAGE, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +119,7 @@ nccl: {NCCL_DEBUG: INFO, NCCL_IB_DISABLE: 1}
         ("launch: {name: 5}", "launch.name must be text, not 5"),
         ("launch: {python: [a]}", "launch.python must be text"),
         ("launch: {nproc: 0}", "launch.nproc is 0; it must be at least 1"),
-        ("launch: {master_port: 65536}", "launch.master_port is 65536: a port is 1 to 65535"),
+        ("launch: {master_port: 65536}", "launch.master_port is 65536; it must be at most 65535"),
         ("launch: {start: frok}", "launch.start is 'frok'; it can be fork, plain; did you mean"),
         ("model: {model_dim: 30}", "model.model_dim (30) is not a multiple of model.num_heads (4)"),
         ("env: [A]", "env must hold NAME: value pairs"),

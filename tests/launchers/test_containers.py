@@ -143,7 +143,7 @@ def test_every_argument_comes_back_from_yaml(words: list[str]) -> None:
     [
         (["compose", *PAIR, "--dry-run", "a.py"], "--dry-run has no place here"),
         (["compose", *PAIR, "--detach"], "--detach has no place here"),
-        (["compose", *PAIR, "--launcher", "slurm", "a.py"], "--launcher slurm: each container"),
+        (["compose", *PAIR, "--nodes-from", "slurm", "a.py"], "--nodes-from slurm: each container"),
         (["compose", *PAIR, "--experiments", "x"], "--experiments is /experiments in the"),
         (["compose", *PAIR, "--shm-size", "lots"], "--shm-size lots: this is no size"),
         (["compose", *PAIR, "--name", "My Run"], "'My Run' cannot name a Compose project"),

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config import load
-from orchestrator.config.schema import Fsdp, Launch, Optimizer
+from orchestrator.config.launch import Launch
+from orchestrator.config.schema import Fsdp, Optimizer
 from orchestrator.errors import CheckFailed
 from orchestrator.local_cluster import demo
 from orchestrator.local_cluster.sshd import free_port

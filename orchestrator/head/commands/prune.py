@@ -128,7 +128,7 @@ def in_queue(path: Path, record: JobRecord | None) -> str:
     if job is None:
         return ""
     try:
-        place = queue.place(job)
+        place = queue.look_up(job)
     except OrchestratorError as error:
         return f"its record says {record.state}, and Slurm cannot be asked: {error.what}"
     return "" if place.over else f"it is Slurm's job {job}: {place}"

@@ -1,4 +1,4 @@
-"""`orchestrator verify`: a job of ours on all nodes, what it measured, and what that means."""
+"""`orchestrator verify`: run the measuring program on all nodes and explain its figures."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator import files, text
+from orchestrator.config.launch import LaunchArguments, View
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
-from orchestrator.head.commands import jobs
+from orchestrator.head.commands import follow
 from orchestrator.head.launch import launch as launching
-from orchestrator.head.launch.request import Request
+from orchestrator.head.launch.request import Request, resolve
 from orchestrator.head.plan.model import Target
 from orchestrator.head.screen import output
+from orchestrator.head.screen.output import say
 from orchestrator.head.verify import chart, diagnosis, prediction, report
 from orchestrator.records.experiment import Experiment
 
@@ -25,38 +27,46 @@ PROGRAM = "orchestrator.engine.verify"  # travels with what is shipped to every 
 SMALLEST = 1 << 10
 
 
-def verify(options: dict[str, Any], *, default_config: str, default_hook: str) -> int:
-    request = request_of(options, default_config, default_hook)
-    as_json = options["as_json"]
-    # What is said on the way goes beside the JSON, not into it.
+@dataclass(frozen=True)
+class Measurement:
+    """What to measure, and for how long."""
+
+    backend: str | None
+    max_size: str
+    seconds: float
+
+
+def verify(
+    arguments: LaunchArguments, measurement: Measurement, *, strict: bool, as_json: bool
+) -> int:
+    request = request_of(arguments, measurement)
+    # With --json, what is said on the way goes to standard error.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        launched = launching.launch(request, jobs.say)
+        launched = launching.launch(request, say)
         place = launched.experiment
-        code = jobs.follow(place, launched.record, launched.ssh, options, launched)
-    told = read(place)
-    if told is None:
+        code = follow.follow_launched(launched, arguments.view)
+    measured = read(place)
+    if measured is None:
         if as_json:
             output.tell(json.dumps({"experiment": str(place.path), "exit_code": code}))
         return code or EXIT_FAILED
-    return conclude(place, told, request, code, options)
+    return conclude(place, measured, request, code, arguments.view, strict=strict, as_json=as_json)
 
 
-def request_of(options: dict[str, Any], default_config: str, default_hook: str) -> Request:
-    seconds = options["seconds"]
+def request_of(arguments: LaunchArguments, measurement: Measurement) -> Request:
+    seconds = measurement.seconds
     if not (math.isfinite(seconds) and seconds > 0):
         raise UsageError(f"--seconds {seconds:g}: write how long it may measure, such as 60")
-    largest = bytes_of(options["max_size"])
-    job = {"module": None, "program": (), "detach": False, "dry_run": False}
-    made = jobs.request_of({**options, **job}, default_config, default_hook)
+    largest = bytes_of(measurement.max_size)
+    request = resolve(arguments)
     words = ["--max-size", str(largest), "--seconds", f"{seconds:g}"]
-    backend = options["backend"] or made.config.distributed.backend
+    backend = measurement.backend or request.config.distributed.backend
     words += ["--backend", backend] if backend else []
-    launch = made.config.launch
-    launch = replace(launch, name=options["name"] or "verify")
+    launch = replace(request.config.launch, name=arguments.launch.get("name", "verify"))
     return replace(
-        made,
+        request,
         target=Target("engine", PROGRAM, tuple(words)),
-        config=replace(made.config, launch=launch),
+        config=replace(request.config, launch=launch),
     )
 
 
@@ -78,27 +88,34 @@ def read(place: Experiment) -> dict[str, Any] | None:
 
 
 def conclude(
-    place: Experiment, told: dict[str, Any], request: Request, code: int, options: dict[str, Any]
+    place: Experiment,
+    measured: dict[str, Any],
+    request: Request,
+    code: int,
+    view: View,
+    *,
+    strict: bool,
+    as_json: bool,
 ) -> int:
-    """Say what was found, keep it beside what was measured, and come to an exit code."""
-    found = diagnosis.all_of(told)
-    predicted = prediction.predict(told, request.config)
-    code = exit_code(code, found, strict=options["strict"])
-    told = {
+    """Print the findings, keep them with the measurement, and return the exit code."""
+    found = diagnosis.all_of(measured)
+    predicted = prediction.predict(measured, request.config)
+    code = exit_code(code, found, strict=strict)
+    measured = {
         "exit_code": code,
         "experiment": str(place.path),
         "findings": [asdict(one) for one in found],
         "prediction": [asdict(one) for one in predicted],
-        **told,
+        **measured,
     }
-    kept = keep(place, told)
-    if options["as_json"]:
-        output.tell(json.dumps(told, indent=1))
+    kept = keep(place, measured)
+    if as_json:
+        output.tell(json.dumps(measured, indent=1))
         return code
-    look = output.look(options["color"])
-    output.tell("\n" + report.to_text(told, found, predicted, look))
+    look = output.look(view.color)
+    output.tell("\n" + report.to_text(measured, found, predicted, look))
     for path in kept:
-        jobs.say(f"kept in {path}")
+        say(f"kept in {path}")
     return code
 
 

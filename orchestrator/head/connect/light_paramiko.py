@@ -1,4 +1,4 @@
-"""paramiko without what we never use of it."""
+"""Import paramiko without the parts of it that we never use."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A way to nodes through the pipes of a program: srun inside a Slurm allocation, or none at all
-for the machine we are on. What runs at the other end is the same as over SSH."""
+"""Reach nodes through the pipes of a program: srun in a Slurm job, or a shell on this machine.
+
+What runs at the other end is the same as over SSH.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import CheckFailed, NodeError
@@ -28,19 +30,8 @@ NO_BINDING = b"cluster configuration lacks support for cpu binding\n"
 
 
 @dataclass(frozen=True)
-class Allocation:
-    """Nodes that Slurm has given to a job, the first the master; and where each of them is."""
-
-    job: str
-    nodes: tuple[Node, ...]
-    addresses: Mapping[str, str] = field(default_factory=dict)  # node name -> its IP address
-    batch: bool = False  # this process is the batch script: it is told of the time limit
-    directory: Path | None = None  # the experiment that was submitted
-
-
-@dataclass(frozen=True)
 class LiteralHosts:
-    """Names that mean themselves: no ssh_config is asked."""
+    """Take host names literally, without an ssh_config."""
 
     file: Path | None = None
 
@@ -54,7 +45,7 @@ class LiteralHosts:
 
 
 class SrunTransport:
-    """Every connection is a step of its own in one job of Slurm's."""
+    """Reach the nodes of a Slurm job with srun; every connection is a step of its own."""
 
     config = LiteralHosts()
 
@@ -77,7 +68,7 @@ class SrunTransport:
 
 
 class LocalTransport:
-    """This machine, without any network."""
+    """Reach this machine, without any network."""
 
     config = LiteralHosts()
     timeout = 10.0
@@ -87,7 +78,7 @@ class LocalTransport:
 
 
 class ProcessConnection:
-    """A node that a program leads to."""
+    """A node at the other end of a program: every command is a process of its own."""
 
     def __init__(self, program: tuple[str, ...], address: str) -> None:
         self.program = program
@@ -120,7 +111,7 @@ class ProcessConnection:
 
 
 class ProcessChannel:
-    """A running program's standard streams, with the manners of paramiko's channel."""
+    """A running program's standard streams, with the interface of paramiko's channel."""
 
     def __init__(self, both: socket.socket, stderr: socket.socket, timeout: float) -> None:
         self.both = both
@@ -136,14 +127,14 @@ class ProcessChannel:
         return b"".join(line for line in lines if not line.endswith(NO_BINDING))
 
     def close(self) -> None:
-        """What runs at the other end is told by the end of its input; who waits here wakes up."""
+        """Close both ends: the program sees the end of its input, and a reader here wakes up."""
         for one in (self.both, self.stderr):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
 
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what this step's own srun or sbatch was told: srun would take it for options."""
+    """Drop the variables of the srun or sbatch around us: srun would take them for options."""
     own = ("SLURM_CONF", "SLURM_CONF_SERVER")
     return {
         name: value

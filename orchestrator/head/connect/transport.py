@@ -1,4 +1,4 @@
-"""What a way to the nodes has to offer, over SSH (ssh.py) or a program's pipes (pipes.py)."""
+"""The interface of a transport: SSH (ssh.py), or a program's pipes (subprocess_transport.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.head.inventory.node_list import Node
 
 
 class Channel(Protocol):
-    """Both ends of one program on a node. After settimeout(), what takes longer is TimeoutError."""
+    """The streams of one program on a node. After settimeout(), a slower call is a TimeoutError."""
 
     def settimeout(self, timeout: float | None, /) -> None: ...
 
@@ -26,7 +26,7 @@ class Channel(Protocol):
 
 
 class Connection(Protocol):
-    """One node, reached."""
+    """An open connection to one node."""
 
     address: str  # its IP address as the head sees it, or ""
 
@@ -36,7 +36,7 @@ class Connection(Protocol):
 
 
 class HostResolver(Protocol):
-    """From a node as it is written to where it is."""
+    """Find the address behind a host as it is written in the node list."""
 
     @property
     def file(self) -> Path | None: ...
@@ -49,7 +49,7 @@ class HostResolver(Protocol):
 
 
 class Transport(Protocol):
-    """How the head gets to the nodes of a job."""
+    """The way from the head to the nodes of a job."""
 
     timeout: float
 

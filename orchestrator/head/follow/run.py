@@ -37,23 +37,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Run:
     """`go()` returns when the job is over or left alone; `record` then says how it stands."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        record: JobRecord,
-        display: Display,
-        *,
-        grace: float,
-        node_loss_timeout: float,
-    ) -> None:
+    def __init__(self, experiment: Experiment, record: JobRecord, display: Display) -> None:
         self.experiment = experiment
         self.record = record
         self.display = display
-        self.grace = grace
-        self.node_loss_timeout = node_loss_timeout
+        self.grace = record.launch.grace
+        self.node_loss_timeout = record.launch.node_loss_timeout
         self.nodes = [NodeState(node) for node in record.nodes]
         self.followers: Sequence[NodeFollower] = ()
-        self.hang_monitor = HangMonitor(record.hang_timeout, experiment, record.job, self.say)
+        self.hang_monitor = HangMonitor(
+            record.launch.hang_timeout, experiment, record.job, self.say
+        )
         self.left_hanging = False
         self.inbox: queue.SimpleQueue[News | int] = queue.SimpleQueue()
         self.failures: list[Failure] = []
@@ -278,7 +272,7 @@ class Run:
             # A cause from when it was last heard of: before what its silence did to others.
             since = time.time() - away
             if away > max(self.node_loss_timeout, 2 * node.awaited) and self.end.open:
-                if self.record.on_node_loss == "stop":
+                if self.record.launch.on_node_loss == "stop":
                     self.give_up_on(node, why, since)
                 else:
                     node.awaited = away
@@ -301,7 +295,7 @@ class Run:
         failure = self.hang_monitor.look(
             [f for f, n in zip(self.followers, self.nodes, strict=True) if not n.over]
         )
-        if failure is not None and self.record.on_hang == "stop":
+        if failure is not None and self.record.launch.on_hang == "stop":
             self.failed(failure)
         elif failure is not None:
             self.left_hanging = True
@@ -316,7 +310,7 @@ class Run:
     def leave(self) -> None:
         """The user leaves it running: no node is to take that for the loss of its head."""
         self.end.left = True
-        if self.record.on_head_loss == "stop":
+        if self.record.launch.on_head_loss == "stop":
             deadline = time.monotonic() + LEAVE_LIMIT
             for follower in self.followers:
                 follower.leave()

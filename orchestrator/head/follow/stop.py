@@ -89,9 +89,9 @@ def meanwhile(record: JobRecord) -> str:
     """Say what becomes of the job on a node that cannot be asked to end it."""
     if len(record.nodes) == 1:
         return "the job goes on there until it can be reached"
-    if record.on_node_loss == "wait":
+    if record.launch.on_node_loss == "wait":
         return "its supervisor will end the job itself once it is back"
-    after = f"{record.node_loss_timeout:g} s after it was cut off"
+    after = f"{record.launch.node_loss_timeout:g} s after it was cut off"
     return f"its supervisor will end the job itself when its lease runs out ({after})"
 
 

@@ -22,7 +22,7 @@ STEP = 1 << 18  # paramiko copies what is left after every 32 KB: 1.7 of 7.6 s w
 PIECE_SECONDS = 60.0
 
 
-def check(reached: Sequence[Reached]) -> None:
+def check_python(reached: Sequence[Reached]) -> None:
     """A pickled function holds bytecode, which only the same Python can run."""
     mine = ".".join(map(str, sys.version_info[:2]))
     others = [

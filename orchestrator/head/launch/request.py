@@ -1,104 +1,87 @@
-"""What the user asked for; reaching every node of it, and learning what each is. Starts nothing."""
+"""What the user asked for, resolved with the config file: what every launch starts from."""
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator.config import load
+from orchestrator.config.launch import DEFAULT_CONFIG, DEFAULT_HOOK, LaunchArguments, Where
 from orchestrator.config.schema import Config
-from orchestrator.errors import OrchestratorError
-from orchestrator.head.connect import fleet
-from orchestrator.head.connect.fleet import Reached
-from orchestrator.head.connect.ssh import SshTransport
-from orchestrator.head.connect.ssh_config import SshConfig
-from orchestrator.head.connect.subprocess_transport import Allocation, SrunTransport
-from orchestrator.head.connect.transport import Transport
-from orchestrator.head.inventory.node_list import Node, read_nodes
+from orchestrator.errors import UsageError
+from orchestrator.head.launch.payload import CALL
+from orchestrator.head.plan import accelerate
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import Target
-from orchestrator.head.plan.plan import DEFAULT_PORT
-from orchestrator.protocol.messages import PortWish, Probe, ProbeTarget
+from orchestrator.head.plan.plan import ENGINE
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user typed, resolved with the config file."""
+    """A launch, checked as far as that is possible without the nodes."""
 
-    nodes: Path
-    ssh_config: Path | None
-    experiments: Path
+    where: Where
     config: Config
     target: Target
-    env: dict[str, str]
+    env: Mapping[str, str]
     command: tuple[str, ...]
+    nodes_from: str | None = None  # list or slurm
     config_file: Path | None = None
     detached: bool = False  # nobody will follow it from here
-    allocation: Allocation | None = None  # its nodes, in place of the list's
-    parcel: Path | None = None  # a directory: what travels to the nodes beside the program
+    payload: Path | None = None  # a directory that travels to the nodes beside the program
     accelerate: Accelerate | None = None  # starts the ranks, in place of torchrun
 
 
-def way_to(request: Request) -> tuple[Transport, tuple[Node, ...]]:
-    launch, given = request.config.launch, request.allocation
-    if given is not None:
-        return SrunTransport(
-            given.job, given.addresses, timeout=launch.connect_timeout
-        ), given.nodes
-    config, strict = SshConfig(request.ssh_config), launch.strict_host_keys
-    nodes = read_nodes(request.nodes)
-    return SshTransport(config, timeout=launch.connect_timeout, strict=strict), nodes
-
-
-def prepare(request: Request) -> tuple[Transport, list[Reached], list[Node]]:
-    """Reach every node and learn what it is. Starts nothing."""
-    ssh, everyone, results, active = everybody(request)
-    reached = fleet.all_or_table(everyone, results, "; nothing was started")
-    return ssh, reached[:active], everyone[active:]
-
-
-def everybody(
-    request: Request,
-) -> tuple[Transport, list[Node], list[Reached | OrchestratorError], int]:
-    """Every node, the spares last, with what came of it; and how many are no spares."""
-    ssh, nodes = way_to(request)
-    launch = request.config.launch
-    active = [node for node in nodes if not node.spare]
-    spares = [node for node in nodes if node.spare]
-    probe = Probe(
-        cwd=str(Path.cwd()),
-        workdir=launch.workdir,
-        peers=tuple(peers(ssh, active)),
-        target=ProbeTarget(kind=request.target.kind, name=request.target.name),
-        accelerate=request.accelerate is not None,
-    )
-    port = PortWish(
-        wanted=launch.master_port or DEFAULT_PORT,
-        exact=launch.master_port is not None,
-        peers=len(active) > 1,
+def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> Request:
+    """Read the config and let the options win over it. `command` is shown in the record."""
+    target, env = target_of(arguments), user_env(arguments.env, os.environ)
+    file = arguments.config_file
+    if file is None and target.kind == "engine" and arguments.payload is None:
+        file = DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
+    config = load.load(file, arguments.overrides)
+    launch = replace(config.launch, **arguments.launch)
+    by = accelerate.asked(arguments.start_with, arguments.accelerate_config, target.kind)
+    if by is not None:
+        launch = accelerate.settle(launch, by)
+    if launch.hook is None and DEFAULT_HOOK.is_file():
+        launch = replace(launch, hook=str(DEFAULT_HOOK))
+    return Request(
+        where=arguments.where,
+        config=replace(config, launch=launch),
+        target=target,
+        env=env,
+        command=tuple(sys.argv if command is None else command),
+        nodes_from=arguments.nodes_from,
+        config_file=file,
+        detached=arguments.detach,
+        payload=arguments.payload,
+        accelerate=by,
     )
 
-    def reach(node: Node) -> Reached:
-        asked = probe.replace(port=port) if node is active[0] else probe
-        return fleet.reach(ssh, node, launch.python, asked)
 
-    everyone = [*active, *spares]
-    return ssh, everyone, fleet.everywhere(everyone, reach), len(active)
-
-
-def peers(ssh: Transport, active: Sequence[Node]) -> list[str]:
-    """To whom every node is asked its way: the master, and all others that a number names.
-
-    Names are left to the doctor: a name server that does not answer would hold up the launch.
-    """
-    hosts = [ssh.config.of_node(node).host for node in active]
-    return list(dict.fromkeys([hosts[0], *filter(is_numeric, hosts[1:])]))
+def target_of(arguments: LaunchArguments) -> Target:
+    if arguments.payload is not None:
+        return Target("engine", CALL, ())
+    if arguments.module is not None:
+        return Target("module", arguments.module, arguments.program)
+    if arguments.program:
+        return Target("auto", arguments.program[0], arguments.program[1:])
+    return Target("engine", ENGINE, ())
 
 
-def is_numeric(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+def user_env(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Read --env K=V, or --env K for the value that K has here (a secret need not be typed)."""
+    env = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name.replace("_", "a").isalnum() or name[:1].isdigit():
+            raise UsageError(
+                f"--env {word}: {name!r} cannot name a variable", "write --env NAME=VALUE"
+            )
+        if not equals and name not in environ:
+            raise UsageError(f"--env {name}: it is not set here", f"write --env {name}=VALUE")
+        env[name] = value if equals else environ[name]
+    return env

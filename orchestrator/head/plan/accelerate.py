@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.schema import Config, Launch
+from orchestrator.config.launch import Launch
+from orchestrator.config.schema import Config
 from orchestrator.errors import CheckFailed, UsageError, nearest
 from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
-from orchestrator.head.plan.plan import Layout, program_words
+from orchestrator.head.plan.plan import Layout
 
 PROGRAM = "accelerate.commands.launch"
 # What accelerate 1.15 has in a file, for where no node can be asked.
@@ -71,20 +72,20 @@ class Machines:
 # -- the file -------------------------------------------------------------------------------------
 
 
-def asked(launcher: str | None, file: Path | None, kind: str) -> Accelerate | None:
-    """By --launcher accelerate, or by a file of its own."""
-    if file is None and launcher != "accelerate":
+def asked(start_with: str | None, file: Path | None, kind: str) -> Accelerate | None:
+    """Return what --start-with accelerate or --accelerate-config asks for, or None."""
+    if file is None and start_with != "accelerate":
         return None
     if kind == "engine":
         raise UsageError(
             "accelerate is for a script of yours that uses it; the built-in engine does not",
-            "name a script, or leave out --launcher accelerate and --accelerate-config",
+            "name a script, or leave out --start-with accelerate and --accelerate-config",
         )
     return read(file) if file is not None else Accelerate()
 
 
 def read(file: Path) -> Accelerate:
-    """A file as `accelerate config` writes it. What only nodes can tell is checked by started()."""
+    """Read a file that `accelerate config` wrote; planned() checks what only nodes can tell."""
     import yaml
 
     try:
@@ -174,25 +175,32 @@ def planned(
                 f" ({node.name}); the master is the first of the list, {first.name}",
                 "put that machine first in the list, or leave main_process_ip out of the file",
             )
-    for node in nodes:
-        check_installed(by, node)
+    check_installed(nodes)
     counts = agreed.counts if agreed else [node.nproc for node in made.nodes]
     machines = Machines(counts, made.master_address, made.master_port)
     check_counts(by, machines)
     check_master(by, machines, master)
     cpu = on_cpu(by, nodes)
     plans = tuple(of_node(by, node, machines, cpu) for node in made.nodes)
-    return replace(made, nodes=plans, notes=(*made.notes, *notes(by, machines, nodes, cpu)))
+    made = replace(made, nodes=plans, notes=(*made.notes, *notes(by, machines, nodes, cpu)))
+    check_known(by, nodes)
+    return made
 
 
-def check_installed(by: Accelerate, node: ProbedNode) -> None:
-    if not node.facts.accelerate:
-        raise CheckFailed(
-            f"there is no accelerate on {node.name} ({node.facts.python})",
-            "pip install accelerate there, or name a Python that has it: --python PATH",
-        )
-    whose = f"accelerate {node.facts.accelerate} on {node.name}"
-    check_keys(by, node.facts.accelerate_keys or KEYS, whose)
+def check_installed(nodes: Sequence[ProbedNode]) -> None:
+    for node in nodes:
+        if not node.facts.accelerate:
+            raise CheckFailed(
+                f"there is no accelerate on {node.name} ({node.facts.python})",
+                "pip install accelerate there, or name a Python that has it: --python PATH",
+            )
+
+
+def check_known(by: Accelerate, nodes: Sequence[ProbedNode]) -> None:
+    """Check that every node's accelerate knows the keys of the file."""
+    for node in nodes:
+        whose = f"accelerate {node.facts.accelerate} on {node.name}"
+        check_keys(by, node.facts.accelerate_keys or KEYS, whose)
 
 
 def check_counts(by: Accelerate, machines: Machines) -> None:
@@ -298,7 +306,7 @@ def of_node(by: Accelerate, node: NodePlan, machines: Machines, cpu: bool) -> No
     return replace(
         node,
         agent=words,
-        paste=(*words, *program_words(node.target, node.workdir, node.library)),
+        paste=(*words, *node.program),
         settings=(*([setting] if cpu else []), *node.settings),
         files=((file, text(by, node.index, machines, cpu)),),
     )

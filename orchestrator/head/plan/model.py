@@ -51,6 +51,7 @@ class NodePlan:
     agent: tuple[str, ...]  # torchrun, as the supervisor starts it, up to the program
     library: str = ""  # where this package is on the node
     unset: tuple[str, ...] = ()  # variables that the hook removed from the environment
+    program: tuple[str, ...] = ()  # how torchrun's command line names the program
     paste: tuple[str, ...] = ()  # the same job without a supervisor, for a shell
     files: tuple[tuple[str, str], ...] = ()  # (name, text), written where the agent starts
 

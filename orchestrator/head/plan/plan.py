@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.config.schema import Config
 from orchestrator.errors import CheckFailed
@@ -31,9 +31,9 @@ class Layout:
 
     counts: tuple[int, ...]  # ranks of every node of the job
     whys: tuple[str, ...]  # the reasons for these counts
-    master: str
     port: int
-    master_ip: str = ""  # where `master` is a name
+    master: str = ""  # the address of the first node
+    master_ip: str = ""  # the same where `master` may be a name
     index: int = 0  # of the first node that is planned here
     notes: tuple[str, ...] = ()
 
@@ -61,11 +61,11 @@ def make(
     kind = check_targets(target, nodes)
     check_torch(nodes)
     start, notes = choose_start(config.launch.start, kind, target, nodes)
+    layout = agreed or lay_out(nodes, config)
+    first, master = layout.index, layout.master_ip or None
     theirs = frozenset({*config.nccl.variables, *config.env, *user_env})
-    master = agreed.master_ip if agreed else None
-    first = agreed.index if agreed else 0
     net = nccl_env.make(nodes, config.nccl.profile, theirs, hinted, master=master, first=first)
-    layout = agreed or lay_out(nodes, config, net.addresses[0].address)
+    layout = replace(layout, master=layout.master or net.addresses[0].address)
     draft = Draft(job, experiment, start, kind, target, layout, config, user_env)
     return Plan(
         job=job,
@@ -83,13 +83,13 @@ def make(
     )
 
 
-def lay_out(nodes: Sequence[ProbedNode], config: Config, master: str) -> Layout:
+def lay_out(nodes: Sequence[ProbedNode], config: Config) -> Layout:
+    """Count the ranks and choose the port; the network decides the master's address."""
     port, port_notes = choose_port(config, nodes[0])
     counts = [count_ranks(node, config.launch.nproc) for node in nodes]
     return Layout(
         counts=tuple(count for count, _ in counts),
         whys=tuple(why for _, why in counts),
-        master=master,
         port=port,
         notes=(*port_notes, *uneven_notes(nodes, counts, config.launch.nproc)),
     )
@@ -236,6 +236,7 @@ class Draft:
             *(f"--nproc-per-node={count}", f"--master-addr={layout.master}"),
             *(f"--master-port={layout.port}", f"--local-addr={own.address}"),
         )
+        program = program_words(target, workdir, facts.library)
         torchrun: tuple[str, ...] = (facts.python, "-u", "-m", "torch.distributed.run")
         agent = torchrun
         if self.start == "fork":
@@ -253,7 +254,8 @@ class Draft:
             target=target,
             settings=(*computed, *self.settings(index, facts, own, count)),
             agent=(*agent, *options),
-            paste=(*torchrun, *options, *program_words(target, workdir, facts.library)),
+            program=program,
+            paste=(*torchrun, *options, *program),
             library=facts.library,
         )
 

@@ -99,7 +99,14 @@ def by_machine(
         file = ssh_config or (Path(record.ssh_config) if record.ssh_config else None)
         for node in record.nodes:
             machine = Machine(
-                *(node.host, node.user, node.port, node.python, file, record.strict_host_keys),
+                *(
+                    node.host,
+                    node.user,
+                    node.port,
+                    node.python,
+                    file,
+                    record.launch.strict_host_keys,
+                ),
                 here=bool(record.part_of),
             )
             found.setdefault(machine, {})[record.job, node.index] = None

@@ -49,6 +49,11 @@ def tell(words: str) -> None:
         sys.stdout.flush()
 
 
+def say(words: str) -> None:
+    """Print a line of our own, so that it is not taken for one of the program."""
+    tell(f"orchestrator: {words}")
+
+
 def status(line: str) -> None:
     """Replace the last line of a terminal on standard error; an empty one goes away."""
     sys.stderr.write(f"\r\x1b[K{line}")

@@ -1,7 +1,7 @@
 """A job whose head is the batch script of a Slurm job, as seen from a login node.
 
 That head writes the record and the logs on the disk that all share; here they are only read, and
-Slurm's queue is asked. front.py calls it.
+Slurm's queue is asked.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from orchestrator.errors import EXIT_FAILED, EXIT_NODE, EXIT_STOPPED, OrchestratorError
-from orchestrator.head.connect.subprocess_transport import Allocation
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.stop import Receipt
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.slurm import queue
-from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord
 
 OUTPUT = "slurm.out"  # what the head prints, of all attempts
@@ -31,30 +28,18 @@ KILL_LIMIT = 60.0  # scancel takes KillWait, 30 s where nobody changed it
 SEEN_WITHIN = 10.0  # until a file of another machine shows up on a shared disk
 
 
-def experiment_of(root: Path, name: str, given: Allocation | None) -> Experiment:
-    """In the job itself: a new directory; but one that Slurm starts again goes on in its own."""
-    if given is None or not given.batch:
-        return experiment.create(root, name)
-    mine = experiment.of_slurm_job(root, given.job)
-    if given.directory is not None:
-        mine = Experiment(given.directory)
-    place = mine.again() if mine else experiment.create(root, name)
-    place.write(experiment.SLURM_JOB, given.job + "\n")
-    return place
-
-
 def settle(place: Experiment, record: JobRecord, patience: float = SEEN_WITHIN) -> JobRecord:
     """What Slurm ended without the head having a chance to say so, is over."""
     if record.over or record.slurm_job is None:
         return record
-    found = queue.place(record.slurm_job)
+    found = queue.look_up(record.slurm_job)
     deadline = time.monotonic() + patience
     # Its last words may be on their way; and a job on its way back into the queue has failed,
     # as Slurm puts it, for a few seconds.
     while found.over and record.batch and not record.over and time.monotonic() < deadline:
         time.sleep(LOOK)
         record = place.read_record()
-        found = queue.place(job_of(record))
+        found = queue.look_up(job_of(record))
     if not found.over or record.over or place.lock() is not None:
         return record
     now = time.time()
@@ -99,7 +84,7 @@ def begun(place: Experiment, record: JobRecord) -> JobRecord:
     return record
 
 
-class Watch:
+class SlurmJobView:
     """Shows what the head prints until the job is over, or the user leaves it."""
 
     def __init__(
@@ -144,7 +129,7 @@ class Watch:
             self.record = settle(self.place, self.record)
             self.settled = self.record.over and not before
             if self.record.state == "queued" and not self.record.over:
-                words = f"Slurm's job {self.record.slurm_job}: {queue.place(job_of(self.record))}"
+                words = f"Slurm's job {self.record.slurm_job}: {queue.look_up(job_of(self.record))}"
                 if words != self.before:
                     self.say(words)
                 self.before = words
@@ -179,14 +164,15 @@ def end(record: JobRecord, *, now: bool) -> str:
         queue.cancel(job)
         return f"Slurm's job {job} is cancelled"
     queue.ask_to_stop(job)
-    return f"asking the ranks to save and stop ({record.grace:g} s); once more to cancel the job"
+    grace = f"{record.launch.grace:g} s"
+    return f"asking the ranks to save and stop ({grace}); once more to cancel the job"
 
 
 def stop(place: Experiment, record: JobRecord, grace: float) -> list[Receipt]:
     """Ask, then cancel; done when the job has left Slurm's queue."""
     job, began = job_of(record), time.monotonic()
     killed: dict[str, str] = {}
-    if not queue.place(job).over:
+    if not queue.look_up(job).over:
         end(record, now=grace <= 0)
     if grace > 0 and not gone(job, grace + KILL_LIMIT / 2):
         queue.cancel(job)
@@ -201,7 +187,7 @@ def stop(place: Experiment, record: JobRecord, grace: float) -> list[Receipt]:
 def gone(job: str, patience: float) -> bool:
     """Has it left the queue, with every process of its own?"""
     deadline = time.monotonic() + patience
-    while not queue.place(job).over:
+    while not queue.look_up(job).over:
         if time.monotonic() > deadline:
             return False
         time.sleep(LOOK)

@@ -20,7 +20,7 @@ UNKNOWN = "Invalid job id"
 
 
 @dataclass(frozen=True)
-class Place:
+class QueueEntry:
     """A job in the queue: its state and why it has it. Without a state it has left the queue."""
 
     state: str = ""
@@ -55,15 +55,15 @@ def run(*words: str, stdin: str | None = None) -> str:
     return done.stdout
 
 
-def place(job: str) -> Place:
+def look_up(job: str) -> QueueEntry:
     try:
         said = run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r")
     except NodeError as error:
         if UNKNOWN in error.what:
-            return Place()
+            return QueueEntry()
         raise
     lines = said.splitlines()
-    return Place(*lines[0].strip().split("|", 1)) if lines else Place()
+    return QueueEntry(*lines[0].strip().split("|", 1)) if lines else QueueEntry()
 
 
 def ask_to_stop(job: str) -> None:

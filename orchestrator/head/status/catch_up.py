@@ -7,27 +7,31 @@ import time
 
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.follower import Failed, News, NodeFollower, Over, Unknown
-from orchestrator.head.slurm import batch_job
 from orchestrator.head.status import status
+from orchestrator.head.status.backend import SshBackend
 from orchestrator.records.experiment import Experiment, JobRecord
 
 CATCH_UP_SECONDS = 60.0
+ASK_SECONDS = 5.0  # between two questions to a scheduler, which has many to answer
 
 
 class LogFetcher:
     """Fetches the logs, unless the job is over or a head fills the files."""
 
-    def __init__(self, place: Experiment, record: JobRecord, ssh: Transport) -> None:
+    def __init__(
+        self, place: Experiment, record: JobRecord, ssh: Transport, backend: SshBackend
+    ) -> None:
         self.place = place
         self.record = record
         self.ssh = ssh
+        self.backend = backend
         self.inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
         self.followers: list[NodeFollower] = []
         self.finished: set[int] = set()
-        self.next_ask = time.monotonic() + batch_job.ASK
+        self.next_ask = time.monotonic() + ASK_SECONDS
 
     def begin(self) -> None:
-        if self.record.over or self.record.batch or self.place.lock() is not None:
+        if self.record.over or self.record.head_elsewhere or self.place.lock() is not None:
             return
         self.followers = [
             NodeFollower(self.ssh, self.record.job, node, self.place, self.inbox.put)
@@ -44,8 +48,8 @@ class LogFetcher:
             time.sleep(0 if self.record.over else wait)
             self.record = self.place.read_record()
             if time.monotonic() >= self.next_ask:
-                self.next_ask = time.monotonic() + batch_job.ASK
-                self.record = batch_job.settle(self.place, self.record)
+                self.next_ask = time.monotonic() + ASK_SECONDS
+                self.record = self.backend.settle(self.place, self.record)
             return self.record.over
         try:
             news = self.inbox.get(timeout=wait)
@@ -59,7 +63,7 @@ class LogFetcher:
 
     def catch_up(self) -> None:
         """Until the files here hold what the nodes had when asked."""
-        if self.record.over or self.record.batch:
+        if self.record.over or self.record.head_elsewhere:
             return
         states = status.ask_nodes(self.ssh, self.record)
         self.begin()

@@ -90,7 +90,7 @@ def job_now(record: JobRecord, states: Sequence[NodeStatus]) -> str:
 
 
 def to_text(
-    record: JobRecord, states: Sequence[NodeStatus], slurm: queue.Place | None = None
+    record: JobRecord, states: Sequence[NodeStatus], slurm: queue.QueueEntry | None = None
 ) -> str:
     """A line for the job, and a table of its nodes and ranks, drawn as standard output wants it."""
     heading = f"{record.job}: {job_now(record, states)}, {len(record.nodes)} nodes"
@@ -116,7 +116,7 @@ def colored(state: str) -> Cell:
 
 
 def to_json(
-    record: JobRecord, states: Sequence[NodeStatus], slurm: queue.Place | None = None
+    record: JobRecord, states: Sequence[NodeStatus], slurm: queue.QueueEntry | None = None
 ) -> str:
     nodes = [
         {"index": node.index, "name": node.name, "address": node.address, **state.data}

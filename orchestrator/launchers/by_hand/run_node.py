@@ -12,30 +12,34 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from orchestrator import interrupt
+from orchestrator.config.launch import LaunchArguments
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
-from orchestrator.head.commands import jobs
+from orchestrator.head.commands.follow import follow_launched
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.inventory.probed_node import ProbedNode, is_loopback
-from orchestrator.head.launch import launch
+from orchestrator.head.launch import launch, redact
 from orchestrator.head.launch.launch import Launched
-from orchestrator.head.launch.request import Request
+from orchestrator.head.launch.planning import make_plan
+from orchestrator.head.launch.record import record_job
+from orchestrator.head.launch.request import Request, resolve
 from orchestrator.head.plan import accelerate, plan
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import Layout
+from orchestrator.head.screen.output import say
 from orchestrator.head.slurm import queue
 from orchestrator.launchers.by_hand import rendezvous
 from orchestrator.launchers.by_hand.rendezvous import Hello, Master
-from orchestrator.launchers.slurm.batch_file import DEFAULTS
 from orchestrator.protocol.messages import PortWish, Probe, ProbeTarget
 from orchestrator.records import experiment
-from orchestrator.records.experiment import JobRecord, NodeRecord
+from orchestrator.records.experiment import Experiment, JobRecord
 
 INDEX = "JOB_COMPLETION_INDEX"  # the same from Kubernetes, in an Indexed Job
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE")
@@ -50,6 +54,26 @@ class Part:
     nnodes: int
     rank: int
     world: int | None
+
+
+@dataclass(frozen=True)
+class ThisMachine:
+    """The one node whose part is started here, of a job of so many."""
+
+    count: int
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (Node(socket.gethostname()),)
+
+    def transport(self, timeout: float) -> LocalTransport:
+        return LocalTransport()
+
+    def experiment(self, root: Path, name: str) -> Experiment:
+        return experiment.create(root, name)
+
+    def mark(self, record: JobRecord) -> JobRecord:
+        return replace(record, part_of=self.count)
 
 
 def part(environ: Mapping[str, str]) -> Part:
@@ -96,12 +120,12 @@ def misspelt(name: str, environ: Mapping[str, str]) -> str:
     return f", but {near[0]} is" if near else ""
 
 
-def run(mine: Part, patience: float, options: dict[str, Any]) -> int:
-    request = jobs.request_of(options, **DEFAULTS)
-    mine = replace(mine, port=request.config.launch.master_port or mine.port)
+def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
     for name in ("dry_run", "detach"):
-        if options[name]:
+        if getattr(arguments, name):
             raise UsageError(f"--{name.replace('_', '-')} is not for run-node", "leave it out")
+    request = resolve(arguments)
+    mine = replace(mine, port=request.config.launch.master_port or mine.port)
     reached = reach(request, mine, patience)
     if request.accelerate is not None:
         request = checked(request, request.accelerate, mine, reached.probed)
@@ -114,16 +138,17 @@ def run(mine: Part, patience: float, options: dict[str, Any]) -> int:
     if alone:
         raise rendezvous.refusal(alone)
     if mine.rank:
-        agreed = rendezvous.join(own, (mine.master, mine.port), patience, jobs.say)
+        agreed = rendezvous.join(own, (mine.master, mine.port), patience, say)
         launched = start(request, mine, reached, agreed)
     else:
         launched = lead(request, mine, reached, own, patience)
-    return jobs.follow(launched.experiment, launched.record, LocalTransport(), options, launched)
+    return follow_launched(launched, arguments.view)
 
 
 def checked(request: Request, by: Accelerate, mine: Part, node: ProbedNode) -> Request:
     """What this machine alone can tell of accelerate's file, before it meets the others."""
-    accelerate.check_installed(by, node)
+    accelerate.check_installed([node])
+    accelerate.check_known(by, [node])
     rank = by.number("machine_rank") or 0  # 0 stands in a file that serves all
     if rank not in (0, mine.rank):
         raise CheckFailed(
@@ -146,7 +171,7 @@ def address_of(master: str, patience: float) -> str:
             )
         if now > told:
             told = now + rendezvous.REMIND
-            jobs.say(f"MASTER_ADDR {master!r} cannot be resolved here yet")
+            say(f"MASTER_ADDR {master!r} cannot be resolved here yet")
         time.sleep(rendezvous.RETRY)
     return address
 
@@ -189,17 +214,17 @@ def check_master(mine: Part, reached: Reached, address: str) -> None:
             f"port {mine.port} is taken on this machine, the master",
             "set MASTER_PORT to another one, the same on all nodes",
         )
-    jobs.say(
+    say(
         f"MASTER_ADDR {mine.master} is not an address of this machine ({', '.join(own)}): fine"
         " behind NAT, otherwise NODE_RANK=0 belongs on another machine"
     )
 
 
 def lead(request: Request, mine: Part, reached: Reached, own: Hello, patience: float) -> Launched:
-    """Node 0: once all are there, one name for the job and its experiment, told to all."""
+    """Once all nodes are there, as node 0, tell them the job's name and its experiment."""
     with Master(own, mine.port) as master:
-        nodes = master.gather(patience, jobs.say)
-        place = experiment.create(request.experiments, request.config.launch.name)
+        nodes = master.gather(patience, say)
+        place = experiment.create(request.where.experiments, request.config.launch.name)
         interrupt.undo_with(place.discard)
         agreed = {
             "job": f"{place.name}-{secrets.token_hex(3)}",
@@ -213,23 +238,19 @@ def lead(request: Request, mine: Part, reached: Reached, own: Hello, patience: f
         except OrchestratorError:
             place.discard()
             raise
-        interrupt.hold()
-        interrupt.undo_with(None)
-        record = record_of(request, mine, made, place)
-        place.write_record(record)  # others know by it that they see this very directory
-        master.go(agreed)
-    return begin(request, mine, reached, made, place, record, agreed)
+        record = record_job(redact.without_secrets(request), ThisMachine(mine.nnodes), made, place)
+        master.go(agreed)  # the others know by the record whether they see this very directory
+    return begin(request, mine, reached, made, record, agreed)
 
 
 def start(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any]) -> Launched:
-    """Any other node."""
+    """Start this machine's part as any other node."""
     made = make(request, mine, reached, agreed)
-    interrupt.hold()
     name = f"{request.config.launch.name}-node{mine.rank}"
-    place = experiment.create(request.experiments, name)
-    record = record_of(request, mine, made, place)
-    place.write_record(record)
-    return begin(request, mine, reached, made, place, record, agreed)
+    interrupt.hold()
+    place = experiment.create(request.where.experiments, name)
+    record = record_job(redact.without_secrets(request), ThisMachine(mine.nnodes), made, place)
+    return begin(request, mine, reached, made, record, agreed)
 
 
 def begin(
@@ -237,27 +258,14 @@ def begin(
     mine: Part,
     reached: Reached,
     made: Plan,
-    place: experiment.Experiment,
     record: JobRecord,
     agreed: dict[str, Any],
 ) -> Launched:
-    place.lock()
-    for note in made.notes:
-        jobs.say(note)
-    (node,) = made.nodes
-    jobs.say(
-        f"node {node.index} of {mine.nnodes}: ranks {node.first_rank} to {node.last_rank} of"
-        f" {made.world_size}, master {made.master_address}:{made.master_port}, {made.start} start"
-    )
-    jobs.say(f"logs in {place.logs}")
+    place = Experiment(Path(record.experiment))
     terms = launch.lease(request, made, agreed["peers_port"], agreed["token"])
     # Supervisors ask no name server: one that hangs would hold up all that they do.
     terms = terms.replace(address=queue.resolved(mine.master) or mine.master)
-    try:
-        launch.start(request, [reached], made, terms)
-    except OrchestratorError as error:
-        place.write_record(launch.not_started(record, error))
-        raise
+    record = launch.start_job(request, [reached], made, place, record, terms, say)
     return Launched(place, record, LocalTransport(), (reached,))
 
 
@@ -272,10 +280,4 @@ def make(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any])
         master_ip=queue.resolved(mine.master),
         index=mine.rank,
     )
-    return launch.make_plan(request, [reached], [], agreed["job"], agreed["experiment"], layout)
-
-
-def record_of(request: Request, mine: Part, made: Plan, place: experiment.Experiment) -> JobRecord:
-    record = launch.first_record(request, made, made.job, place)
-    node: NodeRecord = replace(record.nodes[0], name=socket.gethostname())
-    return replace(record, nodes=[node], part_of=mine.nnodes, started=time.time())
+    return make_plan(request, [reached], [], agreed["job"], agreed["experiment"], layout)

@@ -5,34 +5,38 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from orchestrator.config.launch import LaunchArguments
 from orchestrator.errors import EXIT_DONE, UsageError
-from orchestrator.head.commands import jobs
+from orchestrator.head.screen.output import tell
 from orchestrator.launchers.containers import container
-from orchestrator.launchers.containers.container import EXPERIMENTS, Entry, Wish
+from orchestrator.launchers.containers.container import (
+    EXPERIMENTS,
+    ContainerCommand,
+    ContainerOptions,
+)
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 NETWORK = "training"
 
 
-def generate(options: dict[str, Any], launch: dict[str, Any]) -> int:
-    wish = Wish(options["nnodes"], options["image"], options["gpus"], options["shm_size"])
-    jobs.print_out(text(wish, container.entry(wish, options, launch)))
+def generate(options: ContainerOptions, launch: LaunchArguments) -> int:
+    tell(text(options, container.command_of(options, launch)))
     return EXIT_DONE
 
 
-def text(wish: Wish, entry: Entry) -> str:
-    if not NAME.fullmatch(entry.name):
+def text(options: ContainerOptions, command: ContainerCommand) -> str:
+    if not NAME.fullmatch(command.name):
         raise UsageError(
-            f"{entry.name!r} cannot name a Compose project",
+            f"{command.name!r} cannot name a Compose project",
             "small letters, digits, _ and -: --name my-run before the launch options",
         )
     document = {
-        "name": entry.name,
-        "services": {host(rank): service(wish, entry, rank) for rank in range(wish.nnodes)},
+        "name": command.name,
+        "services": {host(rank): service(options, command, rank) for rank in range(options.nnodes)},
         "networks": {NETWORK: {}},
     }
     return (
-        f"# {wish.nnodes} nodes on this machine; save it as compose.yaml.\n"
+        f"# {options.nnodes} nodes on this machine; save it as compose.yaml.\n"
         "#   docker compose up --abort-on-container-exit --exit-code-from node0\n"
         "# Ctrl-C asks the ranks to save and stop. What they write is in ./experiments.\n"
         + container.dumped(document)
@@ -43,14 +47,14 @@ def host(rank: int) -> str:
     return f"node{rank}"
 
 
-def service(wish: Wish, entry: Entry, rank: int) -> dict[str, Any]:
-    number, unit = container.size(wish.shm_size)
-    own = {"MASTER_ADDR": host(0), "NODE_RANK": str(rank), **entry.env}
+def service(options: ContainerOptions, command: ContainerCommand, rank: int) -> dict[str, Any]:
+    number, unit = container.size(options.shm_size)
+    own = {"MASTER_ADDR": host(0), "NODE_RANK": str(rank), **command.env}
     found: dict[str, Any] = {
-        "image": container.literal(wish.image),
+        "image": container.literal(options.image),
         "hostname": host(rank),
         # In place of what the image would run first.
-        "entrypoint": [container.literal(word) for word in entry.words],
+        "entrypoint": [container.literal(word) for word in command.words],
         "init": True,  # process 1 that collects the ended
         "environment": own,
         "networks": [NETWORK],
@@ -64,7 +68,7 @@ def service(wish: Wish, entry: Entry, rank: int) -> dict[str, Any]:
         ],
         "shm_size": f"{number}{unit}b",  # NCCL and data loaders; Docker gives 64 MB
         "ulimits": {"memlock": -1, "stack": 64 << 20},
-        "stop_grace_period": f"{entry.stop_seconds}s",
+        "stop_grace_period": f"{command.stop_seconds}s",
         "healthcheck": {
             "test": ["CMD", "orchestrator", "status", "--experiments", EXPERIMENTS],
             "interval": "30s",
@@ -75,9 +79,9 @@ def service(wish: Wish, entry: Entry, rank: int) -> dict[str, Any]:
     }
     if rank:
         found["depends_on"] = {host(0): {"condition": "service_started"}}
-    if wish.gpus:
+    if options.gpus:
         # By number: `count` would give every service the same first ones.
-        ids = [str(rank * wish.gpus + gpu) for gpu in range(wish.gpus)]
+        ids = [str(rank * options.gpus + gpu) for gpu in range(options.gpus)]
         device = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
         found["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
     return found

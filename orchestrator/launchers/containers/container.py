@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.errors import UsageError
-from orchestrator.head.commands import jobs
+from orchestrator.head.launch.request import resolve
 from orchestrator.head.plan.plan import DEFAULT_PORT
-from orchestrator.launchers.slurm.batch_file import DEFAULTS
 
 EXPERIMENTS = "/experiments"  # in every container: what is behind it outlives them
 WAIT = 1800  # seconds for all nodes to be there: an image of many GB may have to come first
@@ -26,22 +25,23 @@ NOT_HERE = {
     "detach": "a container ends with its program",
     "dry_run": "it runs where the containers do",
     "as_json": "it goes with --dry-run",
-    "ssh_config": "containers are not reached by SSH",
 }
 
 
 @dataclass(frozen=True)
-class Wish:
+class ContainerOptions:
     """What is asked of the containers."""
 
     nnodes: int
     image: str
     gpus: int | None  # per node
     shm_size: str
+    name: str | None  # of the whole; else that of the experiments
+    words: tuple[str, ...]  # what follows, for run-node in each of them
 
 
 @dataclass(frozen=True)
-class Entry:
+class ContainerCommand:
     """What each of them runs, and what it finds in its environment beside its own rank."""
 
     words: tuple[str, ...]
@@ -51,52 +51,63 @@ class Entry:
     stop_seconds: int
 
 
-def entry(
-    wish: Wish, options: dict[str, Any], launch: dict[str, Any], *, again: bool = False
-) -> Entry:
-    """From what was typed; whatever is wrong with it is told now. `again`: it may be restarted,
-    and finds what it wrote before."""
-    for name, why in NOT_HERE.items():
-        if launch[name]:
-            raise UsageError(f"--{name.replace('_', '-')} has no place here: {why}", "leave it out")
-    if launch["launcher"] in ("ssh", "slurm"):
-        raise UsageError(
-            f"--launcher {launch['launcher']}: each container is told its part, and starts it",
-            "leave it out",
-        )
-    if launch["experiments"] != Path("experiments"):
-        raise UsageError(f"--experiments is {EXPERIMENTS} in the containers", "leave it out")
-    passed = [word for word in launch["env"] if "=" not in word]  # need not be set here
-    given = tuple(word for word in launch["env"] if "=" in word)
-    request = jobs.request_of({**launch, "env": given}, **DEFAULTS)
+def command_of(
+    asked: ContainerOptions, launch: LaunchArguments, *, again: bool = False
+) -> ContainerCommand:
+    """Write the command of every container; what is wrong with the options is an error now.
+
+    With `again`, a container may be restarted and finds what it wrote before.
+    """
+    check_options(launch)
+    passed = [word for word in launch.env if "=" not in word]  # need not be set here
+    given = tuple(word for word in launch.env if "=" in word)
+    request = resolve(replace(launch, env=given))
     chosen = request.config.launch
     words = ["orchestrator", "run-node", "--wait", str(WAIT), "--experiments", EXPERIMENTS]
     if request.config_file is not None:
-        if str(request.config_file) not in options["words"]:
+        if str(request.config_file) not in asked.words:
             words += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
         if request.config_file.is_absolute():
             sys.stderr.write(f"note: {request.config_file} has to be in the image, too\n")
-    name = options["name"] or chosen.name
-    if launch["name"] is None:
+    name = asked.name or chosen.name
+    if "name" not in launch.launch:
         words += ["--name", name]
     engine = request.target.kind == "engine"
     if again and engine and request.config.checkpoint.resume == "never":
         words += ["--set", "checkpoint.resume=auto"]  # from experiments of this name alone
-    for word in (*options["words"], wish.image):
+    for word in (*asked.words, asked.image):
         check_text(word)
     env: dict[str, str | None] = {"MASTER_PORT": str(chosen.master_port or DEFAULT_PORT)}
-    env["NNODES"] = str(wish.nnodes)
-    nproc = chosen.nproc or wish.gpus
+    env["NNODES"] = str(asked.nnodes)
+    nproc = chosen.nproc or asked.gpus
     if nproc:
         env["NPROC_PER_NODE"] = str(nproc)
     env.update(dict.fromkeys(passed))
-    return Entry(
-        words=(*words, *options["words"]),
+    return ContainerCommand(
+        words=(*words, *asked.words),
         env=env,
         port=chosen.master_port or DEFAULT_PORT,
         name=name,
         stop_seconds=round(chosen.grace) + MARGIN,
     )
+
+
+def check_options(launch: LaunchArguments) -> None:
+    """Refuse the options that have no place in a container."""
+    for name, why in NOT_HERE.items():
+        if getattr(launch, name):
+            raise UsageError(f"--{name.replace('_', '-')} has no place here: {why}", "leave it out")
+    if launch.nodes_from is not None:
+        raise UsageError(
+            f"--nodes-from {launch.nodes_from}: each container is told its part, and starts it",
+            "leave it out",
+        )
+    if launch.where.ssh_config is not None:
+        raise UsageError(
+            "--ssh-config has no place here: containers are not reached by SSH", "leave it out"
+        )
+    if launch.where.experiments != Where().experiments:
+        raise UsageError(f"--experiments is {EXPERIMENTS} in the containers", "leave it out")
 
 
 def check_text(word: str) -> None:

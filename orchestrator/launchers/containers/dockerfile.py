@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from orchestrator.errors import EXIT_DONE, UsageError
-from orchestrator.head.commands import jobs
+from orchestrator.head.screen.output import tell
 
 BASE = "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
 CLONE = Path(__file__).parents[3]
@@ -28,7 +28,7 @@ COPY . .
 
 
 def generate(base: str) -> int:
-    jobs.print_out(text(base))
+    tell(text(base))
     return EXIT_DONE
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.config.launch import LaunchArguments
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_USAGE, UsageError
-from orchestrator.head.commands import jobs
+from orchestrator.head.screen.output import tell
 from orchestrator.launchers.containers import container
-from orchestrator.launchers.containers.container import EXPERIMENTS, Entry, Wish
+from orchestrator.launchers.containers.container import (
+    EXPERIMENTS,
+    ContainerCommand,
+    ContainerOptions,
+)
 
 LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 LONGEST = 63  # of a pod's host name: <name>-<index>
@@ -16,74 +22,78 @@ CONTAINER = "node"
 OURS = "orchestrator/job"
 
 
-def generate(options: dict[str, Any], launch: dict[str, Any]) -> int:
-    wish = Wish(options["nnodes"], options["image"], options["gpus"], options["shm_size"])
-    entry = container.entry(wish, options, launch, again=options["volume"] is not None)
-    unset = [name for name, value in entry.env.items() if value is None]
+@dataclass(frozen=True)
+class PodOptions(ContainerOptions):
+    """What is asked of Kubernetes."""
+
+    namespace: str | None = None
+    volume: str | None = None  # a claim that all pods share
+    retries: int = 3  # after a lost node
+
+
+def generate(options: PodOptions, launch: LaunchArguments) -> int:
+    command = container.command_of(options, launch, again=options.volume is not None)
+    unset = [name for name, value in command.env.items() if value is None]
     if unset:
         raise UsageError(
             f"--env {unset[0]}: a pod does not have what is set here",
             f"--env {unset[0]}=VALUE; or a secret: kubectl set env --local -f FILE"
             " --from=secret/NAME -o yaml",
         )
-    jobs.print_out(text(wish, entry, options))
+    tell(text(options, command))
     return EXIT_DONE
 
 
-def text(wish: Wish, entry: Entry, options: dict[str, Any]) -> str:
-    name = entry.name
-    if not LABEL.fullmatch(name) or len(f"{name}-{wish.nnodes - 1}") > LONGEST:
+def text(options: PodOptions, command: ContainerCommand) -> str:
+    name = command.name
+    if not LABEL.fullmatch(name) or len(f"{name}-{options.nnodes - 1}") > LONGEST:
         raise UsageError(
             f"{name!r} cannot name a Job of Kubernetes",
             f"small letters, digits and -, the first a letter, with its number at most {LONGEST}:"
             " --name my-run before the launch options",
         )
-    where = {"namespace": options["namespace"]} if options["namespace"] else {}
-    space = f" -n {options['namespace']}" if options["namespace"] else ""
-    documents = (service(entry, where), job(wish, entry, where, options))
+    where = {"namespace": options.namespace} if options.namespace else {}
+    space = f" -n {options.namespace}" if options.namespace else ""
+    documents = (service(command, where), job(options, command, where))
     lines = [
-        f"# {wish.nnodes} nodes; save it as job.yaml.",
+        f"# {options.nnodes} nodes; save it as job.yaml.",
         "#   kubectl apply -f job.yaml",
-        f"#   kubectl logs{space} -f -l {OURS}={name} --prefix --max-log-requests {wish.nnodes}",
+        f"#   kubectl logs{space} -f -l {OURS}={name} --prefix --max-log-requests {options.nnodes}",
         "#   kubectl delete -f job.yaml     (the ranks save and stop first)",
-        *(
-            []
-            if options["volume"]
-            else ["# Without --volume all that it writes goes with the pods."]
-        ),
+        *([] if options.volume else ["# Without --volume all that it writes goes with the pods."]),
     ]
     return "\n".join(lines) + "\n" + "---\n".join(container.dumped(one) for one in documents)
 
 
-def service(entry: Entry, where: dict[str, str]) -> dict[str, Any]:
+def service(command: ContainerCommand, where: dict[str, str]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": entry.name, **where},
+        "metadata": {"name": command.name, **where},
         "spec": {
             "clusterIP": "None",  # no balancing: a name for each pod
             "publishNotReadyAddresses": True,  # they meet before they are ready
-            "selector": {OURS: entry.name},
-            "ports": [{"name": "master", "port": entry.port}],
+            "selector": {OURS: command.name},
+            "ports": [{"name": "master", "port": command.port}],
         },
     }
 
 
-def job(wish: Wish, entry: Entry, where: dict[str, str], options: dict[str, Any]) -> dict[str, Any]:
+def job(options: PodOptions, command: ContainerCommand, where: dict[str, str]) -> dict[str, Any]:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": entry.name, **where},
+        "metadata": {"name": command.name, **where},
         "spec": {
             "completionMode": "Indexed",  # JOB_COMPLETION_INDEX, and a name with it for each pod
-            "completions": wish.nnodes,
-            "parallelism": wish.nnodes,
+            "completions": options.nnodes,
+            "parallelism": options.nnodes,
             # When a node is lost, all pods end and are made again: each end counts.
-            "backoffLimit": options["retries"] * wish.nnodes,
+            "backoffLimit": options.retries * options.nnodes,
             "podFailurePolicy": {"rules": rules()},
             "template": {
-                "metadata": {"labels": {OURS: entry.name}},
-                "spec": pod(wish, entry, options),
+                "metadata": {"labels": {OURS: command.name}},
+                "spec": pod(options, command),
             },
         },
     }
@@ -100,30 +110,30 @@ def rules() -> list[dict[str, Any]]:
     ]
 
 
-def pod(wish: Wish, entry: Entry, options: dict[str, Any]) -> dict[str, Any]:
-    number, unit = container.size(wish.shm_size)
-    own = {"MASTER_ADDR": f"{entry.name}-0.{entry.name}", **entry.env}
+def pod(options: PodOptions, command: ContainerCommand) -> dict[str, Any]:
+    number, unit = container.size(options.shm_size)
+    own = {"MASTER_ADDR": f"{command.name}-0.{command.name}", **command.env}
     node: dict[str, Any] = {
         "name": CONTAINER,
-        "image": wish.image,
-        "command": [container.literal(word) for word in entry.words],
+        "image": options.image,
+        "command": [container.literal(word) for word in command.words],
         "env": [{"name": key, "value": value} for key, value in own.items()],
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
     shm = {"medium": "Memory", "sizeLimit": f"{number}{unit.upper()}i"}
     volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": shm}]
-    if wish.gpus:
-        node["resources"] = {"limits": {"nvidia.com/gpu": wish.gpus}}
+    if options.gpus:
+        node["resources"] = {"limits": {"nvidia.com/gpu": options.gpus}}
     kept: dict[str, Any] = {"emptyDir": {}}
-    if options["volume"]:
-        kept = {"persistentVolumeClaim": {"claimName": options["volume"]}}
+    if options.volume:
+        kept = {"persistentVolumeClaim": {"claimName": options.volume}}
     volumes.append({"name": "experiments", **kept})
     node["volumeMounts"].append({"name": "experiments", "mountPath": EXPERIMENTS})
     return {
         "restartPolicy": "Never",
-        "subdomain": entry.name,  # with the Service: <name>-0.<name> is the first pod
+        "subdomain": command.name,  # with the Service: <name>-0.<name> is the first pod
         "enableServiceLinks": False,  # a Service called "master" would set MASTER_PORT
-        "terminationGracePeriodSeconds": entry.stop_seconds,
+        "terminationGracePeriodSeconds": command.stop_seconds,
         "containers": [node],
         "volumes": volumes,
     }

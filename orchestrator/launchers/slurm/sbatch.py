@@ -1,14 +1,16 @@
-"""A job as a batch file of Slurm's: written here, printed by `generate`, handed in by `submit`."""
+"""Write a job as a Slurm batch file, and submit it."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.config.launch import Launch
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.head.launch import redact
 from orchestrator.head.slurm import queue
@@ -22,7 +24,7 @@ MARGIN = 90  # seconds beyond the ranks' grace: the last step, and the checkpoin
 
 
 @dataclass(frozen=True)
-class Wish:
+class SbatchOptions:
     """What is asked of Slurm."""
 
     nnodes: int
@@ -32,11 +34,9 @@ class Wish:
     account: str | None = None
     cpus_per_task: int | None = None
     mem: str | None = None
-    name: str = "multinode"
     requeue: bool = True
-    grace: float = 30.0
-    more: tuple[str, ...] = ()  # any other option of sbatch's
-    setup: tuple[str, ...] = ()  # lines of shell before it: modules, conda
+    more: tuple[str, ...] = ()  # other options of sbatch
+    setup: tuple[str, ...] = ()  # lines of shell before the command: modules, conda
 
     def __post_init__(self) -> None:
         if self.time is not None and not TIME.fullmatch(self.time):
@@ -51,35 +51,37 @@ class Wish:
                 )
 
 
-def text(wish: Wish, words: Sequence[str], *, place: Path | None = None) -> str:
-    """The batch file. `words`: what master_launch is called with; `place`: its experiment."""
-    lead = round(wish.grace) + MARGIN
+def text(
+    asked: SbatchOptions, launch: Launch, words: Sequence[str], *, place: Path | None = None
+) -> str:
+    """Write the batch file that runs the command `words`; `place` is its experiment."""
+    lead = round(launch.grace) + MARGIN
     options = [
-        f"--job-name={wish.name}",
-        f"--nodes={wish.nnodes}",
+        f"--job-name={launch.name}",
+        f"--nodes={asked.nnodes}",
         "--ntasks-per-node=1",  # one supervisor per node, which starts the ranks
-        *([f"--gres=gpu:{wish.gpus}"] if wish.gpus else []),
-        *([f"--cpus-per-task={wish.cpus_per_task}"] if wish.cpus_per_task else []),
-        *([f"--mem={wish.mem}"] if wish.mem else []),
-        *([f"--time={wish.time}"] if wish.time else []),
-        *([f"--partition={wish.partition}"] if wish.partition else []),
-        *([f"--account={wish.account}"] if wish.account else []),
-        f"--output={(place / OUTPUT) if place else wish.name + '_%j.out'}",
+        *([f"--gres=gpu:{asked.gpus}"] if asked.gpus else []),
+        *([f"--cpus-per-task={asked.cpus_per_task}"] if asked.cpus_per_task else []),
+        *([f"--mem={asked.mem}"] if asked.mem else []),
+        *([f"--time={asked.time}"] if asked.time else []),
+        *([f"--partition={asked.partition}"] if asked.partition else []),
+        *([f"--account={asked.account}"] if asked.account else []),
+        f"--output={(place / OUTPUT) if place else launch.name + '_%j.out'}",
         "--open-mode=append",
-        *wish.more,
+        *asked.more,
     ]
-    if wish.requeue:
+    if asked.requeue:
         options += ["--requeue", f"--signal=B:USR1@{lead}"]
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH {quoted(option)}" for option in options]
     lines.append("")
-    if wish.requeue:
+    if asked.requeue:
         lines += [
             f"# {lead} s before the time limit Slurm signals this script: the ranks save and stop,",
             "# and the job is queued again. The next attempt has the same experiment: the engine",
             "# resumes there; your own program finds what it saved in $ORCHESTRATOR_EXPERIMENT.",
         ]
-    lines += ["set -e", *wish.setup]
+    lines += ["set -e", *asked.setup]
     if place is not None:
         lines.append(f"export ORCHESTRATOR_SUBMITTED={shlex.quote(str(place))}")
     lines += [f"exec {shlex.join(words)}", ""]
@@ -95,25 +97,25 @@ def quoted(option: str) -> str:
     return f"'{option}'" if "'" not in option else f'"{option}"'
 
 
-def hand_in(
-    wish: Wish, words: Sequence[str], experiments: Path, command: Sequence[str]
+def submit(
+    asked: SbatchOptions, launch: Launch, words: Sequence[str], experiments: Path
 ) -> Experiment:
-    """Submit it: an experiment with a record that says it waits, before Slurm can start it."""
-    place = experiment.create(experiments, wish.name)
+    """Submit it, with an experiment whose record says that it waits before Slurm can start it."""
+    place = experiment.create(experiments, launch.name)
     record = JobRecord(
         job=place.name,
         experiment=str(place.path),
         state="queued",
-        command=redact.redacted_words(command),
+        command=redact.redacted_words(sys.argv),
         nodes=[],
         started=time.time(),
         head=experiment.this_head(),
-        grace=wish.grace,
+        launch=launch,
         batch=True,
     )
     files = ("batch.sh", "job.json")
     try:
-        place.write("batch.sh", text(wish, words, place=place.path))
+        place.write("batch.sh", text(asked, launch, words, place=place.path))
         place.write_record(record)
         job = queue.submit(str(place.path / "batch.sh"))
     except OrchestratorError:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.config.schema import Config, Launch
+from orchestrator.config.launch import Launch
+from orchestrator.config.schema import Config
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.inventory.probed_node import ProbedNode

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.config.schema import Config, Launch, Nccl
+from orchestrator.config.launch import Launch
+from orchestrator.config.schema import Config, Nccl
 from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.node_list import Node, parse_nodes
 from orchestrator.head.inventory.probed_node import ProbedNode

@@ -1,0 +1,36 @@
+"""The keywords of Cluster and Cluster.launch.
+
+Made by `scripts/config_reference.py` from the definitions in config/launch.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TypedDict
+
+StrPath = str | os.PathLike[str]
+
+
+class Options(TypedDict, total=False):
+    """The options of `master_launch`, by their names in a config's section `launch:`."""
+
+    config: StrPath
+    set: Mapping[str, object]
+    env: Mapping[str, str]
+    name: str
+    nproc: int
+    check: str
+    python: StrPath
+    workdir: StrPath
+    hook: StrPath
+    start: str
+    node_loss_timeout: float
+    on_node_loss: str
+    on_head_loss: str
+    hang_timeout: float
+    on_hang: str
+    grace: float
+    master_port: int
+    connect_timeout: float
+    strict_host_keys: bool

@@ -1,0 +1,333 @@
+"""The options of a launch, each defined once, here.
+
+To add one, add a field to `Launch` (a key of the config's section `launch:`, too) or to
+`LaunchArguments` (only on the command line), and type `scripts/config_reference.py`. From the field
+come the option with its help (cli/options.py), the keyword of the Python API (api/options.py), the
+key of a config with its line in docs/config.md, and for `Launch` what job.json keeps. Nothing else
+has to be touched but the code that honours it: `request.config.launch.NAME` before a start,
+`record.launch.NAME` afterwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config.parse import at_least, at_most, one_of
+
+COMMON = "Common options"
+NODES = "Nodes and network"
+PROGRAM = "Program"
+FAILURE = "Failures"
+OUTPUT = "Output"
+GROUPS = (COMMON, NODES, PROGRAM, FAILURE, OUTPUT)
+
+EXAMINE = ("launch", "plan", "doctor", "verify")  # commands that reach the nodes
+PLAN = ("launch", "plan", "doctor")  # those that take a program of the user's
+RUN = ("launch", "plan", "verify")  # those that plan or start ranks
+START = ("launch",)
+
+DEFAULT_NODES = Path("node_ip_list.txt")
+DEFAULT_CONFIG = Path("config/multi_node/distributed_two_nodes.yaml")  # of the built-in engine
+DEFAULT_HOOK = Path("scripts/multi_node/config_node.sh")
+
+
+@dataclass(frozen=True)
+class Option:
+    """How one field is shown and typed. Its type and default are those of the field."""
+
+    help: str
+    group: str
+    commands: tuple[str, ...] = RUN
+    shown: str = ""  # the default in words, where the field's own says too little
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    metavar: str = ""
+    flags: tuple[str, ...] = ()  # as it is typed, where that is not --the-field
+    variable: str = ""  # an environment variable that sets it, too
+    file: bool = False  # a path here: shells complete it, the Python API takes a Path
+    keyword: str = ""  # its name in the Python API, where that takes it
+
+
+def option(default: Any, help: str, group: str, **more: Any) -> Any:
+    """Declare a field that is an option."""
+    return field(default=default, metadata={"option": Option(help, group, **more)})
+
+
+def options_of(kind: type[Any]) -> dict[str, Option]:
+    """Map the fields of a class that are options to their descriptions."""
+    fields = dataclasses.fields(kind)
+    return {item.name: item.metadata["option"] for item in fields if "option" in item.metadata}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a job is started. Command-line options of the same names win over these."""
+
+    name: str = option(
+        "multinode",
+        "Name the experiment's directory: experiments/NAME_<date>_<time>.",
+        COMMON,
+        metavar="NAME",
+    )
+    nproc: int | None = option(
+        None,
+        "Start N ranks on each node.",
+        COMMON,
+        commands=EXAMINE,
+        shown="slots= in the node list, else the number of GPUs, else 1",
+        least=1,
+        metavar="N",
+        variable="NPROC_PER_NODE",
+    )
+    check: str = option(
+        "quick",
+        "Check the nodes before the start: quickly, as thoroughly as the doctor, or not at all.",
+        COMMON,
+        choices=("quick", "full", "none"),
+    )
+    python: str | None = option(
+        None,
+        "The Python on nodes that have no python= in the list.",
+        PROGRAM,
+        commands=EXAMINE,
+        metavar="PATH",
+        file=True,
+    )
+    workdir: str | None = option(
+        None,
+        "Directory to run in on nodes that have no workdir= in the list.",
+        PROGRAM,
+        commands=EXAMINE,
+        shown="the current directory",
+        metavar="DIR",
+        file=True,
+    )
+    hook: str | None = option(
+        None,
+        "Shell file that each node sources; the variables it exports reach the ranks.",
+        PROGRAM,
+        commands=EXAMINE,
+        shown=f"{DEFAULT_HOOK} if it exists",
+        metavar="FILE",
+        file=True,
+    )
+    start: str = option(
+        "fork",
+        "How ranks start: fork is faster, from a torchrun that has imported torch; plain is"
+        " torchrun's own way.",
+        PROGRAM,
+        commands=EXAMINE,
+        choices=("fork", "plain"),
+    )
+    node_loss_timeout: float = option(
+        60.0,
+        "A node that is silent for so many seconds is lost.",
+        FAILURE,
+        least=0,
+        metavar="SECONDS",
+    )
+    on_node_loss: str = option(
+        "stop",
+        "When a node is lost, stop the job, or wait for the node to return.",
+        FAILURE,
+        choices=("stop", "wait"),
+    )
+    on_head_loss: str = option(
+        "continue",
+        "When this machine is silent for as long, the nodes continue, or stop the job.",
+        FAILURE,
+        choices=("continue", "stop"),
+    )
+    hang_timeout: float = option(
+        600.0,
+        "After so many seconds without progress, find out where the ranks hang; 0 never does.",
+        FAILURE,
+        least=0,
+        metavar="SECONDS",
+    )
+    on_hang: str = option(
+        "stop",
+        "When the job hangs, stop it, or leave it running.",
+        FAILURE,
+        choices=("stop", "leave"),
+    )
+    grace: float = option(
+        30.0,
+        "Seconds that ranks have to save and exit before they are killed.",
+        FAILURE,
+        least=0,
+        metavar="SECONDS",
+    )
+    master_port: int | None = option(
+        None,
+        "Port on the first node where the ranks meet.",
+        NODES,
+        commands=EXAMINE,
+        shown="29500, or the next free one",
+        least=1,
+        most=65535,
+        metavar="PORT",
+        variable="MASTER_PORT",
+    )
+    connect_timeout: float = option(
+        10.0,
+        "Seconds to wait for a node to answer.",
+        NODES,
+        commands=EXAMINE,
+        least=0,
+        metavar="SECONDS",
+    )
+    strict_host_keys: bool = option(
+        False,
+        "Refuse nodes whose host key known_hosts does not list.",
+        NODES,
+        commands=EXAMINE,
+    )
+
+    def __post_init__(self) -> None:
+        for name, shown in options_of(Launch).items():
+            value = getattr(self, name)
+            if shown.choices:
+                one_of(f"launch.{name}", value, shown.choices)
+            if shown.least is not None:
+                at_least(f"launch.{name}", value, shown.least)
+            if shown.most is not None:
+                at_most(f"launch.{name}", value, shown.most)
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which nodes, how SSH reaches them, and where experiments are: the same for all commands."""
+
+    nodes: Path | None = option(
+        None,
+        "The node list. Its first node is the master.",
+        COMMON,
+        commands=EXAMINE,
+        shown=str(DEFAULT_NODES),
+        metavar="FILE",
+        file=True,
+    )
+    ssh_config: Path | None = option(
+        None,
+        "Use this ssh_config in place of yours.",
+        NODES,
+        commands=EXAMINE,
+        metavar="FILE",
+        file=True,
+    )
+    experiments: Path = option(
+        Path("experiments"),
+        "The directory that holds all experiments.",
+        OUTPUT,
+        commands=EXAMINE,
+        metavar="DIR",
+        file=True,
+    )
+
+    @property
+    def node_list(self) -> Path:
+        return self.nodes or DEFAULT_NODES
+
+
+@dataclass(frozen=True)
+class View:
+    """What of a job's logs is shown, and how."""
+
+    quiet: bool = option(
+        False, "Show no log lines; the files have them.", OUTPUT, commands=("launch", "verify")
+    )
+    color: bool | None = option(
+        None,
+        "Colour the output, or do not.",
+        OUTPUT,
+        commands=("launch", "verify"),
+        shown="colour on a terminal",
+        flags=("--color/--no-color",),
+    )
+    node: int | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class LaunchArguments:
+    """A launch as it was typed, on the command line or in Python."""
+
+    config_file: Path | None = option(
+        None,
+        "Read the settings from a YAML file.",
+        COMMON,
+        commands=EXAMINE,
+        shown=f"{DEFAULT_CONFIG} for the built-in engine",
+        metavar="FILE",
+        flags=("--config",),
+        variable="CONFIG_FILE",
+        file=True,
+        keyword="config",
+    )
+    overrides: tuple[str, ...] = option(
+        (),
+        "Override one setting of the config: --set training.max_steps=100.",
+        COMMON,
+        commands=EXAMINE,
+        metavar="KEY=VALUE",
+        flags=("--set",),
+        keyword="set",
+    )
+    env: tuple[str, ...] = option(
+        (),
+        "Set a variable on every rank; without =VALUE it has its value from here.",
+        COMMON,
+        commands=EXAMINE,
+        metavar="NAME[=VALUE]",
+        keyword="env",
+    )
+    module: str | None = option(
+        None,
+        "Run a module, as python -m does.",
+        COMMON,
+        commands=PLAN,
+        metavar="MODULE",
+        flags=("-m", "--module"),
+    )
+    dry_run: bool = option(
+        False, "Print what each node would run; start nothing.", COMMON, commands=START
+    )
+    detach: bool = option(False, "Start the job and leave it running.", COMMON, commands=START)
+    nodes_from: str | None = option(
+        None,
+        "Take the nodes from the node list, or from the Slurm allocation this runs in.",
+        NODES,
+        commands=EXAMINE,
+        shown="the list if there is one",
+        choices=("list", "slurm"),
+    )
+    start_with: str | None = option(
+        None,
+        "Start the ranks with torchrun, or with `accelerate launch`.",
+        PROGRAM,
+        commands=("launch", "plan"),
+        shown="torchrun",
+        choices=("torchrun", "accelerate"),
+    )
+    accelerate_config: Path | None = option(
+        None,
+        "Start the ranks with accelerate and this config file, the same for all nodes.",
+        PROGRAM,
+        commands=("launch", "plan"),
+        metavar="FILE",
+        file=True,
+    )
+    as_json: bool = option(
+        False, "With --dry-run, print JSON.", OUTPUT, commands=START, flags=("--json",)
+    )
+    program: tuple[str, ...] = ()
+    where: Where = field(default_factory=Where)
+    view: View = field(default_factory=View)
+    launch: Mapping[str, Any] = field(default_factory=dict)  # fields of Launch that were given
+    payload: Path | None = None  # a directory with a pickled function, to be run as the program

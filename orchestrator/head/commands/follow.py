@@ -1,0 +1,116 @@
+"""Stay with a running job until it is over: its log lines, its end, its exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.config.launch import View
+from orchestrator.errors import EXIT_DONE, EXIT_STOPPED
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.transport import Transport
+from orchestrator.head.follow import verdict
+from orchestrator.head.follow.follower import NodeFollower
+from orchestrator.head.follow.run import Run
+from orchestrator.head.launch.launch import Launched
+from orchestrator.head.screen.display import Display
+from orchestrator.head.screen.keyboard import Keys
+from orchestrator.head.screen.log_reader import LogFile, last_words
+from orchestrator.head.screen.output import say, tell
+from orchestrator.head.screen.screen import Screen
+from orchestrator.head.status.backend import backend_of
+from orchestrator.records.experiment import Experiment, JobRecord
+
+
+def follow_launched(launched: Launched, view: View, keys: Keys | None = None) -> int:
+    """Follow a job from its start, over the channels that started it."""
+    display = Display(make_screen(launched.experiment, launched.record, view))
+    channels = [one.channel for one in launched.reached]
+    return follow(launched.experiment, launched.record, launched.transport, display, channels, keys)
+
+
+def follow_again(
+    place: Experiment,
+    record: JobRecord,
+    transport: Transport,
+    view: View,
+    keys: Keys | None = None,
+) -> int:
+    """Follow a job that runs already; lines that are here are not shown again."""
+    display = Display(make_screen(place, record, view))
+    display.screen.skip_to_end()
+    return follow(place, record, transport, display, [None] * len(record.nodes), keys)
+
+
+def follow(
+    place: Experiment,
+    record: JobRecord,
+    transport: Transport,
+    display: Display,
+    channels: Sequence[NodeChannel | None],
+    keys: Keys | None,
+) -> int:
+    display.start()
+    running = Run(place, record, display)
+    followers = [
+        NodeFollower(transport, record.job, node, place, running.post, channel, head=running.since)
+        for node, channel in zip(record.nodes, channels, strict=True)
+    ]
+    running.go(followers, keys)
+    display.finish()
+    place.unlock()
+    if running.thief is not None:
+        say(f"{head_name(running.thief)} has taken over; this head leaves, the job goes on")
+        return EXIT_STOPPED  # not 0: what waits for this command must not take the job for done
+    if running.end.left:
+        say(f"left running; take it up again: orchestrator attach {place.name}")
+        return EXIT_DONE
+    in_time = running.out_of_time and running.record.state == "stopped"
+    if in_time and backend_of(record).start_again(place, running.record, say):
+        return EXIT_STOPPED
+    return tell_end(place, running.record)
+
+
+def make_screen(place: Experiment, record: JobRecord, view: View) -> Screen:
+    tty = sys.stdout.isatty()
+    return Screen(
+        log_files(place, record),
+        sys.stdout,
+        tty=tty,
+        color=tty if view.color is None else view.color,
+        quiet=view.quiet,
+        node=view.node,
+        rank=view.rank,
+        ranks=sum(node.nproc for node in record.nodes),
+    )
+
+
+def log_files(place: Experiment, record: JobRecord) -> list[LogFile]:
+    return [
+        LogFile(node.index, node.name, place.log(node), place.ranks(node)) for node in record.nodes
+    ]
+
+
+def tell_end(place: Experiment, record: JobRecord) -> int:
+    """Print how the job ended, and if it failed, the last lines of the rank that caused it."""
+    assert record.ended is not None and record.exit_code is not None
+    took = f"{record.ended - record.started:.1f} s"
+    cause = record.verdict
+    if cause is None or record.state == "stopped":
+        say(f"{record.state} after {took}: {place.path}")
+        return record.exit_code
+    say(f"{record.state} after {took}; all logs are in {place.logs}")
+    if cause["node"] is not None:
+        node, rank = record.node(cause["node"]), cause["rank"]
+        prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
+        log = LogFile(node.index, node.name, place.log(node), place.ranks(node))
+        lines = cause["traceback"].splitlines() or last_words(log, rank)
+        tell("".join(f"{prefix}{line}\n" for line in lines))
+    for line in verdict.to_lines(cause):
+        say(line)
+    return record.exit_code
+
+
+def head_name(head: dict[str, Any]) -> str:
+    return f"process {head['pid']} on {head['host']}"

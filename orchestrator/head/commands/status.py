@@ -1,0 +1,36 @@
+"""`orchestrator status`: ask the nodes what runs where."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from orchestrator.config.launch import Where
+from orchestrator.errors import EXIT_DONE, EXIT_NODE
+from orchestrator.head.screen.output import tell
+from orchestrator.head.status import status as job_status
+from orchestrator.head.status.find_job import find_job
+
+
+def status(where: Where, wanted: str | None, *, watch: bool, as_json: bool) -> int:
+    job = find_job(where, wanted)
+    while True:
+        record = job.record
+        asleep = record.over or record.state == "queued"
+        states = (
+            job_status.from_record(record)
+            if asleep
+            else job_status.ask_nodes(job.transport, record)
+        )
+        if watch and sys.stdout.isatty():
+            sys.stdout.write("\x1b[H\x1b[J")
+        show = job_status.to_json if as_json else job_status.to_text
+        tell(show(record, states, job.backend.queue_entry(record)))
+        over = record.over or (
+            record.state != "queued" and all(state.state == "ended" for state in states)
+        )
+        if over or not watch:
+            unreachable = any(state.state == "unreachable" for state in states)
+            return EXIT_NODE if unreachable else EXIT_DONE
+        time.sleep(1)
+        job = job.refreshed()

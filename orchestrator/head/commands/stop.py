@@ -1,0 +1,68 @@
+"""`orchestrator stop` and `emergency-stop`: end jobs, and print a receipt for every node."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+
+from orchestrator.config.launch import Where
+from orchestrator.errors import EXIT_DONE
+from orchestrator.head.connect.ssh import SshTransport
+from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.follow import stop as stopping
+from orchestrator.head.follow.stop import Receipt
+from orchestrator.head.inventory.node_list import read_nodes
+from orchestrator.head.screen.output import tell
+from orchestrator.head.status.find_job import FoundJob, find_job
+from orchestrator.records.experiment import JobRecord
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What stopping a job came to."""
+
+    record: JobRecord
+    receipts: list[Receipt] | None  # None: it was over already
+    problem: str = ""  # why the receipts could not be written into job.json
+
+
+def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
+    """End a job on all its nodes; without `grace`, with the one of its launch."""
+    job = find_job(where, wanted)
+    record = job.record
+    grace = record.launch.grace if grace is None else grace
+    receipts = job.backend.stop(job.place, record, grace) if isinstance(job, FoundJob) else None
+    if receipts is not None:
+        return Ended(record, receipts)
+    # Of a job that is over, only nodes that were lost may not know it.
+    nodes = [node for node in record.nodes if not record.over or node.state == "lost"]
+    if not nodes:
+        return Ended(record, None)
+    receipts = stopping.stop_job(job.transport, record, nodes, grace)
+    problem = stopping.conclude(job.place, receipts) if isinstance(job, FoundJob) else ""
+    return Ended(record, receipts, problem)
+
+
+def stop(where: Where, wanted: str | None, *, grace: float | None, as_json: bool) -> int:
+    ended = end_job(where, wanted, grace)
+    if ended.receipts is None:
+        over = f"orchestrator: {ended.record.job} is over already ({ended.record.state})"
+        tell("[]" if as_json else over)
+        return EXIT_DONE
+    code = show_receipts(ended.receipts, as_json=as_json)
+    if ended.problem:
+        sys.stderr.write(f"orchestrator: these receipts are not in job.json: {ended.problem}\n")
+    return code
+
+
+def emergency_stop(where: Where, *, all_users: bool, as_json: bool) -> int:
+    ssh = SshTransport(SshConfig(where.ssh_config))
+    receipts = stopping.stop_everything(ssh, read_nodes(where.node_list), all_users=all_users)
+    return show_receipts(receipts, as_json=as_json)
+
+
+def show_receipts(receipts: list[Receipt], *, as_json: bool) -> int:
+    data = json.dumps(stopping.to_json(receipts), indent=1)
+    tell(data if as_json else stopping.to_text(receipts))
+    return stopping.exit_code(receipts)

@@ -1,0 +1,67 @@
+"""Find a job again: by its experiment here, or else by what the nodes of the list know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from orchestrator.config.launch import Where
+from orchestrator.errors import UsageError, nearest
+from orchestrator.head.connect.ssh import SshTransport
+from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.connect.transport import Transport
+from orchestrator.head.inventory.node_list import read_nodes
+from orchestrator.head.screen.output import say
+from orchestrator.head.status import status
+from orchestrator.head.status.backend import SshBackend, backend_of
+from orchestrator.records import experiment
+from orchestrator.records.experiment import Experiment, JobRecord
+
+
+@dataclass(frozen=True)
+class RemoteJob:
+    """A job as its nodes know it: there is no directory for it here."""
+
+    record: JobRecord
+    transport: Transport
+    backend: SshBackend
+
+    def refreshed(self) -> RemoteJob:
+        return self
+
+
+@dataclass(frozen=True)
+class FoundJob(RemoteJob):
+    """A job with its experiment's directory."""
+
+    place: Experiment
+
+    def refreshed(self) -> FoundJob:
+        """Read the record again; a job that ended without its head is concluded."""
+        return replace(self, record=self.backend.settle(self.place, self.place.read_record()))
+
+
+def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
+    place = experiment.find(where.experiments, wanted)
+    if place is not None:
+        record = place.read_record()
+        backend = backend_of(record)
+        record = backend.settle(place, record)
+        return FoundJob(record, backend.transport(record, where.ssh_config), backend, place)
+    if not where.node_list.exists():
+        names = [one.name for one in experiment.every(where.experiments)]
+        hint = nearest(wanted, names) if wanted else "; start one: master_launch SCRIPT"
+        what = f"no experiment {wanted!r}" if wanted else "no experiment"
+        raise UsageError(f"there is {what} in {where.experiments}{hint}")
+    ssh = SshTransport(SshConfig(where.ssh_config))
+    record = status.find_on_nodes(ssh, read_nodes(where.node_list), wanted)
+    return RemoteJob(record, ssh, backend_of(record))
+
+
+def adopt_job(where: Where, wanted: str | None) -> FoundJob:
+    """Find a job, and make a directory here for its logs if there is none."""
+    job = find_job(where, wanted)
+    if isinstance(job, FoundJob):
+        return job
+    place = experiment.adopt(where.experiments, job.record)
+    say(f"{place.name} was started elsewhere; its logs come to {place.logs}")
+    return FoundJob(place.read_record(), job.transport, job.backend, place)

@@ -1,0 +1,163 @@
+"""A launch's options are defined once: whoever shows or keeps them has exactly those."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+import pytest
+
+from orchestrator.api.options import Options
+from orchestrator.cli.launch import (
+    doctor_command,
+    launch_arguments,
+    launch_command,
+    plan_command,
+    verify_command,
+)
+from orchestrator.cli.main import cli
+from orchestrator.cli.options import LAUNCH_OPTIONS
+from orchestrator.config import load
+from orchestrator.config.launch import (
+    COMMON,
+    GROUPS,
+    Launch,
+    LaunchArguments,
+    Option,
+    View,
+    Where,
+    options_of,
+)
+from orchestrator.records.experiment import Experiment, JobRecord
+
+DEFINED: dict[str, Option] = {
+    name: option for kind in LAUNCH_OPTIONS for name, option in options_of(kind).items()
+}
+COMMANDS = {
+    "launch": launch_command,
+    "plan": plan_command,
+    "doctor": doctor_command,
+    "verify": verify_command,
+}
+RECORD = JobRecord("job-1", "/e", "done", ["master_launch"], [], 1000.0, {})
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_each_command_has_the_options_that_are_defined_for_it(name: str) -> None:
+    taken = {one.name for one in COMMANDS[name].params if hasattr(one, "group")}
+    assert taken == {key for key, option in DEFINED.items() if name in option.commands}
+
+
+def test_every_key_of_a_launch_is_an_option_a_keyword_and_recorded() -> None:
+    keys = {item.name for item in dataclasses.fields(Launch)}
+    assert keys == set(options_of(Launch)) == set(load.SECTIONS["launch"])
+    others = {option.keyword for option in options_of(LaunchArguments).values() if option.keyword}
+    assert set(Options.__annotations__) == keys | others
+    assert set(dataclasses.asdict(RECORD)["launch"]) == keys
+
+
+def test_an_option_that_is_defined_anew_needs_nothing_else(tmp_path: Path) -> None:
+    """The command line, the config's checks and the record know it from its definition alone."""
+    typed = [
+        "--on-hang",
+        "leave",
+        "--grace",
+        "2.5",
+        "--strict-host-keys",
+        "--nproc",
+        "3",
+        "x",
+        "-y",
+    ]
+    arguments = launch_arguments(typed)
+    given = {"on_hang": "leave", "grace": 2.5, "strict_host_keys": True, "nproc": 3}
+    assert arguments.launch == given and arguments.program == ("x", "-y")
+    place = Experiment(tmp_path)
+    place.write_record(dataclasses.replace(RECORD, launch=Launch(**given)))
+    assert place.read_record().launch == Launch(**given)
+
+
+def test_a_record_of_before_is_read(tmp_path: Path) -> None:
+    """Its options were keys of the record itself."""
+    data = dataclasses.asdict(RECORD)
+    del data["launch"]
+    data.update(grace=5.0, on_hang="leave", start="plain", hang_timeout=9.0)
+    (tmp_path / "job.json").write_text(json.dumps(data))
+    launch = Experiment(tmp_path).read_record().launch
+    assert launch == Launch(grace=5.0, on_hang="leave", start="plain", hang_timeout=9.0)
+
+
+def test_what_is_not_typed_is_left_to_the_config_and_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert launch_arguments([]) == LaunchArguments(where=Where(), view=View())
+    monkeypatch.setenv("NPROC_PER_NODE", "4")
+    monkeypatch.setenv("CONFIG_FILE", "c.yaml")
+    arguments = launch_arguments([])
+    assert (arguments.launch, arguments.config_file) == ({"nproc": 4}, Path("c.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes_from", "start_with"),
+    [
+        ([], None, None),
+        (["--launcher", "ssh"], "list", None),
+        (["--launcher", "slurm"], "slurm", None),
+        (["--launcher", "accelerate"], None, "accelerate"),
+        (["--launcher", "slurm", "--launcher", "accelerate"], "slurm", "accelerate"),
+        (["--nodes-from", "slurm", "--start-with", "accelerate"], "slurm", "accelerate"),
+        (["--nodes-from", "list", "--launcher", "slurm"], "list", None),
+    ],
+)
+def test_launcher_is_still_understood(
+    words: list[str], nodes_from: str | None, start_with: str | None
+) -> None:
+    arguments = launch_arguments(words)
+    assert (arguments.nodes_from, arguments.start_with) == (nodes_from, start_with)
+    assert launch_arguments([*words, "--no-check"]).launch == {"check": "none"}
+
+
+# -- help -----------------------------------------------------------------------------------------
+
+
+def help_of(command: click.Command, name: str) -> str:
+    with command.make_context(name, [], resilient_parsing=True) as context:
+        return command.get_help(context)
+
+
+def test_the_ten_that_matter_come_first() -> None:
+    text = help_of(launch_command, "master_launch")
+    headings = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == [f"{group}:" for group in GROUPS]
+    assert sum(option.group == COMMON for option in DEFINED.values()) == 10
+    assert "--launcher" not in text
+
+
+def test_every_command_stands_under_a_heading() -> None:
+    listed = [name for names in cli.headings.values() for name in names]
+    assert sorted(listed) == sorted(cli.commands)
+
+
+def walk(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
+    found: list[tuple[str, click.Command]] = [(path, command)]
+    for name, inner in getattr(command, "commands", {}).items():
+        found += walk(inner, f"{path} {name}")
+    return found
+
+
+@pytest.mark.parametrize(("path", "command"), walk(cli, "orchestrator"), ids=str)
+def test_each_help_is_a_sentence(path: str, command: click.Command) -> None:
+    assert (command.help or "").split("\n")[0], path
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            assert option.help and option.help[0].isupper(), f"{path} {option.name}"
+
+
+def test_the_shell_completes_options_and_choices() -> None:
+    with launch_command.make_context("master_launch", [], resilient_parsing=True) as context:
+        found = [item.value for item in launch_command.shell_complete(context, "--on-")]
+        assert found == ["--on-node-loss", "--on-head-loss", "--on-hang"]
+        option = next(one for one in launch_command.params if one.name == "on_hang")
+        assert [item.value for item in option.shell_complete(context, "l")] == ["leave"]
