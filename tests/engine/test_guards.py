@@ -120,6 +120,15 @@ def test_clocks_start_evaluations_and_checkpoints(tmp_path: Path) -> None:
     assert 3 <= len(saved) < 150
 
 
+def test_an_evaluation_does_not_lose_a_checkpoint_that_a_clock_asked_for(tmp_path: Path) -> None:
+    clocks = {"training": {"max_steps": 30, "eval_steps": 1},
+              "checkpoint": {"seconds": 1e-9, "keep": 100}}  # fmt: skip
+    one = job(tmp_path, "a", [2], clocks)
+    assert run(one) == [[0, 0]]
+    saved = list((one.experiment() / "outputs/checkpoints").glob("step_*"))
+    assert len(saved) > 20
+
+
 def test_held_out_samples_count_once_each_on_any_layout(tmp_path: Path) -> None:
     """37 samples of unequal length over 1, 2, 3 ranks: the same means, exactly."""
     often = {"training": {"eval_steps": 5, "batch_size": 4}}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim import lr_scheduler
 
 from orchestrator.engine.core import duration
+from orchestrator.engine.core.loop import LrScheduler
 from orchestrator.engine.data import sharded_loader
 from orchestrator.engine.data.sample_order import Order
 from tests.engine import trained
@@ -88,6 +92,80 @@ def test_a_resume_has_the_bits_of_a_run_that_was_never_interrupted(tmp_path: Pat
     job = done(tmp_path, "two", [2], "resumes")
     assert "resuming after step 3" in job.told()
     assert "nothing to do: 3 epochs and 9 steps are done" in job.told()
+
+
+def test_a_resume_on_other_ranks_goes_on_after_the_same_samples(tmp_path: Path) -> None:
+    """In the middle of an epoch; where the samples do not divide, it is refused."""
+
+    def ended(name: str, nodes: list[int], kept: str, **env: str) -> Any:
+        env = {"KEPT": str(tmp_path / kept), **env}
+        job = done(tmp_path, name, nodes, "goes_on_elsewhere", env=env)
+        return torch.load(job.path / "ended")
+
+    _, expected = ended("whole", [1], "a")
+    ended("begun", [2], "b", UNTIL="8 steps")
+    told, _ = ended("other", [1], "b", BATCH="6")
+    assert "is no multiple of the 6 that all ranks now take at a time" in told
+    _, weights = ended("on", [1], "b")
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, atol=1e-5, rtol=0, msg=name)
+
+
+def test_asked_to_stop_it_saves_and_does_not_validate(tmp_path: Path) -> None:
+    done(tmp_path, "hurry", [2], "stops_in_a_hurry")
+
+
+def test_a_sample_with_nan_is_named_and_its_step_left_out(tmp_path: Path) -> None:
+    job = done(tmp_path, "nan", [2], "meets_nan")
+    named = re.findall(
+        r"is skipped on all ranks: NaN or inf in samples \[(.*)\]", job.told(0) + job.told(1)
+    )
+    assert len(named) == 2  # once by each of the two trainings, by the rank that had it
+    assert all("7" in samples.split(", ") for samples in named)
+
+
+SCHEDULERS: dict[str, Any] = {
+    "partial": lambda opt: lr_scheduler.LambdaLR(opt, functools.partial(min, 0.5)),
+    "object": lambda opt: lr_scheduler.LambdaLR(opt, Falling()),
+    "sequence": lambda opt: lr_scheduler.SequentialLR(
+        opt, [lr_scheduler.LinearLR(opt, total_iters=4), lr_scheduler.ExponentialLR(opt, 0.5)], [4]
+    ),
+    "chain": lambda opt: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(opt), lr_scheduler.ExponentialLR(opt, 0.5)]
+    ),
+    "milestones": lambda opt: lr_scheduler.MultiStepLR(opt, [2, 5]),
+    "one cycle": lambda opt: lr_scheduler.OneCycleLR(opt, 0.1, total_steps=20),
+    "cosine": lambda opt: lr_scheduler.CosineAnnealingWarmRestarts(opt, 4),
+}
+
+
+class Falling:
+    def __call__(self, step: int) -> float:
+        return 1 / (1 + step)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_goes_on_where_it_was(name: str) -> None:
+    def begun() -> tuple[torch.optim.Optimizer, LrScheduler]:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
+        return optimizer, LrScheduler(SCHEDULERS[name], optimizer, "step")
+
+    def rates(optimizer: torch.optim.Optimizer, scheduler: LrScheduler, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.after_step()
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    one = begun()
+    rates(*one, 5)
+    saved = json.loads(json.dumps(one[1].state()))
+    other = begun()
+    other[1].restore(saved)
+    for group, own in zip(other[0].param_groups, one[0].param_groups, strict=True):
+        group.update({key: value for key, value in own.items() if key != "params"})
+    assert rates(*other, 8) == rates(*one, 8)
 
 
 DEALT = {

@@ -78,7 +78,7 @@ def world() -> int:
 
 
 def loader(size: int = SAMPLES, **more: Any) -> DataLoader[Any]:
-    return DataLoader(samples(size), batch_size=BATCH // world(), **more)
+    return DataLoader(samples(size), **{"batch_size": BATCH // world(), **more})
 
 
 def correct(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,6 +145,61 @@ def resumes(place: Path) -> None:
             torch.save(whole(model), place / "ddp")
         assert made.load_checkpoint(own).name == f"step_{made.state.step:08d}"
         made.train(loader(), epochs=1)  # says that nothing is left
+
+
+def goes_on_elsewhere(place: Path) -> None:
+    """What $UNTIL says of a training that is saved in $KEPT; its weights at the end."""
+    model = net()
+    made = Trainer(model, optimizer(model), nn.CrossEntropyLoss())
+    saved = {"save_every": "1 epoch", "save_to": os.environ["KEPT"], "resume": True}
+    own = loader(shuffle=True, batch_size=int(os.environ.get("BATCH", BATCH)) // world())
+    told = message(made.train, own, epochs=EPOCHS, max_period=os.environ.get("UNTIL"), **saved)
+    weights = whole(model)
+    if made.ranks.rank == 0:
+        torch.save((told, weights), place / "ended")
+
+
+class Watched:
+    """A validation that says that it began."""
+
+    begun = False
+
+    def __iter__(self) -> Iterator[Any]:
+        Watched.begun = True
+        return iter(loader(13))
+
+
+def stops_in_a_hurry(place: Path) -> None:
+    """Asked to stop in the middle of an epoch: saved at once, and not validated."""
+    calls: list[int] = []
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        calls.append(1)
+        if len(calls) == 2 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    model = net()
+    made = Trainer(model, optimizer(model), step=step)
+    kept = place / "kept"
+    made.train(loader(), Watched(), epochs=9, save_every="9 epochs", save_to=kept)
+    assert (made.state.ended, made.state.epoch, Watched.begun) == ("asked to stop", 0, False)
+    assert [path.name for path in kept.iterdir()] == [f"step_{made.state.step:08d}"]
+    assert made.state.step < 6
+
+
+def meets_nan(place: Path) -> None:
+    """One sample of the loader is broken: one step is left out, and the sample is named."""
+    data = samples(40)
+    data.tensors[0][7] = torch.nan
+    for make in (torch.optim.AdamW, torch.optim.Adadelta):  # with and without a fused kernel
+        model = net()
+        made = Trainer(model, make, nn.CrossEntropyLoss())
+        fit = DataLoader(data, BATCH // world(), shuffle=True)
+        (epoch,) = made.train(fit, epochs=1)
+        assert torch.tensor(epoch["train_loss"]).isfinite()
+        assert all(value.isfinite().all() for value in whole(model).values())
+        assert made.parts.stepper.skipped.item() == 1
 
 
 # -- loaders ----------------------------------------------------------------------------------
