@@ -1,4 +1,4 @@
-"""All that can be configured, as frozen dataclasses.
+"""Every key of the config, as frozen dataclasses; load.py reads them from YAML.
 
 The classes are the reference: a key exists because a field does, and a field exists because
 something honours it. The head reads `launch` (config/launch.py), every rank the rest.
@@ -15,32 +15,32 @@ from orchestrator.config.parse import REST, above, at_least, multiple, one_of, p
 from orchestrator.errors import UsageError
 
 SHARDED = ("hybrid_shard", "full_shard", "shard_grad_op")
-COPIED = ("ddp", "no_shard")  # two names of one thing: a whole copy on every rank
+COPIED = ("ddp", "no_shard")  # synonyms: a whole copy on every rank
 
 
 def only(name: str, *values: Any) -> Any:
-    """For a field that means something only while another one has one of these values."""
+    """Mark a field that has a meaning only while another one has one of these values."""
     return {"only": (name, values)}
 
 
 @dataclass(frozen=True)
 class Training:
-    """The course of the run."""
+    """How long and how to train."""
 
     max_steps: int = 100  # optimizer steps
-    max_minutes: float | None = None  # save and end after so long, whatever comes first
+    max_minutes: float | None = None  # save and end after this time, unless max_steps comes first
     batch_size: int = 8  # samples per rank and micro-batch
     gradient_accumulation: int = 1  # micro-batches per step
-    mixed_precision: str = "fp32"  # of the computation: fp32, bf16, fp16; weights stay fp32
-    activation_checkpointing: str = "none"  # none; selective: keep the costly ones; full
-    grad_clip_norm: float = 1.0  # largest norm of the whole gradient; 0 leaves it as it is
-    seed: int = 0  # of the weights, the order of the samples, and dropout
-    deterministic: bool = False  # only operations that give the same bits every time
-    max_bad_steps: int = 10  # end after so many steps in a row with NaN or inf
-    eval_steps: int | None = None  # evaluate on the held-out samples every so many steps
-    eval_seconds: float | None = None  # or every so many seconds
-    eval_batches: int | None = None  # at most so many batches per rank; else all samples
-    loss: str | None = None  # package.module:function of (model, batch); else the model's own
+    mixed_precision: str = "fp32"  # compute in fp32, bf16 or fp16; weights stay fp32
+    activation_checkpointing: str = "none"  # none; selective: keep costly activations; full
+    grad_clip_norm: float = 1.0  # largest norm of the whole gradient; 0: no clipping
+    seed: int = 0  # for weights, sample order and dropout
+    deterministic: bool = False  # use only operations that give the same bits every time
+    max_bad_steps: int = 10  # end after this many steps in a row with NaN or inf
+    eval_steps: int | None = None  # steps between evaluations on held-out samples
+    eval_seconds: float | None = None  # or seconds between them
+    eval_batches: int | None = None  # most batches per rank; default: all samples
+    loss: str | None = None  # package.module:function of (model, batch); default: the model's own
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "batch_size", "gradient_accumulation", "max_bad_steps"):
@@ -68,12 +68,12 @@ BUILT_IN = only("model.kind", "decoder", "ranking")
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained: a decoder language model, a ranking transformer, or your own."""
+    """The model to train: a decoder language model, a ranking transformer, or your own."""
 
     kind: str = "decoder"  # decoder, ranking, or target (implied by model.target)
     target: str | None = field(default=None, metadata=OWN_MODEL)  # package.module:function
-    args: dict[str, Any] = field(default_factory=dict, metadata=OWN_MODEL)  # what it is called with
-    vocab_size: int = field(default=256, metadata=BUILT_IN)  # tokens; ids of a sparse feature
+    args: dict[str, Any] = field(default_factory=dict, metadata=OWN_MODEL)  # its arguments
+    vocab_size: int = field(default=256, metadata=BUILT_IN)  # tokens, or ids per sparse feature
     model_dim: int = field(default=64, metadata=BUILT_IN)
     num_layers: int = field(default=2, metadata=BUILT_IN)
     num_heads: int = field(default=4, metadata=BUILT_IN)
@@ -82,9 +82,9 @@ class Model:
     num_kv_heads: int | None = field(default=None, metadata=DECODER)  # fewer: grouped queries
     rope_theta: float = field(default=10000.0, metadata=DECODER)
     norm_eps: float = field(default=1e-5, metadata=DECODER)
-    tie_embeddings: bool = field(default=False, metadata=DECODER)  # head and embedding are one
-    loss_chunk: int = field(default=4096, metadata=DECODER)  # tokens whose logits exist at a time
-    embedding_dim: int = field(default=32, metadata=RANKING)  # of each sparse feature
+    tie_embeddings: bool = field(default=False, metadata=DECODER)  # the head uses the embedding
+    loss_chunk: int = field(default=4096, metadata=DECODER)  # tokens whose logits exist at once
+    embedding_dim: int = field(default=32, metadata=RANKING)  # per sparse feature
     sparse_features: int = field(default=8, metadata=RANKING)
     num_dense_features: int = field(default=4, metadata=RANKING)
     dense_dim: int = field(default=16, metadata=RANKING)  # numbers per dense feature
@@ -124,11 +124,11 @@ OWN_DATA = only("dataset.kind", "target")
 
 @dataclass(frozen=True)
 class Dataset:
-    """What it is trained on. Every sample is seen once per epoch, for any number of ranks."""
+    """The data to train on. Every sample is seen once per epoch, for any number of ranks."""
 
     kind: str = "library"  # library: Python's own sources, as bytes; synthetic; tokens; target
-    path: str | None = field(default=None, metadata=TOKENS)  # a file of scripts/make_tokens.py
-    eval_path: str | None = field(default=None, metadata=TOKENS)  # else the end of path
+    path: str | None = field(default=None, metadata=TOKENS)  # a file made by scripts/make_tokens.py
+    eval_path: str | None = field(default=None, metadata=TOKENS)  # default: the end of path
     target: str | None = field(default=None, metadata=OWN_DATA)  # package.module:function
     args: dict[str, Any] = field(default_factory=dict, metadata=OWN_DATA)
     sequence_length: int = field(default=64, metadata=TEXT)  # tokens per sample
@@ -155,10 +155,10 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How a gradient becomes a step. Matrices decay, vectors (norms, biases) do not."""
+    """The optimizer. Weight decay applies to matrices, not to vectors (norms, biases)."""
 
     name: str = "adamw"  # or sgd
-    lr: float = 3e-3  # at its highest
+    lr: float = 3e-3  # the highest learning rate
     weight_decay: float = 0.01
     betas: tuple[float, float] = field(
         default=(0.9, 0.95), metadata=only("optimizer.name", "adamw")
@@ -177,15 +177,15 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """The learning rate: up from zero over the warm-up, then as its name says."""
+    """The learning rate: it rises from zero during the warm-up, then follows `name`."""
 
-    name: str = "cosine"  # constant, linear, cosine, or wsd: warm up, stay, decay
-    warmup_steps: int | None = None  # a twentieth of all
-    total_steps: int | None = None  # training.max_steps
+    name: str = "cosine"  # constant, linear, cosine, or wsd: warm up, hold, decay
+    warmup_steps: int | None = None  # default: a twentieth of all steps
+    total_steps: int | None = None  # default: training.max_steps
     decay_steps: int | None = field(default=None, metadata=only("scheduler.name", "wsd"))  # a fifth
     min_lr_ratio: float = field(
         default=0.1, metadata=only("scheduler.name", "linear", "cosine", "wsd")
-    )  # at the end, of optimizer.lr
+    )  # final rate as a part of optimizer.lr
 
     def __post_init__(self) -> None:
         one_of("scheduler.name", self.name, ("constant", "linear", "cosine", "wsd"))
@@ -211,16 +211,16 @@ class Fsdp:
     sharding_strategy: str = "hybrid_shard"
     shard_size: int | None = field(
         default=None, metadata=only("fsdp.sharding_strategy", "hybrid_shard")
-    )  # ranks that share one copy; the ranks of a node
+    )  # ranks that share one copy; default: the ranks of a node
     reshard_after_forward: bool = field(
         default=True, metadata=only("fsdp.sharding_strategy", "hybrid_shard", "full_shard")
     )  # free a block's whole parameters between forward and backward: memory for communication
-    forward_prefetch: int = field(default=0, metadata=FSDP)  # blocks gathered ahead of their turn
+    forward_prefetch: int = field(default=0, metadata=FSDP)  # blocks gathered in advance
     backward_prefetch: int = field(default=1, metadata=FSDP)
-    reduce_dtype: str = field(default="fp32", metadata=FSDP)  # in which gradients are summed; bf16
-    accumulate: str = field(default="sharded", metadata=FSDP)  # or whole: faster, more memory
-    cpu_offload: bool = field(default=False, metadata=FSDP)  # shards wait in host memory
-    wrap: tuple[str, ...] = ()  # classes of your model to shard by; the blocks of ModuleLists
+    reduce_dtype: str = field(default="fp32", metadata=FSDP)  # dtype of gradient sums; or bf16
+    accumulate: str = field(default="sharded", metadata=FSDP)  # or whole: faster, but more memory
+    cpu_offload: bool = field(default=False, metadata=FSDP)  # keep shards in host memory
+    wrap: tuple[str, ...] = ()  # classes of your model to shard; default: the blocks of ModuleLists
 
     def __post_init__(self) -> None:
         one_of("fsdp.sharding_strategy", self.sharding_strategy, SHARDED + COPIED)
@@ -235,10 +235,10 @@ class Fsdp:
 class Distributed:
     """The process group, and what ddp does with it."""
 
-    backend: str | None = None  # nccl where there are GPUs, else gloo
-    timeout: float = 600.0  # seconds after which a collective that others do not join has failed
-    bucket_cap_mb: float = field(default=25.0, metadata=DDP)  # gradients that travel together
-    gradient_as_bucket_view: bool = field(default=True, metadata=DDP)  # one copy less
+    backend: str | None = None  # default: nccl with GPUs, else gloo
+    timeout: float = 600.0  # seconds after which a collective fails that others do not join
+    bucket_cap_mb: float = field(default=25.0, metadata=DDP)  # gradients sent together
+    gradient_as_bucket_view: bool = field(default=True, metadata=DDP)  # saves a copy
     static_graph: bool = field(default=False, metadata=DDP)
     find_unused_parameters: bool = field(default=False, metadata=DDP)
     broadcast_buffers: bool = field(default=False, metadata=DDP)
@@ -256,7 +256,7 @@ class Distributed:
 
 @dataclass(frozen=True)
 class Nccl:
-    """The network between nodes; `orchestrator plan --explain` shows what comes of it, and why."""
+    """The network between nodes; `orchestrator plan --explain` shows the result and why."""
 
     profile: str = "auto"  # the fastest that all nodes have; or infiniband, roce, ethernet, debug
     variables: dict[str, str] = field(default_factory=dict, metadata=REST)  # such as NCCL_DEBUG
@@ -276,17 +276,17 @@ class Compile:
     enabled: bool = False
     backend: str = field(default="inductor", metadata=COMPILED)
     mode: str | None = field(default=None, metadata=COMPILED)  # such as max-autotune-no-cudagraphs
-    fullgraph: bool = field(default=False, metadata=COMPILED)  # an error where a graph breaks
-    dynamic: bool | None = field(default=None, metadata=COMPILED)  # shapes that change
+    fullgraph: bool = field(default=False, metadata=COMPILED)  # make a graph break an error
+    dynamic: bool | None = field(default=None, metadata=COMPILED)  # expect shapes that change
 
 
 @dataclass(frozen=True)
 class Dataloader:
-    """How samples get from the disk to the device."""
+    """How samples get from disk to device."""
 
-    num_workers: int = 0  # processes per rank that load; 0: the rank itself
-    pin_memory: bool = True  # on GPUs: copies that overlap with computation
-    prefetch_factor: int = 2  # batches in advance per worker
+    num_workers: int = 0  # loading processes per rank; 0: the rank itself loads
+    pin_memory: bool = True  # with GPUs: copies overlap with computation
+    prefetch_factor: int = 2  # batches that each worker loads in advance
 
     def __post_init__(self) -> None:
         at_least("dataloader.num_workers", self.num_workers, 0)
@@ -295,15 +295,15 @@ class Dataloader:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Saved state: sharded, checksummed, whole or not at all."""
+    """Saved state: sharded, checksummed, written whole or not at all."""
 
-    steps: int | None = None  # save every so many steps
-    seconds: float | None = None  # or every so many seconds
-    at_end: bool = True  # and when the run ends or is stopped
-    directory: str | None = None  # outputs/checkpoints of the experiment
-    keep: int = 3  # the newest so many
-    asynchronous: bool = True  # training goes on while files are written
-    resume: str = "never"  # auto: from the newest that verifies; or a checkpoint or experiment
+    steps: int | None = None  # steps between two checkpoints
+    seconds: float | None = None  # or seconds between them
+    at_end: bool = True  # also save when the run ends or is stopped
+    directory: str | None = None  # default: outputs/checkpoints of the experiment
+    keep: int = 3  # how many of the newest to keep
+    asynchronous: bool = True  # training continues while files are written
+    resume: str = "never"  # auto: from the newest valid one; or a checkpoint or experiment
 
     def __post_init__(self) -> None:
         at_least("checkpoint.steps", self.steps, 1)
@@ -319,9 +319,9 @@ class Profiling:
     """A Chrome trace per rank and a summary of what overlapped, over some steps of the run."""
 
     enabled: bool = False
-    wait: int = field(default=5, metadata=PROFILED)  # steps before it
-    warmup: int = field(default=2, metadata=PROFILED)  # steps that are traced and thrown away
-    active: int = field(default=3, metadata=PROFILED)  # steps that are kept
+    wait: int = field(default=5, metadata=PROFILED)  # steps before the trace
+    warmup: int = field(default=2, metadata=PROFILED)  # steps that are traced and discarded
+    active: int = field(default=3, metadata=PROFILED)  # steps in the trace
     record_shapes: bool = field(default=False, metadata=PROFILED)
     profile_memory: bool = field(default=False, metadata=PROFILED)
     with_stack: bool = field(default=False, metadata=PROFILED)
@@ -334,9 +334,9 @@ class Profiling:
 
 @dataclass(frozen=True)
 class Logging:
-    """What is said on the way."""
+    """What a run reports."""
 
-    interval: int = 10  # steps between two lines of progress and of the metrics
+    interval: int = 10  # steps between two progress lines and metrics lines
 
     def __post_init__(self) -> None:
         at_least("logging.interval", self.interval, 1)
@@ -360,13 +360,13 @@ class Config:
     profiling: Profiling = field(default_factory=Profiling)
     logging: Logging = field(default_factory=Logging)
     nccl: Nccl = field(default_factory=Nccl)
-    env: dict[str, str] = field(default_factory=dict)  # more environment for every rank
+    env: dict[str, str] = field(default_factory=dict)  # more environment variables for every rank
 
     def __post_init__(self) -> None:
         refuse(self)
 
 
-# -- values that cannot both be meant; each is refused with the names of both ----------------------
+# -- contradictions, refused with the names of both keys -------------------------------------------
 
 
 def refuse(config: Config) -> None:
@@ -376,7 +376,7 @@ def refuse(config: Config) -> None:
 
 
 def what_nobody_reads(config: Config) -> None:
-    """A value that some other value leaves without a meaning is a mistake, not a detail."""
+    """Refuse a value that another value makes meaningless: it is a mistake."""
     for section in dataclasses.fields(config):
         inner = getattr(config, section.name)
         for item in dataclasses.fields(inner) if dataclasses.is_dataclass(inner) else ():
@@ -393,13 +393,13 @@ def what_nobody_reads(config: Config) -> None:
                 )
     if changed(config.dataloader, "prefetch_factor") and not config.dataloader.num_workers:
         raise UsageError(
-            "dataloader.prefetch_factor is set, but dataloader.num_workers is 0: nobody loads in"
+            "dataloader.prefetch_factor is set, but dataloader.num_workers is 0: nothing loads in"
             " advance"
         )
 
 
 def changed(section: Any, name: str) -> bool:
-    """Whether somebody set it to something else than its default."""
+    """Return whether a value was set to something other than its default."""
     (item,) = (item for item in dataclasses.fields(section) if item.name == name)
     made = item.default_factory
     default = item.default if made is dataclasses.MISSING else made()
