@@ -21,20 +21,19 @@ from orchestrator.protocol.messages import RemovedRun, RemovedRuns
 LIBRARY_NAME = re.compile(r"[0-9a-f]{16}(\.[0-9]+)?")  # with a number: half unpacked
 OLD_LIBRARY = 7 * 86400.0  # seconds since a head last used it
 
-
 Run = tuple[str, int]  # a job, and the index of a node in it
 
 
 def living(wanted: Iterable[Run]) -> list[Run]:
     """Return the runs of which anything lives here: a process with its tag, or its supervisor."""
-    found: set[tuple[bytes | None, bytes | None] | None] = set()
+    alive: set[tuple[bytes | None, bytes | None] | None] = set()
     for process in processes.everyone().values():
         if process.state in "ZX" or process.pid == os.getpid():
             continue
         tags = dict(entry.partition(b"=")[::2] for entry in processes.environment(process.pid))
-        found.add((tags.get(b"ORCHESTRATOR_JOB"), tags.get(b"NODE_RANK")))
-        found.add(_supervised(process.pid))
-    return [(job, node) for job, node in wanted if (os.fsencode(job), b"%d" % node) in found]
+        alive.add((tags.get(b"ORCHESTRATOR_JOB"), tags.get(b"NODE_RANK")))
+        alive.add(_supervised(process.pid))
+    return [(job, node) for job, node in wanted if (os.fsencode(job), b"%d" % node) in alive]
 
 
 def _supervised(pid: int) -> tuple[bytes, bytes] | None:
@@ -50,12 +49,13 @@ def _supervised(pid: int) -> tuple[bytes, bytes] | None:
 def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
     """Remove the directories of these runs, unless they run, and libraries that nobody needs."""
     alive = living(wanted)
-    runs, freed = [], Counter()
+    runs: list[RemovedRun] = []
+    freed: list[int] = []
     for job, node in wanted:
         problem = "it still runs there" if (job, node) in alive else ""
         try:
             if not problem:
-                _remove_run(_run(job, node), freed.add)
+                _remove_run(_run(job, node), freed.append)
         except (OSError, ValueError) as error:
             problem = str(error)
         runs.append(RemovedRun(job=job, node=node, problem=problem))
@@ -65,20 +65,10 @@ def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
         hidden = os.path.join(directory, files.hidden_name(name))
         with contextlib.suppress(OSError):  # it costs little and stays until the next time
             files.hide(path, hidden)
-            files.delete(hidden, freed.add)
+            files.delete(hidden, freed.append)
     for path in [*_interrupted("runs"), *_interrupted("lib")]:
-        files.delete(path, freed.add)
-    return RemovedRuns(runs=tuple(runs), freed=freed.count, libraries=len(old))
-
-
-class Counter:
-    """The bytes that were freed."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self, count: int) -> None:
-        self.count += count
+        files.delete(path, freed.append)
+    return RemovedRuns(runs=tuple(runs), freed=sum(freed), libraries=len(old))
 
 
 def _run(job: str, node: int) -> RunDir:
