@@ -94,7 +94,10 @@ ARROWS: dict[str, set[str]] = {
         *("head/commands", "head/connect", "head/inventory", "head/launch", "head/plan"),
         *("head/screen", "head/slurm"),
     },
-    "launchers/containers": {"config", "errors", "head/launch", "head/plan", "head/screen"},
+    "launchers/containers": {
+        *("config", "errors", "text"),
+        *("head/launch", "head/plan", "head/screen"),
+    },
     "local_cluster": {
         *("config", "errors", "interrupt", "records", "text"),
         *("head/inventory", "head/screen"),
@@ -124,7 +127,6 @@ OTHERS = {
     "head/plan": {"yaml"},
     "head/slurm": {"click"},
     "cli": {"click"},
-    "local_cluster": {"click"},
     "config": {"yaml"},
     "local_cluster/sshd.py": {"cryptography"},
     **{f"engine/{inside}": {"torch", "numpy"} for inside in ENGINE},

@@ -7,7 +7,6 @@ list that lead to SSH servers on 127.0.0.2, .3, ...; the result is read from the
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
 import math
 import shlex
@@ -24,8 +23,6 @@ from pathlib import Path
 from statistics import fmean
 from types import FrameType
 from typing import Any
-
-import click
 
 from orchestrator import interrupt, text
 from orchestrator.config.launch import LaunchArguments
@@ -68,8 +65,6 @@ def demo(size: int, keep: bool, words: tuple[str, ...], arguments: LaunchArgumen
             f"the demo trains with torch, and {sys.executable} has none",
             f"type: {shlex.quote(sys.executable)} -m pip install torch==2.13.0 numpy",
         )
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
     cluster = LoopbackCluster(size, make_directory(), port=listed_port(size), slots=SLOTS)
     try:
         say(f"starting {size} SSH servers on this machine; each plays a node of {SLOTS} ranks")
@@ -78,7 +73,7 @@ def demo(size: int, keep: bool, words: tuple[str, ...], arguments: LaunchArgumen
         if not arguments.dry_run:
             show(cluster, arguments.where.experiments)
         if keep and not told_to_end:
-            click.echo(invitation(cluster))
+            output.tell(invitation(cluster))
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             signal.sigwait(SIGNALS)
     finally:
@@ -177,14 +172,14 @@ def show(cluster: LoopbackCluster, root: Path) -> None:
     steps = read_metrics(place.path / "outputs" / "rank_00_metrics.jsonl")
     if steps:
         first, last = steps[0], steps[-1]
-        click.echo(
+        output.tell(
             f"\n  loss {first['loss']:.2f} -> {last['loss']:.2f} in {last['step']} steps"
             f"{speed_of(steps)}\n"
         )
         curve = plot([step["loss"] for step in steps], last["step"])
-        click.echo("\n".join(f"  {line}" for line in curve))
-    click.echo(f"\n  {place.path}")
-    click.echo("\n".join(f"  {line}" for line in tree(place.path)))
+        output.tell("\n".join(f"  {line}" for line in curve))
+    output.tell(f"\n  {place.path}")
+    output.tell("\n".join(f"  {line}" for line in tree(place.path)))
     if not place.read_record().over:
         say("the job was left running; it ends with the demo's cluster")
 

@@ -145,7 +145,7 @@ def test_every_argument_comes_back_from_yaml(words: list[str]) -> None:
         (["compose", *PAIR, "--detach"], "--detach has no place here"),
         (["compose", *PAIR, "--nodes-from", "slurm", "a.py"], "--nodes-from slurm: each container"),
         (["compose", *PAIR, "--experiments", "x"], "--experiments is /experiments in the"),
-        (["compose", *PAIR, "--shm-size", "lots"], "--shm-size lots: this is no size"),
+        (["compose", *PAIR, "--shm-size", "lots"], "--shm-size lots: not a size"),
         (["compose", *PAIR, "--name", "My Run"], "'My Run' cannot name a Compose project"),
         (["compose", *PAIR, "--set", "training.max_step=3"], "did you mean 'max_steps'"),
         (["compose", *PAIR, "a.py", "\udcff"], "is not UTF-8"),

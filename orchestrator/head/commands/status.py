@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 from orchestrator.config.launch import Where
 from orchestrator.errors import EXIT_DONE, EXIT_NODE
-from orchestrator.head.screen.output import tell
+from orchestrator.head.screen.output import clear, tell
 from orchestrator.head.status import status as job_status
 from orchestrator.head.status.find_job import find_job
 
@@ -22,8 +21,8 @@ def status(where: Where, wanted: str | None, *, watch: bool, as_json: bool) -> i
             if asleep
             else job_status.ask_nodes(job.transport, record)
         )
-        if watch and sys.stdout.isatty():
-            sys.stdout.write("\x1b[H\x1b[J")
+        if watch:
+            clear()
         show = job_status.to_json if as_json else job_status.to_text
         tell(show(record, states, job.backend.queue_entry(record)))
         over = record.over or (

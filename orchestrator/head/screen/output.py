@@ -54,6 +54,12 @@ def say(words: str) -> None:
     tell(f"orchestrator: {words}")
 
 
+def clear() -> None:
+    """Let what follows replace all that a terminal shows; a pipe gets it after the rest."""
+    if look().width is not None:
+        sys.stdout.write("\x1b[H\x1b[J")
+
+
 def status(line: str) -> None:
     """Replace the last line of a terminal on standard error; an empty one goes away."""
     sys.stderr.write(f"\r\x1b[K{line}")

@@ -5,7 +5,6 @@ compose.py and kubernetes.py write it down, each in its own form.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,11 +14,11 @@ from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.errors import UsageError
 from orchestrator.head.launch.request import resolve
 from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.text import parse_size
 
 EXPERIMENTS = "/experiments"  # in every container: what is behind it outlives them
 WAIT = 1800  # seconds for all nodes to be there: an image of many GB may have to come first
 MARGIN = 30  # seconds beyond the ranks' grace before a container is killed
-SIZE = re.compile(r"(\d+)([mg])i?b?", re.IGNORECASE)
 # Of the options of master_launch: what has no place in a container, and why.
 NOT_HERE = {
     "detach": "a container ends with its program",
@@ -120,12 +119,12 @@ def check_text(word: str) -> None:
         ) from error
 
 
-def size(text: str) -> tuple[int, str]:
-    """(8, "g") of 8g, 8G, 8gb, 8Gi."""
-    match = SIZE.fullmatch(text)
-    if match is None:
-        raise UsageError(f"--shm-size {text}: this is no size", "write 8g, or 512m")
-    return int(match[1]), match[2].lower()
+def size(shm_size: str) -> tuple[int, str]:
+    """(8, "g") of 8g, 8G, 8gb or 8Gi; (512, "m") of 512m."""
+    mebibytes = parse_size("--shm-size", shm_size) >> 20
+    if not mebibytes:
+        raise UsageError(f"--shm-size {shm_size}: less than 1 MiB", "write 8g, or 512m")
+    return (mebibytes >> 10, "g") if mebibytes % 1024 == 0 else (mebibytes, "m")
 
 
 def literal(text: str) -> str:
