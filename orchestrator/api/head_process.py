@@ -45,7 +45,7 @@ log = logging.getLogger("orchestrator")
 
 
 class Background:
-    """The asking end."""
+    """The end of the pipe in the asking program."""
 
     def __init__(self, do: str, **request: Any) -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  as long as we
@@ -119,7 +119,7 @@ class Pipe(Keys):
 
 
 class Answers:
-    """To whoever asked, for as long as that one is there."""
+    """The answers to the asking program, for as long as it is there."""
 
     def __init__(self) -> None:
         self.out = os.fdopen(os.dup(1), "w", encoding="ascii")
@@ -137,9 +137,8 @@ def main(request: dict[str, Any]) -> NoReturn:
     from orchestrator import interrupt
 
     interrupt.answer_at_once()
-    os.environ.pop(
-        "ENVIRONMENT", None
-    )  # the asking program may be Slurm's batch script, we are not
+    # The asking program may be Slurm's batch script; this process is not.
+    os.environ.pop("ENVIRONMENT", None)
     answers = Answers()
     actions: dict[str, Callable[..., None]] = {"launch": launch, "take_up": take_up, "stop": stop}
     do = request.pop("do")
@@ -234,7 +233,7 @@ def silent() -> View:
 
 
 def speak_into(place: Experiment) -> None:
-    """From now on there is no terminal: a file says what the head has to say."""
+    """Send what the head prints to a file: there is no terminal any more."""
     with contextlib.suppress(OSError):  # a full disk
         fd = os.open(place.path / "head.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(fd, 1)

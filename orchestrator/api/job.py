@@ -1,7 +1,7 @@
-"""A job as a Python program sees it: orchestrator.Job. Made by cluster.py.
+"""A job as a Python program sees it: orchestrator.Job.
 
-Everything it tells is read from the experiment's directory, which the job's head fills; the head is
-a process of its own (background.py).
+All of it is read from the experiment's directory, which the job's head fills; the head is a process
+of its own (head_process.py).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Verdict:
 
     @staticmethod
     def of(told: dict[str, Any]) -> Verdict:
-        """From what job.json says."""
+        """Read the verdict of job.json."""
         names = ("kind", "title", "message", "node", "node_name", "rank", "where", "traceback")
         known = {name: told[name] for name in (*names, "fix", "time", "others")}
         return Verdict(**known, same=tuple(told["same"]), text="\n".join(verdicts.to_lines(told)))
@@ -88,7 +88,9 @@ class Receipt:
 
 
 class RemoteTraceback(Exception):
-    """Where an exception of Cluster.run came from; it is that exception's __cause__."""
+    """The traceback of an exception in a rank; it is the __cause__ of that exception here."""
+
+    __module__ = "orchestrator"  # as a traceback shows it
 
 
 class Job:
@@ -122,7 +124,7 @@ class Job:
         self.leave_block(error)
 
     def leave_block(self, error: BaseException | None) -> None:
-        """What the end of a `with` block does."""
+        """Wait for the job, or stop it, at the end of a `with` block."""
         if self._left or self._record().over:
             return
         if error is None:
@@ -136,12 +138,12 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Of the experiment: Cluster.attach(name) finds it again."""
+        """The experiment's name; Cluster.attach(name) finds the job again."""
         return self._place.name
 
     @property
     def directory(self) -> Path:
-        """The experiment's: logs/, outputs/, job.json, and in head.txt what its head said."""
+        """The experiment's directory: logs/, outputs/, job.json; head.txt has what its head said."""
         return self._place.path
 
     @property
@@ -252,7 +254,7 @@ class Job:
     def logs(
         self, *, rank: int | None = None, node: int | None = None, follow: bool = False
     ) -> Iterator[Line]:
-        """The lines so far; with follow, all until the job is over. Looks on: Ctrl-C ends only it.
+        """Return the log lines so far, or with `follow` all until the job is over.
 
         str(line) has the node and the rank in front, line.text has not.
         """
@@ -323,7 +325,7 @@ class Job:
     # -- results ---------------------------------------------------------------------------------
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """What the function of Cluster.run or Cluster.submit returned, by rank; waits for it.
+        """Wait for the job, and return what its function returned in each rank.
 
         The exception that ended the job is raised as it was, with the traceback of its rank as
         its cause; JobFailed where there was none, or where it cannot be had here.

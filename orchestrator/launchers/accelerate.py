@@ -67,7 +67,7 @@ def generate(options: FileOptions) -> int:
 
 
 def listed(options: FileOptions) -> list[Node]:
-    """The nodes of the list, unless it was said how many there are."""
+    """Read the node list, unless the number of nodes was given."""
     if options.nnodes is not None:
         return []
     return [node for node in read_nodes(options.nodes) if not node.spare]

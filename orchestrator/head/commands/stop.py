@@ -20,7 +20,7 @@ from orchestrator.records.experiment import JobRecord
 
 @dataclass(frozen=True)
 class Ended:
-    """What stopping a job came to."""
+    """The result of stopping a job."""
 
     record: JobRecord
     receipts: list[Receipt] | None  # None: it was over already

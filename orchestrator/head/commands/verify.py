@@ -29,7 +29,7 @@ SMALLEST = 1 << 10
 
 @dataclass(frozen=True)
 class Measurement:
-    """What to measure, and for how long."""
+    """The options of the measurement."""
 
     backend: str | None
     max_size: str

@@ -41,7 +41,7 @@ class Destination:
 
 @dataclass(frozen=True)
 class SshConfig:
-    """The config file to use: the one named by --ssh-config, or the user's and the system's."""
+    """The config file that is used: the one of --ssh-config, or the user's and the system's."""
 
     file: Path | None = None
 

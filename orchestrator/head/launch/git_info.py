@@ -1,4 +1,4 @@
-"""Which code this is: the git revision of the launch directory, and whether it was edited."""
+"""Find the git revision of the launch directory, and whether files were edited since."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Launched:
-    """A job that runs on all nodes now; the links are open."""
+    """A job that runs on all nodes now, with open channels to them."""
 
     experiment: Experiment
     record: JobRecord

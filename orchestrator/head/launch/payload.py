@@ -1,7 +1,4 @@
-"""What travels to the nodes beside the program: the function of Cluster.run and its arguments.
-
-node/parcel.py keeps it there, node/call.py calls it. launch.py sends it before the start.
-"""
+"""Send the function of Cluster.run and its arguments to the nodes, before the job starts."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ PIECE_SECONDS = 60.0
 
 
 def check_python(reached: Sequence[Reached]) -> None:
-    """A pickled function holds bytecode, which only the same Python can run."""
+    """Refuse nodes with another Python: a pickled function is bytecode of this one."""
     mine = ".".join(map(str, sys.version_info[:2]))
     others = [
         f"{one.node.name} ({one.facts.python_version}, {one.facts.python})"
@@ -40,7 +37,7 @@ def check_python(reached: Sequence[Reached]) -> None:
 
 
 def deliver(reached: Sequence[Reached], made: Plan, parcel: Path) -> None:
-    """To all nodes before the first one starts: none is to wait there for a slower one's data."""
+    """Send to all nodes before the first one starts, so that none waits for a slower one's data."""
 
     def one(pair: tuple[Reached, NodePlan]) -> None:
         send(pair[0].channel, made.job, pair[1].index, parcel)
@@ -50,7 +47,7 @@ def deliver(reached: Sequence[Reached], made: Plan, parcel: Path) -> None:
 
 
 def send(channel: NodeChannel, job: str, node: int, parcel: Path) -> None:
-    """Every file of a directory here, in pieces."""
+    """Send every file of a directory, in pieces."""
     for path in sorted(parcel.iterdir()):
         with path.open("rb") as file:
             while data := file.read(PIECE):

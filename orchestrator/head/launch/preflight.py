@@ -1,4 +1,4 @@
-"""Are the nodes fit for this job? Asked before each start, and by the doctor."""
+"""Check that the nodes are fit for a job, before each start and for the doctor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.head.plan.plan import DEFAULT_PORT
 
 
 def check(request: Request, reached: Sequence[Reached], say: Callable[[str], None]) -> None:
-    """What would make this job fail or mislead is an error now, with all the findings."""
+    """Raise an error with all findings if one of them would make the job fail or mislead."""
     how = request.config.launch.check
     if how == "none":
         return
@@ -34,7 +34,7 @@ def check(request: Request, reached: Sequence[Reached], say: Callable[[str], Non
 def diagnose(
     request: Request, reached: Sequence[Reached], others: Sequence[Examined], *, full: bool
 ) -> Diagnosis:
-    """Of the nodes that were reached, and of `others`, with the reason why they were not."""
+    """Examine the nodes that were reached; `others` were not, and say why."""
     began = time.monotonic()
     launch, kind = request.config.launch, request.target.kind
     case = examination.examine(

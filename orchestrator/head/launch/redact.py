@@ -25,7 +25,7 @@ def redacted(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def redacted_words(words: Sequence[str]) -> list[str]:
-    """A command line without what `--token X`, `--api-key=X` or `NAME_TOKEN=X` give away."""
+    """Remove from a command line what `--token X`, `--api-key=X` or `NAME_TOKEN=X` would reveal."""
     shown = []
     before = ""
     for word in words:

@@ -38,7 +38,7 @@ FOR_CUDA = ("MULTI_GPU", "FSDP")  # without one accelerate leaves each rank alon
 
 @dataclass(frozen=True)
 class Accelerate:
-    """What was asked of it: a file's keys, or none."""
+    """The keys of an accelerate config file; there may be no file, and none."""
 
     file: str = ""
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Accelerate:
 
 @dataclass(frozen=True)
 class Machines:
-    """The whole job, as a file says it."""
+    """The whole job, as accelerate's files describe it."""
 
     counts: Sequence[int]  # processes on each machine
     ip: str
@@ -147,7 +147,7 @@ def settle(launch: Launch, by: Accelerate) -> Launch:
 
 
 def counted(config: Config, by: Accelerate, nodes: Sequence[ProbedNode], nnodes: int) -> Config:
-    """Where no GPUs say how many ranks a node has, the file does."""
+    """Take the number of ranks from the file where no node has GPUs."""
     world = by.number("num_processes", 1)
     silent = all(node.node.slots is None and not node.facts.gpus for node in nodes)
     if config.launch.nproc is not None or world is None or not silent or world % nnodes:
@@ -248,7 +248,7 @@ def check_master(by: Accelerate, machines: Machines, master: set[str]) -> None:
 
 
 def on_cpu(by: Accelerate, nodes: Sequence[ProbedNode]) -> bool:
-    """Does accelerate have to be told that there is only the CPU?"""
+    """Tell whether accelerate must be told that there is only the CPU."""
     if by.keys.get("use_cpu") or by.kind in ("MULTI_CPU",):
         return True
     without = [node.name for node in nodes if not node.facts.gpus]
@@ -274,7 +274,7 @@ def notes(by: Accelerate, machines: Machines, nodes: Sequence[ProbedNode], cpu: 
 
 
 def changed(by: Accelerate, machines: Machines) -> list[str]:
-    """What the file says otherwise than the nodes are told."""
+    """List what the file says and the nodes are told otherwise."""
     said = []
     if by.kind == "MULTI_CPU":
         said.append("distributed_type MULTI_CPU would need mpirun: torchrun starts the ranks")
@@ -313,12 +313,12 @@ def of_node(by: Accelerate, node: NodePlan, machines: Machines, cpu: bool) -> No
 
 
 def name_of(rank: int) -> str:
-    """Of the file: one of its own per node, on a disk that they may share."""
+    """Return the file's name. Nodes may share a disk, so each has its own."""
     return f"accelerate_node{rank}.yaml"
 
 
 def text(by: Accelerate, rank: int, machines: Machines, cpu: bool = False) -> str:
-    """The file as one node has it: what is ours is computed, the rest is as it was."""
+    """Write the file for one node: our keys are computed, the others are as they were."""
     import yaml
 
     kind = by.kind if by.kind in BY_TORCHRUN else "MULTI_GPU"

@@ -57,7 +57,7 @@ def master_address(nodes: Sequence[ProbedNode]) -> str:
 
 
 def on_link(facts: Facts, address: str) -> bool:
-    """Is this address on a network the node is attached to? Loopback and link-local are none."""
+    """Tell whether the node is attached to the network of this address, if it is one."""
     target = ipaddress.ip_address(address)
     if target.is_loopback or target.is_link_local:
         return False

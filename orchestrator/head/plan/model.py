@@ -1,4 +1,4 @@
-"""What a plan is made of: the program, every node's part, and each setting with its reason."""
+"""The parts of a plan: the program, every node's part, and each setting with its reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NodeAddress:
 
 @dataclass(frozen=True)
 class Target:
-    """What the user asked to run. Kind: "engine", "module", or "auto" for a file or program."""
+    """The program that was asked for. Kind: "engine", "module", or "auto" for a file or program."""
 
     kind: str
     name: str
@@ -36,7 +36,7 @@ class Target:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """What one node runs."""
+    """One node's part of a job."""
 
     index: int
     node: Node

@@ -29,7 +29,7 @@ SEEN_WITHIN = 10.0  # until a file of another machine shows up on a shared disk
 
 
 def settle(place: Experiment, record: JobRecord, patience: float = SEEN_WITHIN) -> JobRecord:
-    """What Slurm ended without the head having a chance to say so, is over."""
+    """Conclude the record of a job that Slurm ended before its head could."""
     if record.over or record.slurm_job is None:
         return record
     found = queue.look_up(record.slurm_job)
@@ -60,7 +60,7 @@ def settle(place: Experiment, record: JobRecord, patience: float = SEEN_WITHIN) 
 
 
 def again_later(place: Experiment, record: JobRecord, say: Callable[[str], None]) -> bool:
-    """In the job itself: stopped for its time limit, back into the queue, to resume there."""
+    """Queue the job again, from inside it, after it stopped for its time limit."""
     nodes = [replace(node, state="queued", ranks={}) for node in record.nodes]
     later = replace(record, state="queued", nodes=nodes, exit_code=None, ended=None, verdict=None)
     place.write_record(later)
@@ -140,7 +140,7 @@ class SlurmJobView:
         return 0
 
     def pump(self) -> None:
-        """What is new in the head's output, to the screen."""
+        """Show what is new in the head's output."""
         try:
             with (self.place.path / OUTPUT).open("rb") as file:
                 file.seek(self.shown)

@@ -36,7 +36,7 @@ class QueueEntry:
 
 
 def run(*words: str, stdin: str | None = None) -> str:
-    """What a command of Slurm's prints; its complaint as an error."""
+    """Run a command of Slurm and return its output; what it complains of is an error."""
     if shutil.which(words[0]) is None:
         raise CheckFailed(
             f"there is no {words[0]} here", "type this where Slurm's commands are: a login node"
@@ -67,7 +67,7 @@ def look_up(job: str) -> QueueEntry:
 
 
 def ask_to_stop(job: str) -> None:
-    """A word to the batch script alone, which ends the rest in good order."""
+    """Signal the batch script alone, which ends the rest in good order."""
     run("scancel", "--batch", "--signal=TERM", job)
 
 
@@ -80,7 +80,7 @@ def requeue(job: str) -> None:
 
 
 def submit(file: str) -> str:
-    """The number of the job that a batch file becomes."""
+    """Submit a batch file, and return the number of its job."""
     said = run("sbatch", "--parsable", file).strip()
     return said.partition(";")[0]  # behind it the cluster's name, where there are several
 
@@ -89,7 +89,7 @@ def submit(file: str) -> str:
 
 
 def hostnames(text: str) -> list[str] | None:
-    """A list of hosts as Slurm itself expands it, where it can be asked."""
+    """Let Slurm expand a list of hosts, if it can be asked here."""
     if shutil.which("scontrol") is None:
         return None
     return run("scontrol", "show", "hostnames", text).split()
@@ -108,7 +108,7 @@ def addresses(names: Sequence[str]) -> dict[str, str]:
 
 
 def resolved(name: str) -> str:
-    """The IP address of a name, as this machine sees it; empty where it has none."""
+    """Return the IP address that a name has on this machine, or nothing."""
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:

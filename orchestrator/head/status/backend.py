@@ -1,7 +1,7 @@
-"""Who else knows of a job: Slurm, the machine it was typed on, or only its supervisors.
+"""Backends: Slurm, the machine where run-node was typed, or only the supervisors know of a job.
 
-Whoever looks at a job asks its backend how its nodes are reached, whether it is over, to stop it,
-where its head is; and never which backend it has.
+A command asks the backend of a job how its nodes are reached, whether it is over, or to stop it; it
+never asks which backend that is.
 """
 
 from __future__ import annotations

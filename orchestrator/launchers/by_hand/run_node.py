@@ -47,7 +47,7 @@ NAMES = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE", 
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of which job is this machine's."""
+    """This machine's part of the job."""
 
     master: str
     port: int
@@ -77,7 +77,7 @@ class ThisMachine:
 
 
 def part(environ: Mapping[str, str]) -> Part:
-    """From the environment; every variable that is missing or wrong, in one error."""
+    """Read the environment; one error names every variable that is missing or wrong."""
     wrong: list[str] = []
 
     def number(name: str, least: int, default: int | None = None) -> int:
@@ -115,7 +115,7 @@ def part(environ: Mapping[str, str]) -> Part:
 
 
 def misspelt(name: str, environ: Mapping[str, str]) -> str:
-    """A variable that somebody may have meant for this one."""
+    """Suggest a variable that may have been meant for this one."""
     near = difflib.get_close_matches(name, [one for one in environ if one not in NAMES], 1, 0.8)
     return f", but {near[0]} is" if near else ""
 
@@ -146,7 +146,7 @@ def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
 
 
 def checked(request: Request, by: Accelerate, mine: Part, node: ProbedNode) -> Request:
-    """What this machine alone can tell of accelerate's file, before it meets the others."""
+    """Check accelerate's file as far as this machine can, before it meets the others."""
     accelerate.check_installed([node])
     accelerate.check_known(by, [node])
     rank = by.number("machine_rank") or 0  # 0 stands in a file that serves all
@@ -177,7 +177,7 @@ def address_of(master: str, patience: float) -> str:
 
 
 def reach(request: Request, mine: Part, patience: float) -> Reached:
-    """The link on this machine, and its facts; the port of torchrun is held from here on."""
+    """Start the server on this machine and probe it; it holds the port of torchrun from here on."""
     address = address_of(mine.master, patience)
     port = PortWish(wanted=mine.port, exact=True, peers=mine.nnodes > 1)
     asked = Probe(
@@ -196,7 +196,7 @@ def reach(request: Request, mine: Part, patience: float) -> Reached:
 
 
 def check_master(mine: Part, reached: Reached, address: str) -> None:
-    """Is NODE_RANK=0 where MASTER_ADDR is, and once?"""
+    """Check that NODE_RANK=0 is at MASTER_ADDR, and only once."""
     own = [one.address for one in reached.facts.addresses]
     here = address in own or is_loopback(address)
     if here and reached.facts.port:

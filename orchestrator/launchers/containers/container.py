@@ -1,7 +1,4 @@
-"""What every container of a job runs, whoever starts it: `orchestrator run-node`, and YAML for it.
-
-compose.py and kubernetes.py write it down, each in its own form.
-"""
+"""The command that every container of a job runs, `orchestrator run-node`, and YAML for it."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ NOT_HERE = {
 
 @dataclass(frozen=True)
 class ContainerOptions:
-    """What is asked of the containers."""
+    """How many containers, of which image, with which resources."""
 
     nnodes: int
     image: str
@@ -41,7 +38,7 @@ class ContainerOptions:
 
 @dataclass(frozen=True)
 class ContainerCommand:
-    """What each of them runs, and what it finds in its environment beside its own rank."""
+    """The command of each container, and its environment except for its rank."""
 
     words: tuple[str, ...]
     env: Mapping[str, str | None]  # None: the value is taken where the container is started

@@ -24,7 +24,7 @@ OURS = "orchestrator/job"
 
 @dataclass(frozen=True)
 class PodOptions(ContainerOptions):
-    """What is asked of Kubernetes."""
+    """The options of a container, and those that only Kubernetes has."""
 
     namespace: str | None = None
     volume: str | None = None  # a claim that all pods share
@@ -100,7 +100,7 @@ def job(options: PodOptions, command: ContainerCommand, where: dict[str, str]) -
 
 
 def rules() -> list[dict[str, Any]]:
-    """A failed check, or a failure of the program, would be the same again; a lost node is not."""
+    """Start again after a lost node, but not after a failed check or a failure of the program."""
     again = [{"type": "DisruptionTarget", "status": "True"}]
     codes = sorted((EXIT_FAILED, EXIT_USAGE, EXIT_CHECK))
     final = {"containerName": CONTAINER, "operator": "In", "values": codes}

@@ -25,7 +25,7 @@ MARGIN = 90  # seconds beyond the ranks' grace: the last step, and the checkpoin
 
 @dataclass(frozen=True)
 class SbatchOptions:
-    """What is asked of Slurm."""
+    """The options of sbatch."""
 
     nnodes: int
     gpus: int | None = None  # per node
