@@ -143,7 +143,7 @@ class Job:
 
     @property
     def directory(self) -> Path:
-        """The experiment's directory: logs/, outputs/, job.json; head.txt has what its head said."""
+        """The experiment's directory: logs/, outputs/, job.json; head.txt: what its head said."""
         return self._place.path
 
     @property
