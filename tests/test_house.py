@@ -55,7 +55,7 @@ ARROWS: dict[str, set[str]] = {
     "head/inventory": {"errors", "host_ranges", "protocol", "text"},
     "head/screen": {"text"},
     "head/connect": {"errors", "protocol", "text", "head/inventory"},
-    "head/plan": {"config", "errors", "text", "head/inventory"},
+    "head/plan": {"config", "errors", "protocol", "text", "head/inventory"},
     "head/verify": {"config", "text", "head/screen"},
     "head/doctor": {
         *("errors", "protocol", "text"),

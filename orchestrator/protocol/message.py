@@ -37,15 +37,18 @@ class Message:
 
     _defaults: typing.ClassVar[dict[str, Any]] = {}
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, kw_only: bool = True) -> None:
         super().__init_subclass__()
         own = vars(cls).get("__annotations__", {})
         names = [name for name in own if not str(own[name]).startswith("ClassVar")]
         values = {name: vars(cls).get(name, REQUIRED) for name in names}
         cls._defaults = {**cls._defaults, **values}
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *positional: Any, **values: Any) -> None:
         defaults = self._defaults
+        if positional:
+            values.update(zip(defaults, positional))  # noqa: B905  3.9 has no strict=
+            assert len(positional) <= len(defaults)
         if not values.keys() <= defaults.keys():
             raise TypeError(f"{type(self).__name__} has no {sorted(values.keys() - defaults)}")
         fields = {**defaults, **values}
@@ -75,19 +78,19 @@ class Message:
 # -- to JSON ----------------------------------------------------------------------------------
 
 
-def encode(value: Any) -> Any:
-    """Return the JSON data of a message, or of a value inside one."""
+def encode(value: Any, *, nones: bool = False) -> Any:
+    """Return the JSON data of a message, or of a value inside one; with `nones`, every field."""
     if isinstance(value, Message):
         defaults = value._defaults
         return {
-            name: encode(inner)
+            name: encode(inner, nones=nones)
             for name, inner in vars(value).items()
-            if inner is not None or defaults[name] is not None
+            if nones or inner is not None or defaults[name] is not None
         }
     if isinstance(value, dict):
-        return {key: encode(inner) for key, inner in value.items()}
+        return {key: encode(inner, nones=nones) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [encode(inner) for inner in value]
+        return [encode(inner, nones=nones) for inner in value]
     if isinstance(value, bytes):
         import base64  # not for the supervisor
 

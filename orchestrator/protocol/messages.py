@@ -10,6 +10,16 @@ from __future__ import annotations
 import typing
 from typing import Any, ClassVar, Generic, Optional, TypeVar
 
+from orchestrator.protocol.facts import (
+    Address,
+    Card,
+    Disk,
+    Interface,
+    Leftover,
+    Limits,
+    RdmaPort,
+    Software,
+)
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, shown
 from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.version import Version
@@ -64,14 +74,6 @@ class PortWish(Message):
     peers: bool = False  # listen for the other nodes' supervisors, too
 
 
-class Leftover(Message):
-    """A job of ours that has not ended on this machine."""
-
-    job: str
-    node: int
-    alive: bool  # its supervisor answers
-
-
 class Probed(Message):
     """One machine, as far as the kernel and the file system tell. See head/inventory/facts.py."""
 
@@ -82,27 +84,27 @@ class Probed(Message):
     python: str
     python_version: str
     torch: str
-    software: dict[str, str]
+    software: Software
     cpus: int
     gpus: int
-    addresses: tuple[tuple[str, str, int], ...]  # interface, address, prefix
+    addresses: tuple[Address, ...]
     routes: dict[str, tuple[str, str]]
     workdir: str
     workdir_exists: bool
     target: ProbeTarget
-    limits: dict[str, tuple[int, int]]
+    limits: Limits
     kernel: str
     memory_kb: int
     memory_available_kb: int
     omp_num_threads: Optional[str]
     environment: dict[str, str]
     problems: dict[str, str]
-    disk: Optional[dict[str, Any]]
-    shm: Optional[dict[str, Any]]
+    disk: Optional[Disk]
+    shm: Optional[Disk]
     leftovers: tuple[Leftover, ...]
-    cards: tuple[dict[str, Any], ...]
-    interfaces: tuple[dict[str, Any], ...]
-    rdma: tuple[dict[str, Any], ...]
+    cards: tuple[Card, ...]
+    interfaces: tuple[Interface, ...]
+    rdma: tuple[RdmaPort, ...]
     time: float
     library: str = ""
     accelerate: str = ""

@@ -14,8 +14,8 @@ from orchestrator.head.doctor.findings import (
     Finding,
     unequal,
 )
-from orchestrator.head.inventory.facts import Disk
 from orchestrator.head.inventory.probed_node import listed
+from orchestrator.protocol.facts import Disk
 
 SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error
 SHM_LEAST = 16 << 20

@@ -6,9 +6,10 @@ import ipaddress
 from collections.abc import Sequence
 
 from orchestrator.errors import CheckFailed
-from orchestrator.head.inventory.facts import Address, Facts
+from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.probed_node import ProbedNode, is_loopback
 from orchestrator.head.plan.model import NodeAddress
+from orchestrator.protocol.facts import Address
 
 OWN_BRIDGES = ("docker", "virbr", "br-", "cni", "podman", "lxcbr", "flannel", "veth")
 COMMON = (

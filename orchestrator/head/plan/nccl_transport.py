@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import CheckFailed
-from orchestrator.head.inventory.facts import Facts, Gid, RdmaPort
+from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.probed_node import ProbedNode, names
 from orchestrator.head.plan.model import EnvSetting
+from orchestrator.protocol.facts import Gid, RdmaPort
 
 LAYERS = {"infiniband": "InfiniBand", "roce": "Ethernet"}
 SPOKEN = {"infiniband": "InfiniBand", "roce": "RoCE", "ethernet": "TCP"}

@@ -20,6 +20,7 @@ from orchestrator.node.facts import amd, gpus, nvidia
 from orchestrator.node.facts.run_tools import Command, Output, together
 from orchestrator.node.facts.with_timeouts import gather
 from orchestrator.node.job import processes
+from orchestrator.protocol.message import encode
 from orchestrator.protocol.messages import Checkup
 
 PARTS = ("gpus", "xids", "code", "torch", "names")
@@ -121,10 +122,10 @@ def gpu_part(
         if not said["gpus"].problem:
             problems.append(said["apps"].problem)
     if "rocm" in said:
-        cards = {card["pci"]: card for card in gpus.amd_cards(root)}
+        cards = {card.pci: card for card in gpus.amd_cards(root)}
         told = amd.gpus(said["rocm"].out)
         if not told:  # without rocm-smi the driver's files know all but the processes
-            told = [{**card, "index": i} for i, card in enumerate(cards.values())]
+            told = [{**encode(card), "index": i} for i, card in enumerate(cards.values())]
         driver = amd.driver(said["rocm"].out)
         found += [
             {**g, "driver": driver, "ecc_errors": amd.ecc_errors(g["pci"], root)} for g in told

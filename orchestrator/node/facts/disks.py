@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
 
 from orchestrator.node.facts import sysfs
+from orchestrator.protocol.facts import Disk
 
 
-def disk(path: str, root: str = "") -> dict[str, Any]:
+def disk(path: str, root: str = "") -> Disk:
     """Bytes and inodes of the file system that holds a path; where the path is not, its parent."""
     inside = os.path.realpath(path)
     while not os.path.isdir(inside):
@@ -17,17 +17,17 @@ def disk(path: str, root: str = "") -> dict[str, Any]:
     found = os.statvfs(inside)
     point, kind, source = mount(sysfs.text(f"{root}/proc/self/mountinfo", 1 << 20), inside)
     read_only = bool(found.f_flag & os.ST_RDONLY)
-    return {
-        "path": path,
-        "total": found.f_blocks * found.f_frsize,
-        "free": found.f_bavail * found.f_frsize,
-        "inodes": found.f_files,
-        "inodes_free": found.f_favail,
-        "mounted": point,
-        "filesystem": kind,
-        "source": source,
-        "writable": not read_only and os.access(inside, os.W_OK),
-    }
+    return Disk(
+        path=path,
+        total=found.f_blocks * found.f_frsize,
+        free=found.f_bavail * found.f_frsize,
+        inodes=found.f_files,
+        inodes_free=found.f_favail,
+        mounted=point,
+        filesystem=kind,
+        source=source,
+        writable=not read_only and os.access(inside, os.W_OK),
+    )
 
 
 def mount(mountinfo: str, path: str) -> tuple[str, str, str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
 
 from orchestrator.node.facts import sysfs
+from orchestrator.protocol.facts import Card
 
 AMD = "0x1002"
 
@@ -31,11 +31,11 @@ def amd_count(root: str = "") -> int:
     return count
 
 
-def cards(root: str = "") -> list[dict[str, Any]]:
+def cards(root: str = "") -> list[Card]:
     return nvidia_cards(root) + amd_cards(root)
 
 
-def nvidia_cards(root: str = "") -> list[dict[str, Any]]:
+def nvidia_cards(root: str = "") -> list[Card]:
     top = f"{root}/proc/driver/nvidia/gpus"
     found = []
     for pci in sysfs.names(top):
@@ -55,7 +55,7 @@ def fields(text: str) -> dict[str, str]:
     return found
 
 
-def amd_cards(root: str = "") -> list[dict[str, Any]]:
+def amd_cards(root: str = "") -> list[Card]:
     """amdgpu tells its memory in sysfs, in bytes; an older driver tells no name."""
     top = f"{root}/sys/class/drm"
     found = []
@@ -73,14 +73,12 @@ def amd_cards(root: str = "") -> list[dict[str, Any]]:
     return found
 
 
-def card(
-    vendor: str, model: str, uuid: str, pci: str, total: int | None, used: int | None
-) -> dict[str, Any]:
-    return {
-        "vendor": vendor,
-        "model": model,
-        "uuid": uuid,
-        "pci": pci.lower(),
-        "memory": total,
-        "used": used,
-    }
+def card(vendor: str, model: str, uuid: str, pci: str, total: int | None, used: int | None) -> Card:
+    return Card(
+        vendor=vendor,
+        model=model,
+        uuid=uuid,
+        pci=pci.lower(),
+        memory=total,
+        used=used,
+    )

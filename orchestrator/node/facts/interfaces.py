@@ -10,9 +10,9 @@ import re
 import socket
 import struct
 from collections.abc import Iterator
-from typing import Any
 
 from orchestrator.node.facts import sysfs
+from orchestrator.protocol.facts import Address, Interface
 
 RTM_GETADDR = 22
 RTM_NEWADDR = 20
@@ -24,39 +24,37 @@ IFF_UP = 1
 KINDS = {32: "infiniband", 772: "loopback"}  # ARPHRD_*
 DEVTYPES = {"bridge": "bridge", "bond": "bond", "vlan": "vlan", "wlan": "wireless"}
 
-Address = tuple[str, str, int]  # interface, address, prefix length
 
-
-def interfaces(root: str = "") -> list[dict[str, Any]]:
+def interfaces(root: str = "") -> tuple[Interface, ...]:
     net = f"{root}/sys/class/net"
-    return [
+    return tuple(
         interface(f"{net}/{name}", name)
         for name in sysfs.names(net)
         if os.path.isdir(f"{net}/{name}")  # bonding_masters is a file
-    ]
+    )
 
 
-def interface(path: str, name: str) -> dict[str, Any]:
+def interface(path: str, name: str) -> Interface:
     inside = sysfs.names(path)
     state = sysfs.text(f"{path}/operstate")
     if state in ("", "unknown"):  # loopback, tun and some others never tell
         state = "up" if (sysfs.number(f"{path}/flags") or 0) & IFF_UP else "down"
     speed = sysfs.number(f"{path}/speed") if state == "up" else None
     card = f"{path}/device" if "device" in inside else ""
-    return {
-        "name": name,
-        "kind": kind_of(path, inside),
-        "state": state,
-        "speed": speed if speed is not None and speed > 0 else None,  # -1: it does not know
-        "mtu": sysfs.number(f"{path}/mtu") or 0,
-        "mac": sysfs.text(f"{path}/address"),
-        "master": sysfs.target(f"{path}/master") if "master" in inside else "",
-        "members": [one[6:] for one in inside if one.startswith("lower_")],
-        "driver": sysfs.target(f"{card}/driver") if card else "",
-        "vendor": sysfs.text(f"{card}/vendor") if card else "",
-        "pci": sysfs.target(card) if card else "",
-        "numa": sysfs.number(f"{card}/numa_node") if card else None,
-    }
+    return Interface(
+        name=name,
+        kind=kind_of(path, inside),
+        state=state,
+        speed=speed if speed is not None and speed > 0 else None,  # -1: it does not know
+        mtu=sysfs.number(f"{path}/mtu") or 0,
+        mac=sysfs.text(f"{path}/address"),
+        master=sysfs.target(f"{path}/master") if "master" in inside else "",
+        members=tuple(entry[6:] for entry in inside if entry.startswith("lower_")),
+        driver=sysfs.target(f"{card}/driver") if card else "",
+        vendor=sysfs.text(f"{card}/vendor") if card else "",
+        pci=sysfs.target(card) if card else "",
+        numa=sysfs.number(f"{card}/numa_node") if card else None,
+    )
 
 
 def kind_of(path: str, inside: list[str]) -> str:
@@ -77,7 +75,7 @@ def kind_of(path: str, inside: list[str]) -> str:
 
 
 def interface_addresses() -> list[Address]:
-    """(interface, address, prefix length), from the kernel over netlink."""
+    """Return all addresses, from the kernel over netlink."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as link:
         link.settimeout(2)
         header = struct.pack("=LHHLL", 17, RTM_GETADDR, NLM_F_REQUEST_DUMP, 1, 0)
@@ -106,11 +104,11 @@ def one_address(message: bytes) -> Iterator[Address]:
         rest = rest[(size + 3) & ~3 :]
     raw = attributes.get(IFA_LOCAL) or attributes.get(IFA_ADDRESS)
     if raw and family in (socket.AF_INET, socket.AF_INET6):
-        yield socket.if_indextoname(index), socket.inet_ntop(family, raw), prefix
+        yield Address(socket.if_indextoname(index), socket.inet_ntop(family, raw), prefix)
 
 
 def route(peer: str, addresses: list[Address]) -> tuple[str, str]:
-    """(interface, own address) by which the kernel would send to a peer; empty where it cannot."""
+    """Return (interface, own address) by which the kernel sends to a peer; empty if it cannot."""
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe_socket:
@@ -118,7 +116,7 @@ def route(peer: str, addresses: list[Address]) -> tuple[str, str]:
             own: str = probe_socket.getsockname()[0]
     except OSError:
         return "", ""
-    for name, address, _ in addresses:
-        if address == own:
-            return name, own
+    for address in addresses:
+        if address.address == own:
+            return address.interface, own
     return ("lo", own) if own.startswith("127.") else ("", own)

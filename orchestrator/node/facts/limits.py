@@ -1,4 +1,4 @@
-"""What this machine lets a login have: processes' limits, memory."""
+"""Reads what this machine lets a login have: processes' limits, memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import resource
 
 from orchestrator.node.facts import sysfs
+from orchestrator.protocol.facts import Limits
 
 KINDS = {
     "nofile": resource.RLIMIT_NOFILE,
@@ -15,9 +16,9 @@ KINDS = {
 }
 
 
-def limits() -> dict[str, list[int]]:
-    """[soft, hard] as this login has them, and so its ranks; -1 is unlimited."""
-    return {name: list(resource.getrlimit(kind)) for name, kind in KINDS.items()}
+def limits() -> Limits:
+    """Return the limits of this login, and so of its ranks."""
+    return Limits(**{name: resource.getrlimit(kind) for name, kind in KINDS.items()})
 
 
 def memory_kb(root: str = "") -> tuple[int, int]:

@@ -54,9 +54,10 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
             what = DISK[name].format(workdir)
             raise ValueError(f"{what}: {problems[name]}; a disk that hangs?")
     total, available = limits.memory_kb(root)
+    torch, installed = found["software"]
     return {
         **{name: found.get(name) for name in ("disk", "shm")},
-        **{name: found.get(name, []) for name in ("leftovers", "cards", "interfaces", "rdma")},
+        **{name: found.get(name, ()) for name in ("leftovers", "cards", "interfaces", "rdma")},
         **(software.accelerate() if request.accelerate else {}),
         "hostname": socket.gethostname(),
         "boot": sysfs.text(f"{root}/proc/sys/kernel/random/boot_id"),
@@ -64,8 +65,8 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "user": os.environ.get("USER") or os.environ.get("LOGNAME") or str(os.getuid()),
         "python": sys.executable,
         "python_version": ".".join(map(str, sys.version_info[:3])),
-        "torch": found["software"].pop("torch"),
-        "software": found["software"],
+        "torch": torch,
+        "software": installed,
         "cpus": len(os.sched_getaffinity(0)),
         "gpus": gpus.gpu_count(root),
         "addresses": tuple(addresses),

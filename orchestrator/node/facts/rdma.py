@@ -4,46 +4,45 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
 
 from orchestrator.node.facts import sysfs
+from orchestrator.protocol.facts import Gid, RdmaPort
 
 ZERO = re.compile(r"(fe80:0000:0000:0000:)?(0000:)*0000")  # an entry that nobody filled in
 INFINIBAND_GIDS = 2  # the port's own, and the routable one; RoCE has one per address and version
 
 
-def ports(root: str = "") -> list[dict[str, Any]]:
+def ports(root: str = "") -> tuple[RdmaPort, ...]:
     top = f"{root}/sys/class/infiniband"
-    return [
+    return tuple(
         port(f"{top}/{device}", device, int(number))
         for device in sysfs.names(top)
         for number in sorted(sysfs.names(f"{top}/{device}/ports"))
         if number.isdigit()
-    ]
+    )
 
 
-def port(path: str, device: str, number: int) -> dict[str, Any]:
+def port(path: str, device: str, number: int) -> RdmaPort:
     here = f"{path}/ports/{number}"
     link_layer = sysfs.text(f"{here}/link_layer")
     found = gids(here, INFINIBAND_GIDS if link_layer == "InfiniBand" else None)
-    return {
-        "device": device,
-        "port": number,
-        "link_layer": link_layer,
-        "state": word(sysfs.text(f"{here}/state")),
-        "physical": word(sysfs.text(f"{here}/phys_state")),
-        "rate": rate(sysfs.text(f"{here}/rate")),
-        "netdev": next((gid["netdev"] for gid in found if gid["netdev"]), "")
-        or own_netdev(path, number),
-        "gids": found,
-        "node_type": word(sysfs.text(f"{path}/node_type")),
-        "software": "/virtual/" in os.path.realpath(path),  # rxe, siw: a driver without a card
-        "board": sysfs.text(f"{path}/board_id"),
-        "firmware": sysfs.text(f"{path}/fw_ver"),
-        "guid": sysfs.text(f"{path}/node_guid"),
-        "pci": sysfs.target(f"{path}/device"),
-        "numa": sysfs.number(f"{path}/device/numa_node"),
-    }
+    return RdmaPort(
+        device=device,
+        port=number,
+        link_layer=link_layer,
+        state=word(sysfs.text(f"{here}/state")),
+        physical=word(sysfs.text(f"{here}/phys_state")),
+        rate=rate(sysfs.text(f"{here}/rate")),
+        netdev=next((gid.netdev for gid in found if gid.netdev), "") or own_netdev(path, number),
+        gids=tuple(found),
+        node_type=word(sysfs.text(f"{path}/node_type")),
+        software="/virtual/" in os.path.realpath(path),  # rxe, siw: a driver without a card
+        board=sysfs.text(f"{path}/board_id"),
+        firmware=sysfs.text(f"{path}/fw_ver"),
+        guid=sysfs.text(f"{path}/node_guid"),
+        pci=sysfs.target(f"{path}/device"),
+        numa=sysfs.number(f"{path}/device/numa_node"),
+    )
 
 
 def word(text: str) -> str:
@@ -57,8 +56,8 @@ def rate(text: str) -> float:
     return float(match.group()) if match else 0.0
 
 
-def gids(here: str, most: int | None) -> list[dict[str, Any]]:
-    """The addresses of a port: a RoCE port has two per IP address, one for each version."""
+def gids(here: str, most: int | None) -> list[Gid]:
+    """Return the addresses of a port: a RoCE port has two per IP address, one for each version."""
     found = []
     indexes = sorted(int(name) for name in sysfs.names(f"{here}/gids") if name.isdigit())
     for index in indexes[:most]:
@@ -67,12 +66,12 @@ def gids(here: str, most: int | None) -> list[dict[str, Any]]:
             continue
         attributes = f"{here}/gid_attrs"
         found.append(
-            {
-                "index": index,
-                "gid": gid,
-                "type": sysfs.text(f"{attributes}/types/{index}"),
-                "netdev": sysfs.text(f"{attributes}/ndevs/{index}"),
-            }
+            Gid(
+                index=index,
+                gid=gid,
+                type=sysfs.text(f"{attributes}/types/{index}"),
+                netdev=sysfs.text(f"{attributes}/ndevs/{index}"),
+            )
         )
     return found
 

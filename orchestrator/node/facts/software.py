@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from orchestrator.node.facts import sysfs
+from orchestrator.protocol.facts import Software
 
 NCCL_WHEEL = re.compile(r"nvidia_nccl_cu(\d+)-(\d+(?:\.\d+)+)\.dist-info")
 NCCL_CONDA = re.compile(r"nccl-(\d+(?:\.\d+)+)-.*\.json")
@@ -22,7 +23,8 @@ NCCL_FILES = (
 )
 
 
-def software(root: str = "") -> dict[str, str]:
+def software(root: str = "") -> tuple[str, Software]:
+    """Return torch's version, and what else is known of it and of the drivers."""
     home = torch_home()
     told = sysfs.text(os.path.join(home, "version.py")) if home else ""
     cuda, hip = value(told, "cuda"), value(told, "hip")
@@ -31,15 +33,14 @@ def software(root: str = "") -> dict[str, str]:
         nccl, source = nccl_version(home, cuda, root)
     elif hip:
         nccl, source = rccl_version(root)
-    return {
-        "torch": value(told, "__version__"),
-        "cuda": cuda,
-        "hip": hip,
-        "nccl": nccl,
-        "nccl_from": source,
-        "nvidia_driver": sysfs.text(f"{root}/sys/module/nvidia/version"),
-        "amd_driver": sysfs.text(f"{root}/sys/module/amdgpu/version"),
-    }
+    return value(told, "__version__"), Software(
+        cuda=cuda,
+        hip=hip,
+        nccl=nccl,
+        nccl_from=source,
+        nvidia_driver=sysfs.text(f"{root}/sys/module/nvidia/version"),
+        amd_driver=sysfs.text(f"{root}/sys/module/amdgpu/version"),
+    )
 
 
 def torch_home() -> str:

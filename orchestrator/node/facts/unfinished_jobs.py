@@ -6,7 +6,7 @@ import os
 
 from orchestrator.node.job.run_directory import RunDir, all_runs, connect
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.messages import Leftover
+from orchestrator.protocol.facts import Leftover
 
 NEWEST = 64  # a machine that ran thousands of jobs must not read all of their events
 

@@ -19,9 +19,10 @@ from orchestrator.head.doctor.findings import (
     odd_values,
 )
 from orchestrator.head.doctor.report import to_json, to_text
-from orchestrator.head.inventory.facts import Card, Disk, Facts, Leftover, Limits
+from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.head.screen.output import Look
+from orchestrator.protocol.facts import Card, Disk, Leftover, Limits
 from tests.head.plan.probed import facts, infiniband, interface, software
 
 GIB = 1 << 30

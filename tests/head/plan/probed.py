@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from orchestrator.head.inventory.facts import Address, Facts, Gid, Interface, RdmaPort, Software
+from orchestrator.head.inventory.facts import Facts
+from orchestrator.protocol.facts import Address, Gid, Interface, RdmaPort, Software
 
 LOOPBACK = ("lo 127.0.0.1/8", "lo ::1/128")
 
@@ -42,7 +43,7 @@ def interface(
     name: str, kind: str = "ethernet", speed: int | None = None, **fields: Any
 ) -> Interface:
     """interface("eth0", speed=25000): one that is up."""
-    return dataclasses.replace(Interface(name, kind, "up", speed), **fields)
+    return Interface(name, kind, "up", speed).replace(**fields)
 
 
 def software(nccl: str = "2.27.5") -> Software:
@@ -56,9 +57,8 @@ def infiniband(device: str, rate: float = 400.0, **fields: Any) -> RdmaPort:
     """An active InfiniBand port; subnet="..." is the first half of its GID."""
     subnet = fields.pop("subnet", SUBNET)
     gid = Gid(0, f"{subnet}:b8ce:f603:0012:3456", "IB/RoCE v1")
-    return dataclasses.replace(
-        RdmaPort(device, 1, "InfiniBand", "ACTIVE", "LinkUp", rate, gids=(gid,)), **fields
-    )
+    port = RdmaPort(device, 1, "InfiniBand", "ACTIVE", "LinkUp", rate, gids=(gid,))
+    return port.replace(**fields)
 
 
 def roce(
@@ -77,4 +77,4 @@ def roce(
             Gid(index, mapped, "RoCE v2", netdev),
         ]
     port = RdmaPort(device, 1, "Ethernet", "ACTIVE", "LinkUp", rate, netdev, tuple(gids))
-    return dataclasses.replace(port, **fields)
+    return port.replace(**fields)

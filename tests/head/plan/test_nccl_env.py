@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import EXIT_CHECK, CheckFailed
-from orchestrator.head.inventory.facts import Gid, Interface, RdmaPort
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.plan import nccl_env, nccl_transport
 from orchestrator.head.plan.nccl_env import Network
+from orchestrator.protocol.facts import Gid, Interface, RdmaPort
 from tests.head.plan.probed import facts, infiniband, interface, roce, software
 
 MIXED_GIDS = (

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.head.inventory.facts import Disk, Limits
 from orchestrator.node.facts import disks, limits
-from orchestrator.protocol.message import decode
 
 MOUNTINFO = r"""22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw
 40 22 0:35 / /home rw,relatime shared:20 - nfs4 fs01:/export/home rw,vers=4.2
@@ -43,22 +41,22 @@ def test_no_mountinfo_is_too_odd(text: str) -> None:
 
 
 def test_a_directory_here(tmp_path: Path) -> None:
-    found = decode(Disk, disks.disk(str(tmp_path)))
+    found = disks.disk(str(tmp_path))
     space = os.statvfs(tmp_path)
     assert found.total == space.f_blocks * space.f_frsize
     assert 0 <= found.free <= found.total
     assert found.writable and found.filesystem and found.mounted
-    gone = decode(Disk, disks.disk(str(tmp_path / "not/yet")))
+    gone = disks.disk(str(tmp_path / "not/yet"))
     assert (gone.path, gone.total) == (str(tmp_path / "not/yet"), found.total)
 
 
 def test_what_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disks.os, "access", lambda *_: False)  # root may write everything
-    assert decode(Disk, disks.disk(str(tmp_path))).writable is False
+    assert disks.disk(str(tmp_path)).writable is False
 
 
 def test_limits_of_this_login() -> None:
-    found = decode(Limits, limits.limits())
+    found = limits.limits()
     soft, hard = found.nofile
     assert soft > 0 and (hard >= soft or hard == -1)
 

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.head.inventory.facts import Card
 from orchestrator.node.facts import gpus
-from orchestrator.protocol.message import decode
+from orchestrator.protocol.facts import Card
 from tests.node.job.trees import plant
 
 INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
@@ -52,7 +51,7 @@ def test_nvidia_cards_by_the_drivers_own_files(tmp_path: Path) -> None:
             f"{top}/0000:43:00.0/information": unknown,
         },
     )
-    first, second = (decode(Card, card) for card in gpus.cards(str(tmp_path)))
+    first, second = gpus.cards(str(tmp_path))
     assert first == Card(
         "nvidia", "NVIDIA H100 80GB HBM3", "GPU-6c35a82c-6ee1-5a9b-1b5a-2f6f7ad4f9a1",
         "0000:1b:00.0",
@@ -75,7 +74,7 @@ def test_amd_cards_by_sysfs(tmp_path: Path) -> None:
     plant(drm, {"card0/device/vendor": "0x1a03", "card2/device/vendor": "0x1002"})
     plant(drm / "card3/device", {
         "vendor": "0x1002", "device": "0x740c", "mem_info_vram_total": "68702699520"})  # fmt: skip
-    first, second = (decode(Card, card) for card in gpus.cards(str(tmp_path)))
+    first, second = gpus.cards(str(tmp_path))
     assert first == Card(
         "amd", "AMD Instinct MI300X OAM", "8e6b0a5ef2a9d3c1", "0000:c1:00.0", 206141652992,
         299032576,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.facts import interfaces
+from orchestrator.protocol.facts import Address, Interface
 from tests.node.job.trees import plant
 
 
@@ -55,7 +56,7 @@ def machine(tmp_path: Path) -> Path:
 
 
 def test_kinds(machine: Path) -> None:
-    found = {one["name"]: one["kind"] for one in interfaces.interfaces(str(machine))}
+    found = {one.name: one.kind for one in interfaces.interfaces(str(machine))}
     assert found == {
         "lo": "loopback", "eth0": "ethernet", "eth1": "ethernet", "eth9": "ethernet",
         "bond0": "bond", "bond0.42": "vlan", "docker0": "bridge", "veth12": "virtual",
@@ -64,21 +65,24 @@ def test_kinds(machine: Path) -> None:
 
 
 def test_one_interface(machine: Path) -> None:
-    found = {one["name"]: one for one in interfaces.interfaces(str(machine))}
-    assert found["eth0"] == {
-        "name": "eth0", "kind": "ethernet", "state": "up", "speed": 100000, "mtu": 9000,
-        "mac": "0c:42:a1:00:00:01", "master": "bond0", "members": [], "driver": "mlx5_core",
-        "vendor": "0x15b3", "pci": "0000:4b:00.0", "numa": 0,
-    }  # fmt: skip
-    assert found["bond0"]["members"] == ["eth0", "eth1"]
-    assert found["bond0.42"]["members"] == ["bond0"]
-    assert (found["eth9"]["state"], found["eth9"]["speed"]) == ("down", None)
-    assert (found["lo"]["state"], found["tun0"]["state"]) == ("up", "up")
+    found = {one.name: one for one in interfaces.interfaces(str(machine))}
+    assert found["eth0"] == Interface(
+        name="eth0", kind="ethernet", state="up", speed=100000, mtu=9000,
+        mac="0c:42:a1:00:00:01", master="bond0", members=(), driver="mlx5_core",
+        vendor="0x15b3", pci="0000:4b:00.0", numa=0,
+    )  # fmt: skip
+    assert found["bond0"].members == (
+        "eth0",
+        "eth1",
+    )
+    assert found["bond0.42"].members == ("bond0",)
+    assert (found["eth9"].state, found["eth9"].speed) == ("down", None)
+    assert (found["lo"].state, found["tun0"].state) == ("up", "up")
 
 
 def test_this_machine_has_loopback() -> None:
-    (found,) = [one for one in interfaces.interfaces() if one["kind"] == "loopback"]
-    assert (found["name"], found["state"]) == ("lo", "up")
+    (found,) = [one for one in interfaces.interfaces() if one.kind == "loopback"]
+    assert (found.name, found.state) == ("lo", "up")
 
 
 # -- addresses --------------------------------------------------------------------------------
@@ -88,7 +92,7 @@ def test_this_machine_has_loopback() -> None:
 def test_addresses_are_those_that_ip_shows() -> None:
     shown = json.loads(subprocess.check_output(["ip", "-j", "address"]))
     wanted = {
-        (link["ifname"], address["local"], address["prefixlen"])
+        Address(link["ifname"], address["local"], address["prefixlen"])
         for link in shown
         for address in link["addr_info"]
     }
@@ -103,9 +107,9 @@ def test_an_address_of_a_point_to_point_link_is_its_own_end() -> None:
 
     message = struct.pack("=BBBBL", socket.AF_INET, 32, 0, 0, 1)
     both = attribute(1, "10.0.0.2") + attribute(2, "10.0.0.1")
-    assert list(interfaces.one_address(message + both)) == [("lo", "10.0.0.1", 32)]
+    assert list(interfaces.one_address(message + both)) == [Address("lo", "10.0.0.1", 32)]
     assert list(interfaces.one_address(message + attribute(1, "10.0.0.2"))) == [
-        ("lo", "10.0.0.2", 32)
+        Address("lo", "10.0.0.2", 32)
     ]
     assert list(interfaces.one_address(message)) == []
     assert list(interfaces.one_address(message + b"\0\0\0\0")) == []

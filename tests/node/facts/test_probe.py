@@ -48,7 +48,7 @@ def test_a_disk_that_hangs_is_named_and_held_up_by_nothing(
     monkeypatch.setattr(probe.rdma, "ports", lambda _: for_ever.wait())
     try:
         found = probe.probe(REQUEST)
-        assert found["rdma"] == []
+        assert found["rdma"] == ()
         assert found["problems"] == {"rdma": "it did not answer within 0.2 s"}
         assert found["interfaces"] and found["disk"]
         monkeypatch.setattr(probe.os.path, "isdir", lambda _: for_ever.wait())
@@ -69,7 +69,7 @@ def test_another_root_is_another_machine(tmp_path: Path) -> None:
     found = probe.probe(REQUEST, str(tmp_path))
     assert (found["memory_kb"], found["memory_available_kb"]) == (1000, 900)
     assert (found["boot"], found["gpus"]) == ("b1", 1)
-    assert [port["device"] for port in found["rdma"]] == ["mlx5_0"]
+    assert [port.device for port in found["rdma"]] == ["mlx5_0"]
     own = {name: found["environment"].get(name) for name in ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME")}
     assert own == {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "=ens1f0"}
     assert "NCCL_ALGO" not in found["environment"]

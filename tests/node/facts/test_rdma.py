@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.head.inventory.facts import RdmaPort
 from orchestrator.node.facts import rdma
-from orchestrator.protocol.message import decode
+from orchestrator.protocol.facts import RdmaPort
 from tests.node.job.trees import LOCAL, hca, mapped, plant, roce
 
 
 def found(root: Path) -> list[RdmaPort]:
-    return [decode(RdmaPort, port) for port in rdma.ports(str(root))]
+    return list(rdma.ports(str(root)))
 
 
 def test_a_machine_without_any(tmp_path: Path) -> None:

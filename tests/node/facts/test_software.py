@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.facts import software
+from orchestrator.protocol.facts import Software
 from tests.node.job.trees import plant
 
 VERSION = """from typing import Optional
@@ -20,9 +21,7 @@ hip: Optional[str] = {hip!r}
 
 
 def test_torch_is_read_not_imported() -> None:
-    code = (
-        "import sys; from orchestrator.node.facts import software as s;v = s.software()['torch'];"
-    )
+    code = "import sys; from orchestrator.node.facts import software as s;v = s.software()[0];"
     code += "assert 'torch' not in sys.modules; print(v); import torch; print(torch.__version__)"
     read, real = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     assert read == real
@@ -51,13 +50,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_version_of_torch(site: Path, text: str | None, version: str) -> None:
     if text is not None:
         (site / "torch" / "version.py").write_text(text)
-    assert software.software(str(site))["torch"] == version
+    assert software.software(str(site))[0] == version
 
 
 def test_no_torch_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert set(software.software(str(tmp_path)).values()) == {""}
+    assert software.software(str(tmp_path)) == ("", Software())
 
 
 def torch(site: Path, cuda: str | None = "12.8", hip: str | None = None) -> None:
@@ -69,8 +68,8 @@ def test_nccl_of_the_wheel_that_fits(site: Path) -> None:
     torch(site)
     for name in ("nvidia_nccl_cu13-2.28.3.dist-info", "nvidia_nccl_cu12-2.27.5.dist-info"):
         (site / name).mkdir()
-    found = software.software(str(site))
-    assert (found["cuda"], found["nccl"], found["nccl_from"]) == (
+    _, found = software.software(str(site))
+    assert (found.cuda, found.nccl, found.nccl_from) == (
         *("12.8", "2.27.5"),
         "nvidia-nccl-cu12",
     )
@@ -79,11 +78,11 @@ def test_nccl_of_the_wheel_that_fits(site: Path) -> None:
 def test_nccl_of_conda_and_of_the_system(site: Path) -> None:
     torch(site)
     root = site.parent
-    assert software.software(str(root))["nccl"] == ""
+    assert software.software(str(root))[1].nccl == ""
     plant(root, {"usr/lib/x86_64-linux-gnu/libnccl.so.2.21.5": "", "usr/lib64/libnccl.so.2.so": ""})
-    assert software.software(str(root))["nccl"] == "2.21.5"
+    assert software.software(str(root))[1].nccl == "2.21.5"
     plant(root, {"prefix/conda-meta/nccl-2.23.4.1-h03a54cd_3.json": "{}"})
-    assert software.software(str(root))["nccl"] == "2.23.4.1"
+    assert software.software(str(root))[1].nccl == "2.23.4.1"
 
 
 def test_rccl_and_its_driver(site: Path) -> None:
@@ -91,8 +90,8 @@ def test_rccl_and_its_driver(site: Path) -> None:
     root = site.parent
     header = "#define NCCL_MAJOR 2\n#define NCCL_MINOR 21\n#define NCCL_PATCH 5\n"
     plant(root, {"opt/rocm/include/rccl/rccl.h": header, "sys/module/amdgpu/version": "6.10.5"})
-    found = software.software(str(root))
-    assert (found["hip"], found["nccl"], found["amd_driver"]) == (
+    _, found = software.software(str(root))
+    assert (found.hip, found.nccl, found.amd_driver) == (
         *("6.3.42131-fa1d09cbd", "2.21.5"),
         "6.10.5",
     )
@@ -101,4 +100,4 @@ def test_rccl_and_its_driver(site: Path) -> None:
 def test_a_torch_for_cpus_has_no_nccl(site: Path) -> None:
     torch(site, cuda=None)
     (site / "nvidia_nccl_cu12-2.27.5.dist-info").mkdir()
-    assert software.software(str(site))["nccl"] == ""
+    assert software.software(str(site))[1].nccl == ""

@@ -1,0 +1,158 @@
+"""One machine, part by part, as its node reports it. Equal machines give equal values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Optional, Union
+
+from orchestrator.protocol.message import Message
+
+if TYPE_CHECKING:
+    import ipaddress
+
+    IpAddress = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
+    IpNetwork = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
+
+
+class Address(Message, kw_only=False):
+    """One address of one of the node's interfaces."""
+
+    interface: str
+    address: str
+    prefix: int
+
+    @property
+    def ip(self) -> IpAddress:
+        import ipaddress  # not needed on the node
+
+        return ipaddress.ip_address(self.address)
+
+    @property
+    def network(self) -> IpNetwork:
+        import ipaddress
+
+        return ipaddress.ip_network(f"{self.address}/{self.prefix}", strict=False)
+
+
+class Interface(Message, kw_only=False):
+    """One network interface."""
+
+    name: str
+    kind: str  # ethernet, infiniband, loopback, bridge, bond, vlan, wireless, virtual
+    state: str  # up, down, lowerlayerdown, dormant, ...
+    speed: Optional[int] = None  # Mb/s, where it is known
+    mtu: int = 1500
+    mac: str = ""
+    master: str = ""  # the bond or bridge that it is part of
+    members: tuple[str, ...] = ()  # what it is made of
+    driver: str = ""
+    vendor: str = ""  # of its PCI card, 0x15b3
+    pci: str = ""
+    numa: Optional[int] = None
+
+
+class Gid(Message, kw_only=False):
+    """One address of an RDMA port."""
+
+    index: int
+    gid: str
+    type: str  # IB/RoCE v1 or RoCE v2
+    netdev: str = ""
+
+    @property
+    def ip(self) -> Optional[IpAddress]:
+        """The IP address that a RoCE GID stands for."""
+        import ipaddress
+
+        try:
+            found = ipaddress.IPv6Address(self.gid)
+        except ValueError:
+            return None
+        return found.ipv4_mapped or found
+
+    @property
+    def is_routable_v2(self) -> bool:
+        """The GIDs that RoCE v2 can use: addresses that somebody gave to the interface."""
+        ip = self.ip
+        return self.type == "RoCE v2" and ip is not None and not ip.is_link_local
+
+
+class RdmaPort(Message, kw_only=False):
+    """One port of an InfiniBand or RoCE card."""
+
+    device: str
+    port: int
+    link_layer: str  # InfiniBand, Ethernet; or another that NCCL does not know
+    state: str  # ACTIVE, DOWN, INIT, ARMED
+    physical: str = ""  # LinkUp, Disabled, Polling, ...
+    rate: float = 0.0  # Gb/s
+    netdev: str = ""
+    gids: tuple[Gid, ...] = ()
+    node_type: str = "CA"  # RNIC: iWARP
+    software: bool = False  # without a card
+    board: str = ""
+    firmware: str = ""
+    guid: str = ""
+    pci: str = ""
+    numa: Optional[int] = None
+
+    @property
+    def name(self) -> str:
+        """As NCCL_IB_HCA wants it."""
+        return f"{self.device}:{self.port}"
+
+    @property
+    def active(self) -> bool:
+        return self.state == "ACTIVE"
+
+
+class Card(Message, kw_only=False):
+    """One GPU, as far as the files of its driver tell; bytes."""
+
+    vendor: str  # nvidia, amd
+    model: str
+    uuid: str = ""
+    pci: str = ""
+    memory: Optional[int] = None
+    used: Optional[int] = None
+
+
+class Software(Message, kw_only=False):
+    """The versions that torch was built with, and of the drivers; empty where there is none."""
+
+    cuda: str = ""
+    hip: str = ""
+    nccl: str = ""  # or RCCL's
+    nccl_from: str = ""
+    nvidia_driver: str = ""
+    amd_driver: str = ""
+
+
+class Disk(Message, kw_only=False):
+    """The file system that holds a path; bytes."""
+
+    path: str
+    total: int
+    free: int
+    inodes: int
+    inodes_free: int
+    mounted: str
+    filesystem: str
+    source: str
+    writable: bool
+
+
+class Limits(Message, kw_only=False):
+    """(soft, hard) of each; -1 is unlimited."""
+
+    nofile: tuple[int, int]
+    memlock: tuple[int, int]
+    nproc: tuple[int, int]
+    core: tuple[int, int]
+
+
+class Leftover(Message, kw_only=False):
+    """A job of ours that has not ended there."""
+
+    job: str
+    node: int
+    alive: bool  # its supervisor answers
