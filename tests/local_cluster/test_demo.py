@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config import load
-from orchestrator.config.launch import Launch
+from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.config.schema import Fsdp, Optimizer
 from orchestrator.errors import CheckFailed
 from orchestrator.local_cluster import demo
@@ -154,7 +154,7 @@ def test_a_taken_port_is_no_obstacle(
 def test_without_torch_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CheckFailed) as told:
-        demo.demo(2, False, (), {"python": None})
+        demo.demo(2, False, (), LaunchArguments())
     python = shlex.quote(sys.executable)
     assert told.value.fix == f"type: {python} -m pip install torch==2.13.0 numpy"
 
