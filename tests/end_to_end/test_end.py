@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -39,15 +40,16 @@ while stubborn:
     time.sleep(1)
 dist.all_reduce(torch.ones(1))
 """
+LONG = str(10**6 + os.getpid())  # seconds that nobody else on this machine sleeps
 # Saves when asked to, and starts a child that leaves its session and its environment.
-SAVE = """
+SAVE = f"""
 import os, signal, subprocess, sys, time
 def save(*_):
     time.sleep(0.5)
     print("saved", os.environ["RANK"], flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, save if sys.argv[1] == "polite" else signal.SIG_IGN)
-subprocess.Popen(["env", "-i", "setsid", "sleep", "1000"])
+subprocess.Popen(["env", "-i", "setsid", "sleep", "{LONG}"])
 print("ready", flush=True)
 while True:
     time.sleep(0.05)
@@ -59,7 +61,7 @@ def sleepers(cluster: Cluster) -> int:
     found = 0
     for node in range(len(cluster.addresses)):
         look = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '"
-        found += cluster.exec(node, ["sh", "-c", look]).count("sleep 1000")
+        found += cluster.exec(node, ["sh", "-c", look]).count(f"sleep {LONG}")
     return found
 
 
