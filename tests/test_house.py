@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -165,9 +166,14 @@ def room_of_import(name: str) -> str:
     return "__init__"
 
 
+@functools.cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every import, wherever it stands."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -283,7 +289,7 @@ def test_the_head_never_loads_torch() -> None:
 def test_functions_are_short() -> None:
     long = {}
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 count = (node.end_lineno or 0) - node.lineno + 1
                 count -= len((ast.get_docstring(node) or "").splitlines())
