@@ -169,7 +169,7 @@ def test_times_between_and_beyond_what_was_measured(size: int, seconds: float) -
 
 
 def test_recorded_messages_are_what_a_step_sends() -> None:
-    """As tests/engine/test_traffic.py counts them in the ranks: two blocks and what is around."""
+    """As test_traffic.py of the engine counts them: two blocks and what is around."""
     groups = [100, 200, 200]
     config = replace(Config(), training=Training(gradient_accumulation=3))
     sent = prediction.messages("hybrid_shard", groups, [2, 2], config)

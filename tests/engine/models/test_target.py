@@ -174,7 +174,7 @@ def test_further_metrics_are_named() -> None:
 
 
 def test_the_example_of_the_docs_trains(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "own_model.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "own_model.md").read_text()
     blocks = dict(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL))
     (tmp_path / "my_model.py").write_text(blocks["python"])
     wanted = parse.build(Config, yaml.safe_load(blocks["yaml"]))

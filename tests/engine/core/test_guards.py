@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_train import BATCH, accumulate, config, fsdp
+from tests.engine.core.test_parity import BATCH, accumulate, config, fsdp
 from tests.engine.worlds import Job, run
 
 ENDLESS = {"training": {"max_steps": 10**6}, "scheduler": {"total_steps": 100}}
@@ -49,7 +49,7 @@ def test_a_step_with_nan_on_one_rank_is_left_out_on_all(
 def skipping_by_hand(place: Path, nodes: list[int], how: dict[str, Any]) -> float:
     """The loss of step 3 after step 1 alone: step 2's samples are exchanged for step 3's."""
     once = {"training": {"max_steps": 2}, "scheduler": {"total_steps": 10}}
-    swapped = {"dataset": {"target": "tests.engine.test_guards:without_step_two"}}
+    swapped = {"dataset": {"target": "tests.engine.core.test_guards:without_step_two"}}
     other = job(place, "b", nodes, how, accumulate(2), once, broken(), swapped)
     assert run(other) == [[0] * sum(nodes)]
     loss: float = other.metrics()[1]["loss"]

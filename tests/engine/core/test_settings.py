@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.engine.core import settings
 from orchestrator.errors import UsageError
-from tests.engine.test_fields import ENGINE, every_field
+from tests.engine.core.test_fields import ENGINE, every_field
 from tests.engine.worlds import Job, run
 
 # Section -> the keys that a Trainer reads, and what has to be set beside them.

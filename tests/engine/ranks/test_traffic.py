@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.clusters.netns import NetnsCluster
-from tests.engine.test_train import accumulate, config, fsdp
+from tests.engine.core.test_parity import accumulate, config, fsdp
 from tests.engine.worlds import Job, run
 from tests.launching import Head
 

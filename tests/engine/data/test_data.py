@@ -289,8 +289,10 @@ def nothing(split: str) -> list[int] | None:
 
 
 def own(name: str, **sections: Any) -> Config:
-    model = {"target": "tests.engine.test_data:noisy"}
-    return config(model=model, dataset={"target": f"tests.engine.test_data:{name}"}, **sections)
+    model = {"target": "tests.engine.data.test_data:noisy"}
+    return config(
+        model=model, dataset={"target": f"tests.engine.data.test_data:{name}"}, **sections
+    )
 
 
 def test_augmentation_depends_on_the_position_and_disturbs_nobody() -> None:
@@ -350,7 +352,7 @@ def tokens_of(split: str, values: list[int], name: str = "targets") -> list[dict
 def test_what_a_built_in_model_cannot_take_is_told_in_words(
     args: dict[str, Any], words: str | None
 ) -> None:
-    target = {"target": "tests.engine.test_data:tokens_of", "args": args}
+    target = {"target": "tests.engine.data.test_data:tokens_of", "args": args}
     source = sources.sources(config(dataset=target), CPU)[0]
     if words is None:
         assert source.batch([0], 0)["targets"].tolist() == [args["values"]]
@@ -431,8 +433,8 @@ ORPHANS = """
 import itertools, os, sys, time
 import torch.utils.data._utils.worker as worker
 worker.MP_STATUS_CHECK_INTERVAL = 0.1  # of 5 seconds, to have the test end sooner
-from tests.engine.test_data import Numbers
-from tests.engine.test_data import config
+from tests.engine.data.test_data import Numbers
+from tests.engine.data.test_data import config
 from orchestrator.engine.data import dataset
 from orchestrator.engine.data.sample_order import Order
 order = Order(100, 0, shuffle=True)
@@ -445,7 +447,7 @@ time.sleep(60)
 
 def test_workers_end_with_a_rank_that_is_killed() -> None:
     command = [sys.executable, "-c", ORPHANS]
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as rank:
         assert rank.stdout is not None
         workers = [int(word) for word in rank.stdout.readline().split()]

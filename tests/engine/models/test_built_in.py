@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_train import fsdp
+from tests.engine.core.test_parity import fsdp
 from tests.engine.worlds import Job, run
 
 STEPS = 6

@@ -33,7 +33,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from tests.engine.test_export import WHOLE
+from tests.engine.saving.test_export import WHOLE
 
 for rank in range(3):
     if os.fork() == 0:
@@ -85,7 +85,7 @@ def of_three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkpoints")
     place = checkpoint_store.partial(directory, 120, "run")
     words = [sys.executable, "-c", RANKS, str(place)]
-    subprocess.run(words, cwd=Path(__file__).parents[2], timeout=60, check=True)
+    subprocess.run(words, cwd=Path(__file__).parents[3], timeout=60, check=True)
     place.with_name(place.name + ".store").unlink(missing_ok=True)
     return publish(directory, 120)
 

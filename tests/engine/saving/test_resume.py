@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_train import accumulate, config, fsdp
+from tests.engine.core.test_parity import accumulate, config, fsdp
 from tests.engine.worlds import NAME, Job, run
 
 STEPS = 12
