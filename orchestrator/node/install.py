@@ -1,4 +1,4 @@
-"""The first of our code to run on a node: unpacks the rest, once per version, and hands over to it.
+"""Runs first on a node: unpacks the rest of our program, once per version, and hands over to it.
 
 Arrives on standard input and is executed as it is, so it stands alone. Must parse on any Python 3,
 to be able to say that it is too old.
@@ -11,7 +11,7 @@ import zlib
 
 
 def install(digest, size, nonce):
-    """Read `size` bytes of {name: source} from standard input and run the link from them."""
+    """Read `size` bytes of {name: source} from standard input and run the server from them."""
     blob = b""
     while len(blob) < size:
         blob += os.read(0, size - len(blob)) or sys.exit(9)
@@ -34,7 +34,7 @@ def install(digest, size, nonce):
 
 
 def unpack(files, library):
-    """Under another name first: a library is whole or not there."""
+    """Unpack under another name first: a library is whole or not there."""
     new = "%s.%d" % (library, os.getpid())
     for name, text in files.items():
         path = os.path.join(new, name)
@@ -49,6 +49,6 @@ def unpack(files, library):
 
 
 def refuse(nonce, words):
-    """A last word in place of the link's first."""
+    """Say why not, in place of the server's first word, and leave."""
     os.write(1, ("\n%s\n!%s\n" % (nonce, words)).encode())
     sys.exit(1)

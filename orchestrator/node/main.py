@@ -1,4 +1,4 @@
-"""`python <library> supervise JOB NODE`: the one thing that is started by a command line."""
+"""Starts a supervisor: `python <library> supervise JOB NODE`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What supervisors are told: lines on their socket, and lines from one another.
+"""Types and decodes what supervisors hear: lines on their socket, and lines of one another.
 
 A server may meet a supervisor of another version, and nodes that were launched by hand may run
 different ones: unknown keys are passed over. The supervisor sends a newline to every listener on
@@ -22,7 +22,7 @@ class HeadNews(Message):
 
 
 class PeerWord(Message):
-    """What supervisors say at every beat: all they know, as it may be the first that arrives."""
+    """Said by a supervisor at every beat: all it knows, as it may be the first that arrives."""
 
     node: int
     head: tuple[bool, float, float]  # is there one; when did one last come, and leave on purpose?

@@ -1,4 +1,4 @@
-"""What a supervisor writes into events.jsonl, a line each, and a head reads in the stream.
+"""Types what a supervisor writes into events.jsonl, a line each, and a head reads in the stream.
 
 A reader may be of another version than the supervisor: it passes over keys and kinds that it does
 not know. What a rank reports to its supervisor becomes an event, completed with what else is known.
@@ -66,7 +66,7 @@ class Ending(Event, event="ending"):
 
 
 class RankAtEnd(Message):
-    """How a rank stood when the job was over."""
+    """The state of a rank when the job was over."""
 
     state: str
     code: Optional[int] = None

@@ -28,7 +28,7 @@ NONE = type(None)
 
 
 class Nonsense(ValueError):
-    """What was received is no message of the protocol."""
+    """Raised for data that is no message of the protocol."""
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)

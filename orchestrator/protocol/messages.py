@@ -125,7 +125,7 @@ class Probe(Request[Probed], do="probe"):
 
 
 class CheckedUp(Message):
-    """What the closer look found, part by part. See head/doctor/deep_probe.py."""
+    """The results of the closer look, part by part. See head/doctor/deep_probe.py."""
 
     checkup: dict[str, Any]
     time: float
@@ -166,7 +166,7 @@ class Dial(Request[Dialed], do="dial"):
 
 
 class Hooked(Message):
-    """What the hook changed in the environment."""
+    """The changes that the hook made to the environment."""
 
     env: dict[str, str]
     unset: tuple[str, ...]
@@ -331,7 +331,7 @@ class Jobs(Request[JobStates], do="jobs"):
 
 
 class RankStacks(Message):
-    """What one rank is doing."""
+    """The place where one rank is."""
 
     state: str  # of its process, as in /proc
     stacks: str
@@ -339,7 +339,7 @@ class RankStacks(Message):
 
 
 class Stuck(Message):
-    """What every rank of the node is doing."""
+    """The places where the ranks of the node are."""
 
     stuck: dict[int, RankStacks]
     time: float
@@ -360,7 +360,7 @@ class OutputFile(Message):
 
 
 class OutputFiles(Message):
-    """What the ranks left on a node that does not share the head's disk."""
+    """The files that ranks left on a node that does not share the head's disk."""
 
     files: tuple[OutputFile, ...]
     place: str
@@ -413,7 +413,7 @@ class RemovedRun(Message):
 
 
 class RemovedRuns(Message):
-    """What was removed, in bytes."""
+    """The result of a removal; `freed` in bytes."""
 
     runs: tuple[RemovedRun, ...]
     freed: int

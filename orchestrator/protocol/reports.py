@@ -1,4 +1,4 @@
-"""What a rank and its keeper report to their supervisor: the types alone.
+"""Types of what a rank and its keeper report to their supervisor.
 
 The rank shares a process with the user's program, so it imports nothing of ours at run time: it
 writes these as plain dicts, and the type checker holds them. To each it adds its rank, its local

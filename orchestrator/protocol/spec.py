@@ -22,7 +22,7 @@ class Target(Message):
 
 
 class LeaseTerms(Message):
-    """How the supervisors of a job find each other, and when they end it by themselves."""
+    """Tells the supervisors of a job how to find each other, and when to end it by themselves."""
 
     seconds: float = PEER_BEAT * BEATS_IN_A_LEASE  # without a word of node 0
     address: str = ""  # node 0's supervisor,

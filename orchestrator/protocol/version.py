@@ -17,7 +17,7 @@ OLDEST = 0  # 0 is what programs spoke that named no version
 
 
 class Version(Message):
-    """Who speaks: the number of its protocol, and the oldest one that understands it."""
+    """Names who speaks: the number of its protocol, and the oldest one that understands it."""
 
     protocol: int = 0
     oldest: int = 0

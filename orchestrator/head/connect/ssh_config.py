@@ -1,4 +1,4 @@
-"""What the user's ssh_config says of a node. `ssh -G` reads it, so all that ssh knows is meant."""
+"""Reads what the user's ssh_config says of a node, by `ssh -G`: all that ssh knows counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 @dataclass(frozen=True)
 class Destination:
-    """How to reach one machine, with every default filled in."""
+    """The address and options of one machine, with every default filled in."""
 
     host: str  # the name or address to connect to
     user: str

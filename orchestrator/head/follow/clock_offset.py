@@ -1,4 +1,4 @@
-"""How far a node's clock is from ours: its time belongs to the middle of the round trip.
+"""Measures how far a node's clock is from ours: its time belongs to the middle of the round trip.
 
 Asked for by the follower of each node; the run orders events of several nodes by it.
 """
@@ -9,7 +9,7 @@ DRIFT = 1e-4  # seconds per second that two clocks may part, ten times what quar
 
 
 class Clock:
-    """The offset known best: of the shortest round trip, unless that was too long ago."""
+    """Keeps the best offset: of the shortest round trip, unless that was too long ago."""
 
     def __init__(self) -> None:
         self.offset = 0.0  # the node's clock minus ours
@@ -17,7 +17,7 @@ class Clock:
         self.measured = 0.0
 
     def heard(self, sent: float, theirs: float, received: float) -> bool:
-        """An exchange; whether it taught us something."""
+        """Take an exchange; say whether it taught us something."""
         error = (received - sent) / 2
         if error > self.error + DRIFT * (received - self.measured):
             return False

@@ -86,7 +86,7 @@ class ClockRead(News):
 
 @dataclass(frozen=True)
 class Answer(News):
-    """What the node's ranks are doing."""
+    """The node told what its ranks are doing."""
 
     stuck: Stuck
 
@@ -240,7 +240,7 @@ class NodeFollower(threading.Thread):
             self.post(OutputsStay(self.node.index, stays))
 
     def _sweep(self, channel: NodeChannel) -> None:
-        """Its supervisor is gone and left no last word: what it watched over must not live on."""
+        """End what a supervisor watched over that is gone without a last word."""
         order = messages.Stop(
             job=self.job,
             node=self.node.index,

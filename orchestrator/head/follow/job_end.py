@@ -1,4 +1,4 @@
-"""How a job comes to its end, as the head that follows it decides: the states, written down.
+"""Decides how a job comes to its end, for the head that follows it. These are the states:
 
     OPEN ---- a rank, torchrun or a supervisor failed ----> FAILED
               The order to end goes out after HEARSAY: who else failed by itself may say so first.

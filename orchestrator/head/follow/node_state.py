@@ -1,4 +1,4 @@
-"""What a head knows of one node's part of the job now."""
+"""Keeps what a head knows of one node's part of the job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NodeState:
 
     @property
     def away(self) -> float:
-        """For how many seconds there has been no connection."""
+        """Return for how many seconds there has been no connection."""
         return time.monotonic() - self.lost_since if self.lost_since else 0.0
 
     def take(self, event: RankEvent) -> None:

@@ -308,7 +308,7 @@ class Run:
             self.end.left = self.end.left or self.thief is not None
 
     def leave(self) -> None:
-        """The user leaves it running: no node is to take that for the loss of its head."""
+        """Leave the job running, as the user wants: no node must take that for a lost head."""
         self.end.left = True
         if self.record.launch.on_head_loss == "stop":
             deadline = time.monotonic() + LEAVE_LIMIT

@@ -1,4 +1,4 @@
-"""Many nodes' endings -> one cause: which node, which rank, what, which line of whose. Pure."""
+"""Finds the one cause in many nodes' endings: which node, which rank, which line. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Failure:
 
     @property
     def distance(self) -> int:
-        """From the cause: what only says that another one is gone, or that torchrun is, is not."""
+        """Say how far it is from the cause: what only says that another one is gone is far."""
         said = f"{self.message}\n{self.words}"
         if self.kind == "ended_early":
             return EARLY
@@ -137,7 +137,7 @@ def _of_exit(begun: Failure, event: RankEnded, words: str) -> Failure:
 
 
 def of_torchrun(node: int, name: str, event: Ended, time: float) -> Failure:
-    """torchrun ended, and no rank of its node had failed."""
+    """Say how torchrun failed, on a node where no rank had."""
     said, code = event.said, event.agent
     trace = TRACEBACK + said.rpartition(TRACEBACK)[2] if TRACEBACK in said else said
     last = last_lines(trace)
@@ -161,13 +161,13 @@ def signal_name(number: int) -> str:
 
 
 def last_lines(trace: str) -> list[str]:
-    """Of a traceback, the line that names each exception of the chain."""
+    """Return the lines of a traceback that name the exceptions of the chain."""
     lines = [line for line in trace.splitlines() if line[:1].strip()]
     return [line for line in lines if not line.startswith(("Traceback ", "The above ", "During "))]
 
 
 def users_line(trace: str, *, innermost_first: bool = False) -> str:
-    """file:line in function: the innermost frame that is no package's."""
+    """Return `file:line in function` of the innermost frame that is no package's."""
     frames = [match for match in FRAME.finditer(trace) if not PACKAGES.search(match[1])]
     if not frames:
         return ""
@@ -183,7 +183,7 @@ def before_dump(said: str) -> str:
 
 
 def cause(failures: Sequence[Failure]) -> Failure | None:
-    """The earliest of those nearest to the cause, in whatever order they were heard of."""
+    """Return the earliest of those nearest to the cause, in whatever order they were heard of."""
     early = [f.time for f in failures if f.distance > EARLY]
     # That a rank ended well explains only those who missed it afterwards.
     known = [f for f in failures if f.distance != EARLY or (early and f.time < min(early))]
@@ -191,7 +191,7 @@ def cause(failures: Sequence[Failure]) -> Failure | None:
 
 
 def conclude(failures: Sequence[Failure], ended_badly: int) -> dict[str, Any] | None:
-    """What job.json says: the cause, and how many ranks ended the same way or because of it."""
+    """Return what job.json says: the cause, and how many ranks ended likewise or because of it."""
     found = cause(failures)
     if found is None:
         return None
@@ -227,7 +227,7 @@ def _without_a_node(kind: str, message: str, time: float) -> dict[str, Any]:
 
 
 def to_lines(told: dict[str, Any]) -> list[str]:
-    """The last lines on the screen."""
+    """Return the last lines on the screen."""
     who = f"node {told['node']} ({told['node_name']})" if told["node"] is not None else "the head"
     who = who if told["rank"] is None else f"rank {told['rank']} on {who}"
     at = clock.strftime("%H:%M:%S", clock.localtime(told["time"]))

@@ -62,7 +62,7 @@ class LogFetcher:
         return len(self.finished) == len(self.followers)
 
     def catch_up(self) -> None:
-        """Until the files here hold what the nodes had when asked."""
+        """Wait until the files here hold what the nodes had when asked."""
         if self.record.over or self.record.head_elsewhere:
             return
         states = status.ask_nodes(self.ssh, self.record)

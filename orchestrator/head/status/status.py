@@ -29,7 +29,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """How the job stands on one node. `data` is what --json shows of it."""
+    """The state of the job on one node. `data` is what --json shows of it."""
 
     state: str
     ranks: Mapping[str, Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""What rocm-smi and amdgpu's files say of AMD GPUs. Parsers never fail: no value is None."""
+"""Parses what rocm-smi and amdgpu's files say of AMD GPUs. A value that is not there is None."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ("card series", "card model", "device name", "card sku", "gfx version")
 
 
 def gpus(text: str) -> list[dict[str, Any]]:
-    """From rocm-smi's JSON, of which the keys change their letters' case between versions."""
+    """Read rocm-smi's JSON, whose keys change their letters' case between versions."""
     found = []
     for key, values in document(text).items():
         match = re.fullmatch(r"card(\d{1,6})", str(key))
@@ -46,7 +46,7 @@ def driver(text: str) -> str:
 
 
 def processes(text: str) -> list[dict[str, Any]]:
-    """`"PID4711": "python3, 1, 18165104640, 0, unknown"`: name, GPUs, bytes, ..."""
+    """Read `"PID4711": "python3, 1, 18165104640, 0, unknown"`: name, GPUs, bytes, ..."""
     system = document(text).get("system")
     found = []
     for key, value in system.items() if isinstance(system, dict) else ():
@@ -62,7 +62,7 @@ def processes(text: str) -> list[dict[str, Any]]:
 
 
 def ecc_errors(pci: str, root: str = "") -> int | None:
-    """Uncorrected ones, of all blocks that tell (`ue: 0`); None where the card counts none."""
+    """Sum the uncorrected errors of all blocks (`ue: 0`); None where the card counts none."""
     top = f"{root}/sys/bus/pci/devices/{pci}/ras"
     counts = [
         int(match.group(1))
@@ -74,7 +74,7 @@ def ecc_errors(pci: str, root: str = "") -> int | None:
 
 
 def document(text: str) -> dict[str, Any]:
-    """The JSON in it: warnings stand before it, on standard output."""
+    """Return the JSON after the warnings that precede it on standard output."""
     try:
         found = json.loads(text[text.index("{") :])
     except (ValueError, RecursionError):

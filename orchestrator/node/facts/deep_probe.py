@@ -108,7 +108,7 @@ def any_nvidia(root: str) -> bool:
 def gpu_part(
     said: dict[str, Output], root: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
-    """(GPUs, who holds them, what went wrong)"""
+    """Return (GPUs, who holds them, what went wrong)."""
     found: list[dict[str, Any]] = []
     holders: list[dict[str, Any]] = []
     problems = []
@@ -137,7 +137,7 @@ def gpu_part(
 
 
 def owner(pid: int) -> dict[str, str]:
-    """Whose process it is, and of which job of ours, as far as we may look."""
+    """Say whose process it is, and of which job of ours, as far as we may look."""
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
     except OSError:  # it has ended, or lives in another container
@@ -151,7 +151,7 @@ def owner(pid: int) -> dict[str, str]:
 
 
 def xid_part(said: dict[str, Output]) -> tuple[list[dict[str, Any]], str]:
-    """From the kernel's log, or the journal: often a user may read only one of them, or none."""
+    """Read the kernel's log, or the journal: often a user may read only one of them, or none."""
     if "dmesg" not in said:
         return [], ""
     for name in ("dmesg", "journal"):
@@ -163,7 +163,7 @@ def xid_part(said: dict[str, Output]) -> tuple[list[dict[str, Any]], str]:
 
 
 def code_part(said: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
-    """The revision of the workdir, and a hash of what is changed in it; None where git has none."""
+    """Return the revision of the workdir and a hash of its changes; None without git."""
     if said["commit"].problem:
         text = said["commit"].problem
         return None, "" if "not a git repository" in text else text
@@ -181,7 +181,7 @@ def code_part(said: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
 
 
 def digest(workdir: str, script: str) -> str:
-    """sha256 of the program, to compare where there is no git."""
+    """Return the sha256 of the program, to compare where there is no git."""
     path = os.path.join(workdir, script)
     if not os.path.isfile(path) or os.path.getsize(path) > LARGEST_FILE:
         return ""
@@ -190,7 +190,7 @@ def digest(workdir: str, script: str) -> str:
 
 
 def torch_part(said: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
-    """What importing it really gives; its last line, because site files may print others."""
+    """Return what importing torch gives: the last line, because site files may print others."""
     output = said["torch"]
     lines = output.out.strip().splitlines()
     with contextlib.suppress(ValueError, IndexError):
@@ -201,6 +201,6 @@ def torch_part(said: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
 
 
 def own_name() -> list[str]:
-    """What this machine's own name resolves to: 127.0.1.1 misleads whoever is told to go there."""
+    """Resolve this machine's own name: 127.0.1.1 misleads whoever is sent there."""
     name = socket.gethostname()
     return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(name, None)})

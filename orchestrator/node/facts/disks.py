@@ -1,4 +1,4 @@
-"""The file system that holds a path: its space, its kind, whether it can be written."""
+"""Looks at the file system that holds a path: its space, its kind, may it be written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.protocol.facts import Disk
 
 
 def disk(path: str, root: str = "") -> Disk:
-    """Bytes and inodes of the file system that holds a path; where the path is not, its parent."""
+    """Measure the file system that holds a path; where the path is not there, its parent."""
     inside = os.path.realpath(path)
     while not os.path.isdir(inside):
         inside = os.path.dirname(inside)
@@ -31,7 +31,7 @@ def disk(path: str, root: str = "") -> Disk:
 
 
 def mount(mountinfo: str, path: str) -> tuple[str, str, str]:
-    """(mount point, type, source) of the file system a path is in: the longest that covers it."""
+    """Return (mount point, type, source) for a path: of the longest mount that covers it."""
     best = ("", "", "")
     for line in mountinfo.splitlines():
         fields, dash, rest = line.partition(" - ")

@@ -1,4 +1,4 @@
-"""Which GPUs this machine has, from files alone: how many, and what their drivers tell of them."""
+"""Finds the GPUs of this machine, from files alone: how many, and what their drivers tell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gpu_count(root: str = "") -> int:
 
 
 def amd_count(root: str = "") -> int:
-    """KFD lists CPUs as nodes too; only GPUs have SIMD units."""
+    """Count the GPUs: KFD lists CPUs as nodes too, but only GPUs have SIMD units."""
     nodes = f"{root}/sys/class/kfd/kfd/topology/nodes"
     count = 0
     for node in sysfs.names(nodes):
@@ -46,7 +46,7 @@ def nvidia_cards(root: str = "") -> list[Card]:
 
 
 def fields(text: str) -> dict[str, str]:
-    """`Model: \\t\\t NVIDIA H100` lines -> {"Model": "NVIDIA H100"}"""
+    """Turn `Model: \\t\\t NVIDIA H100` lines into {"Model": "NVIDIA H100"}."""
     found = {}
     for line in text.splitlines():
         key, colon, value = line.partition(":")
@@ -56,7 +56,7 @@ def fields(text: str) -> dict[str, str]:
 
 
 def amd_cards(root: str = "") -> list[Card]:
-    """amdgpu tells its memory in sysfs, in bytes; an older driver tells no name."""
+    """Read the cards from sysfs, memory in bytes; an older amdgpu tells no name."""
     top = f"{root}/sys/class/drm"
     found = []
     for name in sysfs.names(top):

@@ -1,4 +1,4 @@
-"""This machine's network interfaces, its addresses, and the ways it has to other machines.
+"""Finds this machine's network interfaces, its addresses, and its ways to other machines.
 
 From the kernel alone, so nothing can hang. `root` stands before /sys, so that tests can bring one.
 """
@@ -58,7 +58,7 @@ def interface(path: str, name: str) -> Interface:
 
 
 def kind_of(path: str, inside: list[str]) -> str:
-    """ethernet, infiniband, loopback, bridge, bond, vlan, wireless, or virtual: all the others."""
+    """Return ethernet, infiniband, loopback, bridge, bond, vlan, wireless, or virtual."""
     known = KINDS.get(sysfs.number(f"{path}/type") or 0)
     if known:
         return known

@@ -22,7 +22,7 @@ def limits() -> Limits:
 
 
 def memory_kb(root: str = "") -> tuple[int, int]:
-    """(total, available)"""
+    """Return (total, available)."""
     text = sysfs.text(f"{root}/proc/meminfo")
     found = dict(re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB", text, re.MULTILINE))
     return int(found.get("MemTotal", 0)), int(found.get("MemAvailable", 0))

@@ -1,4 +1,4 @@
-"""What nvidia-smi and the kernel's log say of NVIDIA GPUs. Parsers never fail: no value is None.
+"""Parses what nvidia-smi and the kernel's log say of NVIDIA GPUs. What is missing is None.
 
 nvidia-smi writes [N/A], [Not Supported], [Unknown Error], [GPU requires reset], ERR! or similar
 where it has no value, and a GPU that is lost is one line of text among the others.
@@ -29,7 +29,7 @@ def query(what: str, fields: tuple[str, ...]) -> list[str]:
 
 
 def rows(text: str, fields: tuple[str, ...]) -> list[dict[str, str]]:
-    """Lines that have all the fields; what else is between them is a message, not a GPU."""
+    """Return the lines that have all the fields; any other line is a message, not a GPU."""
     found = []
     for line in text.splitlines():
         words = [word.strip() for word in line.split(",", len(fields) - 1)]
@@ -39,7 +39,7 @@ def rows(text: str, fields: tuple[str, ...]) -> list[dict[str, str]]:
 
 
 def told(word: str) -> str:
-    """A value, or nothing for the many words that mean that there is none."""
+    """Return a value, or nothing for the many words that mean that there is none."""
     empty = word.startswith("[") or word in ("", "N/A", "ERR!", "Unknown Error", "Not Supported")
     return "" if empty else word
 
@@ -55,7 +55,7 @@ def flag(word: str) -> bool | None:
 
 
 def gpus(text: str) -> list[dict[str, Any]]:
-    """Memory in bytes. `problem`: what nvidia-smi says in the place of values, if it does."""
+    """Return the GPUs, memory in bytes. `problem`: what nvidia-smi says in place of values."""
     found = []
     for row in rows(text, GPU_FIELDS):
         if number(row["index"]) is None:
@@ -84,7 +84,7 @@ def gpus(text: str) -> list[dict[str, Any]]:
 
 
 def sickness(row: dict[str, str]) -> str:
-    """ERR! and the like are a sick GPU; [N/A] is only a question that this model cannot answer."""
+    """Say what is wrong with a GPU: ERR! is; [N/A] is a question that this model cannot answer."""
     for field, word in row.items():
         bare = word.strip("[]")
         if re.search(r"requires reset|is lost|Unknown Error|ERR!|fallen off", bare):
@@ -93,7 +93,7 @@ def sickness(row: dict[str, str]) -> str:
 
 
 def lost(text: str) -> list[str]:
-    """Messages in the place of whole GPUs: `Unable to determine the device handle for GPU...`."""
+    """Return messages in place of GPUs: `Unable to determine the device handle for GPU...`."""
     return [
         line.strip()
         for line in text.splitlines()
@@ -102,7 +102,7 @@ def lost(text: str) -> list[str]:
 
 
 def more(text: str) -> dict[str, dict[str, Any]]:
-    """uuid -> what newer drivers add: memory that fails, PCIe links narrower than built."""
+    """Return uuid -> what newer drivers add: memory that fails, PCIe links narrower than built."""
     return {
         row["uuid"]: {
             "ecc_errors_ever": number(row["ecc.errors.uncorrected.aggregate.total"]),
@@ -117,13 +117,13 @@ def more(text: str) -> dict[str, dict[str, Any]]:
 
 
 def state(word: str) -> bool | None:
-    """Drivers say 0 and 1 here, or No and Yes."""
+    """Read 0 and 1, or No and Yes, as drivers say."""
     value = number(word)
     return flag(word) if value is None else bool(value)
 
 
 def processes(text: str) -> list[dict[str, Any]]:
-    """Who computes on which GPU. Memory is not known with MIG, names not of other containers."""
+    """Return who computes on which GPU; with MIG without memory, in containers without names."""
     found = []
     for row in rows(text, APP_FIELDS):
         pid, used = number(row["pid"]), number(row["used_memory"])
@@ -141,7 +141,7 @@ def processes(text: str) -> list[dict[str, Any]]:
 
 
 def xids(text: str) -> list[dict[str, Any]]:
-    """Errors that the driver reported: which GPU, which number, in its words; the last of each."""
+    """Return the errors that the driver reported, the last of each number on each GPU."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for line in text.splitlines():
         match = XID.search(line)

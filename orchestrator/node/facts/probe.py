@@ -92,7 +92,7 @@ DISK = {
 
 
 def network_space() -> int:
-    """Equal on two nodes of one boot: they are one machine, not two with the same addresses."""
+    """Return the network namespace: two nodes with one boot and one of these are one machine."""
     try:
         return os.stat("/proc/self/ns/net").st_ino
     except OSError:
@@ -100,7 +100,7 @@ def network_space() -> int:
 
 
 def own_settings(root: str = "") -> dict[str, str]:
-    """NCCL's settings of this machine or login; as there, the environment wins over the file."""
+    """Return NCCL's settings of this machine or login; as in NCCL, the environment wins."""
     found = {}
     for line in sysfs.text(root + NCCL_CONF).splitlines():
         name, equals, value = line.partition("=")

@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE ports as /sys/class/infiniband shows them; no library, no command."""
+"""Reads InfiniBand and RoCE ports from /sys/class/infiniband; no library, no command."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def port(path: str, device: str, number: int) -> RdmaPort:
 
 
 def word(text: str) -> str:
-    """`4: ACTIVE` -> ACTIVE"""
+    """Turn `4: ACTIVE` into ACTIVE."""
     return text.partition(":")[2].strip() or text
 
 
 def rate(text: str) -> float:
-    """`400 Gb/sec (4X NDR)` -> 400.0; 0 where it is not known"""
+    """Turn `400 Gb/sec (4X NDR)` into 400.0; 0 where it is not known."""
     match = re.match(r"\d+(\.\d+)?(?= ?Gb)", text)
     return float(match.group()) if match else 0.0
 
@@ -77,7 +77,7 @@ def gids(here: str, most: int | None) -> list[Gid]:
 
 
 def own_netdev(path: str, number: int) -> str:
-    """The network interface of a port: of several on one card, the one of the same number."""
+    """Return the network interface of a port: of several on a card, the one of its number."""
     net = f"{path}/device/net"
     found = sysfs.names(net)
     for name in found:

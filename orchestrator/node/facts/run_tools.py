@@ -27,7 +27,7 @@ class Command(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a tool said. `problem` is empty when it ended by itself with exit code 0."""
+    """The output of a tool. `problem` is empty when it ended by itself with exit code 0."""
 
     out: str
     problem: str
@@ -95,6 +95,6 @@ class Running:
 
 
 def together(commands: Mapping[str, Command]) -> dict[str, Output]:
-    """Side by side: it takes as long as the slowest of them."""
+    """Run them side by side: it takes as long as the slowest."""
     running: dict[str, Any] = {name: Running(command) for name, command in commands.items()}
     return {name: one.finish() for name, one in running.items()}

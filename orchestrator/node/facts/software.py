@@ -1,4 +1,4 @@
-"""Which torch, NCCL and drivers are installed: read from their files, none of them imported."""
+"""Finds which torch, NCCL and drivers are installed, from their files: none is imported."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def software(root: str = "") -> tuple[str, Software]:
 
 
 def torch_home() -> str:
-    """Importing torch takes over a second; where it is, is known at once."""
+    """Find where torch is without importing it, which takes over a second."""
     spec = importlib.util.find_spec("torch")
     return os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
 
 
 def accelerate() -> dict[str, Any]:
-    """Its version, and the keys that its files may have; importing it would import torch."""
+    """Return accelerate's version and its files' keys; importing it would import torch."""
     spec = importlib.util.find_spec("accelerate")
     if spec is None or not spec.origin:
         return {}
@@ -72,13 +72,13 @@ def accelerate() -> dict[str, Any]:
 
 
 def value(text: str, name: str) -> str:
-    """The text that version.py gives a name: `cuda: Optional[str] = '12.8'` -> 12.8"""
+    """Return the text that version.py gives a name: `cuda: Optional[str] = '12.8'` -> 12.8."""
     match = re.search(rf"^{name}\b[^=\n]*= *['\"]([^'\"\n]*)['\"]", text, re.MULTILINE)
     return match.group(1) if match else ""
 
 
 def nccl_version(home: str, cuda: str, root: str = "") -> tuple[str, str]:
-    """(version, from where): the wheel beside torch, else conda's, else the system's."""
+    """Return (version, from where): the wheel next to torch, or conda's, or the system's."""
     major = cuda.partition(".")[0]
     wheels = [
         match for match in map(NCCL_WHEEL.fullmatch, sysfs.names(os.path.dirname(home))) if match

@@ -1,4 +1,4 @@
-"""Small files of /sys and /proc: what is not there, or cannot be read, is empty and no error.
+"""Reads small files of /sys and /proc: one that cannot be read is empty, and no error.
 
 A machine has thousands of them, so they are read with as few calls as there can be.
 """
@@ -26,7 +26,7 @@ def text(path: str, limit: int = 1 << 16) -> str:
 
 
 def number(path: str) -> int | None:
-    """A whole number, decimal or 0x...; None where there is none."""
+    """Return a whole number, decimal or 0x...; None where there is none."""
     try:
         return int(text(path, 64), 0)
     except ValueError:
@@ -41,7 +41,7 @@ def names(path: str) -> list[str]:
 
 
 def target(path: str) -> str:
-    """The last part of where a symbolic link leads: sysfs tells drivers and PCI addresses so."""
+    """Return the last part of where a symbolic link leads: a driver, or a PCI address."""
     try:
         return os.path.basename(os.readlink(path))
     except OSError:

@@ -1,4 +1,4 @@
-"""Jobs of ours that this machine still knows and that have not ended: running, or given up."""
+"""Finds jobs of ours on this machine that have not ended: they run, or were given up."""
 
 from __future__ import annotations
 

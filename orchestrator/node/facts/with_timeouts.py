@@ -1,4 +1,4 @@
-"""A report made of parts, each with a time limit: one that fails or hangs says so, in words.
+"""Gathers a report in parts, each with a time limit: one that fails or hangs says so.
 
 The work is done in a thread, which is left behind where it hangs in the kernel (a dead network
 file system, a sick driver): another one then does the rest. Mostly one thread does it all.
@@ -37,7 +37,7 @@ class Worker(threading.Thread):
 
 
 def gather(seconds: float, parts: Mapping[str, Work]) -> tuple[dict[str, Any], dict[str, str]]:
-    """(what was found, why the others were not). No part holds it up for longer than `seconds`."""
+    """Return (what was found, why the rest was not). No part takes longer than `seconds`."""
     found: dict[str, Any] = {}
     problems: dict[str, str] = {}
     rest = dict(parts)

@@ -101,7 +101,7 @@ def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
 
 
 def _interrupted(kind: str) -> list[str]:
-    """The directories that an earlier removal had no time to delete."""
+    """Return the directories that an earlier removal had no time to delete."""
     directory = os.path.join(home(), kind)
     try:
         names = os.listdir(directory)
@@ -111,7 +111,7 @@ def _interrupted(kind: str) -> list[str]:
 
 
 def old_libraries(own: str, now: float) -> list[str]:
-    """The versions of our program that no run here needs and no head has used for a while."""
+    """Return the versions of our program that no run needs and no head used for a while."""
     used = {own}
     for run in all_runs():
         if run.last(Ended) is not None:

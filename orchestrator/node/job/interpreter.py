@@ -1,4 +1,4 @@
-"""What a rank does to the interpreter that no public function does: all of it is in this file.
+"""Does what a rank needs of the interpreter and no public function does; all of it is here.
 
 It calls private functions of CPython, so each is tested against `python program`, on every version
 of it there is (tests/node/job/test_interpreter.py, test_rank.py). Imports nothing of ours: rank.py
@@ -56,7 +56,7 @@ def finalize_objects() -> None:
 
 
 def buffer_lines() -> None:
-    """As on a terminal: whole lines leave in one write, so lines of two threads do not tear."""
+    """Write whole lines at once, as on a terminal, so that lines of two threads do not tear."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
 

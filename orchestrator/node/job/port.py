@@ -1,4 +1,4 @@
-"""The TCP port at which the ranks of a job meet: found, held, and seen to be free again."""
+"""Finds and holds the TCP port at which the ranks of a job meet; sees that it is free again."""
 
 from __future__ import annotations
 

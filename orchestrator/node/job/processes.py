@@ -132,7 +132,7 @@ def send(process: Process, signum: int) -> bool:
 
 
 def _send_without_pidfd(process: Process, signum: int) -> bool:
-    """For kernels before 5.3: the check and the signal are two steps."""
+    """Check, then signal, in two steps: for kernels before 5.3."""
     now = look(process.pid)
     if now is None or now.started != process.started:
         return False

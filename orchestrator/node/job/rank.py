@@ -262,7 +262,7 @@ def shortened(record: ErrorRecord) -> ErrorRecord:
 
 
 def answer_by_default() -> None:
-    """A forked rank inherits torchrun's handlers, which would turn a SIGTERM into an exception."""
+    """Undo torchrun's handlers, which would turn a SIGTERM to a forked rank into an exception."""
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

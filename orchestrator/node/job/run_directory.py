@@ -1,4 +1,4 @@
-"""Where a node keeps what it knows of a job: ~/.orchestrator/runs/<job>/<node rank>/, 0700.
+"""Names the files of a job on a node: ~/.orchestrator/runs/<job>/<node rank>/, 0700.
 
 The supervisor writes it, the server reads it, and it outlives both. The node's rank is part of the
 path because nodes may share a home directory.
@@ -25,7 +25,7 @@ JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=,-]{0,199}")
 
 
 def home() -> str:
-    """The node's own directory for jobs; ORCHESTRATOR_HOME moves it (a quota, a read-only home)."""
+    """Return the node's directory for jobs. ORCHESTRATOR_HOME moves it."""
     return os.environ.get("ORCHESTRATOR_HOME") or os.path.expanduser("~/.orchestrator")
 
 
@@ -64,7 +64,7 @@ class RunDir:
             json.dump(encode(spec), file)
 
     def write(self, name: str, text: str) -> None:
-        """A file that the agent finds in the directory it starts in."""
+        """Write a file that the agent finds in the directory it starts in."""
         fd = os.open(os.path.join(self.path, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(fd, "w", encoding="utf-8") as file:
             file.write(text)
@@ -103,7 +103,7 @@ class RunDir:
 
 
 def all_runs() -> Iterator[RunDir]:
-    """Every job that left a directory on this machine."""
+    """Return every job that left a directory on this machine."""
     runs = os.path.join(home(), "runs")
     try:
         jobs = sorted(os.listdir(runs))
@@ -123,12 +123,12 @@ def all_runs() -> Iterator[RunDir]:
 
 
 def connect(run: RunDir) -> socket.socket:
-    """To the run's supervisor."""
+    """Connect to the run's supervisor."""
     return connect_in(run.path)
 
 
 def connect_in(path: str) -> socket.socket:
-    """The same, by a name short enough for a socket address."""
+    """Connect to the supervisor of a directory, by a name short enough for a socket's address."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         client = socket.socket(socket.AF_UNIX)

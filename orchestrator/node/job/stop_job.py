@@ -70,7 +70,7 @@ def stop_all(request: StopAll) -> list[StopReceipt]:
 
 
 def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
-    """As root. Nothing in another user's files is read or written: they could lead anywhere."""
+    """End another user's job, as root, without touching their files: links could lead anywhere."""
     began = time.monotonic()
     run = RunDir(job.job, job.node)
     before = processes.of_job(job.job, job.node)

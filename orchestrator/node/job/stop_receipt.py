@@ -1,4 +1,4 @@
-"""The proof that a job is over on this node: no process, no GPU memory, no port of it is left."""
+"""Proves that a job is over on this node: no process, no GPU memory, no port of it is left."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def gpu_memory(pids: set[int]) -> tuple[dict[int, str], str]:
 
 
 def lives_anew(pid: int) -> bool:
-    """All processes of the job are dead: a living one with such a PID is another's."""
+    """Does this PID belong to a new process? All processes of the job are dead."""
     now = processes.look(pid)
     return now is not None and now.state not in "ZXD"
 

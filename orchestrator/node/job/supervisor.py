@@ -45,7 +45,7 @@ SWEEP_LIMIT = 10.0  # a process that survives SIGKILL this long hangs in the ker
 
 
 class RankProcess:
-    """What is known of one rank here."""
+    """A rank, as far as it is known here."""
 
     def __init__(self, local: int) -> None:
         self.local = local
@@ -308,7 +308,7 @@ class Supervisor:
             os.kill(self.agent.pid, signal.SIGTERM)  # not reaped yet, so the PID is still its own
 
     def dismiss(self) -> None:
-        """Once the last rank has ended, torchrun need not learn of it: it would only hurry them."""
+        """Kill torchrun once the last rank has ended: it would only hurry what still saves."""
         ranks = list(self.ranks.values())
         if all(rank.state == "ended" for rank in ranks) and any(rank.code for rank in ranks):
             for rank in ranks:
@@ -355,7 +355,7 @@ class Supervisor:
                 self.reported(decode(RankEnded, {**who, "time": time.time()}))
 
     def over(self) -> bool:
-        """Once torchrun has ended: is nothing of the job left alive?"""
+        """Has torchrun ended, and is nothing of the job left alive?"""
         if self.agent_code is None:
             return False
         if not self.living():
@@ -397,7 +397,7 @@ class Supervisor:
 
 
 def reserve(fd: int, size: int) -> None:
-    """Room on the disk that only this file can use, where the file system knows how to do that."""
+    """Reserve room on the disk for this file alone, where the file system can do that."""
     # FALLOC_FL_KEEP_SIZE, which os.posix_fallocate() lacks
     ctypes.CDLL(None).fallocate(fd, 1, ctypes.c_int64(0), ctypes.c_int64(size))
 

@@ -66,19 +66,19 @@ class Peers:
         wire.close()
 
     def leave(self, node: int) -> None:
-        """Its part is over: nothing more is expected of it."""
+        """Expect nothing more of a node whose part is over."""
         self.heard.pop(node, None)
         if node in self.wires:
             self.drop(node, "over")
 
     def shift(self, seconds: float) -> None:
-        """Time in which this process itself stood still is nobody else's silence."""
+        """Forgive the others a time in which this process itself stood still."""
         now = time.monotonic()
         self.heard = {node: min(now, at + seconds) for node, at in self.heard.items()}
         self.refused_since = min(now, self.refused_since + seconds) if self.refused_since else 0.0
 
     def goodbye(self, word: PeerWord) -> None:
-        """The last word, and time for it to arrive: a close with bytes unread would discard it."""
+        """Send the last word and let it arrive: a close with bytes unread would discard it."""
         self.send(word)
         wires = [wire for wire in self.wires.values() if wire.key]
         deadline = time.monotonic() + GOODBYE_SECONDS
@@ -102,7 +102,7 @@ def listens(wire: SignedConnection) -> bool:
 
 
 def listen(avoid: int) -> socket.socket | None:
-    """On a free port, early enough that nobody who calls is refused; None where that is denied."""
+    """Listen on a free port, before anybody calls; return None where that is denied."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
         while True:

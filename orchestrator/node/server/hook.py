@@ -25,7 +25,7 @@ class HookError(Exception):
 
 
 def run_hook(text: str, env: dict[str, str], workdir: str) -> tuple[dict[str, str], list[str]]:
-    """(what it set, what it unset), seen from the given environment on top of our own."""
+    """Return (what it set, what it unset), given this environment on top of our own."""
     before = {**os.environ, **env}
     # Files, not pipes: what the hook left running in the background may hold them open for ever.
     with tempfile.TemporaryFile() as exported, tempfile.TemporaryFile() as said:

@@ -1,4 +1,4 @@
-"""How one job stands on this node, from its files and its processes."""
+"""Tells how one job stands on this node, from its files and its processes."""
 
 from __future__ import annotations
 

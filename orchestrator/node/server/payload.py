@@ -1,4 +1,4 @@
-"""Files that a job's ranks need and that only the head has: a function and what it is called with.
+"""Keeps files that only the head has until a job's ranks need them: a function, its arguments.
 
 They come before the start, in pieces, and wait beside the run directory until that exists. They
 hold whatever the user handed over, so they are 0600, and go when the job has ended.
@@ -32,11 +32,11 @@ def waiting(run: RunDir) -> str:
 
 
 def hand_over(run: RunDir) -> None:
-    """The run directory is there now."""
+    """Move the files into the run directory, which is there now."""
     if os.path.isdir(waiting(run)):
         os.rename(waiting(run), run.parcel)
 
 
 def discard(run: RunDir) -> None:
-    """Of a job that was never started."""
+    """Delete the files of a job that was never started."""
     shutil.rmtree(waiting(run), ignore_errors=True)

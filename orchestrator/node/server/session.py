@@ -1,4 +1,4 @@
-"""What the node does for one head: a method for every request of the protocol."""
+"""Does what one head asks of its node: a method for every request of the protocol."""
 
 from __future__ import annotations
 
