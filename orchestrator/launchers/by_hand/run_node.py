@@ -240,7 +240,7 @@ def lead(request: Request, mine: Part, reached: Reached, own: Hello, patience: f
             raise
         record = record_job(redact.without_secrets(request), ThisMachine(mine.nnodes), made, place)
         master.go(agreed)  # the others know by the record whether they see this very directory
-    return begin(request, mine, reached, made, record, agreed)
+    return begin(request, mine, reached, made, place, record, agreed)
 
 
 def start(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any]) -> Launched:
@@ -250,7 +250,7 @@ def start(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any]
     interrupt.hold()
     place = experiment.create(request.where.experiments, name)
     record = record_job(redact.without_secrets(request), ThisMachine(mine.nnodes), made, place)
-    return begin(request, mine, reached, made, record, agreed)
+    return begin(request, mine, reached, made, place, record, agreed)
 
 
 def begin(
@@ -258,10 +258,11 @@ def begin(
     mine: Part,
     reached: Reached,
     made: Plan,
+    place: Experiment,
     record: JobRecord,
     agreed: dict[str, Any],
 ) -> Launched:
-    place = Experiment(Path(record.experiment))
+    """Start this machine's part of a job that was written down."""
     terms = launch.lease(request, made, agreed["peers_port"], agreed["token"])
     # Supervisors ask no name server: one that hangs would hold up all that they do.
     terms = terms.replace(address=queue.resolved(mine.master) or mine.master)
