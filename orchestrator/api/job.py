@@ -217,7 +217,7 @@ class Job:
         if before and now - before < TOO_SOON:
             raise OrchestratorError(
                 f"the head of {self.name} ends as soon as it starts",
-                f"its last words are in {self.directory / 'head.txt'}",
+                f"its last output is in {self.directory / 'head.txt'}",
             )
         self._came, self._left = now, False
         self._head = Background("take_up", **self._which)
@@ -319,7 +319,7 @@ class Job:
         if self._head is not None:
             self._head.press(LEAVE)
             if not self._head.gone(LEAVE_SECONDS):
-                raise OrchestratorError(f"the head of {self.name} does not leave")
+                raise OrchestratorError(f"the head of {self.name} does not end")
             self._head, self._came = None, 0.0
 
     # -- results ---------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ class Job:
         except FileNotFoundError:
             raise JobFailed(
                 f"rank {rank} ended well, but left no result: did it call sys.exit?",
-                f"what did not come home is named in {self.directory / 'head.txt'}",
+                f"what could not be fetched is named in {self.directory / 'head.txt'}",
             ) from None
         except Exception as error:
             raise JobFailed(

@@ -71,7 +71,7 @@ def read(path: Path) -> Manifest:
     except ValueError as error:
         raise ValueError(f"is not JSON: {error}") from None
     if not isinstance(data, dict) or "format" not in data:
-        raise ValueError("is not that of a checkpoint")
+        raise ValueError("is not the manifest of a checkpoint")
     if data["format"] != FORMAT:
         raise ValueError(f"has format {data['format']!r}; this version reads {FORMAT}")
     created = data.get("created")
@@ -96,7 +96,7 @@ def _records(data: Any) -> dict[str, FileRecord]:
             raise ValueError(f"has no checksum of {shown(name)}")
         found[name] = FileRecord(_whole(record.get("size"), f"size of {shown(name)}"), digest)
     if problem := unfit_names(found):
-        raise ValueError(f"lists what cannot be: {problem}")
+        raise ValueError(f"is invalid: {problem}")
     return found
 
 

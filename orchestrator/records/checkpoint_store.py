@@ -35,7 +35,7 @@ STEP = re.compile(r"step_([0-9]{8,18})")
 HIDDEN = re.compile(r"\.step_([0-9]{8,18})\.(.+)\.(partial|aside|gone)", re.DOTALL)
 TOKEN = re.compile(r"[A-Za-z0-9_.+-]+")
 CHECKPOINTS = Path("outputs/checkpoints")  # of an experiment
-ELSEWHERE = "where checkpoint.directory was set, name that directory"
+ELSEWHERE = "if checkpoint.directory was set, name that directory"
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _put_in_place(partial: Path, target: Path, step: int) -> None:
         sync_directory(directory)
         return
     if target.is_symlink() or not target.is_dir():
-        raise JobFailed(f"{shown(target)} is in the way, and is not a checkpoint of ours")
+        raise JobFailed(f"{shown(target)} is in the way and is not one of our checkpoints")
     old, aside = load(target), _hidden(directory, step, "aside")
     target.rename(aside)  # every() finds it there, and clean() brings it back, if this ends here
     partial.rename(target)
@@ -171,7 +171,7 @@ def load(path: Path) -> Checkpoint:
     try:
         found = checkpoint_manifest.read(path)
         if named and found.step != step:
-            raise ValueError(f"is that of step {found.step}")
+            raise ValueError(f"belongs to step {found.step}")
     except FileNotFoundError:
         return Checkpoint(path, step, problem=f"there is no {checkpoint_manifest.NAME}")
     except OSError as error:
@@ -258,7 +258,7 @@ def clean(directory: Path, token: str) -> None:
     """Remove what interrupted runs left; the files of this run's token are spared."""
     taken = {checkpoint.path for checkpoint in every(directory)}
     old = []
-    with _as_job_failure(f"what a crash left in {shown(directory)} could not be removed"):
+    with _as_job_failure(f"leftovers of a crash in {shown(directory)} could not be removed"):
         for step, kind, path in _entries(directory):
             if kind == "aside" and path in taken:  # a crash before the new one was in its place
                 if not os.path.lexists(final(directory, step)):

@@ -261,7 +261,7 @@ def _new_directory(root: Path, name: str) -> Path:
         except FileExistsError:
             continue  # two launches in one second: the second one takes the next second's name
         return path
-    raise UsageError(f"an hour's worth of names {name}_... is taken in {root}")
+    raise UsageError(f"all names {name}_... of the next hour are taken in {root}")
 
 
 def every(root: Path) -> list[Experiment]:

@@ -129,7 +129,7 @@ def test_a_wrong_result_is_told_and_fails(head: Head) -> None:
     ("words", "expected"),
     [
         (["--max-size", "big"], "write a number with K, M or G"),
-        (["--seconds", "nan"], "write how long it may measure"),
+        (["--seconds", "nan"], "write how many seconds it may measure"),
         (["--backend", "ncll"], "'ncll' is not one of 'nccl', 'gloo'"),
         (["--sekonds", "3"], "--seconds"),
     ],

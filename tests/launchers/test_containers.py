@@ -141,17 +141,17 @@ def test_every_argument_comes_back_from_yaml(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["compose", *PAIR, "--dry-run", "a.py"], "--dry-run has no place here"),
-        (["compose", *PAIR, "--detach"], "--detach has no place here"),
+        (["compose", *PAIR, "--dry-run", "a.py"], "--dry-run makes no sense here"),
+        (["compose", *PAIR, "--detach"], "--detach makes no sense here"),
         (["compose", *PAIR, "--nodes-from", "slurm", "a.py"], "--nodes-from slurm: each container"),
         (["compose", *PAIR, "--experiments", "x"], "--experiments is /experiments in the"),
         (["compose", *PAIR, "--shm-size", "lots"], "--shm-size lots: not a size"),
         (["compose", *PAIR, "--name", "My Run"], "'My Run' cannot name a Compose project"),
         (["compose", *PAIR, "--set", "training.max_step=3"], "did you mean 'max_steps'"),
         (["compose", *PAIR, "a.py", "\udcff"], "is not UTF-8"),
-        (["kubernetes", *PAIR, "--name", "my_run"], "'my_run' cannot name a Job"),
-        (["kubernetes", *PAIR, "--name", "a" * 62], "cannot name a Job"),
-        (["kubernetes", *PAIR, "--env", "HOME"], "--env HOME: a pod does not have"),
+        (["kubernetes", *PAIR, "--name", "my_run"], "'my_run' cannot name a Kubernetes Job"),
+        (["kubernetes", *PAIR, "--name", "a" * 62], "cannot name a Kubernetes Job"),
+        (["kubernetes", *PAIR, "--env", "HOME"], "--env HOME: a pod does not see"),
         (["dockerfile", "--base", "a b"], "cannot name an image"),
     ],
 )

@@ -46,5 +46,5 @@ def followed(place: Experiment, holder: dict[str, Any], *, stolen: bool) -> Usag
         f"end that process (kill -9 {holder['pid']} there); the job goes on"
         if stolen
         else f"take it over: orchestrator attach --steal {place.name}; "
-        f"look on: orchestrator logs -f {place.name}",
+        f"just watch: orchestrator logs -f {place.name}",
     )

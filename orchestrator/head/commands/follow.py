@@ -64,7 +64,7 @@ def follow(
         say(f"{head_name(running.thief)} has taken over; this head leaves, the job goes on")
         return EXIT_STOPPED  # not 0: what waits for this command must not take the job for done
     if running.end.left:
-        say(f"left running; take it up again: orchestrator attach {place.name}")
+        say(f"left running; follow it again: orchestrator attach {place.name}")
         return EXIT_DONE
     in_time = running.out_of_time and running.record.state == "stopped"
     if in_time and backend_of(record).start_again(place, running.record, say):

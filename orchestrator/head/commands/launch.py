@@ -24,7 +24,7 @@ def launch(arguments: LaunchArguments) -> int:
     if not arguments.detach:
         return follow.follow_launched(launched, arguments.view)
     say(f"{launched.record.job} runs on {len(launched.record.nodes)} nodes")
-    say(f"take it up again: orchestrator attach {launched.experiment.name}")
+    say(f"follow it again: orchestrator attach {launched.experiment.name}")
     return EXIT_DONE
 
 

@@ -158,7 +158,7 @@ def prune(options: dict[str, Any]) -> int:
         return listed(options)
     if options["keep"] is None:
         raise UsageError(
-            "it is not said how many to keep",
+            "say how many experiments to keep",
             "orchestrator prune --keep N; --keep 0 --older-than 14d goes by age alone",
         )
     # Without a FILE after it, --nodes is what it looks like here.
@@ -208,7 +208,7 @@ def opened(options: Mapping[str, Any]) -> Iterator[int | None]:
 def agreed(options: Mapping[str, Any]) -> bool:
     if not sys.stdin.isatty():
         raise UsageError(
-            "nothing was removed: there is no terminal to ask on", "add --yes to mean it"
+            "nothing was removed: there is no terminal to ask on", "confirm with --yes"
         )
     where = ", here and on their nodes" if options["on_nodes"] else ""
     sys.stderr.write(f"remove them{where}? [y/N] ")

@@ -56,7 +56,9 @@ def verify(
 def request_of(arguments: LaunchArguments, measurement: Measurement) -> Request:
     seconds = measurement.seconds
     if not (math.isfinite(seconds) and seconds > 0):
-        raise UsageError(f"--seconds {seconds:g}: write how long it may measure, such as 60")
+        raise UsageError(
+            f"--seconds {seconds:g}: write how many seconds it may measure, such as 60"
+        )
     largest = bytes_of(measurement.max_size)
     request = resolve(arguments)
     words = ["--max-size", str(largest), "--seconds", f"{seconds:g}"]

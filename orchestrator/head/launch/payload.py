@@ -29,7 +29,7 @@ def check_python(reached: Sequence[Reached]) -> None:
     ]
     if others:
         raise CheckFailed(
-            f"a function can be sent only to the same Python, which is {mine} here; other ones:\n"
+            f"a function can be sent only to the same Python, which is {mine} here:\n"
             f"    {', '.join(others)}",
             f"name a Python {mine} that has torch: python=/path in the list, or python='/path'; "
             "or write a script, and launch that",

@@ -53,7 +53,7 @@ def allocated(*, asked: bool) -> SlurmNodes | None:
             return None  # the reader of node lists says what is missing
         raise CheckFailed(
             "--nodes-from slurm, but this is not inside an allocation of Slurm",
-            "salloc --nodes=2, and type it there; or: orchestrator submit slurm --nnodes 2 ...",
+            "run it inside `salloc --nodes=2`; or: orchestrator submit slurm --nnodes 2 ...",
         )
     check_called_once()
     expanded = queue.hostnames(os.environ["SLURM_JOB_NODELIST"])

@@ -48,7 +48,7 @@ def settle(place: Experiment, record: JobRecord, patience: float = SEEN_WITHIN) 
         told, state, code = verdict.stopped(words, now), "stopped", EXIT_STOPPED
     else:
         where = place.path / OUTPUT
-        words += f", and its head left no word; the last of it is in {where}" * where.exists()
+        words += f", and its head wrote no result; its last output is in {where}" * where.exists()
         told, state, code = verdict.not_started(words, now), "failed", EXIT_FAILED
         if record.nodes:
             state, code = "lost", EXIT_NODE

@@ -39,7 +39,8 @@ def run(*words: str, stdin: str | None = None) -> str:
     """Run a command of Slurm and return its output; what it complains of is an error."""
     if shutil.which(words[0]) is None:
         raise CheckFailed(
-            f"there is no {words[0]} here", "type this where Slurm's commands are: a login node"
+            f"there is no {words[0]} here",
+            "run this where Slurm's commands are installed: a login node",
         )
     try:
         done = subprocess.run(

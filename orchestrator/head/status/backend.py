@@ -110,7 +110,7 @@ def watch_batch(
     view = batch_job.SlurmJobView(place, record, say, anew=anew)
     say(f"{place.name} is Slurm's job {record.slurm_job}; d leaves it, Ctrl-C stops it")
     if not view.go():
-        say(f"left running; take it up again: orchestrator attach {place.name}")
+        say(f"left running; follow it again: orchestrator attach {place.name}")
         return EXIT_DONE
     if view.settled:  # its head could not say how it ended
         return conclude(place, view.record)

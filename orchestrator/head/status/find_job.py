@@ -63,5 +63,5 @@ def adopt_job(where: Where, wanted: str | None) -> FoundJob:
     if isinstance(job, FoundJob):
         return job
     place = experiment.adopt(where.experiments, job.record)
-    say(f"{place.name} was started elsewhere; its logs come to {place.logs}")
+    say(f"{place.name} was started elsewhere; its logs are fetched to {place.logs}")
     return FoundJob(place.read_record(), job.transport, job.backend, place)

@@ -85,7 +85,7 @@ def part(environ: Mapping[str, str]) -> Part:
         if text.isdigit() and int(text) >= least:
             return int(text)
         if text:
-            wrong.append(f"{name} is {text!r}: a number from {least} on")
+            wrong.append(f"{name} is {text!r}; it must be a number from {least} up")
         elif default is None:
             wrong.append(f"{name} is not set{misspelt(name, environ)}")
         return default or 0
@@ -106,7 +106,7 @@ def part(environ: Mapping[str, str]) -> Part:
         wrong.append(f"{name} is {rank}, but with NNODES={nnodes} the last is {nnodes - 1}")
     if wrong:
         raise UsageError(
-            "the environment does not say which part of the job is this machine's:\n    "
+            "the environment does not say which node of the job this machine is:\n    "
             + "\n    ".join(wrong),
             "MASTER_ADDR=10.0.0.1 NNODES=2 NODE_RANK=0 orchestrator run-node train.py"
             "   (NODE_RANK=1 on the other)",

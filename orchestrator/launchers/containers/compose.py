@@ -28,7 +28,7 @@ def text(options: ContainerOptions, command: ContainerCommand) -> str:
     if not NAME.fullmatch(command.name):
         raise UsageError(
             f"{command.name!r} cannot name a Compose project",
-            "small letters, digits, _ and -: --name my-run before the launch options",
+            "lower-case letters, digits, _ and -: --name my-run before the launch options",
         )
     document = {
         "name": command.name,

@@ -92,15 +92,17 @@ def check_options(launch: LaunchArguments) -> None:
     """Refuse the options that have no place in a container."""
     for name, why in NOT_HERE.items():
         if getattr(launch, name):
-            raise UsageError(f"--{name.replace('_', '-')} has no place here: {why}", "leave it out")
+            raise UsageError(
+                f"--{name.replace('_', '-')} makes no sense here: {why}", "leave it out"
+            )
     if launch.nodes_from is not None:
         raise UsageError(
-            f"--nodes-from {launch.nodes_from}: each container is told its part, and starts it",
+            f"--nodes-from {launch.nodes_from}: each container starts its own part",
             "leave it out",
         )
     if launch.where.ssh_config is not None:
         raise UsageError(
-            "--ssh-config has no place here: containers are not reached by SSH", "leave it out"
+            "--ssh-config makes no sense here: containers are not reached by SSH", "leave it out"
         )
     if launch.where.experiments != Where().experiments:
         raise UsageError(f"--experiments is {EXPERIMENTS} in the containers", "leave it out")
@@ -111,7 +113,7 @@ def check_text(word: str) -> None:
         word.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"{word!r} is not UTF-8, and YAML can hold nothing else",
+            f"{word!r} is not UTF-8, and YAML allows nothing else",
             "put it into a file in the image",
         ) from error
 

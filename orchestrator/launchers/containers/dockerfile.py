@@ -15,7 +15,7 @@ NEEDED = ("pyproject.toml", "README.md", "orchestrator")  # what pip needs of ou
 TEXT = """\
 # syntax=docker/dockerfile:1
 #   docker build --build-context orchestrator={clone} -t train .
-# Everything here goes into the image: write .git, .venv and experiments into .dockerignore.
+# Everything here goes into the image: put .git, .venv and experiments into .dockerignore.
 FROM {base}
 
 COPY --from=orchestrator {files} /opt/orchestrator/
@@ -38,8 +38,8 @@ def text(base: str) -> str:
     for name in NEEDED:
         if not (CLONE / name).exists():
             raise UsageError(
-                f"there is no {name} in {CLONE}: this is not the clone, only what was installed",
-                "call it from a clone into which pip install -e . was typed",
+                f"there is no {name} in {CLONE}: this is an installed copy, not a clone",
+                "run it from a clone that was installed with pip install -e .",
             )
     *files, package = NEEDED
     where = shlex.quote(str(CLONE))

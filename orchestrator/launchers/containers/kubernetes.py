@@ -36,7 +36,7 @@ def generate(options: PodOptions, launch: LaunchArguments) -> int:
     unset = [name for name, value in command.env.items() if value is None]
     if unset:
         raise UsageError(
-            f"--env {unset[0]}: a pod does not have what is set here",
+            f"--env {unset[0]}: a pod does not see the variables that are set here",
             f"--env {unset[0]}=VALUE; or a secret: kubectl set env --local -f FILE"
             " --from=secret/NAME -o yaml",
         )
@@ -48,8 +48,8 @@ def text(options: PodOptions, command: ContainerCommand) -> str:
     name = command.name
     if not LABEL.fullmatch(name) or len(f"{name}-{options.nnodes - 1}") > LONGEST:
         raise UsageError(
-            f"{name!r} cannot name a Job of Kubernetes",
-            f"small letters, digits and -, the first a letter, with its number at most {LONGEST}:"
+            f"{name!r} cannot name a Kubernetes Job",
+            f"lower-case letters, digits and -, at most {LONGEST} with the pod's number:"
             " --name my-run before the launch options",
         )
     where = {"namespace": options.namespace} if options.namespace else {}
@@ -60,7 +60,11 @@ def text(options: PodOptions, command: ContainerCommand) -> str:
         "#   kubectl apply -f job.yaml",
         f"#   kubectl logs{space} -f -l {OURS}={name} --prefix --max-log-requests {options.nnodes}",
         "#   kubectl delete -f job.yaml     (the ranks save and stop first)",
-        *([] if options.volume else ["# Without --volume all that it writes goes with the pods."]),
+        *(
+            []
+            if options.volume
+            else ["# Without --volume all that it writes is lost with the pods."]
+        ),
     ]
     return "\n".join(lines) + "\n" + "---\n".join(container.dumped(one) for one in documents)
 

@@ -33,7 +33,7 @@ def submit(
     if not detach:
         return watch_batch(place, place.read_record(), say, tell_end, anew=True)
     say(f"{place.name} is Slurm's job {place.slurm_job()}")
-    say(f"take it up: orchestrator attach {place.name}")
+    say(f"follow it: orchestrator attach {place.name}")
     return EXIT_DONE
 
 
@@ -42,7 +42,7 @@ def checked(launch: LaunchArguments) -> Request:
     for name in ("detach", "dry_run"):
         if getattr(launch, name):
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} has no place in a batch file", "leave it out")
+            raise UsageError(f"{option} cannot go into a batch file", "leave it out")
     if launch.nodes_from == "list":
         raise UsageError("--nodes-from list: a batch job gets its nodes from Slurm", "leave it out")
     return resolve(launch)

@@ -41,7 +41,7 @@ class SbatchOptions:
     def __post_init__(self) -> None:
         if self.time is not None and not TIME.fullmatch(self.time):
             raise UsageError(
-                f"--time {self.time}: this is no time of Slurm's",
+                f"--time {self.time} is not a time that Slurm understands",
                 "minutes, or HH:MM:SS, or DAYS-HH:MM:SS: 24:00:00",
             )
         for option in self.more:

@@ -219,7 +219,7 @@ def test_where_there_is_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "it is not said how many to keep"),
+        ([], "say how many experiments to keep"),
         (["--keep", "-1"], "-1"),
         (["--keep", "x"], "not a valid integer"),
         (["--keep", "1", "--older-than", "3dd"], "there is no unit 'dd'; did you mean 'd'?"),
