@@ -65,6 +65,15 @@ def test_a_python_program_finds_the_nodes_of_its_allocation(login: Login) -> Non
     assert command.lines[-1] == "[('0', 5), ('1', 5)]"
 
 
+def test_a_plan_and_the_doctor_look_at_the_nodes_of_the_allocation(login: Login) -> None:
+    name = login.script("print('never started')")
+    for words in (["plan", "--nproc", "1", name], ["doctor", "--quick", "--json", name]):
+        typed = [str(BIN / "orchestrator"), *words]
+        command = login.command("salloc", "--quiet", "--nodes=2", *typed)
+        assert command.finish() == 0, command.text
+        assert "n1" in command.text and "n2" in command.text, command.text
+
+
 def test_what_a_rank_fails_of_is_the_verdict(login: Login) -> None:
     name = login.script("import os\nif os.environ['RANK'] == '1': raise ValueError('of its own')\n")
     command = login.inside(name)
