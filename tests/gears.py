@@ -42,6 +42,8 @@ SLOW = [
     "tests/scripts/test_scripts.py::test_a_fresh_clone",
 ]
 
+ONE_RUN_PER_KEY = "observed"  # a fixture: who uses it is in the last gear
+
 # What the second gear proves with fewer cases, or proves at a lower level.
 LONG = [
     "tests/clusters/test_clusters.py::test_sixty_four_hosts",
@@ -66,8 +68,6 @@ LONG = [
             *("a child that fails", "an address that only the node itself has"),
         )
     ),
-    "tests/engine/core/test_fields.py::test_the_engine_honours",
-    "tests/engine/core/test_fields.py::test_what_is_seen_of_a_base",
     "tests/head/commands/test_prune.py::test_interrupted_anywhere_each_is_whole_or_gone[Ctrl-C]",
     "tests/launchers/test_coming_from.py::test_all_that_a_page_says_works",
 ]
@@ -75,9 +75,9 @@ LONG = [
 
 def gear(item: pytest.Item) -> str:
     """`fast`, `long`, or nothing for the gear between."""
-    if item.nodeid.startswith(tuple(LONG)):
-        return "long"
     used = set(getattr(item, "fixturenames", ()))
+    if ONE_RUN_PER_KEY in used or item.nodeid.startswith(tuple(LONG)):
+        return "long"
     if used & CLUSTERS or item.nodeid.startswith(tuple(SLOW)) or forks_ranks(item):
         return ""
     return "fast"
