@@ -156,3 +156,90 @@ class Leftover(Message, kw_only=False):
     job: str
     node: int
     alive: bool  # its supervisor answers
+
+
+# -- a closer look, with commands -------------------------------------------------------------
+
+NO_PROBLEMS: dict[str, str] = {}
+
+
+class Gpu(Message, kw_only=False):
+    """One GPU, as its own tool tells; bytes. None: this model or driver does not say."""
+
+    vendor: str  # nvidia, amd
+    index: Optional[int]
+    model: str
+    uuid: str = ""
+    pci: str = ""
+    memory: Optional[int] = None
+    used: Optional[int] = None
+    busy: Optional[int] = None  # percent
+    temperature: Optional[int] = None
+    driver: str = ""
+    compute_mode: str = ""
+    mig: Optional[bool] = None
+    ecc: Optional[bool] = None
+    ecc_errors: Optional[int] = None  # uncorrected, since the driver started
+    ecc_errors_ever: Optional[int] = None
+    pages_pending: Optional[bool] = None  # memory that is retired at the next reset
+    rows_pending: Optional[bool] = None
+    rows_failed: Optional[bool] = None  # memory that could not be replaced: change the card
+    pcie_width: Optional[int] = None
+    pcie_width_most: Optional[int] = None
+    problem: str = ""  # of a GPU that is sick
+
+
+class Holder(Message, kw_only=False):
+    """A process that computes on a GPU."""
+
+    pid: int
+    gpu: str  # its uuid, "" where the tool does not say
+    name: str
+    used: Optional[int] = None
+    user: str = ""
+    job: str = ""  # of ours
+
+
+class Xid(Message, kw_only=False):
+    """An error that NVIDIA's driver reported since the machine was started."""
+
+    pci: str
+    xid: int
+    words: str
+    count: int
+
+
+class Code(Message, kw_only=False):
+    """The git revision of the workdir."""
+
+    commit: str
+    top: str
+    changed: tuple[str, ...]  # files, the first hundred
+    changes: int
+    diff: str  # a hash of the changes: equal commit and diff are equal code
+
+
+class Torch(Message, kw_only=False):
+    """The outcome of importing torch on a node."""
+
+    python: str
+    torch: str = ""
+    cuda: str = ""
+    hip: str = ""
+    nccl: str = ""
+    available: bool = False  # torch.cuda.is_available()
+    gpus: int = 0
+    error: str = ""
+
+
+class Checkup(Message, kw_only=False):
+    """Parts that were not asked for are None; what could not be found out is in `problems`."""
+
+    gpus: Optional[tuple[Gpu, ...]] = None
+    holders: Optional[tuple[Holder, ...]] = None
+    xids: Optional[tuple[Xid, ...]] = None
+    code: Optional[Code] = None
+    script: Optional[str] = None  # sha256
+    torch: Optional[Torch] = None
+    names: Optional[tuple[str, ...]] = None  # what its own name resolves to there
+    problems: dict[str, str] = NO_PROBLEMS  # part -> why it is not known

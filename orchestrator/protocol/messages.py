@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, Optional, TypeVar
 from orchestrator.protocol.facts import (
     Address,
     Card,
+    Checkup,
     Disk,
     Interface,
     Leftover,
@@ -125,13 +126,13 @@ class Probe(Request[Probed], do="probe"):
 
 
 class CheckedUp(Message):
-    """The results of the closer look, part by part. See head/doctor/deep_probe.py."""
+    """The results of the closer look."""
 
-    checkup: dict[str, Any]
+    checkup: Checkup
     time: float
 
 
-class Checkup(Request[CheckedUp], do="checkup"):
+class Examine(Request[CheckedUp], do="examine"):
     """Look closer, with commands: it takes seconds. For the doctor."""
 
     workdir: str

@@ -15,10 +15,10 @@ from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.doctor import check_machine, check_network, check_software, deep_probe
-from orchestrator.head.doctor.deep_probe import Checkup
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Check, Examined, Finding
 from orchestrator.head.plan import addresses
 from orchestrator.head.plan.model import NodeAddress
+from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.messages import Dial, Listen
 
 DIAL_SECONDS = 3.0

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.head.doctor.deep_probe import Checkup
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.probed_node import listed
 from orchestrator.head.plan.model import NodeAddress
+from orchestrator.protocol.facts import Checkup
 
 BAD, WARN, UNKNOWN = "bad", "warn", "unknown"
 

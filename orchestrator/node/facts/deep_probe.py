@@ -20,8 +20,9 @@ from orchestrator.node.facts import amd, gpus, nvidia
 from orchestrator.node.facts.run_tools import Command, Output, together
 from orchestrator.node.facts.with_timeouts import gather
 from orchestrator.node.job import processes
-from orchestrator.protocol.message import encode
-from orchestrator.protocol.messages import Checkup
+from orchestrator.protocol.facts import Checkup
+from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.messages import Examine
 
 PARTS = ("gpus", "xids", "code", "torch", "names")
 GPU_SECONDS = 20.0  # without persistence mode the driver starts anew for every question
@@ -47,7 +48,7 @@ print("\\n" + json.dumps(out))
 """
 
 
-def checkup(request: Checkup, root: str = "") -> dict[str, Any]:
+def checkup(request: Examine, root: str = "") -> Checkup:
     """Return what was asked for, part by part. `root` stands before /sys and /proc, for tests."""
     wanted = request.parts or PARTS
     workdir = os.path.expanduser(request.workdir)
@@ -70,7 +71,8 @@ def checkup(request: Checkup, root: str = "") -> dict[str, Any]:
         others["names"] = own_name
     more, failed = gather(NAME_SECONDS, others)
     problems.update(failed)
-    return {**found, **more, "problems": {part: why for part, why in problems.items() if why}}
+    problems = {part: why for part, why in problems.items() if why}
+    return decode(Checkup, {**found, **more, "problems": problems})
 
 
 def commands(wanted: Any, workdir: str, root: str) -> dict[str, Command]:

@@ -95,8 +95,8 @@ class Session:
                 facts["peers_port"] = self.peers.getsockname()[1] if self.peers else 0
         return messages.Probed(**facts, library=LIBRARY, time=time.time())
 
-    @answers(messages.Checkup)
-    def checkup(self, request: messages.Checkup) -> messages.CheckedUp:
+    @answers(messages.Examine)
+    def examine(self, request: messages.Examine) -> messages.CheckedUp:
         from orchestrator.node.facts.deep_probe import checkup  # a launch does without it
 
         return messages.CheckedUp(checkup=checkup(request), time=time.time())

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.doctor.deep_probe import Checkup, Code, Gpu, Holder, Torch, Xid
 from orchestrator.head.doctor.examination import CHECKS, Diagnosis, judge
 from orchestrator.head.doctor.findings import (
     BAD,
@@ -22,7 +21,18 @@ from orchestrator.head.doctor.report import to_json, to_text
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.head.screen.output import Look
-from orchestrator.protocol.facts import Card, Disk, Leftover, Limits
+from orchestrator.protocol.facts import (
+    Card,
+    Checkup,
+    Code,
+    Disk,
+    Gpu,
+    Holder,
+    Leftover,
+    Limits,
+    Torch,
+    Xid,
+)
 from tests.head.plan.probed import facts, infiniband, interface, software
 
 GIB = 1 << 30

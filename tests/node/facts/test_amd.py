@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.head.doctor.deep_probe import Gpu, Holder
 from orchestrator.node.facts import amd
+from orchestrator.protocol.facts import Gpu, Holder
 from orchestrator.protocol.message import decode
 from tests.node.job.trees import plant
 

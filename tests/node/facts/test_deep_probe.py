@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.doctor.deep_probe import Checkup, Code, Holder, Torch
 from orchestrator.node.facts.deep_probe import checkup
-from orchestrator.protocol.message import decode
-from orchestrator.protocol.messages import Checkup as CheckupRequest
+from orchestrator.protocol.facts import Checkup, Code, Holder, Torch
+from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.messages import Examine
 from tests.node.facts.test_nvidia import HEALTHY, LOST, UUID
 from tests.node.job.trees import plant
 
@@ -49,8 +49,9 @@ def machine(tmp_path: Path) -> Path:
 
 
 def look(root: Path | str = "", **request: Any) -> Checkup:
-    found = checkup(CheckupRequest(**{"workdir": "/", **request}), str(root))
-    return decode(Checkup, json.loads(json.dumps(found)))
+    found = checkup(Examine(**{"workdir": "/", **request}), str(root))
+    assert decode(Checkup, json.loads(json.dumps(encode(found)))) == found
+    return found
 
 
 def test_gpus_and_who_holds_them(tools: Path, machine: Path) -> None:

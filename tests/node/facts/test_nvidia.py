@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.head.doctor.deep_probe import Gpu, Holder, Xid
 from orchestrator.node.facts import nvidia
+from orchestrator.protocol.facts import Gpu, Holder, Xid
 from orchestrator.protocol.message import decode
 
 UUID = "GPU-6c35a82c-6ee1-5a9b-1b5a-2f6f7ad4f9a1"
