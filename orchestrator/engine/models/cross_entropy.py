@@ -1,7 +1,7 @@
 """The head and the loss of a language model in one, a chunk of tokens at a time.
 
 All logits at once are the largest tensor of a training step: 32k tokens of a vocabulary of 128k
-are 17 GB in fp32, and as much again for their gradient. Called by decoder.py.
+are 17 GB in fp32, and as much again for their gradient.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """A decoder language model of the Llama kind: RMSNorm, rotated positions, gated MLP, grouped
-queries. Called by models.py."""
+queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ranking transformer: will this user take this item? Called by models.py.
+"""A ranking transformer: will this user take this item?
 
 Every feature becomes one token: a sparse one (an id) by looking it up, a dense one (some numbers)
 by a projection. The names of its sizes are those of ROCm/aorta, so that its configs can be read.

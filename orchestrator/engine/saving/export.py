@@ -2,7 +2,7 @@
 
 `python -m orchestrator.engine.saving.export CHECKPOINT OUT` does it by hand.
 
-Called by `orchestrator checkpoint export`. It needs no process group, and memory for twice the
+`orchestrator checkpoint export` runs it. It needs no process group, and memory for twice the
 largest tensor only: one after the other is put together from its shards and written.
 
 The format: 8 bytes with the length of the header, the header (JSON: dtype, shape and place of each

@@ -22,9 +22,8 @@ from orchestrator import files, text
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.observe import speed
-from orchestrator.engine.ranks import world
-from orchestrator.engine.ranks.world import World
-from orchestrator.engine.verify import collective_bench, pair_bench
+from orchestrator.engine.verify import collective_bench, pair_bench, teams
+from orchestrator.engine.verify.teams import World
 from orchestrator.errors import OrchestratorError
 
 COLLECTIVES, PAIRS = 0.5, 0.35  # parts of --seconds; the rest is for multiplications and the model
@@ -39,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         config = read_config()
-        made = world.join(options.backend, PATIENCE + options.seconds)
+        made = teams.join(options.backend, PATIENCE + options.seconds)
         wrong = verify(made, config, options.max_size, options.seconds)
     except OrchestratorError as error:
         raise SystemExit(str(error)) from None
@@ -63,8 +62,8 @@ def verify(ranks: World, config: Config, largest: int, seconds: float) -> list[d
     multiply()
     own: list[dict[str, Any]] = []
     if ranks.size > 1:
-        teams = world.teams(ranks)
-        found = collective_bench.measure(ranks, teams, largest, COLLECTIVES * seconds)
+        groups = teams.teams(ranks)
+        found = collective_bench.measure(ranks, groups, largest, COLLECTIVES * seconds)
         own = [asdict(one) for one in found.wrong]
         told["wrong"] = [one for some in ranks.exchange(own) for one in some]
         told["collectives"] = across_teams(ranks, found.rows)
@@ -96,7 +95,7 @@ def about(ranks: World) -> dict[str, Any]:
         for node in sorted(set(ranks.nodes))
     ]
     devices = [one["device"] for one in told]
-    free = -ranks.most(-float(world.free_bytes(ranks)))
+    free = -ranks.most(-float(teams.free_bytes(ranks)))
     return {"backend": ranks.backend, "torch": torch.__version__, "nodes": nodes,
             "devices": devices, "free_bytes": int(free)}  # fmt: skip
 

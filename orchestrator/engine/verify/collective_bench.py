@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator import text
-from orchestrator.engine.ranks.world import Team, World, free_bytes
+from orchestrator.engine.verify.teams import Team, World, free_bytes
 
 PERIOD = 61  # a prime: no block of a power of two looks like the next
 PIECE = PERIOD << 14  # elements compared at a time: a million

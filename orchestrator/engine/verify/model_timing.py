@@ -1,5 +1,5 @@
 """What one step of the configured model takes on this device, from its parts: one block, the head
-with its loss, the optimizer per parameter. Called by verify.py, for the prediction of step times.
+with its loss, the optimizer per parameter; the prediction of step times is made of them.
 
 The model itself gets no memory: its parameters are counted on torch's meta device. Parts, because
 figures of peak performance say little of a small model, and a large one fits only when sharded.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from orchestrator.config.schema import Config
 from orchestrator.engine.models import build, cross_entropy, decoder, import_by_name
 from orchestrator.engine.ranks import mesh
-from orchestrator.engine.ranks.world import World
+from orchestrator.engine.verify.teams import World
 
 WINDOW = 0.25  # seconds for one part
 TOO_LONG = 2.0  # a part that would take longer is reckoned from its FLOPs

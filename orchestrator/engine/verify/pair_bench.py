@@ -1,4 +1,4 @@
-"""Every node to every other, disjoint pairs at once, each direction by itself. Called by verify.py.
+"""Every node to every other, disjoint pairs at once, each direction by itself.
 
 Rounds are those of a tournament (the circle method), so n nodes take n - 1 rounds and not n * n.
 The pairs that came out slow are measured again afterwards: bad luck is not slow three times.
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestrator.engine.ranks.world import World
+from orchestrator.engine.verify.teams import World
 
 FIRST, LARGEST = 1 << 14, 1 << 26  # bytes of a message
 SHORTEST, LONGEST = 0.04, 0.25  # seconds for one direction of a pair

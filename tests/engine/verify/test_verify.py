@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
-from orchestrator.engine.ranks.world import Team
 from orchestrator.engine.verify import collective_bench, pair_bench
 from orchestrator.engine.verify.collective_bench import COLLECTIVES, PIECE, Collective
+from orchestrator.engine.verify.teams import Team
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5, 8, 9, 63, 64])

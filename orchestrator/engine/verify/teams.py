@@ -1,4 +1,4 @@
-"""Who takes part in a verify run, and what all ranks agree on. Called by verify.py and its parts.
+"""Who takes part in a verify run, and what all ranks agree on.
 
 Needs nothing but torch: no numpy (which torch's collectives of objects use) and no FSDP, because
 what is to be verified may well lack something.
