@@ -227,7 +227,7 @@ def test_compose_runs_it_with_every_argument_as_it_was(containers: Containers) -
     for rank in (0, 1):  # of the two parts in the directory they share, each tells its own
         checked = containers.run(rank, f"node{rank}", health, {})
         assert checked.finish() == 0, checked.text
-        assert f"node {rank} node{rank} running" in " ".join(checked.text.split())
+        assert f" node {rank} node{rank} " in " ".join(checked.text.split())
     assert [one.finish() for one in running] == [0, 0], running[0].text + running[1].text
     for rank, one in enumerate(running):
         given_line = one.text.partition(f"node{rank} rank{rank} | given ")[2].partition("\n")[0]
