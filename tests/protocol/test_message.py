@@ -110,8 +110,12 @@ def test_each_field_of_a_wrong_type_is_nonsense(kind: type[Message]) -> None:
                 found = decode(kind, {**good, name: wrong})
             except Nonsense:
                 continue
-            right = json.loads(json.dumps(encode(found)))
-            assert right.get(name) == wrong, name  # it was of the right type after all
+            right = json.loads(json.dumps(encode(found))).get(name)
+            if isinstance(wrong, dict) and isinstance(right, dict):
+                # A message in a message: what it lacks has its default, what nobody knows is left.
+                right = {key: right[key] for key in right if key in wrong}
+                wrong = {key: wrong[key] for key in wrong if key in right}
+            assert right == wrong, name  # it was of the right type after all
 
     check()
 
