@@ -1,4 +1,4 @@
-"""Where the installed commands begin. First of all they learn to be interrupted."""
+"""Start the installed commands. First of all they learn to be interrupted."""
 
 from __future__ import annotations
 

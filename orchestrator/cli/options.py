@@ -1,4 +1,4 @@
-"""What the commands share: options made from their definitions, help in groups, completion."""
+"""Make click options from their definitions, show help in groups, complete names."""
 
 from __future__ import annotations
 

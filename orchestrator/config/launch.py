@@ -37,7 +37,7 @@ DEFAULT_HOOK = Path("scripts/multi_node/config_node.sh")
 
 @dataclass(frozen=True)
 class Option:
-    """How one field is shown and typed. Its type and default are those of the field."""
+    """Describe how one field is shown and typed. Its type and default are those of the field."""
 
     help: str
     group: str
@@ -66,7 +66,7 @@ def options_of(kind: type[Any]) -> dict[str, Option]:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a job is started. Command-line options of the same names win over these."""
+    """Settings of a job's start. Command-line options of the same names win over these."""
 
     name: str = option(
         "multinode",
@@ -202,7 +202,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Where:
-    """Which nodes, how SSH reaches them, and where experiments are: the same for all commands."""
+    """The node list, the ssh_config and the experiments directory: the same for all commands."""
 
     nodes: Path | None = option(
         None,
@@ -237,7 +237,7 @@ class Where:
 
 @dataclass(frozen=True)
 class View:
-    """What of a job's logs is shown, and how."""
+    """The part of a job's logs that is shown, and its colours."""
 
     quiet: bool = option(
         False, "Show no log lines; the files have them.", OUTPUT, commands=("launch", "verify")

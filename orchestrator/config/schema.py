@@ -25,7 +25,7 @@ def only(name: str, *values: Any) -> Any:
 
 @dataclass(frozen=True)
 class Training:
-    """How long and how to train."""
+    """The length of the training, and its arithmetic."""
 
     max_steps: int = 100  # optimizer steps
     max_minutes: float | None = None  # save and end after this time, unless max_steps comes first
@@ -201,7 +201,7 @@ DDP = only("fsdp.sharding_strategy", *COPIED)
 
 @dataclass(frozen=True)
 class Fsdp:
-    """How parameters are spread over the ranks.
+    """The sharding of parameters over the ranks.
 
     hybrid_shard: sharded over the ranks of a node, where links are fast, a copy on every node.
     full_shard: over all ranks. shard_grad_op: so too, but whole from forward to backward.
@@ -282,7 +282,7 @@ class Compile:
 
 @dataclass(frozen=True)
 class Dataloader:
-    """How samples get from disk to device."""
+    """The loading of samples from disk to device."""
 
     num_workers: int = 0  # loading processes per rank; 0: the rank itself loads
     pin_memory: bool = True  # with GPUs: copies overlap with computation
@@ -334,7 +334,7 @@ class Profiling:
 
 @dataclass(frozen=True)
 class Logging:
-    """What a run reports."""
+    """The reports of a run."""
 
     interval: int = 10  # steps between two progress lines and metrics lines
 

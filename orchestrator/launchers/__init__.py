@@ -1,1 +1,1 @@
-"""The same job through somebody else's launcher."""
+"""The same job through another launcher."""

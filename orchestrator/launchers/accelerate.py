@@ -25,7 +25,7 @@ from orchestrator.head.slurm import queue
 
 @dataclass(frozen=True)
 class FileOptions:
-    """Which files to write, and where."""
+    """The files to write, and their directory."""
 
     nodes: Path
     nnodes: int | None

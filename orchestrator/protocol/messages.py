@@ -400,7 +400,7 @@ class LivingRuns(Message):
 
 
 class Living(Request[LivingRuns], do="living"):
-    """Which of these runs (job, node) still live here?"""
+    """Ask which of these runs (job, node) still live here."""
 
     runs: tuple[tuple[str, int], ...]
 

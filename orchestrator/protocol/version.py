@@ -1,4 +1,4 @@
-"""Which versions of the protocol understand each other.
+"""Tell which versions of the protocol understand each other.
 
 A head ships its own server to every node, so those two always agree. A running supervisor may have
 been started by another version: it writes its own Version into its first event and into spec.json,

@@ -289,7 +289,7 @@ def find(root: Path, wanted: str | None) -> Experiment | None:
 
 
 def of_slurm_job(root: Path, job: str) -> Experiment | None:
-    """What was submitted, or started before, as this job of Slurm's."""
+    """Find what was submitted, or started before, as this job of Slurm's."""
     for one in reversed(every(root)):
         if one.slurm_job() == job:
             return Experiment(one.path.absolute())

@@ -36,7 +36,7 @@ from orchestrator.errors import UsageError
 
 @dataclass(frozen=True)
 class Parts:
-    """What is trained, and how it is spread over the ranks."""
+    """The model, spread over the ranks, and everything that trains it."""
 
     config: Config
     ranks: Ranks
@@ -330,6 +330,6 @@ def is_endless(progress: Mapping[str, Any]) -> bool:
 
 
 def outputs_directory() -> Path | None:
-    """Where the experiment keeps results; torchrun by hand has none."""
+    """Return the directory for the experiment's results; torchrun by hand has none."""
     experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
     return Path(experiment, "outputs") if experiment else None

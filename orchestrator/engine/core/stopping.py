@@ -20,7 +20,7 @@ Metrics = dict[str, float]
 
 @dataclass
 class TrainState:
-    """Where the training is; `trainer.state`."""
+    """The progress of the training; `trainer.state`."""
 
     epoch: int = 0  # complete ones
     batch: int = 0  # of this rank, in the epoch that has begun
@@ -56,7 +56,7 @@ class Cadence:
 
 
 class StopPolicy:
-    """What one call of train() decides, with the other ranks, after each step and epoch."""
+    """Decide with the other ranks, after each step and epoch, whether to save, evaluate or end."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ class Micro(NamedTuple):
 
 
 class Batches(Protocol):
-    """What the loop asks of data: every rank gets as many batches of an epoch as the others."""
+    """The loop's view of data: every rank gets as many batches of an epoch as the others."""
 
     @property
     def description(self) -> str:
@@ -35,7 +35,7 @@ class Batches(Protocol):
 
     @property
     def round_size(self) -> int:
-        """How far one batch on every rank moves the position."""
+        """Return how far one batch on every rank moves the position."""
         ...
 
     @property

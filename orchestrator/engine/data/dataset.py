@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 
 class TrainingSamples:
-    """What the config trains on, as the loop's batches: without end, epoch after epoch."""
+    """The config's training samples as the loop's batches: without end, epoch after epoch."""
 
     endless = True
 
@@ -53,7 +53,7 @@ class TrainingSamples:
 
 
 class HeldOutSamples:
-    """What the config evaluates on."""
+    """The config's held-out samples, for evaluations."""
 
     endless = False
 
@@ -109,7 +109,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples(Dataset[Batch]):
-    """What a worker has: the batch at any place."""
+    """The dataset of a worker, which can make the batch at any position."""
 
     source: Source
     order: Order

@@ -17,7 +17,7 @@ HALF = 0xFFFF_FFFF
 
 
 class Order:
-    """Which sample is at which position; positions count over all ranks, since the beginning."""
+    """Map positions to samples; positions count over all ranks, since the beginning."""
 
     def __init__(self, size: int, seed: int, *, shuffle: bool) -> None:
         self.size, self.seed, self.shuffle = size, seed, shuffle
@@ -46,7 +46,7 @@ def keys(seed: int, epoch: int) -> tuple[int, ...]:
 
 
 def permuted(places: Tensor, size: int, keys: tuple[int, ...]) -> Tensor:
-    """Where a permutation of range(size) sends some places. The network permutes the next power
+    """Permute some positions within range(size). The network permutes the next power
     of two; what falls outside is sent on until it is inside, which takes less than two rounds."""
     bits = (size - 1).bit_length()
     places = feistel(places, bits, keys)

@@ -203,7 +203,7 @@ def pick(items: Items, places: range) -> list[Any]:
 
 
 class Dealt:
-    """How items are dealt out: the n-th batches of all ranks together are the n-th of one process.
+    """Deal items out: the n-th batches of all ranks together are the n-th of one process.
 
     All ranks get as many; one for which nothing is left gets the first item, which counts as none.
     """
@@ -287,7 +287,7 @@ class IterableShard(Shard):
         seed_all(self.seed, EPOCHS + epoch, index + 1, 0 if self.deals else self.ranks.rank)
 
     def _checked(self, drawn: Iterator[Any]) -> Iterator[Any]:
-        """What is dealt out has to be the same on all ranks; the first batch shows it."""
+        """Refuse data that differs between ranks before dealing it; the first batch shows it."""
         first = next(drawn, None)
         prints = gather(fingerprint(first))
         if any(repr(other) != repr(prints[0]) for other in prints):  # NaN is not equal to itself

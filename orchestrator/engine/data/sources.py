@@ -34,7 +34,7 @@ class Source(Protocol):
 
 
 def sources(config: Config, device: torch.device) -> tuple[Source, Source | None]:
-    """What is trained on, and what is held out to evaluate on."""
+    """Return the samples to train on, and those held out for evaluations."""
     data = config.dataset
     if data.kind == "target":
         return own_sources(config)

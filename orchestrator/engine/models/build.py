@@ -77,7 +77,7 @@ def stated_flops(model: nn.Module) -> float | None:
 
 
 def nominal_count(config: Config, world: int) -> int:
-    """What a step of all ranks counts, if nothing is left out: tokens, or samples."""
+    """Count the tokens or samples of a step of all ranks, if nothing is left out."""
     training = config.training
     samples = world * training.batch_size * training.gradient_accumulation
     return samples * (config.dataset.sequence_length if config.model.kind == "decoder" else 1)

@@ -30,7 +30,7 @@ FIX = (
 
 
 class Sums(NamedTuple):
-    """What a model gives for a batch."""
+    """The sums that a model returns for a batch."""
 
     loss: Tensor  # the sum over all that was counted, in fp32
     count: Tensor  # type: ignore[assignment]  # how many: tokens, or samples

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step came to, over all ranks, still on the device."""
+    """The results of one step, over all ranks, still on the device."""
 
     step: int
     names: tuple[str, ...]  # "loss" first

@@ -108,7 +108,7 @@ def _step_of(line: bytes) -> int:
 
 
 class Estimate:
-    """How long the rest takes, at the pace of the last 50 steps. The first step, which pays for
+    """Estimate the time left, at the pace of the last 50 steps. The first step, which pays for
     set-up and compilation, does not count, nor do pauses (evaluation, checkpoints). Without a known
     number of steps it only measures them."""
 

@@ -1,4 +1,4 @@
-"""Where a step's time went: data, forward and backward, communication, the optimizer.
+"""Split a step's time: data, forward and backward, communication, the optimizer.
 
 None of it waits for the device before something is logged, and nothing of torch is touched unless
 somebody profiles.

@@ -1,4 +1,4 @@
-"""What a training says and writes: progress, metrics, epochs; on screen, in files, to trackers."""
+"""Report a training: progress, metrics, epochs; on screen, in files, to trackers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from orchestrator.errors import JobFailed
 
 @dataclass(frozen=True)
 class Measures:
-    """What the numbers of a training are measured against."""
+    """The figures that a training's numbers are compared with."""
 
     max_steps: int | None  # where that is known
     unit: str  # of what the loss counts: tokens, targets

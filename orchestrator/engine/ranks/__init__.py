@@ -1,1 +1,1 @@
-"""Who is there and which ranks share what: process groups, meshes, collectives."""
+"""Process groups, meshes and collectives: the ranks, and what they share."""

@@ -1,4 +1,4 @@
-"""Which ranks share what: the mesh, and the model spread over it.
+"""Make the mesh that says which ranks share what, and spread the model over it.
 
 hybrid_shard shards inside a group of ranks and keeps one copy per group: a mesh of two dimensions,
 of which dim 0 replicates and dim 1 shards, as PyTorch has it. The group is a node, where links are
@@ -49,7 +49,7 @@ SHOWN = 8  # rows and columns of the picture
 
 @dataclass(frozen=True)
 class Mesh:
-    """How the parameters lie over the ranks. `mesh` is None where nothing is sharded."""
+    """The spread of the parameters over the ranks. `mesh` is None where nothing is sharded."""
 
     strategy: str  # of the config, or "single" for one process
     copies: int  # of all parameters, over all ranks
@@ -78,7 +78,7 @@ def make(config: Config, ranks: Ranks) -> Mesh:
 
 
 def group_size(nodes: Sequence[int], wanted: int | None) -> int:
-    """How many ranks share one copy: those of a node, or as many as somebody wants.
+    """Return how many ranks share one copy: those of a node, or as many as the config wants.
 
     `nodes` has the node of every rank. A group must not end in the middle of a node and go on in
     the next: every gather of its parameters would cross the slow links without anybody asking.
@@ -110,7 +110,7 @@ def group_size(nodes: Sequence[int], wanted: int | None) -> int:
 
 
 def picture(mesh: Mesh, ranks: Ranks) -> list[str]:
-    """Which ranks share what, for people: a row per copy, a column per shard."""
+    """Draw for people which ranks share what: a row per copy, a column per shard."""
     if mesh.strategy == "single":
         return [f"one process on {device_name(ranks.device)}: nothing is shared"]
     if mesh.strategy == "ddp":

@@ -1,4 +1,4 @@
-"""Who is there: this process among all, and the process group."""
+"""Join the process group, and know this process among all."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def told_rank() -> tuple[int, int]:
 
 
 def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
-    """What every rank has, on every rank; or those of one group, which has to be gloo's."""
+    """Give every rank what each has; or those of one group, which has to be gloo's."""
     group = among or host_group()
     told: list[Any] = [what] * dist.get_world_size(group)
     dist.all_gather_object(told, what, group=group)

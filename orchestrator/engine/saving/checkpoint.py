@@ -39,7 +39,7 @@ SEEN_WITHIN = 3.0  # seconds until a file of another node shows up on a shared d
 
 
 class Steps(Protocol):
-    """What is saved beside the model: an optimizer, and the numbers that go with it."""
+    """The optimizer and its numbers, which are saved with the model."""
 
     def state(self) -> Iterable[tuple[str, Tensor]]: ...
 
@@ -162,7 +162,7 @@ class Checkpoints:
             self.written = f"saved step {step}: {size / 1e6:,.1f} MB in {seconds:.2f} s"
 
     def _digests(self, place: Path) -> dict[str, checkpoint_store.FileRecord]:
-        """Of the files that each rank wrote; the first has them all, the others nothing."""
+        """Give the first rank the digests of the files that each rank wrote; the others nothing."""
         own = sorted(path.name for path in place.glob(f"__{self.writers.index}_*"))
         if self.writers.first:
             own.append(".metadata")
@@ -291,7 +291,7 @@ def refuse_later(path: Path, step: int) -> None:
 
 
 def earlier_runs(directory: Path) -> list[checkpoint_store.Checkpoint]:
-    """Of the experiments of the same name beside this one, the newest that has a checkpoint.
+    """Find the newest experiment of the same name, next to this one, that has a checkpoint.
 
     A node that shares no disk has its own: runs/<experiment>-<id>/<node>/experiment.
     """
@@ -356,7 +356,7 @@ def writers_of_a_node(mesh: Mesh, ranks: Ranks, told: list[list[int]], config: C
 
 
 def seen(directory: Path, token: str, ranks: Ranks) -> list[int]:
-    """Whose marks this rank finds; those of other nodes may take a moment to show up."""
+    """Return the ranks whose marker files are visible here; other nodes' may take a moment."""
     deadline = time.monotonic() + SEEN_WITHIN
     while True:
         names = {path.name for path in directory.iterdir()}

@@ -1,4 +1,4 @@
-"""What `orchestrator verify` runs on every node: real collectives, checked and timed.
+"""Run real collectives on every node, checked and timed, for `orchestrator verify`.
 
 Started as a job like any other. It measures and writes outputs/verify.json; what that means is
 said by the head, which has no torch. By hand: torchrun ... -m orchestrator.engine.verify
@@ -120,7 +120,7 @@ def across_teams(ranks: World, rows: list[dict[str, Any]]) -> list[dict[str, Any
 
 
 def model_of(ranks: World, config: Config, flops: float) -> dict[str, Any]:
-    """What a prediction needs to know of the configured model; or why there can be none."""
+    """Measure what a prediction needs of the configured model; or say why there can be none."""
     if config.model.kind == "target":
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -155,7 +155,7 @@ def write(ranks: World, told: dict[str, Any]) -> None:
 
 
 def read_config() -> Config:
-    """What the launch resolved; by hand, the defaults."""
+    """Read what the launch resolved; by hand, use the defaults."""
     run = os.environ.get("ORCHESTRATOR_RUN")
     if not run:
         return Config()

@@ -192,7 +192,7 @@ class Cost:
 
 @dataclass
 class Results:
-    """What came of all collectives so far, on this rank."""
+    """The results of all collectives so far, on this rank."""
 
     rows: list[dict[str, Any]]
     wrong: list[Wrong]
@@ -305,7 +305,7 @@ def barrier(world: World) -> dict[str, Any]:
 
 
 def line(one: Collective, team: Team, rows: list[dict[str, Any]]) -> str:
-    """What rank 0 says when a collective is done."""
+    """Format rank 0's line about a collective that is done."""
     scope = {"all": "all ranks", "node": "within each node", "across": "across nodes"}[team.scope]
     if not rows:
         return f"{one.name} ({scope}): no memory for any size"

@@ -1,4 +1,4 @@
-"""What one step of the configured model takes on this device, from its parts: one block, the head
+"""Time one step of the configured model on this device by its parts: one block, the head
 with its loss, the optimizer per parameter; the prediction of step times is made of them.
 
 The model itself gets no memory: its parameters are counted on torch's meta device. Parts, because

@@ -30,7 +30,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Lane:
-    """What one rank sent to its partner on the other node: bytes per second, and one way's time."""
+    """The rate from one rank to its partner on the other node, and the time of one direction."""
 
     sender: int
     receiver: int

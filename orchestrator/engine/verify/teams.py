@@ -1,4 +1,4 @@
-"""Who takes part in a verify run, and what all ranks agree on.
+"""Agree among all ranks on who takes part in a verify run.
 
 Needs nothing but torch: no numpy (which torch's collectives of objects use) and no FSDP, because
 what is to be verified may well lack something.
@@ -53,7 +53,7 @@ class World:
         return [rank for rank, its in enumerate(self.nodes) if its == node]
 
     def exchange(self, what: Any) -> list[Any]:
-        """What every rank has, on every rank."""
+        """Give every rank what each has."""
         own = bytearray(json.dumps(what).encode("ascii"))
         sizes = _gathered(torch.tensor([len(own)]), self.size)
         room = int(max(sizes))

@@ -1,1 +1,1 @@
-"""What each command does once its options are parsed."""
+"""The work of each command, once its options are parsed."""

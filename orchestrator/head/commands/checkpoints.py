@@ -111,7 +111,7 @@ def read_all(checkpoint: Checkpoint) -> list[str]:
 
 
 class Progress:
-    """How far it is, on a line of its own that goes away again; shown on a terminal alone."""
+    """Show the progress on a line of its own that goes away again; on a terminal alone."""
 
     def __init__(self, what: str, size: int) -> None:
         self.what, self.size, self.done = what, size, 0

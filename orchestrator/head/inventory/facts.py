@@ -1,4 +1,4 @@
-"""What a node's probe found, as the plan wants it. Equal machines give equal parts."""
+"""The findings of a node's probe, as the plan wants them. Equal machines give equal parts."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """How it is shown: host, user@host, host:port or [v6]:port."""
+        """Show the node as host, user@host, host:port or [v6]:port."""
         user = f"{self.user}@" if self.user else ""
         if self.port is None:
             return f"{user}{self.host}"
@@ -105,7 +105,7 @@ class NodeListError(UsageError):
 
 
 class Mistake(Exception):
-    """What is wrong with a line, and from where on it is not read."""
+    """A mistake in a line, and the position from which on the line is not read."""
 
     def __init__(self, column: int, what: str, fix: str) -> None:
         super().__init__(what)

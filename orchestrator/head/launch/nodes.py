@@ -24,7 +24,7 @@ from orchestrator.records.experiment import Experiment, JobRecord
 
 
 class NodeSource(Protocol):
-    """Where nodes come from: a list, a Slurm allocation, or this machine alone (run-node)."""
+    """The source of the nodes: a list, a Slurm allocation, or this machine alone (run-node)."""
 
     @property
     def nodes(self) -> tuple[Node, ...]: ...

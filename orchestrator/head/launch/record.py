@@ -1,4 +1,4 @@
-"""What is written down about a launch: job.json, config.yaml and manifest.json."""
+"""Write down a launch: job.json, config.yaml and manifest.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user asked for, resolved with the config file: what every launch starts from."""
+"""Resolve the user's arguments with the config file into the request that a launch starts from."""
 
 from __future__ import annotations
 

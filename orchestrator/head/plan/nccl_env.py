@@ -29,7 +29,7 @@ DEBUG = {
 
 @dataclass(frozen=True)
 class Network:
-    """How the nodes of a job talk to each other."""
+    """The network between the nodes of a job."""
 
     fabric: Fabric
     addresses: tuple[NodeAddress, ...]

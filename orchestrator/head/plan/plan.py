@@ -27,7 +27,7 @@ ENGINE = "orchestrator.engine.train"  # travels with what is shipped to every no
 
 @dataclass(frozen=True)
 class Layout:
-    """Which node has how many ranks, and where all ranks meet."""
+    """The number of ranks on each node, and the address where all ranks meet."""
 
     counts: tuple[int, ...]  # ranks of every node of the job
     whys: tuple[str, ...]  # the reasons for these counts

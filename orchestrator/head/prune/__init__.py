@@ -1,1 +1,1 @@
-"""Which old experiments go, and how they are removed."""
+"""Choose old experiments, and remove them."""

@@ -23,7 +23,7 @@ SHORT = 20  # columns of a table that are no wider are never wrapped
 
 @dataclass(frozen=True)
 class Look:
-    """How to write: for a terminal of this width, or as a pipe gets it; with colours or without."""
+    """The style of output: for a terminal of some width or for a pipe, with or without colours."""
 
     width: int | None = None
     color: bool = False
@@ -33,7 +33,7 @@ PLAIN = Look()
 
 
 def look(color: bool | None = None, out: TextIO | None = None) -> Look:
-    """How standard output is written to; `color` is what the user asked for, if anything."""
+    """Choose the style for standard output; `color` is what the user asked for, if anything."""
     terminal = (out or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
     if color is None:
         color = terminal and not os.environ.get("NO_COLOR")

@@ -1,1 +1,1 @@
-"""What runs where, asked from the nodes; logs that this head has not fetched yet."""
+"""Ask the nodes what runs where, and fetch logs that this head does not have yet."""

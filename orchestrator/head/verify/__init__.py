@@ -1,1 +1,1 @@
-"""What measured collectives mean: who is slow, and what a training step will take."""
+"""Interpret measured collectives: name what is slow, predict a training step."""

@@ -26,7 +26,7 @@ REMIND = 15.0  # seconds between two messages about who is missing
 
 @dataclass(frozen=True)
 class Hello:
-    """What a node reports about itself."""
+    """A node's report about itself."""
 
     rank: int
     nnodes: int

@@ -26,7 +26,7 @@ NOT_HERE = {
 
 @dataclass(frozen=True)
 class ContainerOptions:
-    """How many containers, of which image, with which resources."""
+    """The number of containers, their image and their resources."""
 
     nnodes: int
     image: str

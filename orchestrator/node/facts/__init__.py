@@ -1,1 +1,1 @@
-"""What this machine is: read from files at each launch, from tools when examined."""
+"""Find out what this machine is: from files at each launch, from tools when examined."""
