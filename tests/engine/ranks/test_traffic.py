@@ -65,7 +65,7 @@ def test_bytes_between_nodes_are_those_of_the_theory(netns_cluster: Any, tmp_pat
         before = [sent(head.cluster, node) for node in range(2)]
         command = head.run(*shape, "--set", f"training.max_steps={steps}")
         totals[steps] = [sent(head.cluster, n) - before[n] for n in range(2)]
-    (line,) = [line for line in command.lines if " parameters; " in line]
+    (line,) = [line for line in command.lines if line.endswith(" parameters")]
     parameters = int(line.split("| ")[1].split(" parameters")[0].replace(",", ""))
     for node in range(2):
         per_step = (totals[12][node] - totals[2][node]) / 10
