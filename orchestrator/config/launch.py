@@ -72,6 +72,7 @@ class Launch:
         "multinode",
         "Name the experiment's directory: experiments/NAME_<date>_<time>.",
         COMMON,
+        shown="multinode; verify for a verify run",
         metavar="NAME",
     )
     nproc: int | None = option(
