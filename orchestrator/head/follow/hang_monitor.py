@@ -13,6 +13,7 @@ from orchestrator.protocol.messages import AskStuck, RankStacks, Stuck
 from orchestrator.records.experiment import Experiment
 
 ANSWER_SECONDS = 10.0  # nodes that have not told by then are left out
+STOOD_STILL = 1.0  # between two looks, which come ten times a second
 
 
 class HangMonitor:
@@ -27,12 +28,15 @@ class HangMonitor:
     ) -> None:
         self.timeout, self.experiment, self.job, self.say = timeout, experiment, job, say
         self.asked_at = 0.0
-        self.settled_at = time.monotonic()
+        self.settled_at = self.looked_at = time.monotonic()
         self.answers: dict[int, Stuck] = {}
 
     def look(self, followers: Sequence[NodeFollower]) -> Failure | None:
         """Return what is wrong, once it is known."""
-        now = time.monotonic()
+        now, before = time.monotonic(), self.looked_at
+        self.looked_at = now
+        if now - before > STOOD_STILL:
+            self.settled_at = now
         if not self.timeout:
             return None
         if self.asked_at:
