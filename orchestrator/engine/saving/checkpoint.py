@@ -10,6 +10,7 @@ copy of the parameters.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import re
 import secrets
@@ -36,6 +37,9 @@ from orchestrator.records import checkpoint_store
 
 Say = Callable[[str], None]
 SEEN_WITHIN = 3.0  # seconds until a file of another node shows up on a shared disk (NFS caches)
+
+# Takes a checkpoint's progress; raises CheckFailed if this program cannot use it.
+Accept = Callable[[Any], None]
 
 
 class Steps(Protocol):
@@ -184,13 +188,13 @@ class Checkpoints:
         self,
         model: nn.Module,
         stepper: Steps,
-        accept: Callable[[Any], None] = lambda progress: None,
+        accept: Accept = lambda progress: None,
     ) -> checkpoint_store.Checkpoint | None:
         """Read the newest checkpoint that verifies into model and optimizer."""
         if self.config.resume == "never":
             return None
         began = time.perf_counter()
-        for found in self._candidates():
+        for found in self._candidates(accept):
             problems = self._verify(found)
             if problems:
                 self.say(
@@ -222,13 +226,13 @@ class Checkpoints:
         self.say(f"nothing to resume from in {self.directory}: starting anew")
         return None
 
-    def _candidates(self) -> list[checkpoint_store.Checkpoint]:
+    def _candidates(self, accept: Accept) -> list[checkpoint_store.Checkpoint]:
         """Newest first, and only those that every writer group has."""
         found: list[checkpoint_store.Checkpoint] = []
         problem = ""
         if self.writers.first:
             try:
-                found = self._look()
+                found = self._look(accept)
             except OrchestratorError as error:
                 problem = str(error)
         told = gather((self.writers.first, [one.step for one in found], problem, found))
@@ -240,14 +244,14 @@ class Checkpoints:
         leader = dist.get_global_rank(self.writers.group, 0) if self.writers.group else 0
         return [one for one in told[leader][3] if one.step in common]
 
-    def _look(self) -> list[checkpoint_store.Checkpoint]:
+    def _look(self, accept: Accept) -> list[checkpoint_store.Checkpoint]:
         wanted = self.config.resume
         if wanted != "auto":
             found = checkpoint_store.resolve(wanted)
         else:
             found = checkpoint_store.every(self.directory)
             if self.config.directory is None and not found:
-                found = earlier_runs(self.directory)
+                found = earlier_runs(self.directory, accept)
         # What was saved last comes first: steps of an older run may be higher.
         return sorted(found, key=lambda checkpoint: checkpoint.created, reverse=True)
 
@@ -290,9 +294,10 @@ def refuse_later(path: Path, step: int) -> None:
         )
 
 
-def earlier_runs(directory: Path) -> list[checkpoint_store.Checkpoint]:
+def earlier_runs(directory: Path, accept: Accept) -> list[checkpoint_store.Checkpoint]:
     """Find the newest experiment of the same name, next to this one, that has a checkpoint.
 
+    One that another kind of program wrote does not count: programs share the name by default.
     A node that shares no disk has its own: runs/<experiment>-<id>/<node>/experiment.
     """
     run, inner = directory.parent.parent, Path("outputs/checkpoints")
@@ -304,8 +309,13 @@ def earlier_runs(directory: Path) -> list[checkpoint_store.Checkpoint]:
     pattern = f"{glob.escape(named[1])}_[0-9]*_[0-9]*"
     for other in sorted(run.parent.glob(pattern), reverse=True):
         for place in other.glob(str(inner)) if other != run else ():
-            if found := checkpoint_store.every(place):
-                return found
+            found = checkpoint_store.every(place)
+            with contextlib.suppress(CheckFailed):
+                for checkpoint in found:
+                    if checkpoint.progress is not None:
+                        accept(checkpoint.progress)
+                if found:
+                    return found
     return []
 
 

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.engine.core.loop import is_endless
+from orchestrator.engine.saving.checkpoint import earlier_runs
+from orchestrator.errors import CheckFailed
+from tests.records.test_checkpoint_store import save
+
+
+def of_a_trainer(progress: Any) -> None:
+    if is_endless(progress):
+        raise CheckFailed("it is the engine's")
+
+
+def checkpoints(experiments: Path, name: str) -> Path:
+    return experiments / name / "outputs/checkpoints"
+
+
+def test_the_newest_run_of_the_same_name_counts(tmp_path: Path) -> None:
+    for day, step in ((1, 30), (2, 20)):
+        save(checkpoints(tmp_path, f"mine_2026010{day}_000000"), step, progress={"endless": False})
+    save(checkpoints(tmp_path, "other_20260103_000000"), 40, progress={"endless": False})
+    found = earlier_runs(checkpoints(tmp_path, "mine_20260104_000000"), of_a_trainer)
+    assert [one.step for one in found] == [20]
+
+
+def test_a_run_of_another_kind_of_program_is_passed_over(tmp_path: Path) -> None:
+    """Programs share the name by default: the engine's run is no reason for a Trainer to fail."""
+    save(checkpoints(tmp_path, "multinode_20260101_000000"), 3, progress={"endless": False})
+    save(checkpoints(tmp_path, "multinode_20260102_000000"), 9, progress={"endless": True})
+    own = checkpoints(tmp_path, "multinode_20260103_000000")
+    assert [one.step for one in earlier_runs(own, of_a_trainer)] == [3]
