@@ -10,7 +10,6 @@ copy of the parameters.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import re
 import secrets
@@ -310,13 +309,20 @@ def earlier_runs(directory: Path, accept: Accept) -> list[checkpoint_store.Check
     for other in sorted(run.parent.glob(pattern), reverse=True):
         for place in other.glob(str(inner)) if other != run else ():
             found = checkpoint_store.every(place)
-            with contextlib.suppress(CheckFailed):
-                for checkpoint in found:
-                    if checkpoint.progress is not None:
-                        accept(checkpoint.progress)
-                if found:
-                    return found
+            if found and all_accepted(found, accept):
+                return found
     return []
+
+
+def all_accepted(found: Iterable[checkpoint_store.Checkpoint], accept: Accept) -> bool:
+    """Tell whether this kind of program wrote them; one whose manifest is damaged may pass."""
+    try:
+        for checkpoint in found:
+            if checkpoint.progress is not None:
+                accept(checkpoint.progress)
+    except CheckFailed:
+        return False
+    return True
 
 
 def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks, config: Config) -> Writers:
