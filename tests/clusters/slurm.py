@@ -163,6 +163,9 @@ class Slurm:
     def queue(self) -> str:
         return self.said("squeue", "-h", "-o", "%i %T")
 
+    def controller_log(self) -> str:
+        return (self.directory / "slurmctld.log").read_text()[-3000:]
+
 
 def free_ports(count: int) -> list[int]:
     held = [socket.socket() for _ in range(count)]

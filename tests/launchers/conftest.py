@@ -65,4 +65,5 @@ def slurm() -> Iterator[Slurm]:
 @pytest.fixture
 def login(slurm: Slurm, tmp_path: Path) -> Iterator[Login]:
     yield Login(slurm, tmp_path)
+    print(slurm.controller_log())  # pytest shows it where the test failed
     slurm.run("scancel", "--user", str(slurm.user))

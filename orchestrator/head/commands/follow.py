@@ -66,8 +66,7 @@ def follow(
     if running.end.left:
         say(f"left running; follow it again: orchestrator attach {place.name}")
         return EXIT_DONE
-    in_time = running.out_of_time and running.record.state == "stopped"
-    if in_time and backend_of(record).start_again(place, running.record, say):
+    if running.stopped_in_time and backend_of(record).start_again(place, running.record, say):
         return EXIT_STOPPED
     return tell_end(place, running.record)
 

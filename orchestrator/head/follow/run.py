@@ -325,16 +325,23 @@ class Run:
             self.say(f"no space left for {self.experiment.path}: the logs wait on the nodes")
 
     def save(self) -> None:
-        nodes = [replace(node.record, ranks=node.ranks) for node in self.nodes]
-        running = self.record.state == "starting" and all(n.state != "starting" for n in nodes)
-        state = "running" if running else self.record.state
-        self.record = replace(self.record, nodes=nodes, state=state)
+        self.record = self.current_record()
         try:
             self.experiment.write_record(self.record)
             self.disk_is_full = False
         except OSError:
             self.changed = True  # again at the next turn
             self.disk_full()
+
+    def current_record(self) -> JobRecord:
+        nodes = [replace(node.record, ranks=node.ranks) for node in self.nodes]
+        running = self.record.state == "starting" and all(n.state != "starting" for n in nodes)
+        return replace(self.record, nodes=nodes, state="running" if running else self.record.state)
+
+    @property
+    def stopped_in_time(self) -> bool:
+        """Tell whether the ranks saved and ended because the job's time limit was near."""
+        return self.out_of_time and self.record.state == "stopped"
 
     def conclude(self) -> None:
         unreached = [node for node in self.nodes if not node.over]
@@ -350,9 +357,15 @@ class Run:
         elif state != "done":
             conclusion = verdict.conclude(self.failures, bad)
         self.record = replace(
-            self.record, state=state, exit_code=code, ended=time.time(), verdict=conclusion
+            self.current_record(),
+            state=state,
+            exit_code=code,
+            ended=time.time(),
+            verdict=conclusion,
         )
-        self.save()
+        # What can be queued again has not ended: whoever reads the record would leave it.
+        if not self.stopped_in_time:
+            self.save()
 
     def outcome(self, unreached: bool) -> tuple[str, int]:
         if self.end.outcome is Outcome.STOPPED and not unreached:
