@@ -48,7 +48,7 @@ def unpack(files, library):
             raise
 
 
-def refuse(nonce, words):
-    """Say why not, in place of the server's first word, and leave."""
-    os.write(1, ("\n%s\n!%s\n" % (nonce, words)).encode())
+def refuse(nonce, reason):
+    """Send the reason in place of the server's greeting, and exit."""
+    os.write(1, ("\n%s\n!%s\n" % (nonce, reason)).encode())
     sys.exit(1)

@@ -22,7 +22,7 @@ class HeadNews(Message):
 
 
 class PeerWord(Message):
-    """Said by a supervisor at every beat: all it knows, as it may be the first that arrives."""
+    """One beat of a supervisor: all it knows, as this may be the first that arrives."""
 
     node: int
     head: tuple[bool, float, float]  # is there one; when did one last come, and leave on purpose?

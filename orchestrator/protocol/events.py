@@ -15,7 +15,7 @@ EVENTS: dict[str, type[Event]] = {}
 
 
 class Event(Message):
-    """Something that happened, at a time of the node's clock. Of an unknown kind if no subclass."""
+    """Something that happened, at a time of the node's clock; itself, it is of an unknown kind."""
 
     event: ClassVar[str] = ""
 
@@ -77,7 +77,7 @@ class Ended(Event, event="ended"):
     """The last event: nothing of the job is alive here, but what is in `left`."""
 
     agent: Optional[int]  # torchrun's exit code; None: it was not started, or is unknown
-    why: str  # by whose will; nothing where it ended by itself
+    why: str  # who ended it; nothing where it ended by itself
     killed: dict[int, str]  # PID -> name
     left: tuple[int, ...]  # processes that do not die
     ranks: dict[int, RankAtEnd]
@@ -113,7 +113,7 @@ class RankEvent(Event):
 
 
 class RankAfresh(RankEvent, event="rank_afresh"):
-    """It was not forked of torchrun: a GPU would not survive that."""
+    """The rank is a new process and no fork of torchrun: a GPU would not survive a fork."""
 
     why: str
 
@@ -132,7 +132,7 @@ class RankExit(RankEvent, event="rank_exit"):
 
 
 class RankRaised(RankEvent, event="rank_raised"):
-    """An exception for which the disk had no room."""
+    """The exception, sent here because the disk had no room for it."""
 
     error: RankError
 
@@ -142,14 +142,14 @@ class RankFinished(RankEvent, event="rank_finished"):
 
 
 class RankEnded(RankEvent, event="rank_ended"):
-    """The process is over. What stands below `peak_kb` the supervisor adds if the rank failed."""
+    """The process is over. The supervisor adds the fields after `peak_kb` if the rank failed."""
 
     pid: int
     code: int  # below 0: the signal that killed it
     peak_kb: Optional[int] = None
     error: Optional[RankError] = None
     said: str = ""  # its last words
-    asked: str = ""  # by whose will it ended; nothing: by its own
+    asked: str = ""  # who ended it; nothing where it ended by itself
     oom_kills: int = 0
     shm_full: bool = False
 

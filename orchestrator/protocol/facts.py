@@ -64,10 +64,10 @@ class Gid(Message, kw_only=False):
         import ipaddress
 
         try:
-            found = ipaddress.IPv6Address(self.gid)
+            address = ipaddress.IPv6Address(self.gid)
         except ValueError:
             return None
-        return found.ipv4_mapped or found
+        return address.ipv4_mapped or address
 
     @property
     def is_routable_v2(self) -> bool:
@@ -233,7 +233,7 @@ class Torch(Message, kw_only=False):
 
 
 class Checkup(Message, kw_only=False):
-    """Parts that were not asked for are None; what could not be found out is in `problems`."""
+    """The results of an Examine: parts not asked for are None, failed ones are in `problems`."""
 
     gpus: Optional[tuple[Gpu, ...]] = None
     holders: Optional[tuple[Holder, ...]] = None

@@ -1,4 +1,4 @@
-"""Frames: what the channel between a head and a node's server is cut into.
+"""Frames, the units in which a head and a node's server send over their channel.
 
 One byte says the kind, four bytes the length of the payload. The payload of a stream's frame begins
 with eight bytes: the offset, in the file that it comes from, of the bytes that follow.
@@ -47,7 +47,7 @@ def parse_header(data: bytes) -> tuple[bytes, int]:
 
 
 class Splitter:
-    """Cuts what arrives into frames; what is not whole yet waits."""
+    """Cuts the bytes that arrive into frames; an incomplete frame waits for its rest."""
 
     def __init__(self) -> None:
         self.waiting = bytearray()

@@ -102,14 +102,14 @@ def encode(value: Any, *, nones: bool = False) -> Any:
 
 
 def parse(data: bytes | str) -> dict[str, Any]:
-    """Return the JSON object that these bytes are."""
+    """Return the JSON object in these bytes."""
     try:
-        found = json.loads(data)
+        value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Nonsense(f"no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise Nonsense(f"no JSON object: {shown(found)}")
-    return found
+    if not isinstance(value, dict):
+        raise Nonsense(f"no JSON object: {shown(value)}")
+    return value
 
 
 def decode(kind: type[T], data: Any, *, newer: bool = False, where: str = "") -> T:
@@ -118,8 +118,8 @@ def decode(kind: type[T], data: Any, *, newer: bool = False, where: str = "") ->
     Every key must be a field and every value of its field's type. `newer` passes over unknown keys:
     it is for what a process of another version may have written.
     """
-    found: T = _record(kind, data, newer, where or kind.__name__)
-    return found
+    record: T = _record(kind, data, newer, where or kind.__name__)
+    return record
 
 
 def _record(kind: Any, data: Any, newer: bool, where: str) -> Any:
@@ -217,14 +217,14 @@ def _tuple(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> tuple[
 def _dict(kinds: tuple[Any, ...], data: Any, newer: bool, where: str) -> dict[Any, Any]:
     if not isinstance(data, dict):
         raise Nonsense(f"{where} must hold keys, not {shown(data)}")
-    found = {}
+    items = {}
     for key, item in data.items():
         if kinds[0] is int:
             if not (key.isascii() and key.lstrip("-").isdigit() and len(key) < 40):
                 raise Nonsense(f"{where} has a key that is no number: {shown(key)}")
             key = int(key)  # noqa: PLW2901  JSON has no other keys than text
-        found[key] = _value(kinds[1], item, newer, f"{where}.{key}")
-    return found
+        items[key] = _value(kinds[1], item, newer, f"{where}.{key}")
+    return items
 
 
 def shown(data: Any) -> str:

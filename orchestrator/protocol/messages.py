@@ -61,7 +61,7 @@ class Greeting(Message):
 
 
 class ProbeTarget(Message):
-    """A program; in the answer of kind "missing", "unreadable" and so on where it cannot run."""
+    """A program; the answer's kind is "missing", "unreadable" and so on where it cannot run."""
 
     kind: str
     name: str
@@ -126,14 +126,14 @@ class Probe(Request[Probed], do="probe"):
 
 
 class CheckedUp(Message):
-    """The results of the closer look."""
+    """The results of an Examine."""
 
     checkup: Checkup
     time: float
 
 
 class Examine(Request[CheckedUp], do="examine"):
-    """Look closer, with commands: it takes seconds. For the doctor."""
+    """Look closer, with commands, for the doctor: it takes seconds."""
 
     workdir: str
     script: str = ""
@@ -154,7 +154,7 @@ class Listen(Request[Listening], do="listen"):
 
 
 class Dialed(Message):
-    """For each place why it could not be reached, or nothing."""
+    """For each address why it could not be reached, or nothing."""
 
     answers: tuple[str, ...]
 
@@ -224,13 +224,13 @@ class Follow(Request[Following], do="follow"):
 
 
 class Left(Message):
-    """The supervisor was told."""
+    """The supervisor knows that the head left."""
 
     left: bool = True
 
 
 class Leave(Request[Left], do="leave"):
-    """The head goes on purpose: nobody is to miss it."""
+    """The head leaves on purpose: its absence is not to be taken for a loss."""
 
     at: float
 
@@ -406,7 +406,7 @@ class Living(Request[LivingRuns], do="living"):
 
 
 class RemovedRun(Message):
-    """A run directory that is gone, or the problem that it is not."""
+    """A run directory that was removed, or the reason why it was not."""
 
     job: str
     node: int
@@ -469,7 +469,7 @@ class Refused(Message):
 
 
 class Answered(Message):
-    """The answer to the request of that number. `ok` is decoded by who knows what was asked."""
+    """The answer to the request of that number; its sender knows how to decode `ok`."""
 
     id: int
     ok: dict[str, Any]

@@ -25,7 +25,7 @@ from orchestrator.protocol.message import decode, encode
 from orchestrator.protocol.messages import Examine
 
 PARTS = ("gpus", "xids", "code", "torch", "names")
-GPU_SECONDS = 20.0  # without persistence mode the driver starts anew for every question
+GPU_SECONDS = 20.0  # without persistence mode the driver is loaded for every query
 LOG_SECONDS = 5.0
 GIT_SECONDS = 10.0  # `git status` of a large tree on a network disk
 TORCH_SECONDS = 60.0
@@ -53,17 +53,17 @@ def checkup(request: Examine, root: str = "") -> Checkup:
     wanted = request.parts or PARTS
     workdir = os.path.expanduser(request.workdir)
     script = request.script
-    said = together(commands(wanted, workdir, root))
-    found: dict[str, Any] = {}
+    outputs = together(commands(wanted, workdir, root))
+    fields: dict[str, Any] = {}
     problems: dict[str, str] = {}
     if "gpus" in wanted:
-        found["gpus"], found["holders"], problems["gpus"] = gpu_part(said, root)
+        fields["gpus"], fields["holders"], problems["gpus"] = gpu_part(outputs, root)
     if "xids" in wanted:
-        found["xids"], problems["xids"] = xid_part(said)
+        fields["xids"], problems["xids"] = xid_part(outputs)
     if "code" in wanted:
-        found["code"], problems["code"] = code_part(said)
+        fields["code"], problems["code"] = code_part(outputs)
     if "torch" in wanted:
-        found["torch"], problems["torch"] = torch_part(said)
+        fields["torch"], problems["torch"] = torch_part(outputs)
     others: dict[str, Callable[[], Any]] = {}
     if "code" in wanted and script:
         others["script"] = lambda: digest(workdir, script)
@@ -72,32 +72,32 @@ def checkup(request: Examine, root: str = "") -> Checkup:
     more, failed = gather(NAME_SECONDS, others)
     problems.update(failed)
     problems = {part: why for part, why in problems.items() if why}
-    return decode(Checkup, {**found, **more, "problems": problems})
+    return decode(Checkup, {**fields, **more, "problems": problems})
 
 
 def commands(wanted: Any, workdir: str, root: str) -> dict[str, Command]:
-    found: dict[str, Command] = {}
+    tools: dict[str, Command] = {}
     nvidia_here = bool(gpus.nvidia_cards(root)) or any_nvidia(root)
     if "gpus" in wanted and nvidia_here:
-        found["gpus"] = Command(nvidia.query("gpu", nvidia.GPU_FIELDS), GPU_SECONDS)
-        found["more"] = Command(nvidia.query("gpu", nvidia.MORE_FIELDS), GPU_SECONDS)
-        found["apps"] = Command(nvidia.query("compute-apps", nvidia.APP_FIELDS), GPU_SECONDS)
+        tools["gpus"] = Command(nvidia.query("gpu", nvidia.GPU_FIELDS), GPU_SECONDS)
+        tools["more"] = Command(nvidia.query("gpu", nvidia.MORE_FIELDS), GPU_SECONDS)
+        tools["apps"] = Command(nvidia.query("compute-apps", nvidia.APP_FIELDS), GPU_SECONDS)
     if "gpus" in wanted and gpus.amd_count(root):
-        found["rocm"] = Command(amd.ROCM_SMI, GPU_SECONDS)
+        tools["rocm"] = Command(amd.ROCM_SMI, GPU_SECONDS)
     if "xids" in wanted and nvidia_here:
-        found["dmesg"] = Command(["dmesg"], LOG_SECONDS)
+        tools["dmesg"] = Command(["dmesg"], LOG_SECONDS)
         journal = ["journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short", "-g", "NVRM: Xid"]
-        found["journal"] = Command(journal, LOG_SECONDS)
+        tools["journal"] = Command(journal, LOG_SECONDS)
     if "code" in wanted:
         git = ["git", "-C", workdir]
-        found["commit"] = Command([*git, "log", "-1", "--format=%H"], GIT_SECONDS)
-        found["top"] = Command([*git, "rev-parse", "--show-toplevel"], GIT_SECONDS)
-        found["status"] = Command([*git, "status", "--porcelain"], GIT_SECONDS)
-        found["diff"] = Command([*git, "diff", "HEAD"], GIT_SECONDS)
+        tools["commit"] = Command([*git, "log", "-1", "--format=%H"], GIT_SECONDS)
+        tools["top"] = Command([*git, "rev-parse", "--show-toplevel"], GIT_SECONDS)
+        tools["status"] = Command([*git, "status", "--porcelain"], GIT_SECONDS)
+        tools["diff"] = Command([*git, "diff", "HEAD"], GIT_SECONDS)
     if "torch" in wanted:
         quiet = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
-        found["torch"] = Command([sys.executable, "-c", TORCH], TORCH_SECONDS, quiet)
-    return found
+        tools["torch"] = Command([sys.executable, "-c", TORCH], TORCH_SECONDS, quiet)
+    return tools
 
 
 def any_nvidia(root: str) -> bool:
@@ -108,34 +108,34 @@ def any_nvidia(root: str) -> bool:
 
 
 def gpu_part(
-    said: dict[str, Output], root: str
+    outputs: dict[str, Output], root: str
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
     """Return (GPUs, who holds them, what went wrong)."""
-    found: list[dict[str, Any]] = []
+    known: list[dict[str, Any]] = []
     holders: list[dict[str, Any]] = []
     problems = []
-    if "gpus" in said:
-        text = said["gpus"].out
-        found = nvidia.gpus(text)
-        extra = nvidia.more(said["more"].out)
-        found = [{**gpu, **extra.get(gpu["uuid"], {})} for gpu in found]
-        holders = nvidia.processes(said["apps"].out)
-        problems += [said["gpus"].problem, *nvidia.lost(text)]
-        if not said["gpus"].problem:
-            problems.append(said["apps"].problem)
-    if "rocm" in said:
+    if "gpus" in outputs:
+        text = outputs["gpus"].out
+        known = nvidia.gpus(text)
+        extra = nvidia.more(outputs["more"].out)
+        known = [{**gpu, **extra.get(gpu["uuid"], {})} for gpu in known]
+        holders = nvidia.processes(outputs["apps"].out)
+        problems += [outputs["gpus"].problem, *nvidia.lost(text)]
+        if not outputs["gpus"].problem:
+            problems.append(outputs["apps"].problem)
+    if "rocm" in outputs:
         cards = {card.pci: card for card in gpus.amd_cards(root)}
-        told = amd.gpus(said["rocm"].out)
-        if not told:  # without rocm-smi the driver's files know all but the processes
-            told = [{**encode(card), "index": i} for i, card in enumerate(cards.values())]
-        driver = amd.driver(said["rocm"].out)
-        found += [
-            {**g, "driver": driver, "ecc_errors": amd.ecc_errors(g["pci"], root)} for g in told
+        amd_gpus = amd.gpus(outputs["rocm"].out)
+        if not amd_gpus:  # without rocm-smi the driver's files know all but the processes
+            amd_gpus = [{**encode(card), "index": i} for i, card in enumerate(cards.values())]
+        driver = amd.driver(outputs["rocm"].out)
+        known += [
+            {**g, "driver": driver, "ecc_errors": amd.ecc_errors(g["pci"], root)} for g in amd_gpus
         ]
-        holders += amd.processes(said["rocm"].out)
-        problems.append(said["rocm"].problem)
+        holders += amd.processes(outputs["rocm"].out)
+        problems.append(outputs["rocm"].problem)
     whose = [{**holder, **owner(holder["pid"])} for holder in holders]
-    return found, whose, "; ".join(filter(None, problems))
+    return known, whose, "; ".join(filter(None, problems))
 
 
 def owner(pid: int) -> dict[str, str]:
@@ -152,30 +152,30 @@ def owner(pid: int) -> dict[str, str]:
     return {"user": user, "job": os.fsdecode(tags.get(b"ORCHESTRATOR_JOB", b""))}
 
 
-def xid_part(said: dict[str, Output]) -> tuple[list[dict[str, Any]], str]:
+def xid_part(outputs: dict[str, Output]) -> tuple[list[dict[str, Any]], str]:
     """Read the kernel's log, or the journal: often a user may read only one of them, or none."""
-    if "dmesg" not in said:
+    if "dmesg" not in outputs:
         return [], ""
     for name in ("dmesg", "journal"):
-        if not said[name].problem:
-            return nvidia.xids(said[name].out), ""
-    if said["journal"].problem.endswith("exit code 1"):  # grep's: it found none
+        if not outputs[name].problem:
+            return nvidia.xids(outputs[name].out), ""
+    if outputs["journal"].problem.endswith("exit code 1"):  # grep's: it found none
         return [], ""
-    return [], "; ".join(said[name].problem for name in ("dmesg", "journal"))
+    return [], "; ".join(outputs[name].problem for name in ("dmesg", "journal"))
 
 
-def code_part(said: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
+def code_part(outputs: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
     """Return the revision of the workdir and a hash of its changes; None without git."""
-    if said["commit"].problem:
-        text = said["commit"].problem
+    if outputs["commit"].problem:
+        text = outputs["commit"].problem
         return None, "" if "not a git repository" in text else text
-    status = said["status"]
+    status = outputs["status"]
     changed = [line[3:] for line in status.out.splitlines()]
-    problem = "; ".join(filter(None, (said[name].problem for name in ("top", "status", "diff"))))
-    diff = said["diff"].out
+    problem = "; ".join(filter(None, (outputs[name].problem for name in ("top", "status", "diff"))))
+    diff = outputs["diff"].out
     return {
-        "commit": said["commit"].out.strip(),
-        "top": said["top"].out.strip(),
+        "commit": outputs["commit"].out.strip(),
+        "top": outputs["top"].out.strip(),
         "changed": changed[:100],
         "changes": len(changed),
         "diff": hashlib.sha256(diff.encode("utf-8", "replace")).hexdigest()[:16] if diff else "",
@@ -191,14 +191,14 @@ def digest(workdir: str, script: str) -> str:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def torch_part(said: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
+def torch_part(outputs: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
     """Return what importing torch gives: the last line, because site files may print others."""
-    output = said["torch"]
+    output = outputs["torch"]
     lines = output.out.strip().splitlines()
     with contextlib.suppress(ValueError, IndexError):
-        told = json.loads(lines[-1])
-        if isinstance(told, dict):
-            return told, str(told.get("error", "")) or output.problem
+        result = json.loads(lines[-1])
+        if isinstance(result, dict):
+            return result, str(result.get("error", "")) or output.problem
     return None, output.problem or "it said nothing"
 
 

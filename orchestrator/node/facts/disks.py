@@ -14,15 +14,15 @@ def disk(path: str, root: str = "") -> Disk:
     inside = os.path.realpath(path)
     while not os.path.isdir(inside):
         inside = os.path.dirname(inside)
-    found = os.statvfs(inside)
+    status = os.statvfs(inside)
     point, kind, source = mount(sysfs.text(f"{root}/proc/self/mountinfo", 1 << 20), inside)
-    read_only = bool(found.f_flag & os.ST_RDONLY)
+    read_only = bool(status.f_flag & os.ST_RDONLY)
     return Disk(
         path=path,
-        total=found.f_blocks * found.f_frsize,
-        free=found.f_bavail * found.f_frsize,
-        inodes=found.f_files,
-        inodes_free=found.f_favail,
+        total=status.f_blocks * status.f_frsize,
+        free=status.f_bavail * status.f_frsize,
+        inodes=status.f_files,
+        inodes_free=status.f_favail,
         mounted=point,
         filesystem=kind,
         source=source,
@@ -31,15 +31,15 @@ def disk(path: str, root: str = "") -> Disk:
 
 
 def mount(mountinfo: str, path: str) -> tuple[str, str, str]:
-    """Return (mount point, type, source) for a path: of the longest mount that covers it."""
+    """Return (mount point, type, source) of the longest mount point that covers a path."""
     best = ("", "", "")
     for line in mountinfo.splitlines():
         fields, dash, rest = line.partition(" - ")
-        words, told = fields.split(" "), rest.split(" ")
-        if not dash or len(words) < 5 or len(told) < 2:
+        before, after = fields.split(" "), rest.split(" ")
+        if not dash or len(before) < 5 or len(after) < 2:
             continue
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8) & 255), words[4])
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8) & 255), before[4])
         covers = path == point or path.startswith(point.rstrip("/") + "/")
         if covers and len(point) >= len(best[0]):  # of two at one place the later hides the other
-            best = (point, told[0], told[1])
+            best = (point, after[0], after[1])
     return best

@@ -37,28 +37,28 @@ def cards(root: str = "") -> list[Card]:
 
 def nvidia_cards(root: str = "") -> list[Card]:
     top = f"{root}/proc/driver/nvidia/gpus"
-    found = []
+    found_cards = []
     for pci in sysfs.names(top):
-        told = fields(sysfs.text(f"{top}/{pci}/information"))
-        model, uuid = told.get("Model", ""), told.get("GPU UUID", "")
-        found.append(card("nvidia", model, "" if "?" in uuid else uuid, pci, None, None))
-    return found
+        information = fields(sysfs.text(f"{top}/{pci}/information"))
+        model, uuid = information.get("Model", ""), information.get("GPU UUID", "")
+        found_cards.append(card("nvidia", model, "" if "?" in uuid else uuid, pci, None, None))
+    return found_cards
 
 
 def fields(text: str) -> dict[str, str]:
     """Turn `Model: \\t\\t NVIDIA H100` lines into {"Model": "NVIDIA H100"}."""
-    found = {}
+    values = {}
     for line in text.splitlines():
         key, colon, value = line.partition(":")
         if colon:
-            found[key.strip()] = value.strip()
-    return found
+            values[key.strip()] = value.strip()
+    return values
 
 
 def amd_cards(root: str = "") -> list[Card]:
     """Read the cards from sysfs, memory in bytes; an older amdgpu tells no name."""
     top = f"{root}/sys/class/drm"
-    found = []
+    found_cards = []
     for name in sysfs.names(top):
         device = f"{top}/{name}/device"
         if not re.fullmatch(r"card\d+", name) or sysfs.text(f"{device}/vendor") != AMD:
@@ -69,8 +69,8 @@ def amd_cards(root: str = "") -> list[Card]:
         model = sysfs.text(f"{device}/product_name") or f"AMD {sysfs.text(f'{device}/device')}"
         uuid = sysfs.text(f"{device}/unique_id")
         used = sysfs.number(f"{device}/mem_info_vram_used")
-        found.append(card("amd", model, uuid, sysfs.target(device), total, used))
-    return found
+        found_cards.append(card("amd", model, uuid, sysfs.target(device), total, used))
+    return found_cards
 
 
 def card(vendor: str, model: str, uuid: str, pci: str, total: int | None, used: int | None) -> Card:

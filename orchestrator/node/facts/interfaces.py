@@ -1,4 +1,4 @@
-"""Finds this machine's network interfaces, its addresses, and its ways to other machines.
+"""Finds this machine's network interfaces, its addresses, and its routes to other machines.
 
 From the kernel alone, so nothing can hang. `root` stands before /sys, so that tests can bring one.
 """
@@ -80,19 +80,19 @@ def interface_addresses() -> list[Address]:
         link.settimeout(2)
         header = struct.pack("=LHHLL", 17, RTM_GETADDR, NLM_F_REQUEST_DUMP, 1, 0)
         link.send(header + struct.pack("=B", socket.AF_UNSPEC))
-        found: list[Address] = []
+        addresses: list[Address] = []
         while True:
             data = link.recv(1 << 18)
             while data:
                 size, kind = struct.unpack_from("=LH", data)
                 if kind == NLMSG_DONE or size < 16:
-                    return found
+                    return addresses
                 if kind == RTM_NEWADDR:
-                    found.extend(one_address(data[16:size]))
+                    addresses.extend(address_of(data[16:size]))
                 data = data[(size + 3) & ~3 :]
 
 
-def one_address(message: bytes) -> Iterator[Address]:
+def address_of(message: bytes) -> Iterator[Address]:
     family, prefix, _, _, index = struct.unpack_from("=BBBBL", message)
     attributes = {}
     rest = message[8:]

@@ -24,5 +24,5 @@ def limits() -> Limits:
 def memory_kb(root: str = "") -> tuple[int, int]:
     """Return (total, available)."""
     text = sysfs.text(f"{root}/proc/meminfo")
-    found = dict(re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB", text, re.MULTILINE))
-    return int(found.get("MemTotal", 0)), int(found.get("MemAvailable", 0))
+    sizes = dict(re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB", text, re.MULTILINE))
+    return int(sizes.get("MemTotal", 0)), int(sizes.get("MemAvailable", 0))

@@ -30,57 +30,57 @@ def query(what: str, fields: tuple[str, ...]) -> list[str]:
 
 def rows(text: str, fields: tuple[str, ...]) -> list[dict[str, str]]:
     """Return the lines that have all the fields; any other line is a message, not a GPU."""
-    found = []
+    complete = []
     for line in text.splitlines():
-        words = [word.strip() for word in line.split(",", len(fields) - 1)]
-        if len(words) == len(fields):
-            found.append({field: words[i] for i, field in enumerate(fields)})
-    return found
+        values = [word.strip() for word in line.split(",", len(fields) - 1)]
+        if len(values) == len(fields):
+            complete.append({field: values[i] for i, field in enumerate(fields)})
+    return complete
 
 
-def told(word: str) -> str:
-    """Return a value, or nothing for the many words that mean that there is none."""
+def value(word: str) -> str:
+    """Return a value, or nothing where nvidia-smi writes that there is none."""
     empty = word.startswith("[") or word in ("", "N/A", "ERR!", "Unknown Error", "Not Supported")
     return "" if empty else word
 
 
 def number(word: str) -> int | None:
-    match = re.match(r"-?\d+", told(word))
+    match = re.match(r"-?\d+", value(word))
     return int(match.group()) if match else None
 
 
 def flag(word: str) -> bool | None:
-    lower = told(word).lower()
+    lower = value(word).lower()
     return {"enabled": True, "yes": True, "disabled": False, "no": False}.get(lower)
 
 
 def gpus(text: str) -> list[dict[str, Any]]:
-    """Return the GPUs, memory in bytes. `problem`: what nvidia-smi says in place of values."""
-    found = []
+    """Return the GPUs, memory in bytes; `problem` is the error shown in place of values."""
+    reported = []
     for row in rows(text, GPU_FIELDS):
         if number(row["index"]) is None:
             continue
         total, used = number(row["memory.total"]), number(row["memory.used"])
-        found.append(
+        reported.append(
             {
                 "vendor": "nvidia",
                 "index": number(row["index"]),
-                "uuid": told(row["uuid"]),
-                "model": told(row["name"]),
-                "pci": short_pci(told(row["pci.bus_id"])),
+                "uuid": value(row["uuid"]),
+                "model": value(row["name"]),
+                "pci": short_pci(value(row["pci.bus_id"])),
                 "memory": None if total is None else total << 20,
                 "used": None if used is None else used << 20,
                 "busy": number(row["utilization.gpu"]),
                 "temperature": number(row["temperature.gpu"]),
-                "driver": told(row["driver_version"]),
-                "compute_mode": told(row["compute_mode"]),
+                "driver": value(row["driver_version"]),
+                "compute_mode": value(row["compute_mode"]),
                 "mig": flag(row["mig.mode.current"]),
                 "ecc": flag(row["ecc.mode.current"]),
                 "ecc_errors": number(row["ecc.errors.uncorrected.volatile.total"]),
                 "problem": sickness(row),
             }
         )
-    return found
+    return reported
 
 
 def sickness(row: dict[str, str]) -> str:
@@ -124,34 +124,34 @@ def state(word: str) -> bool | None:
 
 def processes(text: str) -> list[dict[str, Any]]:
     """Return who computes on which GPU; with MIG without memory, in containers without names."""
-    found = []
+    holders = []
     for row in rows(text, APP_FIELDS):
         pid, used = number(row["pid"]), number(row["used_memory"])
         if pid is None:
             continue
-        found.append(
+        holders.append(
             {
                 "pid": pid,
-                "gpu": told(row["gpu_uuid"]),
+                "gpu": value(row["gpu_uuid"]),
                 "used": None if used is None else used << 20,
-                "name": told(row["process_name"]),
+                "name": value(row["process_name"]),
             }
         )
-    return found
+    return holders
 
 
 def xids(text: str) -> list[dict[str, Any]]:
     """Return the errors that the driver reported, the last of each number on each GPU."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    errors: dict[tuple[str, int], dict[str, Any]] = {}
     for line in text.splitlines():
         match = XID.search(line)
         if not match:
             continue
         pci, xid = short_pci(match.group(1)), int(match.group(2)[:9])
-        seen = found.pop((pci, xid), {"count": 0})
-        words = match.group(3).strip()[:200]
-        found[pci, xid] = {"pci": pci, "xid": xid, "words": words, "count": seen["count"] + 1}
-    return list(found.values())
+        seen = errors.pop((pci, xid), {"count": 0})
+        message = match.group(3).strip()[:200]
+        errors[pci, xid] = {"pci": pci, "xid": xid, "words": message, "count": seen["count"] + 1}
+    return list(errors.values())
 
 
 def short_pci(text: str) -> str:

@@ -35,7 +35,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
     """Return the fields of a Probed. `root` stands before /sys and /proc, for tests."""
     workdir = os.path.expanduser(request.workdir or request.cwd)
     addresses = interfaces.interface_addresses()
-    found, problems = gather(
+    facts, problems = gather(
         SECONDS,
         {
             "workdir_exists": lambda: os.path.isdir(workdir),
@@ -54,10 +54,10 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
             what = DISK[name].format(workdir)
             raise ValueError(f"{what}: {problems[name]}; a disk that hangs?")
     total, available = limits.memory_kb(root)
-    torch, installed = found["software"]
+    torch, installed = facts["software"]
     return {
-        **{name: found.get(name) for name in ("disk", "shm")},
-        **{name: found.get(name, ()) for name in ("leftovers", "cards", "interfaces", "rdma")},
+        **{name: facts.get(name) for name in ("disk", "shm")},
+        **{name: facts.get(name, ()) for name in ("leftovers", "cards", "interfaces", "rdma")},
         **(software.accelerate() if request.accelerate else {}),
         "hostname": socket.gethostname(),
         "boot": sysfs.text(f"{root}/proc/sys/kernel/random/boot_id"),
@@ -72,8 +72,8 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "addresses": tuple(addresses),
         "routes": {peer: interfaces.route(peer, addresses) for peer in request.peers},
         "workdir": workdir,
-        "workdir_exists": found["workdir_exists"],
-        "target": found["target"],
+        "workdir_exists": facts["workdir_exists"],
+        "target": facts["target"],
         "limits": limits.limits(),
         "kernel": os.uname().release,
         "memory_kb": total,
@@ -101,13 +101,13 @@ def network_space() -> int:
 
 def own_settings(root: str = "") -> dict[str, str]:
     """Return NCCL's settings of this machine or login; as in NCCL, the environment wins."""
-    found = {}
+    settings = {}
     for line in sysfs.text(root + NCCL_CONF).splitlines():
         name, equals, value = line.partition("=")
         if equals and not name.lstrip().startswith("#"):
-            found[name.strip()] = value.strip()
-    found.update({k: v for k, v in os.environ.items() if k.startswith(OWN_SETTINGS)})
-    return found
+            settings[name.strip()] = value.strip()
+    settings.update({k: v for k, v in os.environ.items() if k.startswith(OWN_SETTINGS)})
+    return settings
 
 
 def resolve_target(target: ProbeTarget, workdir: str) -> ProbeTarget:

@@ -25,7 +25,7 @@ def ports(root: str = "") -> tuple[RdmaPort, ...]:
 def port(path: str, device: str, number: int) -> RdmaPort:
     here = f"{path}/ports/{number}"
     link_layer = sysfs.text(f"{here}/link_layer")
-    found = gids(here, INFINIBAND_GIDS if link_layer == "InfiniBand" else None)
+    addresses = gids(here, INFINIBAND_GIDS if link_layer == "InfiniBand" else None)
     return RdmaPort(
         device=device,
         port=number,
@@ -33,8 +33,9 @@ def port(path: str, device: str, number: int) -> RdmaPort:
         state=word(sysfs.text(f"{here}/state")),
         physical=word(sysfs.text(f"{here}/phys_state")),
         rate=rate(sysfs.text(f"{here}/rate")),
-        netdev=next((gid.netdev for gid in found if gid.netdev), "") or own_netdev(path, number),
-        gids=tuple(found),
+        netdev=next((gid.netdev for gid in addresses if gid.netdev), "")
+        or own_netdev(path, number),
+        gids=tuple(addresses),
         node_type=word(sysfs.text(f"{path}/node_type")),
         software="/virtual/" in os.path.realpath(path),  # rxe, siw: a driver without a card
         board=sysfs.text(f"{path}/board_id"),
@@ -58,14 +59,14 @@ def rate(text: str) -> float:
 
 def gids(here: str, most: int | None) -> list[Gid]:
     """Return the addresses of a port: a RoCE port has two per IP address, one for each version."""
-    found = []
+    addresses = []
     indexes = sorted(int(name) for name in sysfs.names(f"{here}/gids") if name.isdigit())
     for index in indexes[:most]:
         gid = sysfs.text(f"{here}/gids/{index}")
         if not gid or ZERO.fullmatch(gid):
             continue
         attributes = f"{here}/gid_attrs"
-        found.append(
+        addresses.append(
             Gid(
                 index=index,
                 gid=gid,
@@ -73,15 +74,15 @@ def gids(here: str, most: int | None) -> list[Gid]:
                 netdev=sysfs.text(f"{attributes}/ndevs/{index}"),
             )
         )
-    return found
+    return addresses
 
 
 def own_netdev(path: str, number: int) -> str:
     """Return the network interface of a port: of several on a card, the one of its number."""
     net = f"{path}/device/net"
-    found = sysfs.names(net)
-    for name in found:
-        place = sysfs.number(f"{net}/{name}/dev_port") or sysfs.number(f"{net}/{name}/dev_id") or 0
-        if place == number - 1:
+    netdevs = sysfs.names(net)
+    for name in netdevs:
+        index = sysfs.number(f"{net}/{name}/dev_port") or sysfs.number(f"{net}/{name}/dev_id") or 0
+        if index == number - 1:
             return name
-    return found[0] if len(found) == 1 else ""
+    return netdevs[0] if len(netdevs) == 1 else ""

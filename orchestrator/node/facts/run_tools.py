@@ -1,6 +1,6 @@
-"""Runs other people's tools: all at once, each with a limit of its own, killed with its children.
+"""Runs external tools: all at once, each with its own time limit, killed with its children.
 
-Their output goes to files, not pipes: a child that a tool leaves behind may hold a pipe for ever.
+Their output goes to files, not pipes: a child that outlives its tool could hold a pipe open.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Command(NamedTuple):
 
 
 class Output(NamedTuple):
-    """The output of a tool. `problem` is empty when it ended by itself with exit code 0."""
+    """The output of a tool; `problem` is empty if it ended by itself with exit code 0."""
 
     out: str
     problem: str
@@ -66,11 +66,11 @@ class Running:
         except subprocess.TimeoutExpired:
             return Output("", self._late())
         finally:
-            out, err = self._said(self.out), self._said(self.err)
+            out, err = self._content(self.out), self._content(self.err)
         if code == 0:
             return Output(out, "")
-        words = (err.strip() or out.strip()).splitlines()
-        last = f": {' '.join(words[:3])[:300]}" if words else ""
+        lines = (err.strip() or out.strip()).splitlines()
+        last = f": {' '.join(lines[:3])[:300]}" if lines else ""
         return Output(out, f"{self.name} ended with exit code {code}{last}")
 
     def _late(self) -> str:
@@ -88,7 +88,7 @@ class Running:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     @staticmethod
-    def _said(file: IO[bytes]) -> str:
+    def _content(file: IO[bytes]) -> str:
         with file:
             file.seek(0)
             return file.read(MOST).decode("utf-8", "replace")
@@ -97,4 +97,4 @@ class Running:
 def together(commands: Mapping[str, Command]) -> dict[str, Output]:
     """Run them side by side: it takes as long as the slowest."""
     running: dict[str, Any] = {name: Running(command) for name, command in commands.items()}
-    return {name: one.finish() for name, one in running.items()}
+    return {name: tool.finish() for name, tool in running.items()}

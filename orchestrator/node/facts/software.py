@@ -26,14 +26,14 @@ NCCL_FILES = (
 def software(root: str = "") -> tuple[str, Software]:
     """Return torch's version, and what else is known of it and of the drivers."""
     home = torch_home()
-    told = sysfs.text(os.path.join(home, "version.py")) if home else ""
-    cuda, hip = value(told, "cuda"), value(told, "hip")
+    versions = sysfs.text(os.path.join(home, "version.py")) if home else ""
+    cuda, hip = value(versions, "cuda"), value(versions, "hip")
     nccl, source = ("", "")
     if cuda:
         nccl, source = nccl_version(home, cuda, root)
     elif hip:
         nccl, source = rccl_version(root)
-    return value(told, "__version__"), Software(
+    return value(versions, "__version__"), Software(
         cuda=cuda,
         hip=hip,
         nccl=nccl,
@@ -60,12 +60,12 @@ def accelerate() -> dict[str, Any]:
         body = ast.parse(sysfs.text(os.path.join(home, "commands/config/config_args.py"))).body
     except SyntaxError:  # of a newer Python
         body = []
-    classes = [one for one in body if isinstance(one, ast.ClassDef)]
+    classes = [definition for definition in body if isinstance(definition, ast.ClassDef)]
     keys = [
         field.target.id
-        for one in classes
-        if one.name in ("BaseConfig", "ClusterConfig")
-        for field in one.body
+        for definition in classes
+        if definition.name in ("BaseConfig", "ClusterConfig")
+        for field in definition.body
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
     ]
     return {"accelerate": version, "accelerate_keys": keys}
@@ -83,7 +83,7 @@ def nccl_version(home: str, cuda: str, root: str = "") -> tuple[str, str]:
     wheels = [
         match for match in map(NCCL_WHEEL.fullmatch, sysfs.names(os.path.dirname(home))) if match
     ]
-    for match in sorted(wheels, key=lambda one: one.group(1) != major):
+    for match in sorted(wheels, key=lambda wheel: wheel.group(1) != major):
         return match.group(2), f"nvidia-nccl-cu{match.group(1)}"
     for name in sysfs.names(os.path.join(sys.prefix, "conda-meta")):
         conda = NCCL_CONDA.fullmatch(name)

@@ -9,20 +9,20 @@ import os
 
 
 def text(path: str, limit: int = 1 << 16) -> str:
-    found = b""
+    content = b""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            while len(found) < limit:
+            while len(content) < limit:
                 data = os.read(fd, limit)
-                found += data
+                content += data
                 if len(data) < 4096:  # the kernel gives a page at a time
                     break
         finally:
             os.close(fd)
     except OSError:  # a port that is down says EINVAL, a driver may say anything
         return ""
-    return found.decode("utf-8", "replace").strip()
+    return content.decode("utf-8", "replace").strip()
 
 
 def number(path: str) -> int | None:

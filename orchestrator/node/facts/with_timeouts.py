@@ -1,7 +1,7 @@
 """Gathers a report in parts, each with a time limit: one that fails or hangs says so.
 
-The work is done in a thread, which is left behind where it hangs in the kernel (a dead network
-file system, a sick driver): another one then does the rest. Mostly one thread does it all.
+The work is done in a thread. One that hangs in the kernel (a dead network file system, a broken
+driver) is abandoned, and another thread does the rest; usually a single thread does it all.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ Work = Callable[[], Any]
 
 
 class Worker(threading.Thread):
-    """Does parts in order; where it stands can be seen from outside."""
+    """Does the parts in order; `at` shows which one it is doing."""
 
     def __init__(self, parts: Mapping[str, Work]) -> None:
         super().__init__(daemon=True)
         self.parts = parts
         self.at = ""
-        self.found: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
         self.problems: dict[str, str] = {}
         self.crash: BaseException | None = None
 
@@ -29,7 +29,7 @@ class Worker(threading.Thread):
             for name, work in self.parts.items():
                 self.at = name
                 try:
-                    self.found[name] = work()
+                    self.results[name] = work()
                 except (OSError, ValueError) as error:
                     self.problems[name] = str(error)
         except BaseException as error:  # noqa: BLE001  a defect of ours: raised where it is waited for
@@ -37,8 +37,8 @@ class Worker(threading.Thread):
 
 
 def gather(seconds: float, parts: Mapping[str, Work]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return (what was found, why the rest was not). No part takes longer than `seconds`."""
-    found: dict[str, Any] = {}
+    """Return (results, why the others are missing). No part takes longer than `seconds`."""
+    results: dict[str, Any] = {}
     problems: dict[str, str] = {}
     rest = dict(parts)
     while rest:
@@ -48,11 +48,11 @@ def gather(seconds: float, parts: Mapping[str, Work]) -> tuple[dict[str, Any], d
         if worker.crash is not None:
             raise worker.crash
         late = worker.at if worker.is_alive() else ""
-        found.update({name: value for name, value in worker.found.items() if name != late})
+        results.update({name: value for name, value in worker.results.items() if name != late})
         problems.update(worker.problems)
         if not late:
             break
         problems[late] = f"it did not answer within {seconds:g} s"
         names = list(rest)
         rest = {name: rest[name] for name in names[names.index(late) + 1 :]}
-    return found, problems
+    return results, problems

@@ -1,7 +1,7 @@
 """Remove what jobs left on this node, for `orchestrator prune --on-nodes`.
 
-A directory gets a hidden name before it is deleted, so it is whole or gone; what an interruption
-left under such a name goes the next time.
+A directory gets a hidden name before it is deleted, so it is whole or gone; the next removal
+deletes whatever an interrupted one left under such a name.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def _supervised(pid: int) -> tuple[bytes, bytes] | None:
     """Return whose supervisor it is: `python -IS <library> supervise JOB NODE`."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().split(b"\0")
+            argv = file.read().split(b"\0")
     except OSError:
         return None
-    return (words[-3], words[-2]) if words[-4:-3] == [b"supervise"] else None
+    return (argv[-3], argv[-2]) if argv[-4:-3] == [b"supervise"] else None
 
 
 def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
@@ -121,12 +121,12 @@ def old_libraries(own: str, now: float) -> list[str]:
         except (OSError, ValueError):
             return []  # one that may need any of them
     directory = os.path.join(home(), "lib")
-    found = []
+    old = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(directory):
             ours = LIBRARY_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
             if ours and entry.name not in used:
                 status = entry.stat(follow_symlinks=False)
                 if status.st_uid == os.getuid() and now - status.st_mtime > OLD_LIBRARY:
-                    found.append(entry.path)
-    return found
+                    old.append(entry.path)
+    return old

@@ -1,4 +1,4 @@
-"""Measures whether a job still does something on this node, and asks its ranks where they are."""
+"""Measures whether a job still makes progress on this node, and asks its ranks where they are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUSY = 0.05  # of a core: less is a loop that only waits
 
 
 class Activity:
-    """Remembers when this run last showed that it goes on."""
+    """Remembers when this run last showed progress."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -30,14 +30,14 @@ class Activity:
     def look(self) -> tuple[float, float]:
         """Return for how many seconds it has been silent and idle.
 
-        Silent: no line was printed. Idle: and no step was made, by a program that tells its steps,
-        or no processor time used, by any other.
+        Silent means that no line was printed. Idle means also that no step was made, by a program
+        that reports its steps, or that no processor time was used, by any other.
         """
         now = time.monotonic()
         if self._printed():
             self.printed = self.moved = now
         steps = step_times(self.run)
-        # A program that tells its steps is not judged by what it computes.
+        # A program that reports its steps is judged by them, not by its processor time.
         pids = rank_pids(self.run) or agent_pids(self.run)
         ticks = {pid: ticks_of(pid) for pid in pids} if not steps else {}
         used = sum(max(0, ticks[pid] - self.ticks.get(pid, 0)) for pid in ticks) / TICKS
@@ -57,12 +57,12 @@ class Activity:
 
 
 def step_times(run: RunDir) -> dict[str, float]:
-    """Return when each rank that tells its steps made the last one."""
-    found = {}
+    """Return when each rank that reports its steps made the last one."""
+    times = {}
     for entry in os.scandir(run.path):
         if entry.name.startswith("step_"):
-            found[entry.name] = entry.stat().st_mtime
-    return found
+            times[entry.name] = entry.stat().st_mtime
+    return times
 
 
 def rank_pids(run: RunDir) -> dict[int, int]:
@@ -127,7 +127,7 @@ def collectives(run: RunDir, local: int) -> str:
 
 
 def knock(fifo: str) -> None:
-    """Wake the rank's thread that tells its collectives, where there is one."""
+    """Wake the rank's thread that dumps its collectives, where there is one."""
     try:
         fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
         os.write(fd, b"?")

@@ -68,8 +68,8 @@ class JobLog:
     def _write(self, stream: str, data: memoryview) -> None:
         """Write if possible: the job goes on without its log, and a gap is reported later."""
         if self.lost:
-            words = f"\norchestrator: {self.lost} bytes of output were lost here: {self.trouble}\n"
-            if self._append(stream, memoryview(words.encode())) < len(words.encode()):
+            notice = f"\norchestrator: {self.lost} bytes of output were lost here: {self.trouble}\n"
+            if self._append(stream, memoryview(notice.encode())) < len(notice.encode()):
                 self.lost += len(data)
                 return
             self.lost = 0

@@ -39,13 +39,13 @@ def oom_kills() -> dict[str, int]:
             elif "memory" in controllers.split(","):
                 files += [f"{CGROUPS}/memory{path}/memory.oom_control"]
                 files += [f"{CGROUPS}/memory/memory.oom_control"]
-    found = {}
+    counts = {}
     for name in files:
         with contextlib.suppress(OSError), open(name, encoding="ascii") as file:
             counted = re.search(r"^oom_kill (\d+)$", file.read(), re.MULTILINE)
             if counted:
-                found[name] = int(counted.group(1))
-    return found
+                counts[name] = int(counted.group(1))
+    return counts
 
 
 def is_full(path: str) -> bool:
@@ -56,9 +56,9 @@ def is_full(path: str) -> bool:
     return disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FULL
 
 
-def last_words(said: bytes) -> str:
+def last_words(output: bytes) -> str:
     """Return the last output before a dump of the stacks, and the dump's beginning."""
-    text = said.decode("utf-8", "replace")
+    text = output.decode("utf-8", "replace")
     start = text.rfind("Fatal Python error")
     if start < 0:
         return text[-WORDS:]

@@ -36,13 +36,13 @@ def look(pid: int) -> Process | None:
 
 
 def everyone() -> dict[int, Process]:
-    found = {}
+    running = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             process = look(int(entry))
             if process is not None:
-                found[process.pid] = process
-    return found
+                running[process.pid] = process
+    return running
 
 
 def environment(pid: int) -> set[bytes]:
@@ -81,15 +81,15 @@ class Tagged(NamedTuple):
 
 def tagged_jobs() -> set[Tagged]:
     """Find the jobs of all processes that we may look into, wherever their files are."""
-    found = set()
+    jobs = set()
     for pid in everyone():
         tags = dict(entry.partition(b"=")[::2] for entry in environment(pid))
         job, node = os.fsdecode(tags.get(b"ORCHESTRATOR_JOB", b"")), tags.get(b"NODE_RANK", b"")
         owner = _owner(pid)
         if JOB_NAME.fullmatch(job) and node.isdigit() and owner >= 0:
             run = os.fsdecode(tags.get(b"ORCHESTRATOR_RUN", b""))
-            found.add(Tagged(job, int(node), owner, run))
-    return found
+            jobs.add(Tagged(job, int(node), owner, run))
+    return jobs
 
 
 def _owner(pid: int) -> int:
@@ -103,14 +103,14 @@ def _descendants(processes: dict[int, Process], roots: set[int]) -> set[int]:
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
-    found: set[int] = set()
+    descendants: set[int] = set()
     queue = list(roots)
     while queue:
         for child in children.get(queue.pop(), []):
-            if child not in found:
-                found.add(child)
+            if child not in descendants:
+                descendants.add(child)
                 queue.append(child)
-    return found
+    return descendants
 
 
 def send(process: Process, signum: int) -> bool:

@@ -4,7 +4,7 @@ torchrun's own child (the keeper) forks the real rank and waits for it, so that 
 is known exactly (exit code, signal, peak memory) whatever killed it; to torchrun the keeper ends
 the same way. The rank sends its output down its own FIFO, so every line is known to be its own, and
 runs the program as `python program args` would. It shares a process with the user's code, so at run
-time it imports nothing of ours; interpreter.py beside it is loaded by its path.
+time it imports nothing of ours; interpreter.py, in the same directory, is loaded by its path.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Rank:
     def keep(self, child: int) -> None:
         """Wait for the rank, report its end, end the same way: by returning where it went well.
 
-        What torchrun forked has to return, or torchrun waits for its return value for ever.
+        A process that torchrun forked has to return: torchrun would wait for its value forever.
         """
 
         def forward(signum: int, frame: FrameType | None) -> None:
@@ -177,30 +177,30 @@ class Rank:
         run_python(target["kind"], target["name"], target["args"])
 
     def stand_by(self, register: Callable[..., Any]) -> None:
-        """Prepare for a job that stands still.
+        """Prepare to show where this rank is, should the job hang.
 
         On a signal, write the stacks, even while C code holds the interpreter; on a word, what
         torch remembers of its collectives, by a thread (which `threading` does not count), because
         the main one may never come back.
         """
         with contextlib.suppress(OSError):
-            place = os.path.join(self.run, f"stacks_{self.local}")
-            self.stacks = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            path = os.path.join(self.run, f"stacks_{self.local}")
+            self.stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             register(STACKS_SIGNAL, self.stacks, all_threads=True)
             if "torch" in sys.modules:
                 os.mkfifo(os.path.join(self.run, f"ask_{self.local}"), 0o600)
                 _thread.start_new_thread(self.tell_collectives, ())
 
     def tell_collectives(self) -> None:
-        place = os.path.join(self.run, f"collectives_{self.local}.json")
+        path = os.path.join(self.run, f"collectives_{self.local}.json")
         while True:
             with open(os.path.join(self.run, f"ask_{self.local}"), "rb") as asked:
                 asked.read()
             with contextlib.suppress(Exception):  # a torch that remembers nothing
                 dump = sys.modules["torch"]._C._distributed_c10d._dump_fr_trace_json
-                with open(place + ".tmp", "wb") as file:
+                with open(path + ".tmp", "wb") as file:
                     file.write(dump())
-                os.replace(place + ".tmp", place)
+                os.replace(path + ".tmp", path)
 
     def exit_code(self, leaving: SystemExit) -> int:
         """Return the exit code: a number is the code itself, text is an error message."""
@@ -210,11 +210,11 @@ class Rank:
             if leaving.code & 0xFF:
                 self.report({"event": "exit", "code": str(leaving.code)})
             return leaving.code & 0xFF
-        words = str(leaving.code)
+        message = str(leaving.code)
         # 12 bytes for each character at worst: under PIPE_BUF
-        self.report({"event": "exit", "code": words[:300]})
+        self.report({"event": "exit", "code": message[:300]})
         sys.stdout.flush()
-        sys.stderr.write(words + "\n")
+        sys.stderr.write(message + "\n")
         return 1
 
     def record(self, error: BaseException) -> None:
@@ -227,11 +227,11 @@ class Rank:
         sys.stderr.flush()
         frames = traceback.extract_tb(first)
         here = users_line(frames)
-        said = words_of(error)
-        message = f"{type(error).__name__}: {said}"
+        description = text_of(error)
+        message = f"{type(error).__name__}: {description}"
         record: ErrorRecord = {
             "type": type(error).__name__,
-            "message": said[:20000],
+            "message": description[:20000],
             "traceback": text[-60000:],
             "time": time.time(),
             "pid": os.getpid(),
@@ -315,11 +315,11 @@ def code_of(loader: importlib.machinery.SourceFileLoader, path: str) -> types.Co
     return loader.source_to_code(loader.get_data(path), path)
 
 
-def words_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as worse:  # noqa: BLE001 (it is the program's own code)
-        return f"(its words cannot be had: {type(worse).__name__})"
+        return f"(its message cannot be shown: {type(worse).__name__})"
 
 
 def users_frames(frames: TracebackType | None) -> TracebackType | None:

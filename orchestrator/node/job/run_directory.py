@@ -95,11 +95,11 @@ class RunDir:
 
     def last(self, kind: type[E]) -> E | None:
         """Return the last event of this kind."""
-        found = None
+        newest = None
         for event in self.read_events():
             if isinstance(event, kind):
-                found = event
-        return found
+                newest = event
+        return newest
 
 
 def all_runs() -> Iterator[RunDir]:

@@ -56,13 +56,13 @@ def keep_error(cloudpickle: Any, error: Exception) -> None:
 
 def write(kind: str, fill: Any) -> None:
     """Write a whole file or none."""
-    place = os.path.join(os.environ["ORCHESTRATOR_EXPERIMENT"], "outputs", "results")
-    os.makedirs(place, mode=0o700, exist_ok=True)
+    directory = os.path.join(os.environ["ORCHESTRATOR_EXPERIMENT"], "outputs", "results")
+    os.makedirs(directory, mode=0o700, exist_ok=True)
     name = f"rank_{os.environ['RANK']}.{kind}"
-    new = os.path.join(place, f".{name}.new")
+    new = os.path.join(directory, f".{name}.new")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         fill(file)
-    os.replace(new, os.path.join(place, name))
+    os.replace(new, os.path.join(directory, name))
 
 
 if __name__ == "__main__":

@@ -99,10 +99,10 @@ def ask_and_wait(supervisor: socket.socket, request: Stop | StopAll) -> None:
 def peer_of(connection: socket.socket) -> int:
     """Return the user at the other end of a Unix socket."""
     size = struct.calcsize("3i")
-    found: int = struct.unpack(
+    uid: int = struct.unpack(
         "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     )[1]
-    return found
+    return uid
 
 
 def name_of(uid: int) -> str:
@@ -128,7 +128,7 @@ def sweep(run: RunDir) -> dict[int, str]:
 
 
 def last_words(run: RunDir) -> str:
-    """Return what a supervisor said that ended by a defect of its own."""
+    """Return the error output of a supervisor that ended by a defect of its own."""
     try:
         with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
             return file.read().decode("utf-8", "replace").strip()[-2000:]

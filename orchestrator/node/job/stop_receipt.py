@@ -86,12 +86,12 @@ def nvidia_memory() -> dict[int, str]:
         raise OSError("this is a container, and nvidia-smi shows the PIDs of its host")
     text = output([program, *NVIDIA])
     rows = (line.split(",") for line in text.splitlines())
-    found = {}
+    memory = {}
     for row in rows:
         if row[0].strip().isdigit() and len(row) > 1:
             amount = row[1].strip()
-            found[int(row[0])] = f"{amount} MiB" if amount.isdigit() else "some memory"
-    return found
+            memory[int(row[0])] = f"{amount} MiB" if amount.isdigit() else "some memory"
+    return memory
 
 
 def output(command: list[str]) -> str:
@@ -117,13 +117,13 @@ def output(command: list[str]) -> str:
 
 
 def amd_memory() -> dict[int, str]:
-    found = {}
+    memory = {}
     with contextlib.suppress(OSError):
         for name in filter(str.isdigit, os.listdir(AMD)):
             used = sum(number(os.path.join(AMD, name, file)) for file in vram_files(name))
             if used:
-                found[int(name)] = f"{used >> 20} MiB"
-    return found
+                memory[int(name)] = f"{used >> 20} MiB"
+    return memory
 
 
 def vram_files(name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Owns one job's processes on one node: starts torchrun, keeps the log, ends everything, says how.
+"""Owns one job's processes on one node: starts torchrun, keeps the log, ends all, reports how.
 
 Runs in its own session and outlives the SSH connection that started it. It writes `log`, `ranks`
 and `events.jsonl` in the run directory and listens on `socket` there: a byte to every listener
@@ -40,7 +40,7 @@ RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
 FAILED_GRACE = 1.0  # after a rank failed, its siblings may still say why; then they are killed
 SWEEP_GRACE = 0.5  # what outlives torchrun gets this long between SIGTERM and SIGKILL
 EVENTS_ROOM = 1 << 18  # a job's last word must find room when its log has filled the disk
-TOLD_TO_STOP = EndOrder(why="its supervisor was told to stop", grace=10.0)
+STOP_ORDER = EndOrder(why="its supervisor was told to stop", grace=10.0)
 SWEEP_LIMIT = 10.0  # a process that survives SIGKILL this long hangs in the kernel
 
 
@@ -68,7 +68,7 @@ class Supervisor:
         self.evidence = Evidence()
         self.events = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         reserve(self.events, EVENTS_ROOM)
-        self.unsaid = b""  # what a full disk refused of the events
+        self.unwritten = b""  # what a full disk refused of the events
         self.selector = selectors.DefaultSelector()
         self.outputs: dict[int, str] = {}  # file descriptor -> stream
         self.listeners: list[socket.socket] = []
@@ -94,7 +94,7 @@ class Supervisor:
         signal.set_wakeup_fd(self.wakeup)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, lambda *_: self.ask(TOLD_TO_STOP))
+            signal.signal(signum, lambda *_: self.ask(STOP_ORDER))
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.watch(wake, lambda: os.read(wake, 4096))
         for local in range(self.spec.nproc):
@@ -221,13 +221,15 @@ class Supervisor:
         """Add what is known of a rank's failure, and by whose will it ended."""
         stream = str(report.rank)
         for fd in [fd for fd, name in self.outputs.items() if name == stream]:
-            self.read_output(fd)  # its last words may stand in the pipe yet
+            self.read_output(fd)  # its last output may still be in the pipe
         error = self.error_of(report.local) or rank.error
-        said = last_words(self.log.last.get(stream, b"")) if not error or report.code < 0 else ""
+        last_output = (
+            last_words(self.log.last.get(stream, b"")) if not error or report.code < 0 else ""
+        )
         asked = self.why or ("torchrun ended" if self.sweep_since else "")
         if rank.gone or (error and error.time < self.end_since):
             asked = ""  # before we asked: tearing down took it longer, or its report did
-        return report.replace(**self.evidence.now(), error=error, said=said, asked=asked)
+        return report.replace(**self.evidence.now(), error=error, said=last_output, asked=asked)
 
     def error_of(self, local: int) -> RankError | None:
         try:
@@ -273,10 +275,10 @@ class Supervisor:
                 listener.send(b"\n")
 
     def event(self, event: Event) -> None:
-        self.unsaid += json.dumps(events.to_data(event)).encode("ascii") + b"\n"
+        self.unwritten += json.dumps(events.to_data(event)).encode("ascii") + b"\n"
         with contextlib.suppress(OSError):
-            while self.unsaid:
-                self.unsaid = self.unsaid[os.write(self.events, self.unsaid) :]
+            while self.unwritten:
+                self.unwritten = self.unwritten[os.write(self.events, self.unwritten) :]
         self.ring()
 
     # -- the end -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Decides when the job is over for this node, by what its supervisor hears of the others and heads.
+"""Decides when the job is over for this node, from what the other supervisors and heads say.
 
 An end on one node is passed on to all, whether a head is there or not. A node that hears nothing
 of node 0 for as long as its lease lasts ends its part by itself: it may be the last one left.
@@ -25,7 +25,7 @@ from orchestrator.protocol.timing import (
 
 
 class Job(PeersLoop, Protocol):
-    """The part of the supervisor that is needed here."""
+    """The part of the supervisor that a lease needs."""
 
     def ask(self, order: EndOrder) -> None: ...
 
@@ -49,9 +49,9 @@ class Lease:
         self.left_at = -1.0 if terms.attached else 0.0
         self.head_at = self.turned = time.monotonic()
         self.order: EndOrder | None = None  # the end, once there is one
-        self.due = float("inf")  # when an end that others told is to be one here
+        self.due = float("inf")  # when an end that others announced is carried out here
         self.next_beat = 0.0
-        self.said = False
+        self.formed = False
         self.peers = self.find_peers(spec, terms) if terms.port else None
 
     def find_peers(self, spec: Spec, terms: LeaseTerms) -> Peers | None:
@@ -94,10 +94,10 @@ class Lease:
         if self.peers is None:
             return
         self.peers.tick(now, self.beat, self.word())
-        if isinstance(self.peers, Spoke) and not self.said:
+        if isinstance(self.peers, Spoke) and not self.formed:
             peer = self.peers
-            self.said = bool(peer.heard) or peer.over or peer.late(now)
-            if self.said:
+            self.formed = bool(peer.heard) or peer.over or peer.late(now)
+            if self.formed:
                 active, why = not peer.late(now), peer.trouble
                 self.job.event(LeaseFormed(time=time.time(), active=active, why=why))
 
@@ -119,7 +119,7 @@ class Lease:
         return not self.order or grace < self.order.grace
 
     def pass_on(self, order: EndOrder, but: int = -1) -> None:
-        """Tell all others the first end, or one that hurries more; later beats repeat it."""
+        """Send all others the first end order, or a more urgent one; later beats repeat it."""
         if not self.hurries(order.grace):
             return
         self.order = order

@@ -31,7 +31,7 @@ Hear = Callable[[int, PeerWord], None]  # (node, its word)
 
 
 class Loop(Protocol):
-    """The part of the supervisor that is needed here."""
+    """The part of the supervisor that its connections need."""
 
     def watch(self, fd: int, then: Callable[[], Any]) -> None: ...
 
@@ -72,7 +72,7 @@ class Peers:
             self.drop(node, "over")
 
     def shift(self, seconds: float) -> None:
-        """Forgive the others a time in which this process itself stood still."""
+        """Do not count against the others the time in which this process itself was stopped."""
         now = time.monotonic()
         self.heard = {node: min(now, at + seconds) for node, at in self.heard.items()}
         self.refused_since = min(now, self.refused_since + seconds) if self.refused_since else 0.0
@@ -119,7 +119,7 @@ def listen(avoid: int) -> socket.socket | None:
 
 
 class Hub(Peers):
-    """Node 0's: listens, and lets nobody in who does not have the token."""
+    """Node 0's end: listens, and lets nobody in who does not have the token."""
 
     def __init__(
         self, loop: Loop, token: str, hear: Hear, server: socket.socket, nnodes: int
@@ -186,7 +186,7 @@ class Hub(Peers):
 
 
 class Spoke(Peers):
-    """Any other node's: keeps one connection to node 0, and dials again when it is silent."""
+    """Any other node's end: keeps one connection to node 0, and dials again when it is silent."""
 
     def __init__(self, loop: Loop, token: str, hear: Hear, address: tuple[str, int]) -> None:
         super().__init__(loop, token, hear)
@@ -214,7 +214,7 @@ class Spoke(Peers):
 
     def dial(self) -> None:
         try:
-            family, kind, protocol, _, place = socket.getaddrinfo(
+            family, kind, protocol, _, address = socket.getaddrinfo(
                 *self.address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
             )[0]
             connection = socket.socket(family, kind, protocol)
@@ -225,7 +225,7 @@ class Spoke(Peers):
         self.proved, self.word_at = False, time.monotonic()
         self.wires[0] = wire
         self.loop.watch(wire.fileno(), lambda: self.read(wire))
-        failed = connection.connect_ex(place)
+        failed = connection.connect_ex(address)
         if failed not in (0, errno.EINPROGRESS):  # else what comes of it is heard by reading
             self.drop(0, os.strerror(failed))
 

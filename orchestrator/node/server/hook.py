@@ -25,15 +25,15 @@ class HookError(Exception):
 
 
 def run_hook(text: str, env: dict[str, str], workdir: str) -> tuple[dict[str, str], list[str]]:
-    """Return (what it set, what it unset), given this environment on top of our own."""
+    """Return the variables that the hook (set, unset), with `env` on top of our environment."""
     before = {**os.environ, **env}
-    # Files, not pipes: what the hook left running in the background may hold them open for ever.
-    with tempfile.TemporaryFile() as exported, tempfile.TemporaryFile() as said:
+    # Files, not pipes: a process that the hook leaves running could hold a pipe open forever.
+    with tempfile.TemporaryFile() as exported, tempfile.TemporaryFile() as errors:
         shell = subprocess.Popen(
             [shutil.which("bash") or "/bin/sh", "-c", SCRIPT],
             stdin=subprocess.PIPE,
             stdout=exported,
-            stderr=said,
+            stderr=errors,
             env=before,
             cwd=workdir if os.path.isdir(workdir) else None,
             start_new_session=True,
@@ -45,13 +45,13 @@ def run_hook(text: str, env: dict[str, str], workdir: str) -> tuple[dict[str, st
             os.killpg(shell.pid, signal.SIGKILL)
             shell.wait()
             raise HookError(f"did not end within {HOOK_SECONDS} s") from error
-        for file in (exported, said):
+        for file in (exported, errors):
             file.seek(0)
-        raw, words = exported.read(), said.read().decode("utf-8", "replace").strip()[-2000:]
+        raw, message = exported.read(), errors.read().decode("utf-8", "replace").strip()[-2000:]
     if shell.returncode != 0 or not raw:
         code = shell.returncode
         left = f"ended with exit code {code}" if code else "left by `exit`"
-        raise HookError(left + (f": {words}" if words else ""))
+        raise HookError(left + (f": {message}" if message else ""))
     after = {}
     for entry in raw.split(b"\0"):
         name, equals, value = entry.partition(b"=")

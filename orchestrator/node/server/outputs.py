@@ -23,7 +23,7 @@ def has_checkpoints(run: RunDir) -> bool:
 
 def listing(run: RunDir) -> tuple[OutputFile, ...]:
     """Return every regular file; links are not followed. Checkpoints belong to the node."""
-    found = []
+    listed = []
     root = directory(run)
     for parent, names, files in os.walk(root):
         names[:] = sorted(name for name in names if not name.startswith("."))
@@ -33,8 +33,8 @@ def listing(run: RunDir) -> tuple[OutputFile, ...]:
             path = os.path.join(parent, name)
             status = os.lstat(path)
             if stat.S_ISREG(status.st_mode) and not name.startswith("."):
-                found.append(OutputFile(path=os.path.relpath(path, root), size=status.st_size))
-    return tuple(found)
+                listed.append(OutputFile(path=os.path.relpath(path, root), size=status.st_size))
+    return tuple(listed)
 
 
 def piece(run: RunDir, path: str, offset: int) -> bytes:

@@ -1,6 +1,6 @@
 """Keeps files that only the head has until a job's ranks need them: a function, its arguments.
 
-They come before the start, in pieces, and wait beside the run directory until that exists. They
+They come before the start, in pieces, and wait next to the run directory until that exists. They
 hold whatever the user handed over, so they are 0600, and go when the job has ended.
 """
 
@@ -19,10 +19,10 @@ def keep(run: RunDir, name: str, data: bytes | bytearray) -> None:
     """Append a piece to one of the files."""
     if not NAME.fullmatch(name):
         raise ValueError(f"not the name of a parcel's file: {name!r}")
-    place = waiting(run)
-    os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
-    os.makedirs(place, mode=0o700, exist_ok=True)
-    fd = os.open(os.path.join(place, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    directory = waiting(run)
+    os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    fd = os.open(os.path.join(directory, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with open(fd, "ab") as file:
         file.write(data)
 

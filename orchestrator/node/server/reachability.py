@@ -60,7 +60,7 @@ def answer(server: socket.socket, word: bytes) -> None:
 
 
 def dial(request: messages.Dial) -> tuple[str, ...]:
-    """Call every place; return for each why it could not be reached, or nothing."""
+    """Call every address; return for each why it could not be reached, or nothing."""
     if not request.places:
         return ()
     with ThreadPoolExecutor(min(AT_ONCE, len(request.places))) as pool:

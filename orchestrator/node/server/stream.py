@@ -26,7 +26,7 @@ class FileStreamer:
         self.files: dict[bytes, int] = {}
         self.behind = True
         self.supervisor: socket.socket | None = None
-        self.said_gone = False
+        self.end_announced = False
         try:
             self.supervisor = connect(run)
             self.supervisor.setblocking(False)
@@ -67,8 +67,8 @@ class FileStreamer:
             self.pass_on(kind, self.size(kind), send)
         if not self.behind:
             self.pass_on(LOG, size, send)
-        if alone and not self.behind and not self.said_gone:
-            self.said_gone = True
+        if alone and not self.behind and not self.end_announced:
+            self.end_announced = True
             send_message(SupervisorGone())
 
     def pass_on(self, kind: bytes, size: int, send: Callable[..., None]) -> None:

@@ -107,12 +107,12 @@ def test_an_address_of_a_point_to_point_link_is_its_own_end() -> None:
 
     message = struct.pack("=BBBBL", socket.AF_INET, 32, 0, 0, 1)
     both = attribute(1, "10.0.0.2") + attribute(2, "10.0.0.1")
-    assert list(interfaces.one_address(message + both)) == [Address("lo", "10.0.0.1", 32)]
-    assert list(interfaces.one_address(message + attribute(1, "10.0.0.2"))) == [
+    assert list(interfaces.address_of(message + both)) == [Address("lo", "10.0.0.1", 32)]
+    assert list(interfaces.address_of(message + attribute(1, "10.0.0.2"))) == [
         Address("lo", "10.0.0.2", 32)
     ]
-    assert list(interfaces.one_address(message)) == []
-    assert list(interfaces.one_address(message + b"\0\0\0\0")) == []
+    assert list(interfaces.address_of(message)) == []
+    assert list(interfaces.address_of(message + b"\0\0\0\0")) == []
 
 
 @pytest.mark.parametrize(
