@@ -7,12 +7,13 @@ something honours it. The head reads `launch` (config/launch.py), every rank the
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.config.launch import Launch
 from orchestrator.config.parse import REST, above, at_least, multiple, one_of, part
-from orchestrator.errors import UsageError
+from orchestrator.errors import UsageError, nearest
 
 SHARDED = ("hybrid_shard", "full_shard", "shard_grad_op")
 COPIED = ("ddp", "no_shard")  # synonyms: a whole copy on every rank
@@ -332,14 +333,31 @@ class Profiling:
         at_least("profiling.active", self.active, 1)
 
 
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+
+
 @dataclass(frozen=True)
 class Logging:
     """The reports of a run."""
 
     interval: int = 10  # steps between two progress lines and metrics lines
+    trackers: tuple[str, ...] = ()  # tensorboard, wandb, mlflow: they get what rank 0 measures
+    tracker_options: dict[str, Any] = field(default_factory=dict)  # {wandb: {project: p}}
 
     def __post_init__(self) -> None:
         at_least("logging.interval", self.interval, 1)
+        for name in self.trackers:
+            one_of("logging.trackers", name, TRACKERS)
+        for name, options in self.tracker_options.items():
+            if name not in self.trackers:
+                raise UsageError(
+                    f"logging.tracker_options has options of {name!r}, which is not among"
+                    f" logging.trackers{nearest(name, self.trackers)}"
+                )
+            if not isinstance(options, Mapping):
+                raise UsageError(
+                    f"logging.tracker_options.{name} must hold option: value pairs, not {options!r}"
+                )
 
 
 @dataclass(frozen=True)

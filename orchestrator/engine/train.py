@@ -31,6 +31,7 @@ def main() -> None:
         with joined(config) as ranks:
             trainer = Trainer.from_config(config, ranks)
             trainer.train()
+            trainer.close()
     except OrchestratorError as error:
         raise SystemExit(str(error)) from None  # a sentence; what a user's code raises is a trace
 

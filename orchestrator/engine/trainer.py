@@ -167,6 +167,10 @@ class Trainer:
         trainer._training = TrainingSamples(train, config, everyone)
         if held_out is not None:
             trainer._held_out = HeldOutSamples(held_out, config, everyone)
+        wanted = {
+            name: config.logging.tracker_options.get(name) for name in config.logging.trackers
+        }
+        trainer._trackers = Trackers(wanted, everyone, trainer._say)
         return trainer
 
     def _assemble(self, parts: Parts) -> None:

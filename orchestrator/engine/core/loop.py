@@ -213,7 +213,7 @@ class Loop:
             if epoch_over or (state.ended and not self.training.endless):
                 self._close_epoch(whole=epoch_over)
             elif policy.evaluate and self.held_out is not None and (values := self._evaluate()):
-                reporter.evaluation(state.step, values)
+                reporter.evaluation(state.step, over, values)
             if epoch_over:
                 policy.after_epoch()
             if policy.save:

@@ -33,6 +33,8 @@ REFUSED = {
     "training.loss": f"{OWN} loss= or step=",
     "fsdp.sharding_strategy": f"{OWN} strategy=",
     "distributed.backend": f"{OWN} backend=",
+    "logging.trackers": f"{OWN} trackers=",
+    "logging.tracker_options": f"{OWN} trackers=",
 }
 
 

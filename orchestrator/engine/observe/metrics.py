@@ -35,9 +35,10 @@ def memory(device: torch.device) -> tuple[int, int]:
 class MetricsFile:
     """outputs/rank_RR_metrics.jsonl of the experiment: one object of JSON per logged step.
 
-    A run that goes on from a checkpoint of step `after` keeps the lines up to it; another begins an
-    empty file. Without an experiment (torchrun by hand) there is none. A disk that takes no more
-    costs lines, never the run.
+    Each begins with the time (Unix seconds) and the rank, so that lines of many files can be put
+    together. A run that goes on from a checkpoint of step `after` keeps the lines up to it; another
+    begins an empty file. Without an experiment (torchrun by hand) there is none. A disk that takes
+    no more costs lines, never the run.
     """
 
     def __init__(self, rank: int, after: int = 0) -> None:
@@ -63,7 +64,10 @@ class MetricsFile:
             name: value if value is None or math.isfinite(value) else None
             for name, value in record.items()
         }
-        line = json.dumps(finite).encode() + b"\n"
+        line = (
+            json.dumps({"time": round(time.time(), 3), "rank": self._rank} | finite).encode()
+            + b"\n"
+        )
         try:
             written = self._file.write(line)
             if written < len(line):  # the disk became full within the line

@@ -30,6 +30,9 @@ class Measures:
     flops_per_sample: float | None  # forward and backward
 
 
+RESERVED = ("time", "rank", "step", "epoch")  # of every line; a metric of such a name has no place
+
+
 class Reporter:
     """Waits for the device where it reports, and nowhere else."""
 
@@ -123,7 +126,7 @@ class Reporter:
         record: dict[str, float | None] = {
             "step": step,
             "epoch": epoch,
-            **{name: value for name, value in means.items() if name not in ("step", "epoch")},
+            **{name: value for name, value in means.items() if name not in RESERVED},
             "lr": self.latest.lr,
             "grad_norm": self.latest.grad_norm,
             "tokens": self.tokens,
@@ -153,8 +156,9 @@ class Reporter:
 
     # -- evaluations and epochs -------------------------------------------------------------------
 
-    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        self._write({"step": step, **{f"eval_{name}": value for name, value in values.items()}})
+    def evaluation(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        named = {f"eval_{name}": value for name, value in values.items()}
+        self._write({"step": step, "epoch": epoch, **named})
         text = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         self.say(f"held out after step {step}: {text}")
 

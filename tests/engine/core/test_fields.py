@@ -30,6 +30,7 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.data import dataset, tokens
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.models.losses import Sums
+from orchestrator.errors import UsageError
 from tests.conftest import Cluster
 from tests.end_to_end.test_doctor import other_torch
 from tests.engine import own
@@ -287,7 +288,7 @@ def look(job: Job, codes: list[int]) -> Seen:
         "codes": codes,
         "losses": [(line["loss"], line["grad_norm"]) for line in steps],
         "logged": [(line["step"], line["tokens"], line["skipped_steps"]) for line in steps],
-        "evaluated": [line for line in lines if "loss" not in line],
+        "evaluated": [line | {"time": None} for line in lines if "loss" not in line],
         "told": [words(x, job) for x in job.told().splitlines() if not re.search(TIMELY, x)],
         "files": [sorted(str(p.relative_to(root)) for p in root.rglob("*")) for root in places],
         "trace": traced(outputs / "profile" / "rank_00.json.gz"),
@@ -372,6 +373,33 @@ def test_pinning_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, workers: 
         config = parse.build(Config, {"dataloader": loading})
         next(dataset.batches(Numbers(), Order(8, 0, shuffle=False), config, 0, 1, 0))
         assert any(asked) == pinning
+
+
+@shows("logging.trackers")
+@shows("logging.tracker_options")
+def test_the_engine_tells_trackers(tmp_path: Path) -> None:
+    keys = {
+        "training": {"eval_steps": 2},
+        "dataset": {"num_samples": 64},
+        "logging": {
+            "trackers": ["mlflow", "tensorboard"],
+            "tracker_options": {"mlflow": {"experiment_name": "e"}},
+        },
+    }
+    call = "tests.engine.trained:engine_tracks"
+    (codes,) = run(Job(str(tmp_path), [2], merged(TINY, keys), call=call))
+    assert codes == [0, 0]
+    first, other = (json.loads((tmp_path / f"told_{rank}").read_text()) for rank in range(2))
+    assert other == []
+    assert ["experiment", ["e"], {}] in first
+    assert first[-2:] == [["end_run", ["FINISHED"], {}], ["closed tensorboard", [], {}]]
+    heard = [words for name, words, _ in first if name == "log_metrics"]
+    assert [step for _, step in heard] == [1, 2, 2, 3, 4, 4]
+    assert heard[0][0].keys() >= {"loss", "epoch", "lr"}
+    assert heard[2][0].keys() == {"eval_loss", "eval_correct", "epoch"}
+    wrong = {"logging": {"tracker_options": {"mlfow": {}}, "trackers": ["mlflow"]}}
+    with pytest.raises(UsageError, match="did you mean 'mlflow'"):
+        parse.build(Config, wrong)
 
 
 class Numbers:

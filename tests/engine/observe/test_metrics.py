@@ -240,7 +240,9 @@ def test_a_line_is_there_when_it_is_written_and_is_json(outputs: Path) -> None:
         metrics.write({"step": 1, "loss": math.nan, "grad_norm": math.inf, "mfu": None, "lr": 0.1})
         (line,) = (outputs / "rank_00_metrics.jsonl").read_text().splitlines()
     expected = {"step": 1, "loss": None, "grad_norm": None, "mfu": None, "lr": 0.1}
-    assert json.loads(line, parse_constant=pytest.fail) == expected
+    found = json.loads(line, parse_constant=pytest.fail)
+    assert time.time() - 600 < found.pop("time") < time.time() + 1
+    assert found == {"rank": 0, **expected}
 
 
 def test_no_experiment_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,9 +273,9 @@ def test_a_full_disk_costs_lines_and_leaves_whole_ones(
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         with MetricsFile(0) as metrics:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (90, kept[1]))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (210, kept[1]))
             for step in range(1, 20):
-                metrics.write({"step": step, "loss": 1.0})  # 25 bytes
+                metrics.write({"step": step, "loss": 1.0})  # about 60 bytes
             resource.setrlimit(resource.RLIMIT_FSIZE, kept)
             metrics.write({"step": 20})
     finally:
