@@ -191,7 +191,7 @@ def take_up(answers: Answers, keys: Pipe, where: dict[str, str], experiment: str
     from orchestrator.records.experiment import this_head
 
     job = adopt_job(where_of(where), experiment)
-    place = job.place
+    place = job.experiment
     if job.record.over or job.record.head_elsewhere or place.lock() is not None:
         answers.tell(place=str(place.path), logs={})
         return

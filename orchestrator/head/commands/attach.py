@@ -11,40 +11,39 @@ from orchestrator.errors import UsageError
 from orchestrator.head.commands.follow import follow_again, head_name, tell_end
 from orchestrator.head.screen.output import say
 from orchestrator.head.status.find_job import adopt_job
-from orchestrator.records import experiment
-from orchestrator.records.experiment import Experiment
+from orchestrator.records.experiment import Experiment, this_head
 
 STEAL_SECONDS = 15.0  # for the other head to leave
 
 
 def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
     job = adopt_job(where, wanted)
-    place = job.place
+    experiment = job.experiment
     if job.record.over:
-        return tell_end(place, job.record)
-    code = job.backend.watch(place, job.record, say, tell_end)
+        return tell_end(experiment, job.record)
+    code = job.backend.watch(experiment, job.record, say, tell_end)
     if code is not None:
         return code
-    holder = place.steal(STEAL_SECONDS) if steal else place.lock()
+    holder = experiment.steal(STEAL_SECONDS) if steal else experiment.lock()
     if holder is not None:
-        raise followed(place, holder, stolen=steal)
-    record = place.read_record()  # the head that left may have seen more of it
+        raise followed(experiment, holder, stolen=steal)
+    record = experiment.read_record()  # the head that left may have seen more of it
     if record.over:
-        place.unlock()
-        return tell_end(place, record)
-    say(f"{place.name}: {len(record.nodes)} nodes; d leaves it running, Ctrl-C stops it")
-    record = replace(record, head=experiment.this_head())
-    return follow_again(place, record, job.transport, view)
+        experiment.unlock()
+        return tell_end(experiment, record)
+    say(f"{experiment.name}: {len(record.nodes)} nodes; d leaves it running, Ctrl-C stops it")
+    record = replace(record, head=this_head())
+    return follow_again(experiment, record, job.transport, view)
 
 
-def followed(place: Experiment, holder: dict[str, Any], *, stolen: bool) -> UsageError:
+def followed(experiment: Experiment, holder: dict[str, Any], *, stolen: bool) -> UsageError:
     """Make the error for a job that another process follows and does not give up."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
     still = f" and did not leave within {STEAL_SECONDS:.0f} s" if stolen else ""
     return UsageError(
-        f"{place.name} is followed by {head_name(holder)}, since {since}{still}",
+        f"{experiment.name} is followed by {head_name(holder)}, since {since}{still}",
         f"end that process (kill -9 {holder['pid']} there); the job goes on"
         if stolen
-        else f"take it over: orchestrator attach --steal {place.name}; "
-        f"just watch: orchestrator logs -f {place.name}",
+        else f"take it over: orchestrator attach --steal {experiment.name}; "
+        f"just watch: orchestrator logs -f {experiment.name}",
     )

@@ -102,10 +102,10 @@ def read_all(checkpoint: Checkpoint) -> list[str]:
         return checkpoint_store.verify(checkpoint)
     progress = Progress(f"step {checkpoint.step}", checkpoint.size)
     with ThreadPoolExecutor(READERS) as readers:
-        found = readers.map(
+        problem_lists = readers.map(
             lambda name: checkpoint_store.verify(checkpoint, [name], progress.add), checkpoint.files
         )
-        problems = [problem for problems in found for problem in problems]
+        problems = [problem for problems in problem_lists for problem in problems]
     progress.clear()
     return problems
 
@@ -145,14 +145,14 @@ def export(options: dict[str, Any]) -> int:
             f"exporting needs torch, and {sys.executable} has none",
             "run it where torch is installed, on a node for example: only it can read the weights",
         )
-    words = [str(options["out"].absolute())]
-    words += ["--dtype", options["dtype"]] if options["dtype"] else []
-    words += ["--force"] if options["force"] else []
+    arguments = [str(options["out"].absolute())]
+    arguments += ["--dtype", options["dtype"]] if options["dtype"] else []
+    arguments += ["--force"] if options["force"] else []
     left = candidates(options)
     while True:
         module = [sys.executable, "-m", "orchestrator.engine.saving.export", str(left.pop(0).path)]
         # In the directory of this package: it is found there, and nothing of the user's instead.
-        code = subprocess.run([*module, *words], cwd=HOME, check=False).returncode
+        code = subprocess.run([*module, *arguments], cwd=HOME, check=False).returncode
         if code < 0:
             raise JobFailed(
                 f"the export was killed by signal {-code}",

@@ -28,11 +28,11 @@ def examine(
         for node, error in zip(everybody.nodes, everybody.results, strict=True)
         if isinstance(error, OrchestratorError)
     ]
-    found = preflight.diagnose(request, reached, lost, full=full)
-    found = replace(found, seconds=time.monotonic() - began)
+    diagnosis = preflight.diagnose(request, reached, lost, full=full)
+    diagnosis = replace(diagnosis, seconds=time.monotonic() - began)
     if as_json:
-        output.tell(json.dumps(report.to_json(found), indent=1))
+        output.tell(json.dumps(report.to_json(diagnosis), indent=1))
     else:
         look = output.look(color)
-        output.tell(report.to_text(found, look, hints=hints))
-    return EXIT_CHECK if found.bad else EXIT_DONE
+        output.tell(report.to_text(diagnosis, look, hints=hints))
+    return EXIT_CHECK if diagnosis.bad else EXIT_DONE

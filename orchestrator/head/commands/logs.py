@@ -13,10 +13,10 @@ from orchestrator.records.experiment import JobRecord
 
 def logs(where: Where, wanted: str | None, view: View, *, follow: bool) -> int:
     job = adopt_job(where, wanted)
-    record = job.backend.begun(job.place, job.record, say, wait=follow)
+    record = job.backend.begun(job.experiment, job.record, say, wait=follow)
     check_choice(record, view.node, view.rank)
-    screen = make_screen(job.place, record, view)
-    fetcher = LogFetcher(job.place, record, job.transport, job.backend)
+    screen = make_screen(job.experiment, record, view)
+    fetcher = LogFetcher(job.experiment, record, job.transport, job.backend)
     over = not follow
     if over:
         fetcher.catch_up()

@@ -128,10 +128,10 @@ def in_queue(path: Path, record: JobRecord | None) -> str:
     if job is None:
         return ""
     try:
-        place = queue.look_up(job)
+        entry = queue.look_up(job)
     except OrchestratorError as error:
         return f"its record says {record.state}, and Slurm cannot be asked: {error.what}"
-    return "" if place.over else f"it is Slurm's job {job}: {place}"
+    return "" if entry.over else f"it is Slurm's job {job}: {entry}"
 
 
 def runs(record: JobRecord, survey: Any) -> str:
@@ -333,11 +333,11 @@ def pins(options: Mapping[str, Any]) -> int:
                 removal.pin(root, name, wanted=options["pin"])
             except OSError as error:
                 raise UsageError(f"{shown(name)}: {error.strerror}") from error
-    words = "pinned" if options["pin"] else "not pinned any more"
+    change = "pinned" if options["pin"] else "not pinned any more"
     if options["as_json"]:
         output.tell(json.dumps({"pinned" if options["pin"] else "unpinned": names}, indent=1))
     for name in names:
-        tell(options, f"{shown(name)}: {words}")
+        tell(options, f"{shown(name)}: {change}")
     return EXIT_DONE
 
 

@@ -32,7 +32,9 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
     job = find_job(where, wanted)
     record = job.record
     grace = record.launch.grace if grace is None else grace
-    receipts = job.backend.stop(job.place, record, grace) if isinstance(job, FoundJob) else None
+    receipts = (
+        job.backend.stop(job.experiment, record, grace) if isinstance(job, FoundJob) else None
+    )
     if receipts is not None:
         return Ended(record, receipts)
     # Of a job that is over, only nodes that were lost may not know it.
@@ -40,7 +42,7 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
     if not nodes:
         return Ended(record, None)
     receipts = stopping.stop_job(job.transport, record, nodes, grace)
-    problem = stopping.conclude(job.place, receipts) if isinstance(job, FoundJob) else ""
+    problem = stopping.conclude(job.experiment, receipts) if isinstance(job, FoundJob) else ""
     return Ended(record, receipts, problem)
 
 

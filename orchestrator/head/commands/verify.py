@@ -43,14 +43,16 @@ def verify(
     # With --json, what is said on the way goes to standard error.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         launched = launching.launch(request, say)
-        place = launched.experiment
+        experiment = launched.experiment
         code = follow.follow_launched(launched, arguments.view)
-    measured = read(place)
+    measured = read(experiment)
     if measured is None:
         if as_json:
-            output.tell(json.dumps({"experiment": str(place.path), "exit_code": code}))
+            output.tell(json.dumps({"experiment": str(experiment.path), "exit_code": code}))
         return code or EXIT_FAILED
-    return conclude(place, measured, request, code, arguments.view, strict=strict, as_json=as_json)
+    return conclude(
+        experiment, measured, request, code, arguments.view, strict=strict, as_json=as_json
+    )
 
 
 def request_of(arguments: LaunchArguments, measurement: Measurement) -> Request:
@@ -61,13 +63,13 @@ def request_of(arguments: LaunchArguments, measurement: Measurement) -> Request:
         )
     largest = bytes_of(measurement.max_size)
     request = resolve(arguments)
-    words = ["--max-size", str(largest), "--seconds", f"{seconds:g}"]
+    options = ["--max-size", str(largest), "--seconds", f"{seconds:g}"]
     backend = measurement.backend or request.config.distributed.backend
-    words += ["--backend", backend] if backend else []
+    options += ["--backend", backend] if backend else []
     launch = replace(request.config.launch, name=arguments.launch.get("name", "verify"))
     return replace(
         request,
-        target=Target("engine", PROGRAM, tuple(words)),
+        target=Target("engine", PROGRAM, tuple(options)),
         config=replace(request.config, launch=launch),
     )
 
@@ -80,17 +82,17 @@ def bytes_of(wanted: str) -> int:
     return count
 
 
-def read(place: Experiment) -> dict[str, Any] | None:
+def read(experiment: Experiment) -> dict[str, Any] | None:
     try:
-        kept = (place.path / "outputs" / "verify.json").read_text(encoding="ascii")
-        found: dict[str, Any] = json.loads(kept)
+        text = (experiment.path / "outputs" / "verify.json").read_text(encoding="ascii")
+        results: dict[str, Any] = json.loads(text)
     except (OSError, ValueError):
         return None  # it ended before there was anything to write; the job's own words say why
-    return found
+    return results
 
 
 def conclude(
-    place: Experiment,
+    experiment: Experiment,
     measured: dict[str, Any],
     request: Request,
     code: int,
@@ -100,36 +102,36 @@ def conclude(
     as_json: bool,
 ) -> int:
     """Print the findings, keep them with the measurement, and return the exit code."""
-    found = diagnosis.all_of(measured)
+    bottlenecks = diagnosis.all_of(measured)
     predicted = prediction.predict(measured, request.config)
-    code = exit_code(code, found, strict=strict)
+    code = exit_code(code, bottlenecks, strict=strict)
     measured = {
         "exit_code": code,
-        "experiment": str(place.path),
-        "findings": [asdict(one) for one in found],
-        "prediction": [asdict(one) for one in predicted],
+        "experiment": str(experiment.path),
+        "findings": [asdict(item) for item in bottlenecks],
+        "prediction": [asdict(item) for item in predicted],
         **measured,
     }
-    kept = keep(place, measured)
+    kept = keep(experiment, measured)
     if as_json:
         output.tell(json.dumps(measured, indent=1))
         return code
     look = output.look(view.color)
-    output.tell("\n" + report.to_text(measured, found, predicted, look))
+    output.tell("\n" + report.to_text(measured, bottlenecks, predicted, look))
     for path in kept:
         say(f"kept in {path}")
     return code
 
 
-def exit_code(code: int, found: list[diagnosis.Bottleneck], *, strict: bool) -> int:
-    if any(one.kind == "wrong" for one in found) and code != EXIT_STOPPED:
+def exit_code(code: int, bottlenecks: list[diagnosis.Bottleneck], *, strict: bool) -> int:
+    if any(bottleneck.kind == "wrong" for bottleneck in bottlenecks) and code != EXIT_STOPPED:
         return EXIT_FAILED
-    return EXIT_CHECK if code == EXIT_DONE and found and strict else code
+    return EXIT_CHECK if code == EXIT_DONE and bottlenecks and strict else code
 
 
-def keep(place: Experiment, told: Mapping[str, Any]) -> list[Path]:
-    outputs = place.path / "outputs"
-    texts = {"verify.json": json.dumps(told, indent=1) + "\n", "verify.svg": chart.draw(told)}
+def keep(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
+    outputs = experiment.path / "outputs"
+    texts = {"verify.json": json.dumps(results, indent=1) + "\n", "verify.svg": chart.draw(results)}
     for name, content in texts.items():
         files.replace(outputs / name, content)
     return [outputs / name for name in texts]

@@ -150,8 +150,8 @@ class NodeChannel:
             if isinstance(answer, Refused) and answer.id == number:
                 raise Declined(answer.error, answer.kind)
             if isinstance(answer, Answered) and answer.id == number:
-                found: A = self.answer_of(answer)[1]  # type: ignore[assignment]
-                return found
+                result: A = self.answer_of(answer)[1]  # type: ignore[assignment]
+                return result
 
     def tell(self, request: Request[Any]) -> int:
         """Send a request whose answer nobody waits for here; return its number."""
@@ -244,12 +244,12 @@ def quote(word: str) -> str:
 
 
 def why_no_server(noise: bytes, errors: str) -> tuple[str, str]:
-    said = (errors or noise.decode(errors="replace").strip())[-300:]
+    output = (errors or noise.decode(errors="replace").strip())[-300:]
     if b"no-python-here" in noise:
         return "there is no such python", "name one with python=/path after the node in the list"
-    if said.startswith("srun: "):
-        return f"Slurm starts no step there: {said}", "look at: squeue, scontrol show node"
+    if output.startswith("srun: "):
+        return f"Slurm starts no step there: {output}", "look at: squeue, scontrol show node"
     return (
-        f"its login shell ends before our program starts{': ' + said if said else ''}",
+        f"its login shell ends before our program starts{': ' + output if output else ''}",
         "try: ssh to it with the command `true`; look at its .bashrc for `exit` and `exec`",
     )

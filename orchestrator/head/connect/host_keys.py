@@ -33,16 +33,16 @@ class KnownKey:
     where: str  # file:line
 
     def names(self, host: str) -> bool:
-        found = False
+        named = False
         for pattern in self.patterns.split(","):
             if pattern.startswith("|"):
-                found = found or _hashed(host, pattern)
+                named = named or _hashed(host, pattern)
             elif pattern.startswith("!"):
                 if _matches(host, pattern[1:]):
                     return False
             else:
-                found = found or _matches(host, pattern)
-        return found
+                named = named or _matches(host, pattern)
+        return named
 
 
 def _matches(host: str, pattern: str) -> bool:
@@ -76,19 +76,19 @@ def _read(path: Path) -> tuple[KnownKey, ...]:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return ()
-    found = []
+    keys = []
     for number, line in enumerate(lines, 1):
-        words = line.split()
-        marker = words.pop(0) if words and words[0].startswith("@") else ""
-        if len(words) < 3 or words[0].startswith("#") or marker == "@cert-authority":
+        fields = line.split()
+        marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+        if len(fields) < 3 or fields[0].startswith("#") or marker == "@cert-authority":
             continue
         try:
-            blob = base64.b64decode(words[2])
+            blob = base64.b64decode(fields[2])
         except ValueError:
             continue
         where = f"{path}:{number}"
-        found.append(KnownKey(words[0], words[1], blob, marker == "@revoked", where))
-    return tuple(found)
+        keys.append(KnownKey(fields[0], fields[1], blob, marker == "@revoked", where))
+    return tuple(keys)
 
 
 def known_keys(destination: Destination) -> list[KnownKey]:

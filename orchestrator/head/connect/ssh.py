@@ -139,8 +139,10 @@ class SshTransport:
         host, colon, port = rest.rpartition(":")
         if not colon or (host.count(":") and not rest.startswith("[")):
             host, port = rest, ""
-        found = self.config.destination(host.strip("[]"), user or None, int(port) if port else None)
-        return replace(found, jump=before or found.jump)
+        destination = self.config.destination(
+            host.strip("[]"), user or None, int(port) if port else None
+        )
+        return replace(destination, jump=before or destination.jump)
 
     def _shake_hands(
         self, transport: paramiko.Transport, destination: Destination, deadline: float
@@ -287,8 +289,8 @@ def agent_keys(destination: Destination) -> list[tuple[str, paramiko.PKey]]:
 
 def public_blob(path: Path) -> bytes:
     try:
-        words = path.with_name(path.name + ".pub").read_text().split()
-        return base64.b64decode(words[1])
+        fields = path.with_name(path.name + ".pub").read_text().split()
+        return base64.b64decode(fields[1])
     except (OSError, IndexError, ValueError):
         return b""
 

@@ -51,8 +51,8 @@ class SshConfig:
         if not _same_for_all(self.file):
             return _destination(host, user, port, ask(self.file, host, user, port))
         answers = _ask_once(self.file)
-        found = _destination(host, user, port, answers)
-        return replace(found, host=host, known_as=answers.get("hostkeyalias", [host])[0])
+        destination = _destination(host, user, port, answers)
+        return replace(destination, host=host, known_as=answers.get("hostkeyalias", [host])[0])
 
     def of_node(self, node: Node) -> Destination:
         return self.destination(node.host, node.user, node.port)
@@ -106,8 +106,8 @@ def _depends_on_host(path: Path, depth: int) -> bool:
     except OSError:
         return False
     for line in lines:
-        words = re.split(r"[\s=]+", line.strip(), maxsplit=1)
-        keyword, rest = words[0].lower(), words[1] if len(words) > 1 else ""
+        parts = re.split(r"[\s=]+", line.strip(), maxsplit=1)
+        keyword, rest = parts[0].lower(), parts[1] if len(parts) > 1 else ""
         if keyword in ("match", "hostname", "canonicalizehostname"):
             return True
         if (keyword == "host" and rest.strip() != "*") or ("%" in rest and keyword[:1] != "#"):
@@ -123,46 +123,46 @@ def _includes_depend(rest: str, path: Path, depth: int) -> bool:
     base = SYSTEM_CONFIG.parent if path.is_relative_to("/etc/ssh") else Path.home() / ".ssh"
     patterns = [base / Path(word).expanduser() for word in rest.split()]
     return any(
-        _depends_on_host(Path(found), depth + 1)
+        _depends_on_host(Path(included), depth + 1)
         for pattern in patterns
-        for found in glob.glob(str(pattern))  # noqa: PTH207  the pattern is absolute
+        for included in glob.glob(str(pattern))  # noqa: PTH207  the pattern is absolute
     )
 
 
 def _destination(
     host: str, user: str | None, port: int | None, answers: dict[str, list[str]]
 ) -> Destination:
-    def one(key: str, default: str = "") -> str:
+    def first(key: str, default: str = "") -> str:
         value = answers.get(key, [default])[0]
         return default if value == "none" else value
 
-    name = one("hostname", host)
-    login = user or one("user") or getpass.getuser()
-    number = port or int(one("port", "22"))
+    name = first("hostname", host)
+    login = user or first("user") or getpass.getuser()
+    number = port or int(first("port", "22"))
     tokens = {"%": "%", "h": name, "n": host, "p": str(number), "r": login}
     tokens |= {"d": str(Path.home()), "u": getpass.getuser()}
 
     def paths(key: str) -> tuple[Path, ...]:
-        words = [word for value in answers.get(key, []) for word in _words(key, value)]
-        return tuple(Path(_expand(word, tokens)).expanduser() for word in words if word != "none")
+        values = [word for value in answers.get(key, []) for word in _words(key, value)]
+        return tuple(Path(_expand(word, tokens)).expanduser() for word in values if word != "none")
 
     ssh = Path.home() / ".ssh"
     return Destination(
         host=name,
         user=login,
         port=number,
-        known_as=one("hostkeyalias", name),
+        known_as=first("hostkeyalias", name),
         keys=paths("identityfile") or tuple(ssh / key for key in DEFAULT_KEYS),
         certificates=paths("certificatefile"),
-        only_these_keys=one("identitiesonly") == "yes",
+        only_these_keys=first("identitiesonly") == "yes",
         agent=answers.get("identityagent", [""])[0],
-        jump=one("proxyjump"),
-        proxy_command=_expand(one("proxycommand"), tokens),
-        bind_address=one("bindaddress"),
-        strict=one("stricthostkeychecking") in ("yes", "true"),
+        jump=first("proxyjump"),
+        proxy_command=_expand(first("proxycommand"), tokens),
+        bind_address=first("bindaddress"),
+        strict=first("stricthostkeychecking") in ("yes", "true"),
         user_known_hosts=paths("userknownhostsfile") if answers else (ssh / "known_hosts",),
         global_known_hosts=paths("globalknownhostsfile"),
-        hash_known_hosts=one("hashknownhosts") == "yes",
+        hash_known_hosts=first("hashknownhosts") == "yes",
     )
 
 
@@ -172,4 +172,4 @@ def _words(key: str, value: str) -> list[str]:
 
 
 def _expand(text: str, tokens: dict[str, str]) -> str:
-    return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
+    return re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), text)

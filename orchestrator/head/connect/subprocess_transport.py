@@ -128,9 +128,9 @@ class ProcessChannel:
 
     def close(self) -> None:
         """Close both ends: the program sees the end of its input, and a reader here wakes up."""
-        for one in (self.both, self.stderr):
+        for end in (self.both, self.stderr):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)
 
 
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:

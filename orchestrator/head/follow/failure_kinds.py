@@ -152,12 +152,12 @@ HELPER_DIED = re.compile(
 )
 
 
-def of_words(words: str) -> str:
+def of_text(text: str) -> str:
     """Return the kind that the text of a failure identifies, or nothing."""
     for kind, pattern in TEXTS:
-        if pattern.search(words):
+        if pattern.search(text):
             return kind
-    if DISTRIBUTED.search(words) and (OWN_NETWORK.search(words) or ECHO.search(words)):
+    if DISTRIBUTED.search(text) and (OWN_NETWORK.search(text) or ECHO.search(text)):
         return "communication"
     return ""
 

@@ -72,12 +72,12 @@ class HangMonitor:
         if ranks:
             self._keep(ranks)
         fix = "" if ranks else "orchestrator doctor: does every node reach the master's port?"
-        words = f"no progress for {max(idle, self.timeout):.0f} s: {hang_report.reading(stuck)}"
+        message = f"no progress for {max(idle, self.timeout):.0f} s: {hang_report.reading(stuck)}"
         who = hang_report.culprit(stuck)
         node = who.node if who else followers[0].node.index
         name = next(f.node.name for f in followers if f.node.index == node)
         rank = who.rank if who else None
-        return Failure(node, name, rank, time.time(), "hang", words, fix=fix)
+        return Failure(node, name, rank, time.time(), "hang", message, fix=fix)
 
     def _keep(self, ranks: Sequence[tuple[StuckRank, RankStacks]]) -> None:
         directory = self.experiment.path / "hang"

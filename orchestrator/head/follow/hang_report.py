@@ -30,9 +30,9 @@ class StuckRank:
     entered: Mapping[str, int]  # group -> the last collective that it entered
 
 
-def of_rank(rank: int, node: int, found: RankStacks) -> StuckRank:
-    waits, entered = collectives(found.collectives)
-    return StuckRank(rank, node, found.state, where(found.stacks), waits, entered)
+def of_rank(rank: int, node: int, answer: RankStacks) -> StuckRank:
+    waits, entered = collectives(answer.collectives)
+    return StuckRank(rank, node, answer.state, where(answer.stacks), waits, entered)
 
 
 def collectives(text: str) -> tuple[dict[str, tuple[int, str, float]], dict[str, int]]:
@@ -60,8 +60,8 @@ def where(stacks: str) -> str:
     for line in stacks.splitlines():
         if THREAD.match(line):
             threads.append([])
-        elif threads and (found := FRAME.match(line)):
-            threads[-1].append((found[1], found[2], found[3]))
+        elif threads and (match := FRAME.match(line)):
+            threads[-1].append((match[1], match[2], match[3]))
     frames = threads[-1] if threads else []
     own = [frame for frame in frames if not PACKAGES.search(frame[0])]
     for file, line, function in own or frames:
@@ -71,8 +71,8 @@ def where(stacks: str) -> str:
 
 def absent(ranks: Sequence[StuckRank]) -> tuple[list[StuckRank], str]:
     """Return those that never came to a collective in which others wait, and which one it is."""
-    for one in ranks:
-        for group, (number, name, _) in one.waits.items():
+    for stuck in ranks:
+        for group, (number, name, _) in stuck.waits.items():
             missing = [
                 other
                 for other in ranks
@@ -87,57 +87,59 @@ def absent(ranks: Sequence[StuckRank]) -> tuple[list[StuckRank], str]:
 
 def culprit(ranks: Sequence[StuckRank]) -> StuckRank | None:
     """Return the rank to look at first, if there is one."""
-    stopped = [one for one in ranks if one.state in "Tt"]
+    stopped = [stuck for stuck in ranks if stuck.state in "Tt"]
     missing, _ = absent(ranks)
     return next(iter([*stopped, *missing]), None)
 
 
 def reading(ranks: Sequence[StuckRank]) -> str:
     """Return one sentence: where the others wait, and what the culprit does instead."""
-    waiting = [one for one in ranks if one.waits]
+    waiting = [stuck for stuck in ranks if stuck.waits]
     if not ranks:
         return "no rank has started: every torchrun waits for the others, at the master's port"
-    for one in ranks:
-        if one.state in "Tt":
+    for stuck in ranks:
+        if stuck.state in "Tt":
             return "it is stopped (SIGSTOP, or a debugger), and the others wait for it"
     missing, what = absent(ranks)
     if missing:
         return f"{names(missing)} never entered {what}; {doing(missing[0])}"
-    for group in {group for one in waiting for group in one.waits}:
-        if len({one.waits[group][1] for one in waiting if group in one.waits}) > 1:
+    for group in {group for stuck in waiting for group in stuck.waits}:
+        if len({stuck.waits[group][1] for stuck in waiting if group in stuck.waits}) > 1:
             return f"the ranks are in different collectives: {places(waiting, group)}"
-    if not waiting and len({one.where for one in ranks}) == 1 and ranks:
+    if not waiting and len({stuck.where for stuck in ranks}) == 1 and ranks:
         return f"all ranks are at the same place: {ranks[0].where or 'unknown'}"
     if waiting and len(waiting) == len(ranks):
         number, name, _ = next(iter(waiting[0].waits.values()))
         return f"all ranks are in {name} #{number}: the network between them, or a GPU, is stuck"
-    idle = [one for one in ranks if not one.waits]
+    idle = [stuck for stuck in ranks if not stuck.waits]
     return f"no rank makes progress; {names(idle[:1])}: {doing(idle[0])}"
 
 
 def names(ranks: Sequence[StuckRank]) -> str:
     if len(ranks) == 1:
         return "it"  # the sentence begins with its name
-    return f"ranks {', '.join(str(one.rank) for one in ranks)}"
+    return f"ranks {', '.join(str(stuck.rank) for stuck in ranks)}"
 
 
-def doing(one: StuckRank) -> str:
-    if one.waits:
-        number, name, _ = next(iter(one.waits.values()))
+def doing(stuck: StuckRank) -> str:
+    if stuck.waits:
+        number, name, _ = next(iter(stuck.waits.values()))
         return (
-            f"it waits in {name} #{number} of another group, at {one.where or 'an unknown place'}"
+            f"it waits in {name} #{number} of another group, at {stuck.where or 'an unknown place'}"
         )
-    if one.state == "D":
-        return f"it waits in the kernel (a disk or a network file system), at {one.where}"
-    return f"it is in {one.where}" if one.where else "where it is cannot be seen"
+    if stuck.state == "D":
+        return f"it waits in the kernel (a disk or a network file system), at {stuck.where}"
+    return f"it is in {stuck.where}" if stuck.where else "where it is cannot be seen"
 
 
 def places(ranks: Sequence[StuckRank], group: str) -> str:
-    parts = [f"rank {one.rank} in {one.waits[group][1]}" for one in ranks if group in one.waits]
+    parts = [
+        f"rank {stuck.rank} in {stuck.waits[group][1]}" for stuck in ranks if group in stuck.waits
+    ]
     return ", ".join(parts[:6])
 
 
 def oldest_wait(ranks: Sequence[StuckRank], now: float) -> float:
     """Return how many seconds the longest wait has lasted: spinning in NCCL looks like work."""
-    since = [when for one in ranks for _, _, when in one.waits.values()]
+    since = [when for stuck in ranks for _, _, when in stuck.waits.values()]
     return now - min(since) if since else 0.0

@@ -202,9 +202,9 @@ class Run:
         if event.code == 0:
             self.rank_done(node, event.rank, when)
         elif not event.asked:
-            said = node.ranks[str(event.rank)].get("words", "")
+            message = node.ranks[str(event.rank)].get("words", "")
             index, name = node.record.index, node.record.name
-            self.failed(verdict.of_rank(index, name, event, when, said))
+            self.failed(verdict.of_rank(index, name, event, when, message))
 
     def over(self, node: NodeState, otherwise: str) -> None:
         """Close a node; without a last event, `otherwise` is what happened to it."""

@@ -77,11 +77,11 @@ def stop_job(
 
     started = time.monotonic()
     results = fleet.everywhere(nodes, stop)
-    found = receipts([node.name for node in nodes], results, started, record.job)
+    proofs = receipts_of([node.name for node in nodes], results, started, record.job)
     then = f"; {meanwhile(record)}; then `orchestrator stop` again proves it"
     return [
         replace(receipt, error=receipt.error + then) if receipt.error else receipt
-        for receipt in found
+        for receipt in proofs
     ]
 
 
@@ -105,37 +105,37 @@ def stop_everything(ssh: Transport, nodes: Sequence[Node], *, all_users: bool) -
         return channel.ask(order, 3 * wait).receipts
 
     started = time.monotonic()
-    return receipts([node.name for node in nodes], fleet.everywhere(nodes, stop), started, "")
+    return receipts_of([node.name for node in nodes], fleet.everywhere(nodes, stop), started, "")
 
 
-def receipts(
+def receipts_of(
     names: Sequence[str],
     results: Sequence[tuple[StopReceipt, ...] | OrchestratorError],
     started: float,
     job: str,
 ) -> list[Receipt]:
     took = time.monotonic() - started
-    found = []
+    listed = []
     for name, result in zip(names, results, strict=True):
         if isinstance(result, OrchestratorError):
-            found.append(Receipt(name, job, took, error=result.what))
+            listed.append(Receipt(name, job, took, error=result.what))
         else:
-            found += [Receipt.of(name, proof) for proof in result]
-    return found
+            listed += [Receipt.of(name, proof) for proof in result]
+    return listed
 
 
-def exit_code(found: Sequence[Receipt]) -> int:
-    if any(receipt.error for receipt in found):
+def exit_code(receipts: Sequence[Receipt]) -> int:
+    if any(receipt.error for receipt in receipts):
         return EXIT_NODE
-    return EXIT_DONE if all(receipt.proved for receipt in found) else EXIT_FAILED
+    return EXIT_DONE if all(receipt.proved for receipt in receipts) else EXIT_FAILED
 
 
-def to_text(found: Sequence[Receipt]) -> str:
-    lines = [f"{receipt.node}: {words(receipt)}" for receipt in found]
+def to_text(receipts: Sequence[Receipt]) -> str:
+    lines = [f"{receipt.node}: {described(receipt)}" for receipt in receipts]
     return "\n".join(lines or ["nothing of ours runs on these nodes"])
 
 
-def words(receipt: Receipt) -> str:
+def described(receipt: Receipt) -> str:
     if receipt.error:
         return f"NOT REACHED: {receipt.error}"
     whose = f"{receipt.user}'s {receipt.job}" if receipt.user else receipt.job
@@ -157,31 +157,39 @@ def words(receipt: Receipt) -> str:
     return f"{whose}: {'; '.join(parts)}"
 
 
-def to_json(found: Sequence[Receipt]) -> list[dict[str, Any]]:
-    return [asdict(receipt) for receipt in found]
+def to_json(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
+    return [asdict(receipt) for receipt in receipts]
 
 
-def conclude(place: Experiment, found: Sequence[Receipt]) -> str:
-    """Keep the receipts in job.json, and the end of a job that no head follows; why not, or ""."""
+def conclude(experiment: Experiment, receipts: Sequence[Receipt]) -> str:
+    """Write the receipts, and the end of a job that no head follows, into job.json.
+
+    Return the reason why that failed, or nothing.
+    """
     deadline = time.monotonic() + HEAD_SECONDS
-    while place.lock() is not None:  # the head that follows it sees the end itself, and leaves
+    while experiment.lock() is not None:  # the head that follows it sees the end itself, and leaves
         if time.monotonic() > deadline:
-            return f"another head holds {place.name}"
+            return f"another head holds {experiment.name}"
         time.sleep(0.05)
-    record = place.read_record()
-    proofs = {receipt.node: receipt for receipt in found}
+    record = experiment.read_record()
+    proofs = {receipt.node: receipt for receipt in receipts}
     over = {name for name, receipt in proofs.items() if receipt.proved}
-    nodes = [replace(one, state="ended") if one.name in over else one for one in record.nodes]
-    receipts = {**record.receipts, **{name: asdict(one) for name, one in proofs.items()}}
-    record = replace(record, nodes=nodes, receipts=receipts)
-    if not record.over and exit_code(found) == EXIT_DONE:
+    nodes = [replace(node, state="ended") if node.name in over else node for node in record.nodes]
+    kept = {**record.receipts, **{name: asdict(receipt) for name, receipt in proofs.items()}}
+    record = replace(record, nodes=nodes, receipts=kept)
+    if not record.over and exit_code(receipts) == EXIT_DONE:
         now = time.time()
-        told = verdict.stopped("orchestrator stop", now)
-        record = replace(record, state="stopped", exit_code=EXIT_STOPPED, ended=now, verdict=told)
+        record = replace(
+            record,
+            state="stopped",
+            exit_code=EXIT_STOPPED,
+            ended=now,
+            verdict=verdict.stopped("orchestrator stop", now),
+        )
     try:
-        place.write_record(record)
+        experiment.write_record(record)
     except OSError as error:
-        return f"{place.path}: {error.strerror}"
+        return f"{experiment.path}: {error.strerror}"
     finally:
-        place.unlock()
+        experiment.unlock()
     return ""

@@ -34,22 +34,22 @@ class Failure:
     message: str
     traceback: str = ""
     where: str = ""  # the user's own line: file:line in function
-    fix: str = ""  # where its own words say what to do
-    words: str = ""  # more that it said, to know it by
+    fix: str = ""  # if the failure itself says what to do
+    evidence: str = ""  # more of its output, by which its kind is known
 
     @property
     def distance(self) -> int:
-        """Say how far it is from the cause: what only says that another one is gone is far."""
-        said = f"{self.message}\n{self.words}"
+        """Say how far it is from the cause: a report that something else is gone is far."""
+        text = f"{self.message}\n{self.evidence}"
         if self.kind == "ended_early":
             return EARLY
         may_echo = self.kind in ("exception", "communication", "exit", "signal", "torchrun")
         if (
             may_echo
-            and failure_kinds.ECHO.search(said)
-            and not failure_kinds.OWN_NETWORK.search(said)
+            and failure_kinds.ECHO.search(text)
+            and not failure_kinds.OWN_NETWORK.search(text)
         ):
-            return APART if failure_kinds.NEVER_MET.search(said) else LEFT
+            return APART if failure_kinds.NEVER_MET.search(text) else LEFT
         return NODE if self.kind in ("torchrun", "supervisor") else OWN
 
     @property
@@ -58,47 +58,47 @@ class Failure:
 
     @property
     def who(self) -> str:
-        place = f"node {self.node} ({self.node_name})"
-        return place if self.rank is None else f"rank {self.rank} on {place}"
+        node = f"node {self.node} ({self.node_name})"
+        return node if self.rank is None else f"rank {self.rank} on {node}"
 
 
 # -- one failure ------------------------------------------------------------------------------
 
 
-def of_rank(node: int, name: str, event: RankEnded, time: float, exit_words: str = "") -> Failure:
-    """Say how a rank failed. `exit_words`: what it gave to sys.exit."""
+def of_rank(node: int, name: str, event: RankEnded, time: float, exit_text: str = "") -> Failure:
+    """Say how a rank failed; `exit_text` is the argument that it gave to sys.exit."""
     code, error = event.code, event.error
     begun = Failure(node, name, event.rank, time, "exit", "")
     # A child that the rank forked may have left an exception too: no cause of a signal.
     if error and (code >= 0 or error.pid == event.pid):
         return _of_exception(begun, event, error)
-    return _of_signal(begun, event, -code) if code < 0 else _of_exit(begun, event, exit_words)
+    return _of_signal(begun, event, -code) if code < 0 else _of_exit(begun, event, exit_text)
 
 
 def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure:
-    kind, text, trace = error.type, error.message, error.traceback
-    message = f"{kind}: {text}" if text else kind
+    text, trace = error.message, error.traceback
+    message = f"{error.type}: {text}" if text else error.type
     where = f"{error.file}:{error.line} in {error.function}" if error.file else ""
-    words = "\n".join([message, *last_lines(trace)])
-    if kind in ("SyntaxError", "IndentationError", "TabError"):
+    evidence = "\n".join([message, *last_lines(trace)])
+    if error.type in ("SyntaxError", "IndentationError", "TabError"):
         where = users_line(trace) or where
     worker = IN_A_WORKER.match(text)
-    if worker:  # the line that failed is in what it tells, not where the rank waited for it
+    if worker:  # the line that failed is in the worker's traceback, not where the rank waited
         where = users_line(text) or where
         message = f"{(last_lines(text) or [message])[-1]} ({worker[1]})"
-        words = "\n".join([message, *last_lines(text)])
-    found = failure_kinds.of_words(words) or "exception"
-    if event.oom_kills and failure_kinds.HELPER_DIED.search(words):
-        found = "out_of_memory"
+        evidence = "\n".join([message, *last_lines(text)])
+    kind = failure_kinds.of_text(evidence) or "exception"
+    if event.oom_kills and failure_kinds.HELPER_DIED.search(evidence):
+        kind = "out_of_memory"
         message += "; the kernel's out-of-memory killer was at work on this node"
     when = begun.time - event.time + error.time
-    told = replace(begun, time=when, kind=found, message=message, words=words)
-    return replace(told, traceback=trace, where=where)
+    failure = replace(begun, time=when, kind=kind, message=message, evidence=evidence)
+    return replace(failure, traceback=trace, where=where)
 
 
 def _of_signal(begun: Failure, event: RankEnded, number: int) -> Failure:
-    name, said = signal_name(number), event.said
-    message, kind, words = f"killed by signal {number} ({name})", "signal", ""
+    name, output = signal_name(number), event.said
+    message, kind, evidence = f"killed by signal {number} ({name})", "signal", ""
     if name == "SIGKILL" and event.oom_kills:
         kind = "out_of_memory"
         peak = f" (its peak was {event.peak_kb / 2**20:.1f} GiB)" if event.peak_kb else ""
@@ -107,50 +107,48 @@ def _of_signal(begun: Failure, event: RankEnded, number: int) -> Failure:
         kind = "shared_memory"
         message += ": /dev/shm is full on this node"
     elif name == "SIGABRT":
-        what = WHAT.findall(said)
+        what = WHAT.findall(output)
         message += f": {what[-1]}" if what else ""
-        words = before_dump(said)
-        kind = failure_kinds.of_words("\n".join(what)) or kind
-    where = users_line(said.rpartition("(most recent call first)")[2], innermost_first=True)
-    return replace(begun, kind=kind, message=message, words=words, where=where)
+        evidence = before_dump(output)
+        kind = failure_kinds.of_text("\n".join(what)) or kind
+    where = users_line(output.rpartition("(most recent call first)")[2], innermost_first=True)
+    return replace(begun, kind=kind, message=message, evidence=evidence, where=where)
 
 
-def _of_exit(begun: Failure, event: RankEnded, words: str) -> Failure:
-    code, said = event.code, event.said
-    if words and not words.lstrip("-").isdigit():
-        first, _, rest = words.partition("\n")
+def _of_exit(begun: Failure, event: RankEnded, exit_text: str) -> Failure:
+    code, output = event.code, event.said
+    if exit_text and not exit_text.lstrip("-").isdigit():
+        first, _, rest = exit_text.partition("\n")
         fix = rest.strip() if rest.startswith("  ") else ""  # as our own errors have it
-        kind = failure_kinds.of_words(words) or "exit"
-        return replace(begun, kind=kind, message=first, words=words, fix=fix)
+        kind = failure_kinds.of_text(exit_text) or "exit"
+        return replace(begun, kind=kind, message=first, evidence=exit_text, fix=fix)
     message = f"ended with exit code {code}"
     if code > 128 and signal_name(code - 128) != "unknown":
         message += f", as after {signal_name(code - 128)}"
-    trace = TRACEBACK + said.rpartition(TRACEBACK)[2] if TRACEBACK in said else ""
+    trace = TRACEBACK + output.rpartition(TRACEBACK)[2] if TRACEBACK in output else ""
     last = last_lines(trace)
     if not last:
         return replace(begun, message=message)
     message += f", after {last[0]}"
-    told = replace(
-        begun, kind=failure_kinds.of_words(last[0]) or "exit", message=message, words=last[0]
-    )
-    return replace(told, traceback=trace, where=users_line(trace))
+    kind = failure_kinds.of_text(last[0]) or "exit"
+    failure = replace(begun, kind=kind, message=message, evidence=last[0])
+    return replace(failure, traceback=trace, where=users_line(trace))
 
 
 def of_torchrun(node: int, name: str, event: Ended, time: float) -> Failure:
     """Say how torchrun failed, on a node where no rank had."""
-    said, code = event.said, event.agent
-    trace = TRACEBACK + said.rpartition(TRACEBACK)[2] if TRACEBACK in said else said
+    output, code = event.said, event.agent
+    trace = TRACEBACK + output.rpartition(TRACEBACK)[2] if TRACEBACK in output else output
     last = last_lines(trace)
     begun = Failure(node, name, None, time, "torchrun", f"torchrun ended with exit code {code}")
     if code == -signal.SIGKILL and event.oom_kills:
-        words = ": the kernel's out-of-memory killer was at work on this node"
-        return replace(begun, kind="out_of_memory", message=begun.message + words)
+        reason = ": the kernel's out-of-memory killer was at work on this node"
+        return replace(begun, kind="out_of_memory", message=begun.message + reason)
     if not last:
         return begun
     message = f"{begun.message}: {last[-1]}"
-    return replace(
-        begun, kind=failure_kinds.of_words(last[-1]) or "torchrun", message=message, words=last[-1]
-    )
+    kind = failure_kinds.of_text(last[-1]) or "torchrun"
+    return replace(begun, kind=kind, message=message, evidence=last[-1])
 
 
 def signal_name(number: int) -> str:
@@ -175,8 +173,8 @@ def users_line(trace: str, *, innermost_first: bool = False) -> str:
     return f"{file}:{line}" + (f" in {function}" if function else "")
 
 
-def before_dump(said: str) -> str:
-    return said.partition("Fatal Python error")[0]
+def before_dump(output: str) -> str:
+    return output.partition("Fatal Python error")[0]
 
 
 # -- of all failures --------------------------------------------------------------------------
@@ -192,20 +190,19 @@ def cause(failures: Sequence[Failure]) -> Failure | None:
 
 def conclude(failures: Sequence[Failure], ended_badly: int) -> dict[str, Any] | None:
     """Return what job.json says: the cause, and how many ranks ended likewise or because of it."""
-    found = cause(failures)
-    if found is None:
+    first = cause(failures)
+    if first is None:
         return None
-    if found.distance == LEFT and failure_kinds.BROKEN.search(found.message.lower()):
-        found = replace(found, kind="link")
-    own = {f.rank: f for f in failures if f.distance == OWN and f.rank not in (None, found.rank)}
-    same = [f for f in own.values() if f.message == found.message and found.distance == OWN]
+    if first.distance == LEFT and failure_kinds.BROKEN.search(first.message.lower()):
+        first = replace(first, kind="link")
+    own = {f.rank: f for f in failures if f.distance == OWN and f.rank not in (None, first.rank)}
+    same = [f for f in own.values() if f.message == first.message and first.distance == OWN]
     also = [f for f in own.values() if f not in same]
-    known = len(own) + (found.rank is not None and found.kind != "ended_early")
-    told = {name: value for name, value in vars(found).items() if name != "words"}
+    known = len(own) + (first.rank is not None and first.kind != "ended_early")
     return {
-        **told,
-        "title": failure_kinds.title(found.kind),
-        "fix": found.fix or failure_kinds.fix_of(found.kind, found.message),
+        **{name: value for name, value in vars(first).items() if name != "evidence"},
+        "title": failure_kinds.title(first.kind),
+        "fix": first.fix or failure_kinds.fix_of(first.kind, first.message),
         "same": sorted(f.rank for f in same if f.rank is not None),
         "also": [{"rank": f.rank, "node": f.node, "message": first_line(f.message)} for f in also],
         "others": max(0, ended_badly - known),
@@ -217,32 +214,43 @@ def stopped(why: str, time: float) -> dict[str, Any]:
 
 
 def not_started(why: str, time: float) -> dict[str, Any]:
-    return _without_a_node(failure_kinds.of_words(why) or "start", why, time)
+    return _without_a_node(failure_kinds.of_text(why) or "start", why, time)
 
 
 def _without_a_node(kind: str, message: str, time: float) -> dict[str, Any]:
-    told = {"node": None, "node_name": "", "rank": None, "time": time, "kind": kind}
+    origin = {"node": None, "node_name": "", "rank": None, "time": time, "kind": kind}
     text = {"message": message, "traceback": "", "where": "", "title": failure_kinds.title(kind)}
-    return {**told, **text, "fix": failure_kinds.fix_of(kind), "same": [], "also": [], "others": 0}
+    return {
+        **origin,
+        **text,
+        "fix": failure_kinds.fix_of(kind),
+        "same": [],
+        "also": [],
+        "others": 0,
+    }
 
 
-def to_lines(told: dict[str, Any]) -> list[str]:
+def to_lines(verdict: dict[str, Any]) -> list[str]:
     """Return the last lines on the screen."""
-    who = f"node {told['node']} ({told['node_name']})" if told["node"] is not None else "the head"
-    who = who if told["rank"] is None else f"rank {told['rank']} on {who}"
-    at = clock.strftime("%H:%M:%S", clock.localtime(told["time"]))
-    lines = [f"the cause: {who}, {at}: {told['title']}: {first_line(told['message'])}"]
-    if told["where"]:
-        lines.append(f"  at {told['where']}")
-    if told["same"]:
-        lines.append(f"  the same on {plural(told['same'])}")
-    for other in told["also"][:3]:
-        place = f"rank {other['rank']} on node {other['node']}"
-        lines.append(f"  {place} failed by itself too: {other['message']}")
-    if told["others"]:
-        more = "1 more rank" if told["others"] == 1 else f"{told['others']} more ranks"
+    who = (
+        f"node {verdict['node']} ({verdict['node_name']})"
+        if verdict["node"] is not None
+        else "the head"
+    )
+    who = who if verdict["rank"] is None else f"rank {verdict['rank']} on {who}"
+    at = clock.strftime("%H:%M:%S", clock.localtime(verdict["time"]))
+    lines = [f"the cause: {who}, {at}: {verdict['title']}: {first_line(verdict['message'])}"]
+    if verdict["where"]:
+        lines.append(f"  at {verdict['where']}")
+    if verdict["same"]:
+        lines.append(f"  the same on {plural(verdict['same'])}")
+    for other in verdict["also"][:3]:
+        rank = f"rank {other['rank']} on node {other['node']}"
+        lines.append(f"  {rank} failed by itself too: {other['message']}")
+    if verdict["others"]:
+        more = "1 more rank" if verdict["others"] == 1 else f"{verdict['others']} more ranks"
         lines.append(f"  {more} ended because of it")
-    return [*lines, f"what to do: {told['fix']}"] if told["fix"] else lines
+    return [*lines, f"what to do: {verdict['fix']}"] if verdict["fix"] else lines
 
 
 def plural(ranks: Sequence[int]) -> str:

@@ -72,7 +72,7 @@ class Facts:
         return {name: encode(getattr(self, name), nones=True) for name in fields}
 
     def interface(self, name: str) -> Interface | None:
-        return next((one for one in self.interfaces if one.name == name), None)
+        return next((interface for interface in self.interfaces if interface.name == name), None)
 
     def same_machine(self, other: Facts) -> bool:
         """One network stack, reached by two names."""

@@ -93,15 +93,15 @@ class NodeListError(UsageError):
 
     def __init__(self, source: str, problems: Iterable[Problem], lines: Sequence[str] = ()) -> None:
         self.problems = tuple(problems)
-        words = [f"{source} has {plural(len(self.problems), 'problem')}:"]
+        shown = [f"{source} has {plural(len(self.problems), 'problem')}:"]
         for problem in self.problems[:MAX_SHOWN]:
             where = f"line {problem.line}, column {problem.column}"
-            words.append(f"  {where}: {_printable(problem.what)}")
-            words += _excerpt(lines[problem.line - 1] if lines else "", problem.column)
-            words.append(f"    write: {_printable(problem.fix)}")
+            shown.append(f"  {where}: {_printable(problem.what)}")
+            shown += _excerpt(lines[problem.line - 1] if lines else "", problem.column)
+            shown.append(f"    write: {_printable(problem.fix)}")
         if len(self.problems) > MAX_SHOWN:
-            words.append(f"  and {len(self.problems) - MAX_SHOWN} more")
-        super().__init__("\n".join(words))
+            shown.append(f"  and {len(self.problems) - MAX_SHOWN} more")
+        super().__init__("\n".join(shown))
 
 
 class Mistake(Exception):
@@ -199,15 +199,15 @@ def parse_nodes(text: str, source: str) -> tuple[Node, ...]:
 
 def _add_line(nodes: dict[object, Node], line: str, number: int) -> None:
     """Add a line's nodes to the list, each machine once, whatever its case or IPv6 spelling."""
-    words = _words(line)
-    if not words:
+    fields = _words(line)
+    if not fields:
         return
-    user, host, port = _split_host(words[0])
+    user, host, port = _split_host(fields[0])
     try:
         names = iter([host.text]) if _v6(host.text) else host_ranges.expand(host.text, MAX_NODES)
     except BadRange as error:
         raise Mistake(host.column + error.position, error.what, error.fix) from None
-    shared = replace(_options(words[1:]), user=user, port=port, line=number)
+    shared = replace(_options(fields[1:]), user=user, port=port, line=number)
     for name in names:
         node = replace(shared, host=name)
         key = (user, _canonical(name, host.column), port)
@@ -241,15 +241,15 @@ def _words(line: str) -> list[Word]:
     """The words of a line, with their quotes still on, without the comment."""
     if not line.isascii():
         _refuse_pasted(line)
-    words: list[Word] = []
+    fields: list[Word] = []
     for match in _WORD.finditer(line):
         column = match.start() + 1
         if match["word"]:
-            words.append(Word(match["word"], column))
+            fields.append(Word(match["word"], column))
         elif match["open"]:
             what = f"nothing follows or closes this {line[column - 1]}"
             raise Mistake(column, what, 'quotes in pairs, as in workdir="/data/bob\'s"')
-    return words
+    return fields
 
 
 def _refuse_pasted(line: str) -> None:
@@ -261,13 +261,13 @@ def _refuse_pasted(line: str) -> None:
             raise Mistake(column, what, fix)
 
 
-def _options(words: Sequence[Word]) -> Node:
+def _options(fields: Sequence[Word]) -> Node:
     """A node with these options, and nothing else."""
     given: dict[str, str] = {}
-    for number, word in enumerate(words):
-        key, value = _option(word, words[number + 1 :])
+    for number, field in enumerate(fields):
+        key, value = _option(field, fields[number + 1 :])
         if key in given:
-            raise Mistake(word.column, f"{key!r} is given twice", f"{key!r} once")
+            raise Mistake(field.column, f"{key!r} is given twice", f"{key!r} once")
         given[key] = value
     return Node(
         host="",

@@ -38,8 +38,8 @@ def names(nodes: Sequence[ProbedNode]) -> str:
     return listed([node.name for node in nodes])
 
 
-def listed(words: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Join the first names: "gpu01, gpu02 and 62 others"."""
-    shown = ", ".join(words[:MOST_NAMES])
-    more = len(words) - MOST_NAMES
+    shown = ", ".join(names[:MOST_NAMES])
+    more = len(names) - MOST_NAMES
     return f"{shown} and {more} other{'s' if more > 1 else ''}" if more > 0 else shown

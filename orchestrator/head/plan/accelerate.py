@@ -159,11 +159,11 @@ def counted(config: Config, by: Accelerate, nodes: Sequence[ProbedNode], nnodes:
 
 
 def planned(
-    made: Plan, by: Accelerate, nodes: Sequence[ProbedNode], agreed: Layout | None = None
+    plan: Plan, by: Accelerate, nodes: Sequence[ProbedNode], agreed: Layout | None = None
 ) -> Plan:
     """Put accelerate in torchrun's place: on all nodes, or with `agreed` on those given."""
     first = nodes[0]
-    master = {made.master_address, agreed.master_ip if agreed else ""}
+    master = {plan.master_address, agreed.master_ip if agreed else ""}
     if agreed is None or agreed.index == 0:
         own = [address.address for address in first.facts.addresses]
         master |= {*own, first.name, first.node.host, first.facts.hostname}
@@ -176,15 +176,15 @@ def planned(
                 "put that machine first in the list, or leave main_process_ip out of the file",
             )
     check_installed(nodes)
-    counts = agreed.counts if agreed else [node.nproc for node in made.nodes]
-    machines = Machines(counts, made.master_address, made.master_port)
+    counts = agreed.counts if agreed else [node.nproc for node in plan.nodes]
+    machines = Machines(counts, plan.master_address, plan.master_port)
     check_counts(by, machines)
     check_master(by, machines, master)
     cpu = on_cpu(by, nodes)
-    plans = tuple(of_node(by, node, machines, cpu) for node in made.nodes)
-    made = replace(made, nodes=plans, notes=(*made.notes, *notes(by, machines, nodes, cpu)))
+    plans = tuple(of_node(by, node, machines, cpu) for node in plan.nodes)
+    plan = replace(plan, nodes=plans, notes=(*plan.notes, *notes(by, machines, nodes, cpu)))
     check_known(by, nodes)
-    return made
+    return plan
 
 
 def check_installed(nodes: Sequence[ProbedNode]) -> None:
@@ -264,36 +264,36 @@ def on_cpu(by: Accelerate, nodes: Sequence[ProbedNode]) -> bool:
 
 def notes(by: Accelerate, machines: Machines, nodes: Sequence[ProbedNode], cpu: bool) -> list[str]:
     versions = {node.facts.accelerate for node in nodes}
-    said = [f"started by accelerate launch ({', '.join(sorted(versions))})"]
+    lines = [f"started by accelerate launch ({', '.join(sorted(versions))})"]
     if len(versions) > 1:
-        words = ", ".join(f"{node.name}: {node.facts.accelerate}" for node in nodes)
-        said.append(f"WARNING: nodes have different versions of accelerate ({words})")
+        versions_by_node = ", ".join(f"{node.name}: {node.facts.accelerate}" for node in nodes)
+        lines.append(f"WARNING: nodes have different versions of accelerate ({versions_by_node})")
     if cpu and not by.keys.get("use_cpu"):
-        said.append("no GPU: accelerate is told to use the CPU (ACCELERATE_USE_CPU)")
-    return said + changed(by, machines)
+        lines.append("no GPU: accelerate is told to use the CPU (ACCELERATE_USE_CPU)")
+    return lines + changed(by, machines)
 
 
 def changed(by: Accelerate, machines: Machines) -> list[str]:
     """List what the file says and the nodes are told otherwise."""
-    said = []
+    changes = []
     if by.kind == "MULTI_CPU":
-        said.append("distributed_type MULTI_CPU would need mpirun: torchrun starts the ranks")
+        changes.append("distributed_type MULTI_CPU would need mpirun: torchrun starts the ranks")
     backend = by.keys.get("rdzv_backend") or "static"
     if backend != "static":
-        said.append(f"rdzv_backend {backend} would renumber the nodes: static keeps their order")
+        changes.append(f"rdzv_backend {backend} would renumber the nodes: static keeps their order")
     if by.keys.get("same_network") is False and len(machines.counts) > 1:
-        said.append("same_network: false: all nodes meet at the master's address, as with true")
+        changes.append("same_network: false: all nodes meet at the master's address, as with true")
     ip = by.keys.get("main_process_ip")
     if ip not in (None, machines.ip):
-        said.append(f"main_process_ip {ip}: the nodes reach the master at {machines.ip}")
+        changes.append(f"main_process_ip {ip}: the nodes reach the master at {machines.ip}")
     port = by.number("main_process_port")
     if port and port != machines.port:
-        said.append(f"main_process_port {port}: the nodes meet at {machines.port}")
+        changes.append(f"main_process_port {port}: the nodes meet at {machines.port}")
     speed = by.keys.get("deepspeed_config") or {}
     launcher = speed.get("deepspeed_multinode_launcher") or "standard"
     if by.kind == "DEEPSPEED" and launcher != "standard":
-        said.append(f"deepspeed_multinode_launcher {launcher} would start the nodes: standard")
-    return said
+        changes.append(f"deepspeed_multinode_launcher {launcher} would start the nodes: standard")
+    return changes
 
 
 # -- one node -------------------------------------------------------------------------------------
@@ -301,12 +301,12 @@ def changed(by: Accelerate, machines: Machines) -> list[str]:
 
 def of_node(by: Accelerate, node: NodePlan, machines: Machines, cpu: bool) -> NodePlan:
     file = name_of(node.index)  # in the node's run directory, where its agent starts
-    words = (node.python, "-u", "-m", PROGRAM, "--config_file", file)
+    command = (node.python, "-u", "-m", PROGRAM, "--config_file", file)
     setting = EnvSetting("ACCELERATE_USE_CPU", "true", "no GPU, or use_cpu in accelerate's file")
     return replace(
         node,
-        agent=words,
-        paste=(*words, *node.program),
+        agent=command,
+        paste=(*command, *node.program),
         settings=(*([setting] if cpu else []), *node.settings),
         files=((file, text(by, node.index, machines, cpu)),),
     )

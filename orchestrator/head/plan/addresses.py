@@ -21,10 +21,10 @@ COMMON = (
 def find(nodes: Sequence[ProbedNode]) -> list[NodeAddress]:
     """Return every node's own address; the master's (the first) is one that all others reach."""
     master = master_address(nodes)
-    found = [address_of(node, nodes[0], master) for node in nodes]
-    check_distinct(nodes, found)
-    check_peers(nodes, found)
-    return found
+    addresses = [address_of(node, nodes[0], master) for node in nodes]
+    check_distinct(nodes, addresses)
+    check_peers(nodes, addresses)
+    return addresses
 
 
 def master_address(nodes: Sequence[ProbedNode]) -> str:
@@ -110,7 +110,7 @@ def no_way(node: ProbedNode, first: ProbedNode, master: str) -> CheckFailed:
     ours = kinds(first, [a for a in first.facts.addresses if a.address == master])
     if ours and theirs and not set(ours) & set(theirs) and "infiniband" in {*ours, *theirs}:
         return CheckFailed(
-            f"{what}: this is on {words(ours)} only, and {node.name} is on {words(theirs)} only",
+            f"{what}: this is on {spoken(ours)} only, and {node.name} is on {spoken(theirs)} only",
             "give both an address on one network, or leave one of them out of the node list",
         )
     shown = ", ".join(f"{a.interface} {a.address}/{a.prefix}" for a in outside)
@@ -118,25 +118,25 @@ def no_way(node: ProbedNode, first: ProbedNode, master: str) -> CheckFailed:
 
 
 def kinds(node: ProbedNode, addresses: Sequence[Address]) -> list[str]:
-    found = (node.facts.interface(address.interface) for address in addresses)
+    interfaces = (node.facts.interface(address.interface) for address in addresses)
     return sorted(
         {
             "infiniband" if interface.kind == "infiniband" else "ethernet"
-            for interface in found
+            for interface in interfaces
             if interface is not None
         }
     )
 
 
-def words(found: Sequence[str]) -> str:
-    spoken = {"infiniband": "InfiniBand", "ethernet": "Ethernet"}
-    return " and ".join(spoken[kind] for kind in found)
+def spoken(kinds: Sequence[str]) -> str:
+    names = {"infiniband": "InfiniBand", "ethernet": "Ethernet"}
+    return " and ".join(names[kind] for kind in kinds)
 
 
-def check_distinct(nodes: Sequence[ProbedNode], found: Sequence[NodeAddress]) -> None:
+def check_distinct(nodes: Sequence[ProbedNode], addresses: Sequence[NodeAddress]) -> None:
     """Refuse one address for two machines: clones, or two networks with equal addresses."""
     seen: dict[str, ProbedNode] = {}
-    for node, where in zip(nodes, found, strict=True):
+    for node, where in zip(nodes, addresses, strict=True):
         other = seen.setdefault(where.address, node)
         known = bool(node.facts.boot) and bool(other.facts.boot)
         if other is node or not known or is_loopback(where.address):
@@ -150,13 +150,13 @@ def check_distinct(nodes: Sequence[ProbedNode], found: Sequence[NodeAddress]) ->
             )
 
 
-def check_peers(nodes: Sequence[ProbedNode], found: Sequence[NodeAddress]) -> None:
+def check_peers(nodes: Sequence[ProbedNode], addresses: Sequence[NodeAddress]) -> None:
     """Refuse two nodes without a route between them: all ranks connect to each other.
 
     Only where the kernel was asked and knows no route.
     """
     for node in nodes:
-        for other, where in zip(nodes, found, strict=True):
+        for other, where in zip(nodes, addresses, strict=True):
             if other is not node and node.facts.routes.get(where.address) == ("", ""):
                 raise CheckFailed(
                     f"{node.name} has no route to {other.name} at {where.address}",

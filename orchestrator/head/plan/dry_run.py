@@ -35,11 +35,11 @@ def to_text(plan: Plan) -> str:
             ranks = f"ranks {node.first_rank}-{node.last_rank}"
         head = f"# node {node.index}: {node.node.name} ({ranks}: {node.nproc_why})"
         blocks.append("\n".join([head, *shell_lines(plan, node)]))
-    words = [f"# {len(plan.nodes)} nodes, {plan.world_size} ranks, {plan.start} start"]
-    words[0] += f", master {plan.master_address}:{plan.master_port}"
-    words += [f"# note: {note}" for note in plan.notes]
-    words += [f"# spare: {name}" for name in plan.spares]
-    return "\n".join(words) + "\n\n" + "\n\n".join(blocks) + "\n"
+    heading = [f"# {len(plan.nodes)} nodes, {plan.world_size} ranks, {plan.start} start"]
+    heading[0] += f", master {plan.master_address}:{plan.master_port}"
+    heading += [f"# note: {note}" for note in plan.notes]
+    heading += [f"# spare: {name}" for name in plan.spares]
+    return "\n".join(heading) + "\n\n" + "\n\n".join(blocks) + "\n"
 
 
 def to_json(plan: Plan) -> dict[str, Any]:

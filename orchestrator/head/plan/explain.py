@@ -31,8 +31,8 @@ def to_text(plan: Plan) -> str:
         "",
         *table([("SETTING", "NODES", "VALUE", "SOURCE", "WHY"), *rows], widest=WIDEST),
     ]
-    said = [f"note: {note}" for note in plan.notes] + [f"hint: {hint}" for hint in plan.hints]
-    return "\n".join([*lines, *([""] if said else []), *said]) + "\n"
+    remarks = [f"note: {note}" for note in plan.notes] + [f"hint: {hint}" for hint in plan.hints]
+    return "\n".join([*lines, *([""] if remarks else []), *remarks]) + "\n"
 
 
 def node_row(node: NodePlan) -> tuple[str, ...]:
@@ -54,8 +54,8 @@ def setting_rows(nodes: Sequence[NodePlan]) -> list[tuple[str, ...]]:
             if row is not None:
                 groups.setdefault(name, {}).setdefault(row, []).append(node.index)
     rows: list[tuple[str, ...]] = []
-    for name, found in groups.items():
-        for i, ((value, source, why), indexes) in enumerate(found.items()):
+    for name, decisions in groups.items():
+        for i, ((value, source, why), indexes) in enumerate(decisions.items()):
             rows.append(("" if i else name, ranges(indexes), value, source, why))
     return rows
 
@@ -74,10 +74,10 @@ def decided(node: NodePlan, name: str) -> tuple[str, str, str] | None:
 
 def ranges(numbers: Sequence[int]) -> str:
     """0-3,5"""
-    found: list[list[int]] = []
+    spans: list[list[int]] = []
     for number in sorted(numbers):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
         else:
-            found.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+            spans.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -52,7 +52,7 @@ def make(
     `theirs` are variables that the user sets on all nodes, `hinted` those that the hook names.
     """
     check_names(nodes)
-    found = (
+    addresses = (
         node_addresses.find(nodes)
         if master is None
         else [node_addresses.address_of(node, node, master) for node in nodes]
@@ -60,14 +60,14 @@ def make(
     chosen = nccl_transport.choose(nodes, profile, theirs, hinted)
     settings = [
         node_settings(node, address, chosen, index, profile, is_master=first + index == 0)
-        for index, (node, address) in enumerate(zip(nodes, found, strict=True))
+        for index, (node, address) in enumerate(zip(nodes, addresses, strict=True))
     ]
     return Network(
         fabric=chosen,
-        addresses=tuple(found),
+        addresses=tuple(addresses),
         settings=tuple(settings),
         notes=chosen.notes,
-        hints=(*chosen.hints, *faster_networks(nodes, found, chosen)),
+        hints=(*chosen.hints, *faster_networks(nodes, addresses, chosen)),
     )
 
 
@@ -103,12 +103,14 @@ def node_settings(
     *,
     is_master: bool,
 ) -> tuple[EnvSetting, ...]:
-    found = [*socket_settings(node, address, is_master=is_master), *chosen.settings[index]]
+    settings = [*socket_settings(node, address, is_master=is_master), *chosen.settings[index]]
     if chosen.kind == "ethernet" and not is_loopback(address.address):
-        found += thread_settings(node, node.ifname or address.interface)
+        settings += thread_settings(node, node.ifname or address.interface)
     if profile == "debug":
-        found += [EnvSetting(name, value, "nccl.profile is debug") for name, value in DEBUG.items()]
-    return tuple(kept(setting, node.facts.environment) for setting in found)
+        settings += [
+            EnvSetting(name, value, "nccl.profile is debug") for name, value in DEBUG.items()
+        ]
+    return tuple(kept(setting, node.facts.environment) for setting in settings)
 
 
 def kept(setting: EnvSetting, environment: Mapping[str, str]) -> EnvSetting:
@@ -128,15 +130,15 @@ def socket_settings(node: ProbedNode, address: NodeAddress, *, is_master: bool) 
     leads = "the master's address is on it" if is_master else "it leads to the master"
     why = "ifname= in the node list" if node.ifname else leads
     yours = bool(node.ifname)
-    found = [
+    settings = [
         # NCCL matches prefixes unless the name begins with "=": eth1 would also mean eth10.
         EnvSetting("NCCL_SOCKET_IFNAME", f"={interface}", why, yours),
         EnvSetting("GLOO_SOCKET_IFNAME", interface, why, yours),
     ]
     if ":" in address.address and not is_loopback(address.address):
         reason = "the master's address is IPv6; NCCL takes an interface's first address"
-        found.append(EnvSetting("NCCL_SOCKET_FAMILY", "AF_INET6", reason))
-    return found
+        settings.append(EnvSetting("NCCL_SOCKET_FAMILY", "AF_INET6", reason))
+    return settings
 
 
 def thread_settings(node: ProbedNode, name: str) -> list[EnvSetting]:
@@ -160,7 +162,7 @@ def vendor(node: ProbedNode, name: str, depth: int = 0) -> str:
     if interface is None or depth > 3:
         return ""
     below = (vendor(node, member, depth + 1) for member in interface.members)
-    return interface.vendor or next((found for found in below if found), "")
+    return interface.vendor or next((name_below for name_below in below if name_below), "")
 
 
 def unmatched(patterns: str, node: ProbedNode) -> bool:
@@ -181,7 +183,7 @@ def unmatched(patterns: str, node: ProbedNode) -> bool:
 
 
 def faster_networks(
-    nodes: Sequence[ProbedNode], found: Sequence[NodeAddress], chosen: Fabric
+    nodes: Sequence[ProbedNode], addresses: Sequence[NodeAddress], chosen: Fabric
 ) -> tuple[str, ...]:
     """Find networks of all nodes that are faster than the one in use, if TCP is used.
 
@@ -189,7 +191,7 @@ def faster_networks(
     """
     if chosen.kind != "ethernet" or len(nodes) < 2:
         return ()
-    now = [speed(node, address.interface) for node, address in zip(nodes, found, strict=True)]
+    now = [speed(node, address.interface) for node, address in zip(nodes, addresses, strict=True)]
     hints = []
     for address in nodes[0].facts.addresses:
         if is_loopback(address.address) or address.ip.is_link_local:

@@ -52,18 +52,18 @@ def choose(
         return Fabric("yours", nothing, hints=(f"the cards are left to your {which}",))
     if profile == "ethernet":
         return tcp(nodes, "nccl.profile is ethernet", always=True)
-    found = {kind: select(nodes, kind) for kind in LAYERS}
-    if profile in found:
-        return fabric(nodes, profile, required(nodes, profile, found[profile]))
-    complete = [kind for kind in found if all(ports.used for ports in found[kind])]
+    ports_by_kind = {kind: select(nodes, kind) for kind in LAYERS}
+    if profile in ports_by_kind:
+        return fabric(nodes, profile, required(nodes, profile, ports_by_kind[profile]))
+    complete = [kind for kind in ports_by_kind if all(ports.used for ports in ports_by_kind[kind])]
     if complete:
         kind = complete[0]
         if kind == "infiniband":
-            check_subnets(nodes, found[kind])
-        return fabric(nodes, kind, found[kind])
+            check_subnets(nodes, ports_by_kind[kind])
+        return fabric(nodes, kind, ports_by_kind[kind])
     if hinted & CARDS:
         return Fabric("yours", nothing, hints=("the cards are left to your hook",))
-    return mixed(nodes, found)
+    return mixed(nodes, ports_by_kind)
 
 
 # -- ports ----------------------------------------------------------------------------------------
@@ -117,15 +117,15 @@ def networks(facts: Facts, port: RdmaPort) -> set[str]:
     return {str(address.network) for address in facts.addresses if address.ip in own}
 
 
-def connected(nodes: Sequence[ProbedNode], found: list[Ports]) -> list[Ports]:
+def connected(nodes: Sequence[ProbedNode], all_ports: list[Ports]) -> list[Ports]:
     """Drop ports on a network that no other node has; keep all where networks are routed."""
     all_networks = [
         [networks(node.facts, port) for port in ports.used]
-        for node, ports in zip(nodes, found, strict=True)
+        for node, ports in zip(nodes, all_ports, strict=True)
     ]
     nodes_on = Counter(network for mine in all_networks for network in set().union(*mine))
     kept = []
-    for ports, mine in zip(found, all_networks, strict=True):
+    for ports, mine in zip(all_ports, all_networks, strict=True):
         lonely = [
             port
             for port, on in zip(ports.used, mine, strict=True)
@@ -134,13 +134,13 @@ def connected(nodes: Sequence[ProbedNode], found: list[Ports]) -> list[Ports]:
         used = tuple(port for port in ports.used if port not in lonely)
         left = tuple((port.name, "no other node is on its network") for port in lonely)
         kept.append(Ports(used, ports.left + left))
-    return kept if all(ports.used for ports in kept) else found
+    return kept if all(ports.used for ports in kept) else all_ports
 
 
-def check_subnets(nodes: Sequence[ProbedNode], found: Sequence[Ports]) -> None:
+def check_subnets(nodes: Sequence[ProbedNode], all_ports: Sequence[Ports]) -> None:
     """Refuse two separate InfiniBand fabrics: NCCL would wait for a connection forever."""
-    first = set().union(*(networks(nodes[0].facts, port) for port in found[0].used))
-    for node, ports in zip(nodes, found, strict=True):
+    first = set().union(*(networks(nodes[0].facts, port) for port in all_ports[0].used))
+    for node, ports in zip(nodes, all_ports, strict=True):
         own = set().union(*(networks(node.facts, port) for port in ports.used))
         if first and own and not first & own:
             raise CheckFailed(
@@ -154,8 +154,8 @@ def check_subnets(nodes: Sequence[ProbedNode], found: Sequence[Ports]) -> None:
 # -- decisions ------------------------------------------------------------------------------------
 
 
-def required(nodes: Sequence[ProbedNode], kind: str, found: list[Ports]) -> list[Ports]:
-    without = [node for node, ports in zip(nodes, found, strict=True) if not ports.used]
+def required(nodes: Sequence[ProbedNode], kind: str, all_ports: list[Ports]) -> list[Ports]:
+    without = [node for node, ports in zip(nodes, all_ports, strict=True) if not ports.used]
     if without:
         raise CheckFailed(
             f"nccl.profile is {kind}, but there is no {SPOKEN[kind]} to use on: "
@@ -164,20 +164,22 @@ def required(nodes: Sequence[ProbedNode], kind: str, found: list[Ports]) -> list
             "--set nccl.profile=auto",
         )
     if kind == "infiniband":
-        check_subnets(nodes, found)
-    return found
+        check_subnets(nodes, all_ports)
+    return all_ports
 
 
 def lack(node: ProbedNode, kind: str) -> str:
     """gpu03 (mlx5_0:1 is DOWN)"""
     left = select_ports(node.facts, kind).left
-    words = ", ".join(f"{name}: {why}" for name, why in left[:4])
-    return f"{node.name} ({words or node.facts.problems.get('rdma') or 'no such card'})"
+    reasons = ", ".join(f"{name}: {why}" for name, why in left[:4])
+    return f"{node.name} ({reasons or node.facts.problems.get('rdma') or 'no such card'})"
 
 
-def mixed(nodes: Sequence[ProbedNode], found: dict[str, list[Ports]]) -> Fabric:
+def mixed(nodes: Sequence[ProbedNode], ports_by_kind: dict[str, list[Ports]]) -> Fabric:
     """Decide when there is no kind that all nodes have: refuse, or use TCP with a warning."""
-    with_infiniband = [node for node, p in zip(nodes, found["infiniband"], strict=True) if p.used]
+    with_infiniband = [
+        node for node, p in zip(nodes, ports_by_kind["infiniband"], strict=True) if p.used
+    ]
     without = [node for node in nodes if node not in with_infiniband]
     # Without GPUs nothing uses NCCL, and gloo does not care.
     if with_infiniband and any(node.facts.gpus for node in nodes):
@@ -187,14 +189,14 @@ def mixed(nodes: Sequence[ProbedNode], found: dict[str, list[Ports]]) -> Fabric:
             "fix it or leave these nodes out of the list; or let all use TCP, which is slower: "
             "--set nccl.profile=ethernet",
         )
-    with_roce = [node for node, p in zip(nodes, found["roce"], strict=True) if p.used]
+    with_roce = [node for node, p in zip(nodes, ports_by_kind["roce"], strict=True) if p.used]
     if not with_roce and not with_infiniband:
         return tcp(nodes, "no node has InfiniBand or RoCE to use")
     some = with_infiniband or with_roce
     kind = "infiniband" if with_infiniband else "roce"
     lacking = [node for node in nodes if node not in some]
-    said = f"{names(lacking)} lack{'s' if len(lacking) == 1 else ''} {SPOKEN[kind]}"
-    chosen = tcp(nodes, f"{said}, and all nodes must use the same", always=True)
+    reason = f"{names(lacking)} lack{'s' if len(lacking) == 1 else ''} {SPOKEN[kind]}"
+    chosen = tcp(nodes, f"{reason}, and all nodes must use the same", always=True)
     note = (
         f"WARNING: NCCL uses TCP, because {names(some)} ha{'s' if len(some) == 1 else 've'} "
         f"{SPOKEN[kind]} and the others do not: "
@@ -205,15 +207,15 @@ def mixed(nodes: Sequence[ProbedNode], found: dict[str, list[Ports]]) -> Fabric:
 
 def tcp(nodes: Sequence[ProbedNode], why: str, *, always: bool = False) -> Fabric:
     """Use TCP; switch InfiniBand off on every node if any has a card that NCCL would try."""
-    told = always or any(node.facts.rdma for node in nodes)
-    setting = (EnvSetting("NCCL_IB_DISABLE", "1", why),) if told else ()
+    needed = always or any(node.facts.rdma for node in nodes)
+    setting = (EnvSetting("NCCL_IB_DISABLE", "1", why),) if needed else ()
     return Fabric("ethernet", (setting,) * len(nodes))
 
 
-def fabric(nodes: Sequence[ProbedNode], kind: str, found: Sequence[Ports]) -> Fabric:
+def fabric(nodes: Sequence[ProbedNode], kind: str, all_ports: Sequence[Ports]) -> Fabric:
     settings = []
     notes: list[str] = []
-    for node, ports in zip(nodes, found, strict=True):
+    for node, ports in zip(nodes, all_ports, strict=True):
         used, gids, problem = with_gids(node, kind, ports)
         if problem:
             notes.append(problem)
@@ -221,11 +223,11 @@ def fabric(nodes: Sequence[ProbedNode], kind: str, found: Sequence[Ports]) -> Fa
         hca = EnvSetting("NCCL_IB_HCA", f"={listed}", why_these(kind, used))
         on = EnvSetting("NCCL_IB_DISABLE", "0", f"every node has {SPOKEN[kind]}")
         settings.append((on, hca, *gids))
-    rates = {max(port.rate for port in ports.used) for ports in found}
+    rates = {max(port.rate for port in ports.used) for ports in all_ports}
     if len(rates) > 1:
         slow = [
             node
-            for node, ports in zip(nodes, found, strict=True)
+            for node, ports in zip(nodes, all_ports, strict=True)
             if max(port.rate for port in ports.used) < max(rates)
         ]
         notes.append(

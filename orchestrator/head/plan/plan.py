@@ -119,8 +119,8 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
         )
     kinds = {node.facts.target_kind for node in nodes}
     if len(kinds) > 1:
-        words = "; ".join(f"{node.name}: {node.facts.target_kind}" for node in nodes)
-        raise CheckFailed(f"{target.name} is not the same on all nodes ({words})")
+        differences = "; ".join(f"{node.name}: {node.facts.target_kind}" for node in nodes)
+        raise CheckFailed(f"{target.name} is not the same on all nodes ({differences})")
     return kinds.pop()
 
 
@@ -186,15 +186,17 @@ def uneven_notes(
 ) -> list[str]:
     notes = []
     if len({count for count, _ in counts}) > 1:
-        words = ", ".join(f"{node.name}: {n}" for node, (n, _) in zip(nodes, counts, strict=True))
-        notes.append(f"nodes have different numbers of ranks ({words})")
+        differences = ", ".join(
+            f"{node.name}: {n}" for node, (n, _) in zip(nodes, counts, strict=True)
+        )
+        notes.append(f"nodes have different numbers of ranks ({differences})")
     for node, (count, why) in zip(nodes, counts, strict=True):
         if nproc is not None and count != nproc:
             notes.append(f"{node.name} runs {count} ranks because of {why}, not --nproc {nproc}")
     versions = {node.facts.torch for node in nodes}
     if len(versions) > 1:
-        words = ", ".join(f"{node.name}: {node.facts.torch}" for node in nodes)
-        notes.append(f"WARNING: nodes have different versions of torch ({words})")
+        differences = ", ".join(f"{node.name}: {node.facts.torch}" for node in nodes)
+        notes.append(f"WARNING: nodes have different versions of torch ({differences})")
     return notes
 
 

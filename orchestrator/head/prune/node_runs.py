@@ -82,8 +82,8 @@ def remove(records: Sequence[JobRecord], ssh_config: Path | None) -> Removed:
         if isinstance(answer, OrchestratorError):
             unreached.update(dict.fromkeys(wanted[machine], answer.what))
             continue
-        found = {(run.job, run.node): run.problem for run in answer.runs}
-        problems.update({run: problem for run, problem in found.items() if problem})
+        outcomes = {(run.job, run.node): run.problem for run in answer.runs}
+        problems.update({run: problem for run, problem in outcomes.items() if problem})
         freed += answer.freed
         libraries += answer.libraries
     return Removed(problems, unreached, freed, libraries)
@@ -92,7 +92,7 @@ def remove(records: Sequence[JobRecord], ssh_config: Path | None) -> Removed:
 def by_machine(
     records: Sequence[JobRecord], ssh_config: Path | None
 ) -> dict[Machine, tuple[Run, ...]]:
-    found: dict[Machine, dict[Run, None]] = {}
+    machines: dict[Machine, dict[Run, None]] = {}
     for record in records:
         if record.slurm_job is not None:
             continue  # its nodes were Slurm's, and belong to somebody else now
@@ -109,8 +109,8 @@ def by_machine(
                 ),
                 here=bool(record.part_of),
             )
-            found.setdefault(machine, {})[record.job, node.index] = None
-    return {machine: tuple(runs) for machine, runs in found.items()}
+            machines.setdefault(machine, {})[record.job, node.index] = None
+    return {machine: tuple(runs) for machine, runs in machines.items()}
 
 
 def ask(
@@ -118,7 +118,7 @@ def ask(
     request: Callable[[tuple[Run, ...]], Request[A]],
     timeout: float,
 ) -> dict[Machine, A | OrchestratorError]:
-    def one(machine: Machine) -> A:
+    def ask_machine(machine: Machine) -> A:
         config = SshConfig(machine.ssh_config)
         ssh: Transport = (
             LocalTransport() if machine.here else SshTransport(config, strict=machine.strict)
@@ -132,4 +132,4 @@ def ask(
             connection.close()
 
     machines = list(wanted)
-    return dict(zip(machines, fleet.everywhere(machines, one), strict=True))
+    return dict(zip(machines, fleet.everywhere(machines, ask_machine), strict=True))

@@ -87,11 +87,11 @@ class Measure:
 
 def measure(root: int, name: str, path: os.PathLike[str]) -> Measure:
     """Add up an experiment, without touching it."""
-    found = Measure()
+    measured = Measure()
 
     def note(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):  # another prune was faster
-            found.note(f"{shown(error.filename)}: {error.strerror}")
+            measured.note(f"{shown(error.filename)}: {error.strerror}")
 
     linked: set[int] = set()
     try:
@@ -99,17 +99,17 @@ def measure(root: int, name: str, path: os.PathLike[str]) -> Measure:
             there = os.fstat(directory).st_nlink  # none: another prune has just deleted it
             writable = os.access(".", os.W_OK | os.X_OK, dir_fd=directory, effective_ids=True)
             if (inner or names) and there and not writable:
-                found.note(f"{shown(os.path.relpath(where, name))} is read-only for us")
+                measured.note(f"{shown(os.path.relpath(where, name))} is read-only for us")
             for entry in (*inner, *names):
                 with contextlib.suppress(FileNotFoundError):
-                    found.size += _size(entry, directory, linked)
+                    measured.size += _size(entry, directory, linked)
     except RecursionError:
-        found.obstacle = "its directories are nested too deeply"
+        measured.obstacle = "its directories are nested too deeply"
     except OSError as error:
         note(error)
     for point in files.mounts_below(path):
-        found.obstacle = f"{shown(point)} is mounted there: what it holds is not ours to delete"
-    return found
+        measured.obstacle = f"{shown(point)} is mounted there: what it holds is not ours to delete"
+    return measured
 
 
 def _size(name: str, directory: int, linked: set[int]) -> int:

@@ -15,9 +15,9 @@ from orchestrator.text import plural, size
 STATES = {"done": "green", "failed": "red", "lost": "red"}
 
 
-def tell(options: Mapping[str, Any], words: str) -> None:
+def tell(options: Mapping[str, Any], text: str) -> None:
     if not options["as_json"]:
-        output.tell(words)
+        output.tell(text)
 
 
 def show(plan: PrunePlan, *, verbose: bool) -> None:
@@ -73,12 +73,12 @@ def conclude(options: Mapping[str, Any], plan: PrunePlan) -> None:
     for name, why in plan.failed.items():
         tell(options, f"NOT REMOVED: {shown(name)}: {why}")
     gone = [entry for entry in plan.going if entry.name in plan.removed]
-    words = f"removed {plural(len(gone), 'experiment')}, {size(plan.freed)} freed"
+    summary = f"removed {plural(len(gone), 'experiment')}, {size(plan.freed)} freed"
     if plan.on_nodes:
-        words += f" here and {size(plan.freed_on_nodes)} on their nodes"
+        summary += f" here and {size(plan.freed_on_nodes)} on their nodes"
     elif gone:
-        words += "; what they left on their nodes stays there (--on-nodes removes that too)"
-    tell(options, words)
+        summary += "; what they left on their nodes stays there (--on-nodes removes that too)"
+    tell(options, summary)
 
 
 def tell_json(options: Mapping[str, Any], plan: PrunePlan) -> None:

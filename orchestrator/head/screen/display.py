@@ -12,12 +12,12 @@ class Display(threading.Thread):
     def __init__(self, screen: Screen) -> None:
         super().__init__(daemon=True, name="display")
         self.screen = screen
-        self.words: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.news = threading.Event()
         self.muted = threading.Event()
 
     def say(self, text: str) -> None:
-        self.words.put(text)
+        self.messages.put(text)
         self.news.set()
 
     def grew(self) -> None:
@@ -29,7 +29,7 @@ class Display(threading.Thread):
 
     def finish(self) -> None:
         """Show what is left, then end."""
-        self.words.put(None)
+        self.messages.put(None)
         self.news.set()
         self.join()
 
@@ -46,7 +46,7 @@ class Display(threading.Thread):
     def _speak(self) -> bool:
         while True:
             try:
-                text = self.words.get_nowait()
+                text = self.messages.get_nowait()
             except queue.Empty:
                 return False
             if text is None:

@@ -274,9 +274,9 @@ def tail(log: LogFile, lines: int, rank: int | None) -> list[str]:
     while True:
         start = max(0, end - window)
         settle = start == 0 or window == _TAIL_LOOKS_BACK
-        found, sure = _last_lines(log, start, end, lines, rank, cut=not settle)
+        last, sure = _last_lines(log, start, end, lines, rank, cut=not settle)
         if settle or sure:
-            return found
+            return last
         window = min(window * 8, _TAIL_LOOKS_BACK)
 
 
@@ -302,7 +302,7 @@ def _last_lines(
     reader = LogReader(log, start=start)
     splitters: dict[str, LineSplitter] = {}
     whole: set[str] = set()
-    found: deque[str] = deque(maxlen=lines)
+    last: deque[str] = deque(maxlen=lines)
     while reader.position < end:
         pieces = reader.read(min(1 << 20, end - reader.position))
         if not pieces:  # the file shrank: nobody does that, but it must not hang us
@@ -315,9 +315,9 @@ def _last_lines(
             finished = splitters[stream].feed(data)
             if cut and finished and stream not in whole:
                 whole.add(stream)
-                found.clear()
+                last.clear()
                 del finished[0]
-            found.extend(finished)
+            last.extend(finished)
     for splitter in splitters.values():
-        found.extend(splitter.flush())
-    return list(found), len(found) == lines and whole == splitters.keys()
+        last.extend(splitter.flush())
+    return list(last), len(last) == lines and whole == splitters.keys()

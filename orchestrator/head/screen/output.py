@@ -40,18 +40,18 @@ def look(color: bool | None = None, out: TextIO | None = None) -> Look:
     return Look(shutil.get_terminal_size().columns if terminal else None, color)
 
 
-def tell(words: str) -> None:
+def tell(text: str) -> None:
     """Write to standard output, even a Latin-1 one; a reader that has left is no error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(words if words.endswith("\n") or not words else words + "\n")
+        sys.stdout.write(text if text.endswith("\n") or not text else text + "\n")
         sys.stdout.flush()
 
 
-def say(words: str) -> None:
+def say(text: str) -> None:
     """Print a line of our own, so that it is not taken for one of the program."""
-    tell(f"orchestrator: {words}")
+    tell(f"orchestrator: {text}")
 
 
 def clear() -> None:
@@ -66,14 +66,14 @@ def status(line: str) -> None:
     sys.stderr.flush()
 
 
-def printable(words: str) -> str:
+def printable(text: str) -> str:
     """Take out what a terminal would act on: a node, or a file's name, may hold anything."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in words)
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
-def paint(words: str, style: str, look: Look) -> str:
+def paint(text: str, style: str, look: Look) -> str:
     """A text in a style; as it is where no colours show."""
-    return table([[(words, style)]], Look(color=True)) if look.color else printable(words)
+    return table([[(text, style)]], Look(color=True)) if look.color else printable(text)
 
 
 def table(
@@ -87,15 +87,15 @@ def table(
     """Aligned columns, wrapped to the width of a terminal; the first row may be headings."""
     cells = [[_styled(cell) for cell in row] for row in rows]
     if not rows or (look.width is None and not look.color):
-        lines = text.table([[words for words, _ in row] for row in cells], right)
+        lines = text.table([[content for content, _ in row] for row in cells], right)
     else:
         lines = _drawn(cells, look, right, headed=headed, indent=indent)
     return "\n".join(" " * indent + line if line else "" for line in lines)
 
 
 def _styled(cell: Cell) -> tuple[str, str]:
-    words, style = (cell, "") if isinstance(cell, str) else cell
-    return printable(words), style
+    content, style = (cell, "") if isinstance(cell, str) else cell
+    return printable(content), style
 
 
 def _drawn(
@@ -112,13 +112,13 @@ def _drawn(
 
     grid = Table.grid(padding=(0, 2, 0, 0))
     for number, column in enumerate(zip(*cells, strict=True)):
-        short = max(len(words) for words, _ in column) <= SHORT
+        short = max(len(content) for content, _ in column) <= SHORT
         grid.add_column(
             justify="right" if number in right else "left", no_wrap=short, overflow="fold"
         )
     for number, row in enumerate(cells):
         heading = "bold" if headed and number == 0 else ""
-        grid.add_row(*(Text(words, style=style or heading) for words, style in row))
+        grid.add_row(*(Text(content, style=style or heading) for content, style in row))
     console = Console(
         file=io.StringIO(),
         width=max(1, look.width - indent) if look.width else UNLIMITED,

@@ -37,9 +37,9 @@ class SlurmNodes:
         mine = experiment.of_slurm_job(root, self.job)
         if self.directory is not None:
             mine = Experiment(self.directory)
-        place = mine.again() if mine else experiment.create(root, name)
-        place.write(experiment.SLURM_JOB, self.job + "\n")
-        return place
+        directory = mine.again() if mine else experiment.create(root, name)
+        directory.write(experiment.SLURM_JOB, self.job + "\n")
+        return directory
 
     def mark(self, record: JobRecord) -> JobRecord:
         return replace(record, slurm_job=self.job, batch=self.batch)

@@ -31,39 +31,44 @@ class QueueEntry:
         return not self.state or self.state in OVER
 
     def __str__(self) -> str:
-        told = self.reason not in ("", "None")
-        return f"{self.state or 'no longer known'}{f' ({self.reason})' if told else ''}"
+        known = self.reason not in ("", "None")
+        return f"{self.state or 'no longer known'}{f' ({self.reason})' if known else ''}"
 
 
-def run(*words: str, stdin: str | None = None) -> str:
+def run(*command: str, stdin: str | None = None) -> str:
     """Run a command of Slurm and return its output; what it complains of is an error."""
-    if shutil.which(words[0]) is None:
+    if shutil.which(command[0]) is None:
         raise CheckFailed(
-            f"there is no {words[0]} here",
+            f"there is no {command[0]} here",
             "run this where Slurm's commands are installed: a login node",
         )
     try:
         done = subprocess.run(
-            words, input=stdin or "", capture_output=True, text=True, check=False, timeout=PATIENCE
+            command,
+            input=stdin or "",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
         )
     except subprocess.TimeoutExpired:
         raise NodeError(
-            f"Slurm does not answer ({words[0]}, {PATIENCE:.0f} s)", "try: scontrol ping"
+            f"Slurm does not answer ({command[0]}, {PATIENCE:.0f} s)", "try: scontrol ping"
         ) from None
     if done.returncode:
-        said = re.sub(r"^\w+: (error: )?", "", done.stderr.strip(), flags=re.MULTILINE)
-        raise NodeError(f"{words[0]}: {said or f'exit code {done.returncode}'}")
+        complaint = re.sub(r"^\w+: (error: )?", "", done.stderr.strip(), flags=re.MULTILINE)
+        raise NodeError(f"{command[0]}: {complaint or f'exit code {done.returncode}'}")
     return done.stdout
 
 
 def look_up(job: str) -> QueueEntry:
     try:
-        said = run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r")
+        output = run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r")
     except NodeError as error:
         if UNKNOWN in error.what:
             return QueueEntry()
         raise
-    lines = said.splitlines()
+    lines = output.splitlines()
     return QueueEntry(*lines[0].strip().split("|", 1)) if lines else QueueEntry()
 
 
@@ -82,8 +87,8 @@ def requeue(job: str) -> None:
 
 def submit(file: str) -> str:
     """Submit a batch file, and return the number of its job."""
-    said = run("sbatch", "--parsable", file).strip()
-    return said.partition(";")[0]  # behind it the cluster's name, where there are several
+    output = run("sbatch", "--parsable", file).strip()
+    return output.partition(";")[0]  # behind it the cluster's name, where there are several
 
 
 # -- nodes ------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ class LogFetcher:
     """Fetches the logs, unless the job is over or a head fills the files."""
 
     def __init__(
-        self, place: Experiment, record: JobRecord, ssh: Transport, backend: SshBackend
+        self, experiment: Experiment, record: JobRecord, ssh: Transport, backend: SshBackend
     ) -> None:
-        self.place = place
+        self.experiment = experiment
         self.record = record
         self.ssh = ssh
         self.backend = backend
@@ -31,10 +31,10 @@ class LogFetcher:
         self.next_ask = time.monotonic() + ASK_SECONDS
 
     def begin(self) -> None:
-        if self.record.over or self.record.head_elsewhere or self.place.lock() is not None:
+        if self.record.over or self.record.head_elsewhere or self.experiment.lock() is not None:
             return
         self.followers = [
-            NodeFollower(self.ssh, self.record.job, node, self.place, self.inbox.put)
+            NodeFollower(self.ssh, self.record.job, node, self.experiment, self.inbox.put)
             for node in self.record.nodes
         ]
         for follower in self.followers:
@@ -42,14 +42,14 @@ class LogFetcher:
 
     def over(self, wait: float) -> bool:
         """Wait for news; say whether there is nothing more to come."""
-        if self.followers and self.place.thief() is not None:
+        if self.followers and self.experiment.thief() is not None:
             self.end()  # a head comes, and will fill the files in our place
         if not self.followers:
             time.sleep(0 if self.record.over else wait)
-            self.record = self.place.read_record()
+            self.record = self.experiment.read_record()
             if time.monotonic() >= self.next_ask:
                 self.next_ask = time.monotonic() + ASK_SECONDS
-                self.record = self.backend.settle(self.place, self.record)
+                self.record = self.backend.settle(self.experiment, self.record)
             return self.record.over
         try:
             news = self.inbox.get(timeout=wait)
@@ -81,4 +81,4 @@ class LogFetcher:
         for follower in self.followers:
             follower.close()
         self.followers = []
-        self.place.unlock()
+        self.experiment.unlock()

@@ -13,7 +13,7 @@ from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.screen.output import say
 from orchestrator.head.status import status
 from orchestrator.head.status.backend import SshBackend, backend_of
-from orchestrator.records import experiment
+from orchestrator.records import experiment as experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
 
@@ -33,22 +33,23 @@ class RemoteJob:
 class FoundJob(RemoteJob):
     """A job with its experiment's directory."""
 
-    place: Experiment
+    experiment: Experiment
 
     def refreshed(self) -> FoundJob:
         """Read the record again; a job that ended without its head is concluded."""
-        return replace(self, record=self.backend.settle(self.place, self.place.read_record()))
+        record = self.backend.settle(self.experiment, self.experiment.read_record())
+        return replace(self, record=record)
 
 
 def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
-    place = experiment.find(where.experiments, wanted)
-    if place is not None:
-        record = place.read_record()
+    experiment = experiments.find(where.experiments, wanted)
+    if experiment is not None:
+        record = experiment.read_record()
         backend = backend_of(record)
-        record = backend.settle(place, record)
-        return FoundJob(record, backend.transport(record, where.ssh_config), backend, place)
+        record = backend.settle(experiment, record)
+        return FoundJob(record, backend.transport(record, where.ssh_config), backend, experiment)
     if not where.node_list.exists():
-        names = [one.name for one in experiment.every(where.experiments)]
+        names = [known.name for known in experiments.every(where.experiments)]
         hint = nearest(wanted, names) if wanted else "; start one: master_launch SCRIPT"
         what = f"no experiment {wanted!r}" if wanted else "no experiment"
         raise UsageError(f"there is {what} in {where.experiments}{hint}")
@@ -62,6 +63,6 @@ def adopt_job(where: Where, wanted: str | None) -> FoundJob:
     job = find_job(where, wanted)
     if isinstance(job, FoundJob):
         return job
-    place = experiment.adopt(where.experiments, job.record)
-    say(f"{place.name} was started elsewhere; its logs are fetched to {place.logs}")
-    return FoundJob(place.read_record(), job.transport, job.backend, place)
+    experiment = experiments.adopt(where.experiments, job.record)
+    say(f"{experiment.name} was started elsewhere; its logs are fetched to {experiment.logs}")
+    return FoundJob(experiment.read_record(), job.transport, job.backend, experiment)

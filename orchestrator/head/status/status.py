@@ -74,11 +74,11 @@ def ask_nodes(ssh: Transport, record: JobRecord) -> list[NodeStatus]:
 
 def from_record(record: JobRecord) -> list[NodeStatus]:
     """Return how the job stood on each node when it ended."""
-    found = []
+    states = []
     for node in record.nodes:
         data = {"state": node.state, "ranks": node.ranks, "agent": node.exit_code}
-        found.append(NodeStatus(node.state, node.ranks, data))
-    return found
+        states.append(NodeStatus(node.state, node.ranks, data))
+    return states
 
 
 def job_now(record: JobRecord, states: Sequence[NodeStatus]) -> str:

@@ -39,8 +39,8 @@ def draw(results: Mapping[str, Any]) -> str:
         parts += plot("time of one call", rows, "seconds", height, duration)
         height += PLOT_HEIGHT + TOP + BOTTOM
     if results.get("pairs"):
-        made, tall = matrix(results["pairs"], height)
-        parts += made
+        cells, tall = matrix(results["pairs"], height)
+        parts += cells
         height += tall
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}"'
     head += f' width="{WIDTH}" height="{height:g}" role="img">'
@@ -129,15 +129,15 @@ def matrix(pairs: Sequence[Row], top: float) -> tuple[list[str], float]:
     nodes = sorted({row["from"] for row in pairs} | {row["to"] for row in pairs})
     cell = CELL if len(nodes) <= SHOWN else min(SMALL_CELL, (WIDTH - LEFT - 10) / len(nodes))
     fastest = max(row["rate"] for row in pairs)
-    place = {node: number for number, node in enumerate(nodes)}
+    column = {node: number for number, node in enumerate(nodes)}
     origin = top + TOP + 24
     parts = [label(LEFT, top + 24, "from a node (rows) to a node (columns), Gb/s", "title")]
     if cell == CELL:
-        for node, at in place.items():
+        for node, at in column.items():
             parts.append(label(LEFT + cell * (at + 0.5), origin - 8, str(node), anchor="middle"))
             parts.append(label(LEFT - 10, origin + cell * (at + 0.6), f"node {node}", anchor="end"))
     for row in pairs:
-        x, y = LEFT + cell * place[row["to"]], origin + cell * place[row["from"]]
+        x, y = LEFT + cell * column[row["to"]], origin + cell * column[row["from"]]
         title = f"node {row['from']} to node {row['to']}: {speed(row['rate'])}"
         title += f", {duration(row['latency'])} one way"
         look = f'fill="{shade(row["rate"] / fastest)}" class="cell"'
@@ -163,5 +163,5 @@ def shade(part: float) -> str:
 
 def label(x: float, y: float, text: str, look: str = "", anchor: str = "start") -> str:
     style = f' class="{look}"' if look else ""
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f"<text {place}{style}>{escape(text)}</text>"
+    position = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f"<text {position}{style}>{escape(text)}</text>"

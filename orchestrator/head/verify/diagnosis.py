@@ -60,7 +60,7 @@ def tolerance(count: int, spread: float, far: float = FAR) -> float:
 
 
 @dataclass(frozen=True)
-class Ends:
+class NodeRates:
     """The rates that each node can send and receive at, as its better pairs show."""
 
     out: Mapping[int, float]
@@ -71,7 +71,7 @@ class Ends:
     slow_in: frozenset[int]
 
 
-def ends(rates: Rates) -> Ends:
+def node_rates(rates: Rates) -> NodeRates:
     nodes = sorted({node for pair in rates for node in pair})
     out = {n: quartile([r for (a, _), r in rates.items() if a == n]) for n in nodes}
     into = {n: quartile([r for (_, b), r in rates.items() if b == n]) for n in nodes}
@@ -79,11 +79,11 @@ def ends(rates: Rates) -> Ends:
     usual = quartile(all_ends)
     part = tolerance(len(rates), noise(rates.values(), usual))
     if len(nodes) < 3:  # whose fault it is cannot be known: it is the link's
-        return Ends(out, into, usual, part, frozenset(), frozenset())
+        return NodeRates(out, into, usual, part, frozenset(), frozenset())
     least = part * usual
     slow_out = frozenset(node for node in nodes if out[node] < least)
     slow_in = frozenset(node for node in nodes if into[node] < least)
-    return Ends(out, into, usual, part, slow_out, slow_in)
+    return NodeRates(out, into, usual, part, slow_out, slow_in)
 
 
 def slow_links(rates: Rates, names: Sequence[str]) -> list[Bottleneck]:
@@ -92,37 +92,38 @@ def slow_links(rates: Rates, names: Sequence[str]) -> list[Bottleneck]:
         rates = {pair: rate for pair, rate in rates.items() if pair[::-1] in rates}
     if not rates:
         return []
-    found = ends(rates)
+    by_node = node_rates(rates)
     bottlenecks = [
-        slow_node(node, rates, found, names) for node in sorted(found.slow_out | found.slow_in)
+        slow_node(node, rates, by_node, names)
+        for node in sorted(by_node.slow_out | by_node.slow_in)
     ]
     parts = {
-        (a, b): rate / (found.usual if len(rates) == 2 else min(found.out[a], found.into[b]))
+        (a, b): rate / (by_node.usual if len(rates) == 2 else min(by_node.out[a], by_node.into[b]))
         for (a, b), rate in rates.items()
     }
     slow = {
         (a, b)
         for (a, b), part in parts.items()
-        if part < found.part and a not in found.slow_out and b not in found.slow_in
+        if part < by_node.part and a not in by_node.slow_out and b not in by_node.slow_in
     }
     both = sorted(pair for pair in slow if pair[0] < pair[1] and pair[::-1] in slow)
     one_way = sorted(pair for pair in slow if pair[::-1] not in slow)
-    bottlenecks += [slow_link(pair, rates, found.usual, names) for pair in both]
-    return bottlenecks + [one_way_link(pair, rates, found.usual, names) for pair in one_way]
+    bottlenecks += [slow_link(pair, rates, by_node.usual, names) for pair in both]
+    return bottlenecks + [one_way_link(pair, rates, by_node.usual, names) for pair in one_way]
 
 
-def slow_node(node: int, rates: Rates, found: Ends, names: Sequence[str]) -> Bottleneck:
-    out, into = found.out[node], found.into[node]
-    usual = f"others {speed(found.usual)}"
-    if node in found.slow_out and node in found.slow_in:
+def slow_node(node: int, rates: Rates, by_node: NodeRates, names: Sequence[str]) -> Bottleneck:
+    out, into = by_node.out[node], by_node.into[node]
+    usual = f"others {speed(by_node.usual)}"
+    if node in by_node.slow_out and node in by_node.slow_in:
         own = statistics.median(rate for pair, rate in rates.items() if node in pair)
         text = f"{names[node]} reaches everyone at {speed(own)}, {usual}"
-        return Bottleneck("node", text, (node,), own, found.usual)
-    if node in found.slow_out:
+        return Bottleneck("node", text, (node,), own, by_node.usual)
+    if node in by_node.slow_out:
         text = f"{names[node]} sends to everyone at {speed(out)}, {usual}; it receives at"
-        return Bottleneck("node", f"{text} {speed(into)}", (node,), out, found.usual)
+        return Bottleneck("node", f"{text} {speed(into)}", (node,), out, by_node.usual)
     text = f"{names[node]} receives from everyone at {speed(into)}, {usual}; it sends at"
-    return Bottleneck("node", f"{text} {speed(out)}", (node,), into, found.usual)
+    return Bottleneck("node", f"{text} {speed(out)}", (node,), into, by_node.usual)
 
 
 def slow_link(
@@ -206,15 +207,15 @@ def all_of(results: Mapping[str, Any]) -> list[Bottleneck]:
     nodes = results["nodes"]
     names = [f"node {node['index']} ({node['host']})" for node in nodes]
     node_of = [0] * sum(len(node["ranks"]) for node in nodes)
-    for place, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         for rank in node["ranks"]:
-            node_of[rank] = place
+            node_of[rank] = index
     rates = {(row["from"], row["to"]): float(row["rate"]) for row in results.get("pairs", [])}
-    found = wrong_results(results.get("wrong", []), node_of, names)
-    found += slow_links(rates, names)
+    bottlenecks = wrong_results(results.get("wrong", []), node_of, names)
+    bottlenecks += slow_links(rates, names)
     if results["backend"] == "gloo":
-        found += below_promise(rates, [node["link_speed"] for node in nodes], names)
-    return found + slow_devices(results["flops"], results["devices"], node_of, names)
+        bottlenecks += below_promise(rates, [node["link_speed"] for node in nodes], names)
+    return bottlenecks + slow_devices(results["flops"], results["devices"], node_of, names)
 
 
 # -- words ----------------------------------------------------------------------------------------

@@ -76,19 +76,19 @@ def predict(results: Mapping[str, Any], config: Config) -> list[Prediction]:
     measured = times(results["collectives"])
     strategies = [name for name in MEASURED if name != "hybrid_shard" or len(set(counts)) == 1]
     overlap = results["devices"][0] != "CPU"
-    found = [
+    predictions = [
         predict_strategy(name, model, counts, config, measured, results["free_bytes"], overlap)
         for name in strategies
     ]
-    return sorted(found, key=lambda prediction: (not prediction.fits, prediction.step))
+    return sorted(predictions, key=lambda prediction: (not prediction.fits, prediction.step))
 
 
 def times(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Times]:
-    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    points_by_key: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for row in rows:
         key = (row["collective"], row["scope"])
-        found.setdefault(key, []).append((row["bytes"], row["seconds"]))
-    return {key: Times(tuple(sorted(points))) for key, points in found.items()}
+        points_by_key.setdefault(key, []).append((row["bytes"], row["seconds"]))
+    return {key: Times(tuple(sorted(points))) for key, points in points_by_key.items()}
 
 
 def predict_strategy(
@@ -123,12 +123,12 @@ def messages(
     Groups are gathered one by one; the first holds the parameters outside of the blocks.
     """
     world, micro = sum(counts), config.training.gradient_accumulation
-    found = [Message("all_reduce", "all", 1024, 2, 2)]  # sums of the step, and who wants to stop
+    calls = [Message("all_reduce", "all", 1024, 2, 2)]  # sums of the step, and who wants to stop
     if strategy == "ddp":
         size = 4 * sum(groups)
         bucket = min(size, config.distributed.bucket_cap_mb * (1 << 20))
         number = max(1, math.ceil(size / bucket))
-        return [*found, Message("all_reduce", "all", size / number, number, 1)]
+        return [*calls, Message("all_reduce", "all", size / number, number, 1)]
     gathered = 4 if config.training.mixed_precision == "fp32" else 2
     reduced = 4 if config.fsdp.reduce_dtype == "fp32" else 2
     twice = 2 if config.fsdp.reshard_after_forward else 1
@@ -136,18 +136,18 @@ def messages(
     shards, scope = (
         (world, "all") if strategy == "full_shard" or len(counts) == 1 else (counts[0], "node")
     )
-    for place, group in enumerate(groups):
-        ends = place < 2  # the first gathers, and the last sums, overlap with nothing
+    for index, group in enumerate(groups):
+        ends = index < 2  # the first gathers, and the last sums, overlap with nothing
         if shards > 1:
-            times_gathered = micro * (twice if place else 1)
-            found.append(
+            times_gathered = micro * (twice if index else 1)
+            calls.append(
                 Message("all_gather", scope, gathered * group, times_gathered, ends * micro)
             )
-            found.append(Message("reduce_scatter", scope, reduced * group, sums, int(ends)))
+            calls.append(Message("reduce_scatter", scope, reduced * group, sums, int(ends)))
         if scope == "node":
             across = "all" if shards == 1 else "across"
-            found.append(Message("all_reduce", across, reduced * group / shards, 1, int(ends)))
-    return found
+            calls.append(Message("all_reduce", across, reduced * group / shards, 1, int(ends)))
+    return calls
 
 
 def table(message: Message, measured: Measured) -> Times:

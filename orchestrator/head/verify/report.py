@@ -124,13 +124,13 @@ def conclusion(results: Mapping[str, Any], findings: Sequence[Bottleneck], look:
     lines = []
     for finding in findings:
         wrong = finding.kind == "wrong"
-        words = f"{'WRONG' if wrong else 'SLOW'}: {finding.text}"
-        lines.append(paint(words, "red" if wrong else "yellow", look))
+        text = f"{'WRONG' if wrong else 'SLOW'}: {finding.text}"
+        lines.append(paint(text, "red" if wrong else "yellow", look))
     if not results["complete"]:
         lines.append(paint("the run ended before everything was measured", "yellow", look))
     elif not findings:
         several = len(results["devices"]) > 1
-        words = "every result is right, no node, link or device is slower than the others"
-        words = words if several else "one rank alone: there is no link to verify"
-        lines.append(paint(words, "green", look))
+        text = "every result is right, no node, link or device is slower than the others"
+        text = text if several else "one rank alone: there is no link to verify"
+        lines.append(paint(text, "green", look))
     return "\n".join(lines)
