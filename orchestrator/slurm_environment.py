@@ -31,10 +31,10 @@ def hosts(text: str) -> list[str]:
 
 def words(text: str) -> list[str]:
     """Split at the commas that stand outside of brackets."""
-    found = re.split(r",(?![^[]*\])", text.strip())
-    if not all(found):
+    parts = re.split(r",(?![^[]*\])", text.strip())
+    if not all(parts):
         raise BadHostlist(f"{text!r} is not a list of hosts")
-    return found
+    return parts
 
 
 # -- an allocation ----------------------------------------------------------------------------
@@ -64,9 +64,9 @@ def given(environ: Mapping[str, str]) -> Given | None:
         nodes = hosts(listed)
     except BadHostlist as error:
         raise half(f"SLURM_JOB_NODELIST cannot be read: {error}") from error
-    told = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES")
-    if told and told != str(len(nodes)):
-        raise half(f"SLURM_JOB_NODELIST has {len(nodes)} nodes and SLURM_JOB_NUM_NODES is {told}")
+    count = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES")
+    if count and count != str(len(nodes)):
+        raise half(f"SLURM_JOB_NODELIST has {len(nodes)} nodes and SLURM_JOB_NUM_NODES is {count}")
     tasks = environ.get("SLURM_NTASKS_PER_NODE", "")
     return Given(job, tuple(nodes), int(tasks) if tasks.isdigit() else None)
 

@@ -156,27 +156,27 @@ class Cluster:
     def _start(
         self, options: Options, target: list[str], command: list[str], payload: str | None = None
     ) -> Job:
-        words = [f"--{name.replace('_', '-')}={path}" for name, path in self._where.items()]
-        words += [*as_words(options), *target]
-        head = Background("launch", words=words, command=command, payload=payload)
+        arguments = [f"--{name.replace('_', '-')}={path}" for name, path in self._where.items()]
+        arguments += [*as_arguments(options), *target]
+        head = Background("launch", arguments=arguments, command=command, payload=payload)
         try:
-            place = head.answer()["place"]
+            directory = head.answer()["place"]
         except KeyboardInterrupt:
             self._take_back(head)
             raise
-        job = Job(Experiment(Path(place)), self._where, head)
+        job = Job(Experiment(Path(directory)), self._where, head)
         if self._jobs is not None:
             self._jobs.append(job)
         return job
 
     def _take_back(self, head: Background) -> None:
-        """After Ctrl-C during a start, stop what has started."""
+        """Stop what has started, after Ctrl-C during a start."""
         head.press(INTERRUPT)
         try:
-            told = head.answer()
+            answer = head.answer()
         except OrchestratorError:
             return  # it ended before there was a job
-        Job(Experiment(Path(told["place"])), self._where, head).wait()
+        Job(Experiment(Path(answer["place"])), self._where, head).wait()
 
     # -- finding again ---------------------------------------------------------------------------
 
@@ -186,22 +186,22 @@ class Cluster:
         Another process or machine may have started it.
         """
         wanted = None if experiment is None else os.fspath(experiment)
-        found = self._find(wanted)
-        if found is None:
+        path = self._find(wanted)
+        if path is None:
             head = Background("take_up", where=self._where, experiment=wanted)
-            found = Path(head.answer()["place"])
-        job = Job(Experiment(found), self._where)
+            path = Path(head.answer()["place"])
+        job = Job(Experiment(path), self._where)
         job.take_up()
         return job
 
     def _find(self, wanted: str | None) -> Path | None:
-        found = experiment.find(Path(self._where["experiments"]), wanted)
-        return found.path if found else None
+        known = experiment.find(Path(self._where["experiments"]), wanted)
+        return known.path if known else None
 
     def jobs(self) -> list[Job]:
         """List the jobs of the experiments directory, the newest last."""
         known = experiment.every(Path(self._where["experiments"]))
-        return [Job(place, self._where) for place in known]
+        return [Job(candidate, self._where) for candidate in known]
 
 
 # -- options ----------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def merged(first: Options, then: Options) -> Options:
     return {**first, **then, "env": env, "set": values}
 
 
-def as_words(options: Options) -> list[str]:
+def as_arguments(options: Options) -> list[str]:
     """Write the options as on the command line; the config checks the type of each value."""
     own = {"config", "set", "env"}
     values = {f"launch.{name}": value for name, value in options.items() if name not in own}

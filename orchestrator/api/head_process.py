@@ -67,30 +67,30 @@ class Background:
             self.keys.flush()
 
     def gone(self, seconds: float = 0.0) -> bool:
-        """Has it ended? Waits for that so long. Nobody reads what it may yet say."""
+        """Wait at most so long for its end; tell whether it has ended. Later output is unread."""
         poll = select.poll()
         poll.register(self.answers, 0)
         return bool(poll.poll(seconds * 1000))
 
     def answer(self) -> dict[str, Any]:
-        """Its next answer; an error is raised here as it was there."""
+        """Return its next answer; an error is raised here as it was there."""
         while True:
             line = self.answers.readline()
             self.process.wait()  # it has left its child behind, and is no child of ours
             if not line:
                 raise OrchestratorError(self.last_words())
-            told: dict[str, Any] = json.loads(line)
-            if "say" in told:
-                log.info("%s", told["say"])
-            elif "error" in told:
-                raise getattr(errors, told["error"])(told["what"], told["fix"])
+            message: dict[str, Any] = json.loads(line)
+            if "say" in message:
+                log.info("%s", message["say"])
+            elif "error" in message:
+                raise getattr(errors, message["error"])(message["what"], message["fix"])
             else:
-                return told
+                return message
 
     def last_words(self) -> str:
         self.errors.seek(0)
-        said = self.errors.read().decode(errors="replace").strip()[-2000:]
-        return f"our background process ended without an answer{': ' + said if said else ''}"
+        output = self.errors.read().decode(errors="replace").strip()[-2000:]
+        return f"our background process ended without an answer{': ' + output if output else ''}"
 
 
 # -- the other end --------------------------------------------------------------------------------
@@ -145,7 +145,9 @@ def main(request: dict[str, Any]) -> NoReturn:
     try:
         actions[do](answers, Pipe(), **request)
     except OrchestratorError as error:
-        kind = next(one for one in type(error).__mro__ if one.__module__ == errors.__name__)
+        kind = next(
+            parent for parent in type(error).__mro__ if parent.__module__ == errors.__name__
+        )
         answers.tell(error=kind.__name__, what=error.what, fix=error.fix)
     except OSError as error:  # a full disk, most of all
         where = f"{error.filename}: " if error.filename else ""
@@ -157,9 +159,9 @@ def main(request: dict[str, Any]) -> NoReturn:
 
 
 def launch(
-    answers: Answers, keys: Pipe, words: list[str], command: list[str], payload: str | None
+    answers: Answers, keys: Pipe, arguments: list[str], command: list[str], payload: str | None
 ) -> None:
-    """Do what `master_launch` with these words does, or run the function in `payload`."""
+    """Do what `master_launch` does with these arguments, or run the function in `payload`."""
     import click
 
     from orchestrator.cli.launch import launch_arguments
@@ -169,9 +171,9 @@ def launch(
 
     directory = None if payload is None else Path(payload)
     try:
-        arguments = replace(launch_arguments(words), payload=directory)
+        launch_args = replace(launch_arguments(arguments), payload=directory)
         launched = launching.launch(
-            resolve(arguments, command), lambda text: answers.tell(say=text)
+            resolve(launch_args, command), lambda text: answers.tell(say=text)
         )
     except click.ClickException as error:  # of a variable such as NPROC_PER_NODE
         raise UsageError(error.format_message()) from error
@@ -191,17 +193,18 @@ def take_up(answers: Answers, keys: Pipe, where: dict[str, str], experiment: str
     from orchestrator.records.experiment import this_head
 
     job = adopt_job(where_of(where), experiment)
-    place = job.experiment
-    if job.record.over or job.record.head_elsewhere or place.lock() is not None:
-        answers.tell(place=str(place.path), logs={})
+    directory = str(job.experiment.path)
+    if job.record.over or job.record.head_elsewhere or job.experiment.lock() is not None:
+        answers.tell(place=directory, logs={})
         return
-    record = place.read_record()
+    record = job.experiment.read_record()
     states = [] if record.over else status.ask_nodes(job.transport, record)
     sizes = {node.index: state.log_bytes or 0 for node, state in zip(record.nodes, states)}  # noqa: B905
-    speak_into(place)
-    answers.tell(place=str(place.path), logs=sizes)
+    speak_into(job.experiment)
+    answers.tell(place=directory, logs=sizes)
     if not record.over:
-        follow_again(place, replace(record, head=this_head()), job.transport, silent(), keys)
+        record = replace(record, head=this_head())
+        follow_again(job.experiment, record, job.transport, silent(), keys)
 
 
 def stop(
@@ -232,10 +235,10 @@ def silent() -> View:
     return View(quiet=True, color=False)
 
 
-def speak_into(place: Experiment) -> None:
+def speak_into(experiment: Experiment) -> None:
     """Send what the head prints to a file: there is no terminal any more."""
     with contextlib.suppress(OSError):  # a full disk
-        fd = os.open(place.path / "head.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        fd = os.open(experiment.path / "head.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(fd, 1)
         os.dup2(fd, 2)
         os.close(fd)

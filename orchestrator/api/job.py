@@ -57,11 +57,12 @@ class Verdict:
         return f"{self.traceback.rstrip()}\n{self.text}" if self.traceback else self.text
 
     @staticmethod
-    def of(told: dict[str, Any]) -> Verdict:
+    def of(recorded: dict[str, Any]) -> Verdict:
         """Read the verdict of job.json."""
         names = ("kind", "title", "message", "node", "node_name", "rank", "where", "traceback")
-        known = {name: told[name] for name in (*names, "fix", "time", "others")}
-        return Verdict(**known, same=tuple(told["same"]), text="\n".join(verdicts.to_lines(told)))
+        known = {name: recorded[name] for name in (*names, "fix", "time", "others")}
+        text = "\n".join(verdicts.to_lines(recorded))
+        return Verdict(**known, same=tuple(recorded["same"]), text=text)
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,10 @@ class Job:
     """
 
     def __init__(
-        self, place: Experiment, where: dict[str, str], head: Background | None = None
+        self, experiment: Experiment, where: dict[str, str], head: Background | None = None
     ) -> None:
-        self._place = place
-        self._which: dict[str, Any] = {"where": where, "experiment": str(place.path)}
+        self._experiment = experiment
+        self._which: dict[str, Any] = {"where": where, "experiment": str(experiment.path)}
         self._head = head
         self._came = 0.0  # when we last took it up
         self._left = False
@@ -139,12 +140,12 @@ class Job:
     @property
     def name(self) -> str:
         """The experiment's name; Cluster.attach(name) finds the job again."""
-        return self._place.name
+        return self._experiment.name
 
     @property
     def directory(self) -> Path:
         """The experiment's directory: logs/, outputs/, job.json; head.txt: what its head said."""
-        return self._place.path
+        return self._experiment.path
 
     @property
     def status(self) -> str:
@@ -159,11 +160,11 @@ class Job:
     @property
     def verdict(self) -> Verdict | None:
         """Why it did not end well; None while it runs, and when it is done."""
-        told = self._record().verdict
-        return Verdict.of(told) if told else None
+        verdict = self._record().verdict
+        return Verdict.of(verdict) if verdict else None
 
     def _record(self) -> JobRecord:
-        return self._place.read_record()
+        return self._experiment.read_record()
 
     # -- waiting ---------------------------------------------------------------------------------
 
@@ -207,7 +208,7 @@ class Job:
     def take_up(self) -> None:
         """See to it that a head follows the job, and that its logs so far are here."""
         record, now, before = self._record(), time.monotonic(), self._came
-        if record.over or self._place.followed:
+        if record.over or self._experiment.followed:
             return
         if record.head_elsewhere:  # its head is where its job is; is it still there?
             if now - before > ASK_SECONDS:
@@ -245,9 +246,13 @@ class Job:
                 continue
 
     def _failure(self, record: JobRecord) -> JobFailed:
-        told, code = self.verdict, record.exit_code or 0
-        what = f"{self.name}: {record.state}, exit code {code}" + (f"\n{told}" if told else "")
-        return JobFailed(what, f"all logs are in {self._place.logs}", exit_code=code, verdict=told)
+        verdict, code = self.verdict, record.exit_code or 0
+        what = f"{self.name}: {record.state}, exit code {code}" + (
+            f"\n{verdict}" if verdict else ""
+        )
+        return JobFailed(
+            what, f"all logs are in {self._experiment.logs}", exit_code=code, verdict=verdict
+        )
 
     # -- logs ------------------------------------------------------------------------------------
 
@@ -258,13 +263,13 @@ class Job:
 
         str(line) has the node and the rank in front, line.text has not.
         """
-        check_choice(self._record(), node, rank)
+        self._record().check_choice(node, rank, "{}={}")
         self.take_up()
         return self._lines(rank, node, follow=follow)
 
     def _log_files(self) -> list[LogFile]:
-        place, nodes = self._place, self._record().nodes
-        return [LogFile(n.index, n.name, place.log(n), place.ranks(n)) for n in nodes]
+        experiment, nodes = self._experiment, self._record().nodes
+        return [LogFile(n.index, n.name, experiment.log(n), experiment.ranks(n)) for n in nodes]
 
     def _lines(self, rank: int | None, node: int | None, *, follow: bool) -> Iterator[Line]:
         files = [file for file in self._log_files() if node in (None, file.node)]
@@ -293,21 +298,21 @@ class Job:
         The ranks are asked to save and stop; what is left after the grace (or at once, with now)
         is killed. NodeError where a node could not be reached, JobFailed where something lives on.
         """
-        told = Background("stop", **self._which, grace=0.0 if now else grace).answer()
-        if told["code"] == EXIT_NODE:
-            raise NodeError(told["text"])
-        if told["code"] != EXIT_DONE:
-            raise JobFailed(told["text"], verdict=self.verdict)
-        if told["why"]:
-            raise OrchestratorError(f"it is stopped, but job.json does not say so: {told['why']}")
+        answer = Background("stop", **self._which, grace=0.0 if now else grace).answer()
+        if answer["code"] == EXIT_NODE:
+            raise NodeError(answer["text"])
+        if answer["code"] != EXIT_DONE:
+            raise JobFailed(answer["text"], verdict=self.verdict)
+        if answer["why"]:
+            raise OrchestratorError(f"it is stopped, but job.json does not say so: {answer['why']}")
         return tuple(
             Receipt(
-                one["node"],
-                {int(pid): name for pid, name in one["ended"].items()},
-                {int(pid): name for pid, name in one["killed"].items()},
-                one["took"],
+                receipt["node"],
+                {int(pid): name for pid, name in receipt["ended"].items()},
+                {int(pid): name for pid, name in receipt["killed"].items()},
+                receipt["took"],
             )
-            for one in told["receipts"]
+            for receipt in answer["receipts"]
         )
 
     def detach(self) -> None:
@@ -361,25 +366,17 @@ class Job:
             ) from error
 
     def _raise_cause(self, record: JobRecord) -> NoReturn:
-        told = self.verdict
-        if told is None or told.rank is None:
+        verdict = self.verdict
+        if verdict is None or verdict.rank is None:
             raise self._failure(record)
-        path = self.directory / "outputs" / "results" / f"rank_{told.rank}.error"
+        path = self.directory / "outputs" / "results" / f"rank_{verdict.rank}.error"
         try:
             with path.open("rb") as file:
                 error = pickle.load(file)
         except Exception as worse:  # noqa: BLE001  there is none, or its class is not known here
             raise self._failure(record) from worse if path.exists() else None
-        who = f"rank {told.rank} on node {told.node} ({told.node_name})"
-        raise error from RemoteTraceback(f"\n\n{who}:\n{told.traceback}")
-
-
-def check_choice(record: JobRecord, node: int | None, rank: int | None) -> None:
-    nodes, world = [one.index for one in record.nodes], sum(one.nproc for one in record.nodes)
-    if node is not None and node not in nodes:
-        raise UsageError(f"node={node}: this job has nodes {nodes[0]} to {nodes[-1]}")
-    if rank is not None and not 0 <= rank < world:
-        raise UsageError(f"rank={rank}: this job has ranks 0 to {world - 1}")
+        who = f"rank {verdict.rank} on node {verdict.node} ({verdict.node_name})"
+        raise error from RemoteTraceback(f"\n\n{who}:\n{verdict.traceback}")
 
 
 def lines(at: tuple[int, str], texts: list[str]) -> Iterator[Line]:

@@ -21,11 +21,11 @@ nnodes_option = click.option(
 gpus_option = click.option(
     "--gpus", type=click.IntRange(0), metavar="N", help="Number of GPUs per node."
 )
-rest_argument = click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar=REST)
+rest_argument = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar=REST)
 
 
 def slurm_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what is asked of Slurm; the words that follow go to master_launch."""
+    """Add the options for Slurm; the arguments that follow go to master_launch."""
     for option in (
         rest_argument,
         click.option(
@@ -54,7 +54,7 @@ def slurm_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("slurm", context_settings=THROUGH)
 @slurm_options
-def generate_slurm(words: tuple[str, ...], no_requeue: bool, **asked: Any) -> int:
+def generate_slurm(arguments: tuple[str, ...], no_requeue: bool, **asked: Any) -> int:
     """Print a batch file, to be submitted with sbatch.
 
     These options come first; LAUNCH-OPTIONS are those of master_launch.
@@ -63,13 +63,13 @@ def generate_slurm(words: tuple[str, ...], no_requeue: bool, **asked: Any) -> in
     from orchestrator.launchers.slurm.sbatch import SbatchOptions
 
     options = SbatchOptions(requeue=not no_requeue, **asked)
-    return batch_file.generate(options, words, launch_arguments(words))
+    return batch_file.generate(options, arguments, launch_arguments(arguments))
 
 
 @click.command("slurm", context_settings=THROUGH)
 @slurm_options
 @click.option("--detach", is_flag=True, help="Submit the job, and do not wait for it.")
-def submit_slurm(words: tuple[str, ...], detach: bool, no_requeue: bool, **asked: Any) -> int:
+def submit_slurm(arguments: tuple[str, ...], detach: bool, no_requeue: bool, **asked: Any) -> int:
     """Submit the job, wait for it and show its logs.
 
     These options come first; LAUNCH-OPTIONS are those of master_launch.
@@ -78,7 +78,7 @@ def submit_slurm(words: tuple[str, ...], detach: bool, no_requeue: bool, **asked
     from orchestrator.launchers.slurm.sbatch import SbatchOptions
 
     options = SbatchOptions(requeue=not no_requeue, **asked)
-    return batch_file.submit(options, words, launch_arguments(words), detach=detach)
+    return batch_file.submit(options, arguments, launch_arguments(arguments), detach=detach)
 
 
 def groups(kind: type[click.Group]) -> tuple[click.Group, ...]:
@@ -104,7 +104,7 @@ def groups(kind: type[click.Group]) -> tuple[click.Group, ...]:
     help="Wait so many seconds for the other nodes.",
 )
 @rest_argument
-def run_node(wait: float, words: tuple[str, ...]) -> int:
+def run_node(wait: float, arguments: tuple[str, ...]) -> int:
     """Run this machine's part of a job, without SSH: type it on each of the machines.
 
     MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and NPROC_PER_NODE in the environment say which
@@ -113,7 +113,7 @@ def run_node(wait: float, words: tuple[str, ...]) -> int:
     from orchestrator.launchers.by_hand import run_node as by_hand
 
     mine = by_hand.part(os.environ)  # first: its errors say more than those of --master-port
-    return by_hand.run(mine, wait, launch_arguments(words))
+    return by_hand.run(mine, wait, launch_arguments(arguments))
 
 
 # -- accelerate -----------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def generate_accelerate(**options: Any) -> int:
 
 
 def container_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what is asked of the containers; the words that follow go to run-node in each of them."""
+    """Add the options of the containers; the arguments that follow go to run-node in each."""
     for option in (
         rest_argument,
         click.option("--name", help="Name the whole. [default: the experiment's name, multinode]"),
@@ -184,7 +184,7 @@ def generate_compose(**asked: Any) -> int:
     from orchestrator.launchers.containers.container import ContainerOptions
 
     options = ContainerOptions(**asked)
-    return compose.generate(options, launch_arguments(options.words))
+    return compose.generate(options, launch_arguments(options.arguments))
 
 
 @click.command("kubernetes", context_settings=THROUGH)
@@ -205,7 +205,7 @@ def generate_kubernetes(**asked: Any) -> int:
     from orchestrator.launchers.containers import kubernetes
 
     options = kubernetes.PodOptions(**asked)
-    return kubernetes.generate(options, launch_arguments(options.words))
+    return kubernetes.generate(options, launch_arguments(options.arguments))
 
 
 @click.command("dockerfile")

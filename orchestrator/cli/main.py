@@ -166,8 +166,8 @@ def emergency_stop_command(where: Where, mine: bool, as_json: bool) -> int:
     "--size", type=click.IntRange(1, 16), default=2, show_default=True, help="Number of nodes."
 )
 @click.option("--keep", is_flag=True, help="Keep the cluster for your own commands until Ctrl-C.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[LAUNCH-OPTIONS...]")
-def demo(size: int, keep: bool, words: tuple[str, ...]) -> int:
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[LAUNCH-OPTIONS...]")
+def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
     """Make a cluster on this machine, train on it, and show the result.
 
     LAUNCH-OPTIONS are those of master_launch.
@@ -175,7 +175,7 @@ def demo(size: int, keep: bool, words: tuple[str, ...]) -> int:
     from orchestrator.local_cluster import demo
 
     # A wrong option is refused before anything is started.
-    return demo.demo(size, keep, words, launch_arguments(words))
+    return demo.demo(size, keep, arguments, launch_arguments(arguments))
 
 
 for command in (launch_command, plan_command, doctor_command, verify_command, checkpoint, prune):

@@ -86,7 +86,7 @@ class GroupedCommand(click.Command):
 
 def launch_options(command: str) -> list[click.Parameter]:
     """Make the options of a launch that this command takes."""
-    return [made for kind in LAUNCH_OPTIONS for made in options_from(kind, command)]
+    return [option for kind in LAUNCH_OPTIONS for option in options_from(kind, command)]
 
 
 def options_from(kind: type[Any], command: str) -> Iterator[click.Option]:
@@ -100,7 +100,7 @@ def click_option(kind: type[Any], name: str, hint: Any, option: Option) -> Group
     """Make the option of one field. Its default stays None: a config file may have another."""
     value = kind.__dataclass_fields__[name].default
     types_of = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    base = next(one for one in types_of if one is not types.NoneType)
+    base = next(candidate for candidate in types_of if candidate is not types.NoneType)
     several = typing.get_origin(base) is tuple
     default = option.shown or (
         "" if value in (None, (), False) else f"{value:g}" if base is float else f"{value}"
@@ -148,11 +148,11 @@ def shared(
         where = Where(**{name: value for name, value in given.items() if value is not None})
         return function(where=where, **params)
 
-    made = getattr(with_where, "__click_params__", [])
+    present = getattr(with_where, "__click_params__", [])
     options = {option.name: option for option in options_from(Where, "launch")}
     if node_list is not None:
         options["nodes"] = typing.cast(GroupedOption, node_list)
-    with_where.__click_params__ = [*made, *reversed(options.values())]  # type: ignore[attr-defined]
+    with_where.__click_params__ = [*present, *reversed(options.values())]  # type: ignore[attr-defined]
     return with_where
 
 

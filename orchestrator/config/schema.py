@@ -402,12 +402,12 @@ def what_nobody_reads(config: Config) -> None:
                 continue
             name, values = item.metadata["only"]
             other, key = name.split(".")
-            found = getattr(getattr(config, other), key)
-            if found not in values:
-                wanted = " or ".join(str(value).lower() for value in values)
+            value = getattr(getattr(config, other), key)
+            if value not in values:
+                wanted = " or ".join(str(allowed).lower() for allowed in values)
                 raise UsageError(
                     f"{section.name}.{item.name} is set, but nothing reads it while {name} is"
-                    f" {str(found).lower()}; it is for {wanted}"
+                    f" {str(value).lower()}; it is for {wanted}"
                 )
     if changed(config.dataloader, "prefetch_factor") and not config.dataloader.num_workers:
         raise UsageError(
@@ -419,8 +419,8 @@ def what_nobody_reads(config: Config) -> None:
 def changed(section: Any, name: str) -> bool:
     """Return whether a value was set to something other than its default."""
     (item,) = (item for item in dataclasses.fields(section) if item.name == name)
-    made = item.default_factory
-    default = item.default if made is dataclasses.MISSING else made()
+    factory = item.default_factory
+    default = item.default if factory is dataclasses.MISSING else factory()
     return bool(getattr(section, name) != default)
 
 

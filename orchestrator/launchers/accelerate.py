@@ -48,20 +48,20 @@ def generate(options: FileOptions) -> int:
     check_counts(by, machines)
     out = options.out
     ranks = range(len(machines.counts))
-    places = [out / name_of(rank) for rank in ranks]
-    there = [str(place) for place in places if place.exists()]
+    paths = [out / name_of(rank) for rank in ranks]
+    there = [str(path) for path in paths if path.exists()]
     if there and not options.force:
         raise UsageError(f"{there[0]} is there already", "--force, or another directory: --out DIR")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for rank, place in zip(ranks, places, strict=True):
-            place.write_text(text(by, rank, machines), encoding="utf-8")
+        for rank, path in zip(ranks, paths, strict=True):
+            path.write_text(text(by, rank, machines), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{out} cannot be written to: {error.strerror}") from error
     program = ["-m"] * options.module + list(options.program or ("train.py",))
-    for rank, place in zip(ranks, places, strict=True):
+    for rank, path in zip(ranks, paths, strict=True):
         name = f": {nodes[rank].name}" if nodes else ""
-        command = shlex.join(["accelerate", "launch", "--config_file", str(place), *program])
+        command = shlex.join(["accelerate", "launch", "--config_file", str(path), *program])
         tell(f"# node {rank}{name}\n{command}\n")
     return EXIT_DONE
 

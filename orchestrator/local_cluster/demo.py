@@ -58,8 +58,8 @@ NOTES = {
 }
 
 
-def demo(size: int, keep: bool, words: tuple[str, ...], arguments: LaunchArguments) -> int:
-    """Launch with `words`, which parse to `arguments`, on a new cluster; return the exit code."""
+def demo(size: int, keep: bool, options: tuple[str, ...], arguments: LaunchArguments) -> int:
+    """Launch with these options, parsed as `arguments`, on a new cluster; return the exit code."""
     if "python" not in arguments.launch and importlib.util.find_spec("torch") is None:
         raise CheckFailed(
             f"the demo trains with torch, and {sys.executable} has none",
@@ -69,7 +69,7 @@ def demo(size: int, keep: bool, words: tuple[str, ...], arguments: LaunchArgumen
     try:
         say(f"starting {size} SSH servers on this machine; each plays a node of {SLOTS} ranks")
         cluster.start()
-        code, told_to_end = launch(cluster, words)
+        code, told_to_end = launch(cluster, options)
         if not arguments.dry_run:
             show(cluster, arguments.where.experiments)
         if keep and not told_to_end:
@@ -128,14 +128,14 @@ def listed_port(size: int) -> int:
 
 def launch(cluster: LoopbackCluster, arguments: Sequence[str]) -> tuple[int, bool]:
     """Run master_launch and wait for it; returns its exit code, and whether a signal ended us."""
-    words = ["--nodes", str(cluster.node_list), "--ssh-config", str(cluster.ssh_config)]
-    words += ["--config", str(settings(cluster)), *arguments]
-    say("master_launch " + shlex.join(words))
+    options = ["--nodes", str(cluster.node_list), "--ssh-config", str(cluster.ssh_config)]
+    options += ["--config", str(settings(cluster)), *arguments]
+    say("master_launch " + shlex.join(options))
     jobs: list[subprocess.Popen[bytes]] = []
-    told: list[int] = []
+    received: list[int] = []
 
     def forward(number: int, _: FrameType | None) -> None:
-        told.append(number)
+        received.append(number)
         for job in jobs:
             job.terminate()
 
@@ -144,13 +144,13 @@ def launch(cluster: LoopbackCluster, arguments: Sequence[str]) -> tuple[int, boo
     signal.signal(signal.SIGINT, lambda *_: None)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, forward)
-    jobs.append(subprocess.Popen([sys.executable, "-m", "orchestrator", "launch", *words]))
-    if told:
+    jobs.append(subprocess.Popen([sys.executable, "-m", "orchestrator", "launch", *options]))
+    if received:
         jobs[0].terminate()
     code = jobs[0].wait()
     for number, handler in before.items():
         signal.signal(number, handler)
-    return code if code >= 0 else 128 - code, bool(told)
+    return code if code >= 0 else 128 - code, bool(received)
 
 
 def settings(cluster: LoopbackCluster) -> Path:
@@ -166,10 +166,10 @@ def settings(cluster: LoopbackCluster) -> Path:
 
 def show(cluster: LoopbackCluster, root: Path) -> None:
     """The job's loss as a curve, and what its experiment holds."""
-    place = ours(cluster, root)
-    if place is None:
+    experiment = ours(cluster, root)
+    if experiment is None:
         return  # it never came to an experiment; the launch has said why
-    steps = read_metrics(place.path / "outputs" / "rank_00_metrics.jsonl")
+    steps = read_metrics(experiment.path / "outputs" / "rank_00_metrics.jsonl")
     if steps:
         first, last = steps[0], steps[-1]
         output.tell(
@@ -178,9 +178,9 @@ def show(cluster: LoopbackCluster, root: Path) -> None:
         )
         curve = plot([step["loss"] for step in steps], last["step"])
         output.tell("\n".join(f"  {line}" for line in curve))
-    output.tell(f"\n  {place.path}")
-    output.tell("\n".join(f"  {line}" for line in tree(place.path)))
-    if not place.read_record().over:
+    output.tell(f"\n  {experiment.path}")
+    output.tell("\n".join(f"  {line}" for line in tree(experiment.path)))
+    if not experiment.read_record().over:
         say("the job was left running; it ends with the demo's cluster")
 
 
@@ -196,10 +196,10 @@ def speed_of(steps: Sequence[dict[str, Any]]) -> str:
 
 def ours(cluster: LoopbackCluster, root: Path) -> Experiment | None:
     """The newest experiment that was launched on this cluster."""
-    for place in reversed(experiment.every(root)):
+    for candidate in reversed(experiment.every(root)):
         try:
-            if place.read_record().ssh_config == str(cluster.ssh_config):
-                return place
+            if candidate.read_record().ssh_config == str(cluster.ssh_config):
+                return candidate
         except UsageError:
             continue
     return None
@@ -281,11 +281,11 @@ def listed(cluster: LoopbackCluster) -> bool:
 def program(name: str) -> str:
     """The name of a command if the shell finds that of this Python by it, else its path."""
     beside = Path(sys.executable).with_name(name)
-    found = shutil.which(name)
-    if not beside.exists() or (found and Path(found) == beside):
+    path = shutil.which(name)
+    if not beside.exists() or (path and Path(path) == beside):
         return name
     return shlex.quote(str(beside))
 
 
-def say(words: str) -> None:
-    output.tell(f"demo: {words}")
+def say(text: str) -> None:
+    output.tell(f"demo: {text}")

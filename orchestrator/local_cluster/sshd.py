@@ -139,14 +139,14 @@ def await_banner(
                     return
         except OSError:
             time.sleep(0.005)  # not bound yet, and there is no event to wait for
-    said = log.read_text(errors="replace").strip() if log.exists() else ""
-    if "already in use" in said:
+    output = log.read_text(errors="replace").strip() if log.exists() else ""
+    if "already in use" in output:
         raise CheckFailed(
             f"{address}:{port} is taken by another program",
             f"choose another port, or see who holds it: ss -ltnp 'sport = :{port}'",
         )
     state = "ended at once" if ended() else f"was silent for {seconds:.0f} s"
-    raise CheckFailed(f"sshd at {address}:{port} {state}: {said or 'no message'}")
+    raise CheckFailed(f"sshd at {address}:{port} {state}: {output or 'no message'}")
 
 
 def account() -> str:

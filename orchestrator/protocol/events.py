@@ -175,5 +175,5 @@ def from_report(data: dict[str, Any]) -> RankEvent:
     fields = dict(data)
     kind = EVENTS.get(f"rank_{fields.pop('event', '')}", Event)
     if not issubclass(kind, RankEvent):
-        raise Nonsense("no report of a rank")
+        raise Nonsense("not the report of a rank")
     return decode(kind, fields)

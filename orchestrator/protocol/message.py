@@ -187,7 +187,7 @@ def _single(kind: Any, data: Any, newer: bool, where: str) -> Any:
         try:
             return base64.b64decode(data, validate=True)
         except ValueError:
-            raise Nonsense(f"{where} is no base64") from None
+            raise Nonsense(f"{where} is not base64") from None
     if kind is float:
         fits = type(data) in (int, float) and abs(data) < LARGEST_NUMBER  # no NaN, no infinity
         data = float(data) if fits else data

@@ -45,17 +45,17 @@ def digest(
     path: Path, *, sync: bool = False, seen: Callable[[int], None] | None = None
 ) -> FileRecord:
     """Size and sha256; with `sync`, of the bytes on the disk. seen() hears of every piece."""
-    found, size = hashlib.sha256(), 0
+    checksum, size = hashlib.sha256(), 0
     piece = memoryview(bytearray(PIECE))
     with path.open("rb", buffering=0) as file:
         if sync:
             os.fsync(file.fileno())
         while count := file.readinto(piece):
-            found.update(piece[:count])
+            checksum.update(piece[:count])
             size += count
             if seen:
                 seen(count)
-    return FileRecord(size, found.hexdigest())
+    return FileRecord(size, checksum.hexdigest())
 
 
 def to_json(manifest: Manifest) -> str:
@@ -89,15 +89,15 @@ def read(path: Path) -> Manifest:
 def _records(data: Any) -> dict[str, FileRecord]:
     if not isinstance(data, dict) or not data:
         raise ValueError("lists no files")
-    found = {}
+    records = {}
     for name, record in data.items():
         digest = record.get("sha256") if isinstance(record, dict) else None
         if not (isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest)):
             raise ValueError(f"has no checksum of {shown(name)}")
-        found[name] = FileRecord(_whole(record.get("size"), f"size of {shown(name)}"), digest)
-    if problem := unfit_names(found):
+        records[name] = FileRecord(_whole(record.get("size"), f"size of {shown(name)}"), digest)
+    if problem := unfit_names(records):
         raise ValueError(f"is invalid: {problem}")
-    return found
+    return records
 
 
 def _whole(value: Any, what: str) -> int:
@@ -129,13 +129,13 @@ def shortfall(path: Path, files: Mapping[str, FileRecord]) -> str:
 
 def mis_sized(path: Path, name: str, record: FileRecord) -> str:
     try:
-        found = (path / name).lstat()
+        status = (path / name).lstat()
     except FileNotFoundError:
         return f"{shown(name)} is missing"
     except OSError as error:
         return f"{shown(name)} cannot be read: {error.strerror}"
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return f"{shown(name)} is not a plain file"
-    if found.st_size != record.size:
-        return f"{shown(name)} has {found.st_size} bytes instead of {record.size}"
+    if status.st_size != record.size:
+        return f"{shown(name)} has {status.st_size} bytes instead of {record.size}"
     return ""

@@ -135,14 +135,14 @@ def _as_job_failure(what: str) -> Iterator[None]:
 
 def every(directory: Path) -> list[Checkpoint]:
     """All checkpoints of a directory, newest first, among them those that have a problem."""
-    found: dict[int, Checkpoint] = {}
+    newest: dict[int, Checkpoint] = {}
     for step, kind, path in sorted(_entries(directory), key=lambda entry: entry[1] == "aside"):
-        if kind not in ("final", "aside") or (step in found and found[step].complete):
+        if kind not in ("final", "aside") or (step in newest and newest[step].complete):
             continue
         checkpoint = load(path)
-        if step not in found or checkpoint.complete:
-            found[step] = checkpoint
-    return [found[step] for step in sorted(found, reverse=True)]
+        if step not in newest or checkpoint.complete:
+            newest[step] = checkpoint
+    return [newest[step] for step in sorted(newest, reverse=True)]
 
 
 def _entries(directory: Path) -> list[tuple[int, str, Path]]:
@@ -155,13 +155,13 @@ def _entries(directory: Path) -> list[tuple[int, str, Path]]:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{shown(directory)} cannot be read: {why}") from error
-    found = []
+    ours = []
     for name in entries:
         if (plain := STEP.fullmatch(name)) and name == f"step_{int(plain[1]):08d}":
-            found.append((int(plain[1]), "final", directory / name))
+            ours.append((int(plain[1]), "final", directory / name))
         elif hidden := HIDDEN.fullmatch(name):
-            found.append((int(hidden[1]), hidden[3], directory / name))
-    return found
+            ours.append((int(hidden[1]), hidden[3], directory / name))
+    return ours
 
 
 def load(path: Path) -> Checkpoint:
@@ -169,9 +169,9 @@ def load(path: Path) -> Checkpoint:
     named = STEP.fullmatch(path.name) or HIDDEN.fullmatch(path.name)
     step = int(named[1]) if named else 0
     try:
-        found = checkpoint_manifest.read(path)
-        if named and found.step != step:
-            raise ValueError(f"belongs to step {found.step}")
+        manifest = checkpoint_manifest.read(path)
+        if named and manifest.step != step:
+            raise ValueError(f"belongs to step {manifest.step}")
     except FileNotFoundError:
         return Checkpoint(path, step, problem=f"there is no {checkpoint_manifest.NAME}")
     except OSError as error:
@@ -180,7 +180,9 @@ def load(path: Path) -> Checkpoint:
         )
     except (ValueError, RecursionError) as error:
         return Checkpoint(path, step, problem=f"{checkpoint_manifest.NAME} {error}")
-    return Checkpoint(path, **vars(found), problem=checkpoint_manifest.shortfall(path, found.files))
+    return Checkpoint(
+        path, **vars(manifest), problem=checkpoint_manifest.shortfall(path, manifest.files)
+    )
 
 
 def verify(
@@ -214,8 +216,8 @@ def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[C
     known = experiment.every(experiments)
     if text is None:
         for candidate in reversed(known):
-            if found := every((candidate.path / CHECKPOINTS).absolute()):
-                return found
+            if checkpoints := every((candidate.path / CHECKPOINTS).absolute()):
+                return checkpoints
         raise UsageError(f"no experiment in {shown(experiments)} has a checkpoint", ELSEWHERE)
     looked = []
     for path in dict.fromkeys(((experiments / text).absolute(), Path(text).absolute())):
@@ -223,8 +225,8 @@ def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[C
         if checkpoint.files or (STEP.fullmatch(path.name) and checkpoint.path.is_dir()):
             return [checkpoint]
         for inner in (path / CHECKPOINTS, path):
-            if found := every(inner):
-                return found
+            if checkpoints := every(inner):
+                return checkpoints
             looked.append(inner)
     there = any(path.exists() for path in looked)
     hint = "" if there else nearest(text, [candidate.name for candidate in known])
@@ -242,11 +244,11 @@ def prune(directory: Path, keep: int) -> list[Path]:
 
     One with a problem does not count; without a manifest it may be somebody else's, and stays.
     """
-    found = every(directory)
-    kept = [checkpoint for checkpoint in found if checkpoint.complete][: max(keep, 1)]
+    checkpoints = every(directory)
+    kept = [checkpoint for checkpoint in checkpoints if checkpoint.complete][: max(keep, 1)]
     old = [
         checkpoint
-        for checkpoint in reversed(found)
+        for checkpoint in reversed(checkpoints)
         if kept and checkpoint.step < kept[-1].step and checkpoint.files
     ]
     with _as_job_failure(f"old checkpoints in {shown(directory)} could not be removed"):

@@ -66,6 +66,15 @@ class JobRecord:
     def node(self, index: int) -> NodeRecord:
         return next(node for node in self.nodes if node.index == index)
 
+    def check_choice(self, node: int | None, rank: int | None, written: str) -> None:
+        """Refuse a node or a rank that the job does not have, in the form that the user wrote."""
+        nodes = [part.index for part in self.nodes]
+        ranks = [part.first_rank + i for part in self.nodes for i in range(part.nproc)]
+        for name, chosen, known in (("node", node, nodes), ("rank", rank, ranks)):
+            if chosen is not None and chosen not in known:
+                has = f"{name}s {known[0]} to {known[-1]}" if known else f"no {name}s yet"
+                raise UsageError(f"{written.format(name, chosen)}: this job has {has}")
+
     @property
     def head_elsewhere(self) -> bool:
         """Tell whether the job's head can run only where the job is."""
@@ -184,10 +193,10 @@ class Experiment:
     def thief(self) -> dict[str, Any] | None:
         """Another head that wants to take this one's place, if there is one."""
         try:
-            found: dict[str, Any] = json.loads((self.path / ".steal").read_text(encoding="utf-8"))
+            head: dict[str, Any] = json.loads((self.path / ".steal").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return found
+        return head
 
     def steal(self, patience: float) -> dict[str, Any] | None:
         """Become the one head in another's place; that one, if it does not leave in time."""
@@ -270,10 +279,10 @@ def every(root: Path) -> list[Experiment]:
         entries = [entry for entry in root.iterdir() if STAMP.fullmatch(entry.name)]
     except OSError:
         return []
-    found = [
+    experiments = [
         entry for entry in entries if (entry / "job.json").is_file() and not entry.is_symlink()
     ]
-    return [Experiment(path) for path in sorted(found, key=lambda path: path.name[-15:])]
+    return [Experiment(path) for path in sorted(experiments, key=lambda path: path.name[-15:])]
 
 
 def find(root: Path, wanted: str | None) -> Experiment | None:
@@ -281,7 +290,10 @@ def find(root: Path, wanted: str | None) -> Experiment | None:
     its machines share: this machine's, where it has one."""
     if wanted is None:
         known = every(root)[::-1]
-        return next((one for one in known if not one.elsewhere), known[0] if known else None)
+        return next(
+            (candidate for candidate in known if not candidate.elsewhere),
+            known[0] if known else None,
+        )
     for path in (root / wanted, Path(wanted)):
         if (path / "job.json").is_file():
             return Experiment(path.absolute())
@@ -290,18 +302,18 @@ def find(root: Path, wanted: str | None) -> Experiment | None:
 
 def of_slurm_job(root: Path, job: str) -> Experiment | None:
     """Find what was submitted, or started before, as this job of Slurm's."""
-    for one in reversed(every(root)):
-        if one.slurm_job() == job:
-            return Experiment(one.path.absolute())
+    for candidate in reversed(every(root)):
+        if candidate.slurm_job() == job:
+            return Experiment(candidate.path.absolute())
     return None
 
 
 def adopt(root: Path, record: JobRecord) -> Experiment:
     """A directory here for a job that was started elsewhere."""
-    place = Experiment(root.absolute() / record.experiment)
+    experiment = Experiment(root.absolute() / record.experiment)
     try:
-        place.logs.mkdir(parents=True)
-        place.write_record(replace(record, experiment=str(place.path)))
+        experiment.logs.mkdir(parents=True)
+        experiment.write_record(replace(record, experiment=str(experiment.path)))
     except OSError as error:
-        raise UsageError(f"{place.path} cannot be created: {error.strerror}") from error
-    return place
+        raise UsageError(f"{experiment.path} cannot be created: {error.strerror}") from error
+    return experiment

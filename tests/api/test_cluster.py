@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Cluster, OrchestratorError
-from orchestrator.api.cluster import as_words, merged
+from orchestrator.api.cluster import as_arguments, merged
 from orchestrator.api.options import Options
 
 
@@ -23,7 +23,7 @@ def test_help_names_every_option() -> None:
 def test_later_options_win_one_by_one() -> None:
     first: Options = {"nproc": 2, "env": {"A": "1", "B": "1"}, "set": {"x.y": 1}}
     then: Options = {"nproc": 4, "env": {"B": "2"}, "config": "c.yaml", "workdir": Path("/w")}
-    assert as_words(merged(first, then)) == [
+    assert as_arguments(merged(first, then)) == [
         f"--config={Path('c.yaml').absolute()}",
         *("--set=launch.nproc=4", '--set=launch.workdir="/w"', "--set=x.y=1"),
         *("--env=A=1", "--env=B=2"),

@@ -274,3 +274,27 @@ def test_one_that_was_started_elsewhere(tmp_path: Path) -> None:
     assert place.read_record().experiment == str(place.path)
     with pytest.raises(UsageError, match="cannot be created"):
         experiment.adopt(tmp_path / "experiments", record(experiment="a_20260101_000000"))
+
+
+# -- choosing a part of it --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "node", "rank", "problem"),
+    [
+        ([NODE], 0, 1, ""),
+        ([NODE], 1, None, "--node 1: this job has nodes 0 to 0"),
+        ([NODE], None, 2, "--rank 2: this job has ranks 0 to 1"),
+        ([dataclasses.replace(NODE, index=1, first_rank=2)], 1, 3, ""),  # one machine's part
+        ([dataclasses.replace(NODE, index=1, first_rank=2)], None, 0, "this job has ranks 2 to 3"),
+        ([], 0, None, "--node 0: this job has no nodes yet"),  # it waits in Slurm's queue
+    ],
+)
+def test_a_node_and_a_rank_of_the_job(
+    nodes: list[NodeRecord], node: int | None, rank: int | None, problem: str
+) -> None:
+    if problem:
+        with pytest.raises(UsageError, match=problem):
+            record(nodes=nodes).check_choice(node, rank, "--{} {}")
+    else:
+        record(nodes=nodes).check_choice(node, rank, "--{} {}")

@@ -1,4 +1,4 @@
-"""`orchestrator checkpoint`: which there are, whether they are sound, their weights as one file."""
+"""`orchestrator checkpoint`: list checkpoints, verify them, export their weights as one file."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def about(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def verify(options: dict[str, Any]) -> int:
-    """Read every byte; the exit code is 1 if any of it is not what was saved."""
+    """Read every byte; the exit code is 1 if any differs from what was saved."""
     checkpoints = resolve(options)
     quiet = options["as_json"]
     if not quiet:
@@ -89,7 +89,7 @@ def verify(options: dict[str, Any]) -> int:
     if quiet:
         tell_json(checkpoints, results, newest_good=newest.step if newest else None)
     elif newest is None:
-        output.tell("none of them can be resumed from")
+        output.tell("no training can resume from any of them")
     elif damaged:
         where = shlex.quote(f"checkpoint.resume={newest.path}")
         output.tell(f"the newest good one is step {newest.step}; to resume from it: --set {where}")
@@ -111,7 +111,7 @@ def read_all(checkpoint: Checkpoint) -> list[str]:
 
 
 class Progress:
-    """Show the progress on a line of its own that goes away again; on a terminal alone."""
+    """Show the progress on a line that is removed at the end; only on a terminal."""
 
     def __init__(self, what: str, size: int) -> None:
         self.what, self.size, self.done = what, size, 0
@@ -134,7 +134,7 @@ class Progress:
 
 
 def export(options: dict[str, Any]) -> int:
-    """In a process of its own: torch does not come into this one."""
+    """Export in a process of its own, so that this one never imports torch."""
     if len(options["experiment"]) > 1:
         raise UsageError(
             f"too many arguments: {shlex.join(options['experiment'])}",
@@ -151,7 +151,7 @@ def export(options: dict[str, Any]) -> int:
     left = candidates(options)
     while True:
         module = [sys.executable, "-m", "orchestrator.engine.saving.export", str(left.pop(0).path)]
-        # In the directory of this package: it is found there, and nothing of the user's instead.
+        # Started in the directory of this package, so that no module of the user's is found first.
         code = subprocess.run([*module, *arguments], cwd=HOME, check=False).returncode
         if code < 0:
             raise JobFailed(
@@ -164,7 +164,7 @@ def export(options: dict[str, Any]) -> int:
 
 
 def candidates(options: dict[str, Any]) -> list[Checkpoint]:
-    """The checkpoint of the step that was asked for; else all that look whole, newest first."""
+    """Return the checkpoint of the wanted step, or else all that look complete, newest first."""
     known = resolve({**options, "experiment": next(iter(options["experiment"]), None)})
     step = options["step"]
     if step is not None:

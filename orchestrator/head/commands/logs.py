@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from orchestrator.config.launch import View, Where
-from orchestrator.errors import EXIT_DONE, UsageError
+from orchestrator.errors import EXIT_DONE
 from orchestrator.head.commands.follow import make_screen
 from orchestrator.head.screen.output import say
 from orchestrator.head.status.catch_up import LogFetcher
 from orchestrator.head.status.find_job import adopt_job
-from orchestrator.records.experiment import JobRecord
 
 
 def logs(where: Where, wanted: str | None, view: View, *, follow: bool) -> int:
     job = adopt_job(where, wanted)
     record = job.backend.begun(job.experiment, job.record, say, wait=follow)
-    check_choice(record, view.node, view.rank)
+    record.check_choice(view.node, view.rank, "--{} {}")
     screen = make_screen(job.experiment, record, view)
     fetcher = LogFetcher(job.experiment, record, job.transport, job.backend)
     over = not follow
@@ -27,11 +26,3 @@ def logs(where: Where, wanted: str | None, view: View, *, follow: bool) -> int:
     screen.close()
     fetcher.end()
     return EXIT_DONE
-
-
-def check_choice(record: JobRecord, node: int | None, rank: int | None) -> None:
-    world = sum(one.nproc for one in record.nodes)
-    if node is not None and node not in [one.index for one in record.nodes]:
-        raise UsageError(f"--node {node}: this job has nodes 0 to {len(record.nodes) - 1}")
-    if rank is not None and not 0 <= rank < world:
-        raise UsageError(f"--rank {rank}: this job has ranks 0 to {world - 1}")

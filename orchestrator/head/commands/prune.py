@@ -56,7 +56,7 @@ class Rules:
 def choose(
     entries: Sequence[ScannedExperiment], now: float, rules: Rules
 ) -> list[tuple[ScannedExperiment, str | None]]:
-    """Every entry, the newest first, and why it is kept; None: it goes.
+    """Return every entry, the newest first, with the reason to keep it; None: it is removed.
 
     The newest `keep` are counted over all experiments, whatever became of them.
     """
@@ -121,7 +121,7 @@ def decide(root: int, options: Mapping[str, Any], rules: Rules) -> PrunePlan:
 
 
 def in_queue(path: Path, record: JobRecord | None) -> str:
-    """Say why a job on nodes of Slurm's must be taken for running, if so."""
+    """Return why a job of Slurm's must be taken for running, or nothing."""
     if record is None or settled(record):
         return ""
     job = record.slurm_job or Experiment(path).slurm_job()
@@ -135,7 +135,7 @@ def in_queue(path: Path, record: JobRecord | None) -> str:
 
 
 def runs(record: JobRecord, survey: Any) -> str:
-    """Say why a job must be taken for running, if so. One whose record says it is over need not."""
+    """Return why a job must be taken for running, or nothing; one recorded as over need not be."""
     for node in record.nodes:
         if (record.job, node.index) in survey.living:
             return f"it runs, on node {node.index} ({node.name})"
@@ -159,7 +159,7 @@ def prune(options: dict[str, Any]) -> int:
     if options["keep"] is None:
         raise UsageError(
             "say how many experiments to keep",
-            "orchestrator prune --keep N; --keep 0 --older-than 14d goes by age alone",
+            "orchestrator prune --keep N; --keep 0 --older-than 14d removes by age alone",
         )
     # Without a FILE after it, --nodes is what it looks like here.
     options = {**options, "on_nodes": options["on_nodes"] or options["nodes"] == ""}
@@ -190,7 +190,7 @@ def prune(options: dict[str, Any]) -> int:
 
 @contextlib.contextmanager
 def opened(options: Mapping[str, Any]) -> Iterator[int | None]:
-    """The experiments directory; the one path that may be a link, because the user named it."""
+    """Open the experiments directory, which may be a link, because the user named it."""
     path = options["experiments"]
     try:
         root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -220,7 +220,7 @@ def agreed(options: Mapping[str, Any]) -> bool:
 
 
 def remove(root: int, plan: PrunePlan, ssh_config: Path | None) -> None:
-    """Remove all that the plan says, and note in it what came of each."""
+    """Remove what the plan selects, and note in the plan how each removal ended."""
     total = sum(measured.size for measured in plan.measured.values())
     progress = Progress("removing", total)
     for hidden in plan.hidden:
@@ -284,11 +284,11 @@ def noted(plan: PrunePlan, name: str) -> Iterator[None]:
 def clean_nodes(
     plan: PrunePlan, batch: Sequence[ScannedExperiment], ssh_config: Path | None
 ) -> None:
-    """Remove what these jobs left on their nodes, before their records go.
+    """Remove what these jobs left on their nodes, before their records are removed.
 
-    The record is the only place that says which nodes had a part in a job: it stays until all of
-    them were cleaned, else what is on the others would never be found again. A job whose record
-    was copied to an experiment that stays keeps what it has there.
+    Only the record says which nodes a job ran on: it stays until all of them were cleaned, or the
+    rest would never be found again. A job whose record was also copied to an experiment that stays
+    keeps its files on the nodes.
     """
     from orchestrator.head.prune import node_runs
 
@@ -342,7 +342,7 @@ def pins(options: Mapping[str, Any]) -> int:
 
 
 def listed(options: Mapping[str, Any]) -> int:
-    """List all experiments, the newest first; nobody is asked, nothing goes."""
+    """List all experiments, the newest first, without asking a node or removing anything."""
     with opened(options) as root:
         entries = scan(root)[0] if root is not None else []
         decided = choose(entries, 0.0, Rules(len(entries)))

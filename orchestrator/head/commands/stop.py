@@ -37,7 +37,7 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
     )
     if receipts is not None:
         return Ended(record, receipts)
-    # Of a job that is over, only nodes that were lost may not know it.
+    # Once a job is over, only nodes that were lost may still run it.
     nodes = [node for node in record.nodes if not record.over or node.state == "lost"]
     if not nodes:
         return Ended(record, None)

@@ -40,7 +40,7 @@ def verify(
     arguments: LaunchArguments, measurement: Measurement, *, strict: bool, as_json: bool
 ) -> int:
     request = request_of(arguments, measurement)
-    # With --json, what is said on the way goes to standard error.
+    # With --json, messages on the way go to standard error.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         launched = launching.launch(request, say)
         experiment = launched.experiment
@@ -75,7 +75,7 @@ def request_of(arguments: LaunchArguments, measurement: Measurement) -> Request:
 
 
 def bytes_of(wanted: str) -> int:
-    """The largest size to measure."""
+    """Return the largest size to measure, in bytes."""
     count = text.parse_size("--max-size", wanted)
     if count < SMALLEST:
         raise UsageError(f"--max-size {wanted}: the smallest size that is measured is 1K")
@@ -87,7 +87,7 @@ def read(experiment: Experiment) -> dict[str, Any] | None:
         text = (experiment.path / "outputs" / "verify.json").read_text(encoding="ascii")
         results: dict[str, Any] = json.loads(text)
     except (OSError, ValueError):
-        return None  # it ended before there was anything to write; the job's own words say why
+        return None  # the job ended before there was anything to write, and has said why
     return results
 
 

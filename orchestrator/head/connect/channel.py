@@ -79,7 +79,7 @@ def installer() -> str:
 
 
 def python_candidates(wanted: str | None) -> list[str]:
-    """Return the one asked for, or: the head's own path if the node has it too, or the login's."""
+    """Return the Python asked for; else the head's path, if the node has it too, or the login's."""
     return [wanted] if wanted else [sys.executable, "python3", "python"]
 
 
@@ -92,7 +92,7 @@ class Declined(NodeError):
 
 
 def nonsense(error: Nonsense) -> NodeError:
-    return NodeError(f"the node talks nonsense: {error}")
+    return NodeError(f"the node broke the protocol: {error}")
 
 
 class NodeChannel:
@@ -163,10 +163,10 @@ class NodeChannel:
             return self.count
 
     def answer_of(self, answer: Answered) -> tuple[Request[Any], Message]:
-        """Return which request this is the answer to, and the answer."""
+        """Return the request that this answers, and the answer."""
         request = self.pending.pop(answer.id, None)
         if request is None:
-            raise nonsense(Nonsense(f"an answer to nothing, number {answer.id}"))
+            raise nonsense(Nonsense(f"an answer to request {answer.id}, which was not asked"))
         try:
             return request, decode(request.answer, answer.ok)
         except Nonsense as error:

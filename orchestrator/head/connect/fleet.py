@@ -95,7 +95,7 @@ def open_channel(connection: Connection, python: str | None, timeout: float) -> 
 
 
 def reach(ssh: Transport, node: Node, python: str | None, request: Probe) -> Reached:
-    """Connect, start the server there, probe: one node's whole way, in one go."""
+    """Connect to one node, start the server there, and probe the node."""
     destination, connection = connect(ssh, node)
     channel = open_channel(connection, node.python or python, ssh.timeout)
     asked = time.time()

@@ -46,12 +46,12 @@ class KnownKey:
 
 
 def _matches(host: str, pattern: str) -> bool:
-    """ssh's patterns know * and ? only; fnmatch would read "[host]:2222" as a set of characters."""
+    """Match a pattern of ssh's, which knows * and ?; fnmatch would read "[host]" as a set."""
     return fnmatch.fnmatchcase(host, pattern.lower().replace("[", "[[]"))
 
 
 def _hashed(host: str, pattern: str) -> bool:
-    """|1|salt|digest, as HashKnownHosts writes it."""
+    """Match `|1|salt|digest`, as HashKnownHosts writes it."""
     try:
         _, kind, salt, digest = pattern.split("|")
         wanted = base64.b64decode(digest)

@@ -1,4 +1,4 @@
-"""One live SSH connection per node. Each way to fail is told as its own cause, and in time."""
+"""One live SSH connection per node. Every failure is reported with its own cause, and in time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEEPALIVE_SECONDS = 15
 WINDOW = 1 << 21
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
-# paramiko logs a traceback for every connection that fails; we say what happened in our own words.
+# paramiko logs a traceback for every connection that fails; our own errors say what happened.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 

@@ -1,4 +1,4 @@
-"""Reads what the user's ssh_config says of a node, by `ssh -G`: all that ssh knows counts."""
+"""Reads the user's ssh_config for a node, through `ssh -G`, so that everything in it counts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _ask_once(file: Path | None) -> dict[str, list[str]]:
 def ask(
     file: Path | None, host: str, user: str | None = None, port: int | None = None
 ) -> dict[str, list[str]]:
-    """`ssh -G`: keyword -> values, for one host."""
+    """Run `ssh -G` for one host, and return keyword -> values."""
     program = shutil.which("ssh")
     if program is None:
         if file is not None or (Path.home() / ".ssh/config").exists():
@@ -92,7 +92,7 @@ def ask(
 
 @functools.cache
 def _same_for_all(file: Path | None) -> bool:
-    """No line of the config depends on the host: then one question answers for all nodes.
+    """Tell whether no line of the config depends on the host: one question then answers for all.
 
     `ssh -G` costs 4 ms; 64 of them would be a third of the time to connect to 64 nodes.
     """
@@ -167,7 +167,7 @@ def _destination(
 
 
 def _words(key: str, value: str) -> list[str]:
-    """Known-hosts options list several files on a line, and `ssh -G` leaves out the quotes."""
+    """Split a value: known-hosts options list several files, and `ssh -G` drops the quotes."""
     return re.split(r" (?=[/~%])", value) if key.endswith("knownhostsfile") else [value.strip('"')]
 
 

@@ -25,7 +25,7 @@ STEP = (
     *("--unbuffered",),  # else Slurm holds bytes back until a line ends
     *("--export=ALL", "--quiet", "--job-name=orchestrator"),
 )
-# What every srun says where no plugin could bind anything.
+# Every srun prints this where no plugin could bind anything.
 NO_BINDING = b"cluster configuration lacks support for cpu binding\n"
 
 
@@ -96,8 +96,8 @@ class ProcessConnection:
                     stdout=theirs.fileno(),
                     stderr=stderr.fileno(),
                     env=step_environment(os.environ) if self.program else None,
-                    # An srun holds its step, and so the job on its node: Ctrl-C, and our own
-                    # end, are none of its business.
+                    # An srun holds its step, and so the job on its node: neither Ctrl-C nor our
+                    # own end may reach it.
                     start_new_session=True,
                 )
             except OSError as error:

@@ -1,4 +1,4 @@
-"""Measures how far a node's clock is from ours: its time belongs to the middle of the round trip.
+"""Measures how far a node's clock is from ours: a node reads it in the middle of a round trip.
 
 Asked for by the follower of each node; the run orders events of several nodes by it.
 """
@@ -17,7 +17,7 @@ class Clock:
         self.measured = 0.0
 
     def heard(self, sent: float, theirs: float, received: float) -> bool:
-        """Take an exchange; say whether it taught us something."""
+        """Take an exchange; return whether it improved the offset."""
         error = (received - sent) / 2
         if error > self.error + DRIFT * (received - self.measured):
             return False

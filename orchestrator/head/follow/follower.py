@@ -79,14 +79,14 @@ class Connected(News):
 
 @dataclass(frozen=True)
 class ClockRead(News):
-    """The clock's offset is known better now."""
+    """The clock's offset is known more precisely."""
 
     clock: float
 
 
 @dataclass(frozen=True)
 class Answer(News):
-    """The node told what its ranks are doing."""
+    """The node reports what its ranks are doing."""
 
     stuck: Stuck
 
@@ -175,7 +175,7 @@ class NodeFollower(threading.Thread):
     def leave(self) -> None:
         """Tell the node that this head goes on purpose; `left` is set when it has heard it."""
         if self.channel is None:
-            self.left.set()  # it cannot be told, and will hear it from the others
+            self.left.set()  # it cannot be reached now, and will hear it from the others
         else:
             self.ask(messages.Leave(at=time.time()))
 
@@ -240,7 +240,7 @@ class NodeFollower(threading.Thread):
             self.post(OutputsStay(self.node.index, stays))
 
     def _sweep(self, channel: NodeChannel) -> None:
-        """End what a supervisor watched over that is gone without a last word."""
+        """End the processes of a supervisor that is gone without a last event."""
         order = messages.Stop(
             job=self.job,
             node=self.node.index,
@@ -298,7 +298,7 @@ class NodeFollower(threading.Thread):
                 channel.pending.pop(message.id, None)
 
     def _beat(self, channel: NodeChannel) -> None:
-        """Say something now and then: the server leaves when it hears nothing for a minute."""
+        """Send a sign of life: the server leaves when it hears nothing for a minute."""
         if time.monotonic() >= self.next_beat:
             self.next_beat = time.monotonic() + HEAD_BEAT
             sent = time.time()

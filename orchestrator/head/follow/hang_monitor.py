@@ -1,4 +1,4 @@
-"""Notices a job that stands still, and finds out why."""
+"""Notices a job that hangs, and finds out why."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from orchestrator.head.follow.verdict import Failure
 from orchestrator.protocol.messages import AskStuck, RankStacks, Stuck
 from orchestrator.records.experiment import Experiment
 
-ANSWER_SECONDS = 10.0  # nodes that have not told by then are left out
+ANSWER_SECONDS = 10.0  # nodes that have not answered by then are left out
 STOOD_STILL = 1.0  # between two looks, which come ten times a second
 
 
 class HangMonitor:
-    """A job stands still when no node of it printed or moved for `timeout` seconds.
+    """A job hangs when none of its nodes printed anything or moved for `timeout` seconds.
 
-    A program that tells no steps and keeps its processors busy may be waiting all the same (NCCL
-    spins): silent for so long, its ranks are asked too, and a collective as old as that decides.
+    A program that reports no steps and keeps its processors busy may be waiting all the same (NCCL
+    spins). After such a silence its ranks are asked too, and the age of a collective decides.
     """
 
     def __init__(

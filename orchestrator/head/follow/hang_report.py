@@ -1,4 +1,4 @@
-"""Tells which rank of a job that stands still keeps the others waiting. Pure.
+"""Finds the rank of a hanging job that keeps the others waiting. Pure.
 
 torch's flight recorder numbers the collectives of each process group; the ranks that have entered
 number 412 wait for those that have not.
@@ -20,7 +20,7 @@ DEFAULT_GROUP = "0"
 
 @dataclass(frozen=True)
 class StuckRank:
-    """One rank, as it was found."""
+    """One rank of a hanging job."""
 
     rank: int
     node: int
@@ -129,7 +129,7 @@ def doing(stuck: StuckRank) -> str:
         )
     if stuck.state == "D":
         return f"it waits in the kernel (a disk or a network file system), at {stuck.where}"
-    return f"it is in {stuck.where}" if stuck.where else "where it is cannot be seen"
+    return f"it is in {stuck.where}" if stuck.where else "its position is unknown"
 
 
 def places(ranks: Sequence[StuckRank], group: str) -> str:

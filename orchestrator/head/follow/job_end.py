@@ -17,7 +17,7 @@ from enum import Enum
 
 from orchestrator.protocol.timing import HEARSAY
 
-END_LIMIT = 30.0  # beyond its grace, a node that was told to end has this long to say it did
+END_LIMIT = 30.0  # beyond its grace, a node that was asked to end has this long to confirm it
 
 
 class Outcome(Enum):
@@ -49,7 +49,7 @@ class JobEnd:
         return now >= self.order_at
 
     def ordered(self, grace: float, now: float) -> None:
-        """Note that every node was told to end now."""
+        """Note that every node has been ordered to end."""
         self.order_at = float("inf")
         self.give_up_at = now + grace + END_LIMIT
 

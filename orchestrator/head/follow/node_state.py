@@ -18,7 +18,7 @@ class NodeState:
     lost_since: float = 0.0  # monotonic; 0: connected
     lost_why: str = ""
     given_up: bool = False
-    awaited: float = 0.0  # seconds without it that the user has been told
+    awaited: float = 0.0  # seconds of waiting that the user was last told about
     clock: float = 0.0  # the node's clock minus ours
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)  # as job.json has them
 

@@ -30,7 +30,7 @@ def bring(channel: NodeChannel, job: str, node: int, outputs: Path) -> str:
 
 
 def plain(path: str) -> bool:
-    """Is it below the outputs, whatever a node may say?"""
+    """Tell whether a path from a node stays below the outputs."""
     parts = PurePosixPath(path).parts
     return bool(parts) and not path.startswith("/") and not {"..", "."} & set(parts)
 

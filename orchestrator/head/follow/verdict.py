@@ -1,4 +1,4 @@
-"""Finds the one cause in many nodes' endings: which node, which rank, which line. Pure."""
+"""Finds the one cause among the failures of many nodes: which node, rank and line. Pure."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def before_dump(output: str) -> str:
 def cause(failures: Sequence[Failure]) -> Failure | None:
     """Return the earliest of those nearest to the cause, in whatever order they were heard of."""
     early = [f.time for f in failures if f.distance > EARLY]
-    # That a rank ended well explains only those who missed it afterwards.
+    # A rank that ended without an error explains only the failures of those that missed it later.
     known = [f for f in failures if f.distance != EARLY or (early and f.time < min(early))]
     return min(known, key=lambda failure: (failure.distance, failure.time), default=None)
 

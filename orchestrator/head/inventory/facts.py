@@ -1,4 +1,4 @@
-"""The findings of a node's probe, as the plan wants them. Equal machines give equal parts."""
+"""The results of a node's probe, as the plan wants them. Equal machines give equal parts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Facts:
     target_name: str
     kernel: str
     memory_kb: int
-    library: str  # where the node's program lies there
+    library: str  # where our program is on the node
     omp_num_threads: str | None = None
     port: int | None = None  # the master's: the port reserved for this job, 0 if none was free
     peers_port: int | None = None  # the master's: where the other supervisors will call it

@@ -80,7 +80,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, where (both from 1), and what to write instead."""
+    """One mistake, its place (line and column from 1), and what to write instead."""
 
     line: int
     column: int
@@ -121,19 +121,19 @@ class Word:
 
 
 def _printable(text: str) -> str:
-    """At most a screen line, without what a terminal would act on."""
+    """Return at most a screen line, without characters that a terminal would act on."""
     return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in text[:120])
 
 
 def _excerpt(line: str, column: int) -> list[str]:
-    """The line with a mark under the column; of a long line what is around it."""
+    """Return the line with a mark under the column, cut around it if it is long."""
     start = max(0, column - 60)
     shown = _printable(line[start:]).rstrip()
     return [f"      {shown}", f"      {' ' * (column - 1 - start)}^"] if shown else []
 
 
 def _cut(text: str) -> str:
-    """In quotes, and short enough for one line of an error."""
+    """Return a text in quotes, short enough for one line of an error."""
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
@@ -181,7 +181,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def parse_nodes(text: str, source: str) -> tuple[Node, ...]:
-    """The nodes of a list in file order; `source` is what errors call it."""
+    """Return the nodes of a list in file order; `source` is its name in errors."""
     lines = _LINE_END.split(text.removeprefix("\ufeff"))
     nodes: dict[object, Node] = {}
     problems: list[Problem] = []
@@ -238,7 +238,7 @@ def _without_master(nodes: tuple[Node, ...], lines: list[str]) -> list[Problem]:
 
 
 def _words(line: str) -> list[Word]:
-    """The words of a line, with their quotes still on, without the comment."""
+    """Return the words of a line, still quoted, without the comment."""
     if not line.isascii():
         _refuse_pasted(line)
     fields: list[Word] = []
@@ -262,7 +262,7 @@ def _refuse_pasted(line: str) -> None:
 
 
 def _options(fields: Sequence[Word]) -> Node:
-    """A node with these options, and nothing else."""
+    """Return a node with these options, and nothing else."""
     given: dict[str, str] = {}
     for number, field in enumerate(fields):
         key, value = _option(field, fields[number + 1 :])
@@ -280,7 +280,7 @@ def _options(fields: Sequence[Word]) -> Node:
 
 
 def _option(word: Word, after: Sequence[Word]) -> tuple[str, str]:
-    """One option, checked; the words after it may be its value, torn off: slots = 8."""
+    """Return one option, checked; in `slots = 8` its value is in the words after it."""
     key, equals, value = _UNQUOTE.sub(_unquoted, word.text).partition("=")
     if key not in OPTIONS:
         raise _unknown(key, value, word.column)
@@ -331,7 +331,7 @@ def _unknown(key: str, value: str, column: int) -> Mistake:
 
 
 def _split_host(word: Word) -> tuple[str | None, Word, int | None]:
-    """User, host and port; the host keeps its ranges and loses the brackets of IPv6."""
+    """Return user, host and port; the host keeps its ranges and loses the brackets of IPv6."""
     user, at, rest = word.text.rpartition("@")
     host, port = Word(rest, word.column + len(user + at)), None
     if rest.startswith("-"):
@@ -363,7 +363,7 @@ def _split_host(word: Word) -> tuple[str | None, Word, int | None]:
 
 
 def _refuse_foreign(word: Word) -> None:
-    """Answer what other tools write in the place of a host."""
+    """Refuse what other tools write in the place of a host, with an answer of its own."""
     text, column = word.text, word.column
     if "://" in text:
         host = text.partition("://")[2].partition("/")[0]
@@ -381,7 +381,7 @@ def _refuse_foreign(word: Word) -> None:
 
 
 def _outside_brackets(text: str) -> str:
-    """The text with each [...] replaced by letters, so that columns stay."""
+    """Replace each [...] by letters, so that the columns stay."""
     return re.sub(r"\[[^][]*\]", lambda match: "x" * len(match[0]), text)
 
 
@@ -400,7 +400,7 @@ def _check_letters(host: Word) -> None:
 
 
 def _check_unboxed(host: Word) -> None:
-    """Two or more ':' and no brackets: an IPv6 address, unless its end may be meant as a port."""
+    """Check two or more ':' without brackets: an IPv6 address, unless its end may be a port."""
     address, _, port = host.text.rpartition(":")
     whole = _v6(host.text)
     if _v6(address) and port.isdigit() and (not whole or port in ("22", "2222")):
@@ -413,7 +413,7 @@ def _check_unboxed(host: Word) -> None:
 
 
 def _v6(text: str) -> str | None:
-    """The one spelling of an IPv6 address; None for anything else."""
+    """Return the canonical spelling of an IPv6 address; None for anything else."""
     try:
         return str(ipaddress.IPv6Address(text)) if _V6.fullmatch(text) else None
     except ValueError:
@@ -421,7 +421,7 @@ def _v6(text: str) -> str | None:
 
 
 def _canonical(name: str, column: int) -> str:
-    """One spelling for every way to write this name or address, checked."""
+    """Return the canonical spelling of a name or address, checked."""
     if v6 := _v6(name):
         return v6
     if not _NAME.fullmatch(name):

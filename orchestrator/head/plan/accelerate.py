@@ -1,4 +1,4 @@
-"""Ranks started by `accelerate launch`: its file, read and checked, and what it is on each node.
+"""Ranks started by `accelerate launch`: its file, read, checked, and written for each node.
 
 accelerate runs torchrun in its own process, and what torchrun then starts is our rank.py: logs,
 verdict and stop are what they are without accelerate. Pure but for read().
@@ -19,7 +19,7 @@ from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
 from orchestrator.head.plan.plan import Layout
 
 PROGRAM = "accelerate.commands.launch"
-# What accelerate 1.15 has in a file, for where no node can be asked.
+# The keys of accelerate 1.15, used when no node can be asked.
 KEYS = (
     *("command_file", "commands", "compute_environment", "debug", "deepspeed_config"),
     *("distributed_type", "downcast_bf16", "dynamo_config", "enable_cpu_affinity", "fp8_config"),
@@ -58,7 +58,7 @@ class Accelerate:
 
 @dataclass(frozen=True)
 class Machines:
-    """The whole job, as accelerate's files describe it."""
+    """The machines of a job, as accelerate's files describe them."""
 
     counts: Sequence[int]  # processes on each machine
     ip: str
@@ -127,7 +127,9 @@ def check_kind(by: Accelerate) -> None:
     if by.kind in ("XLA", "TPU"):
         raise UsageError(f"distributed_type is {by.kind} in {by.file}: TPUs are not started here")
     hint = nearest(by.kind, known)
-    raise UsageError(f"distributed_type is {by.kind!r} in {by.file}, which is none{hint}")
+    raise UsageError(
+        f"distributed_type is {by.kind!r} in {by.file}, which accelerate does not know{hint}"
+    )
 
 
 def check_keys(by: Accelerate, known: Sequence[str], whose: str) -> None:
@@ -141,7 +143,7 @@ def check_keys(by: Accelerate, known: Sequence[str], whose: str) -> None:
 
 
 def settle(launch: Launch, by: Accelerate) -> Launch:
-    """accelerate has no fork start; the port of its file is as good as --master-port."""
+    """Apply the file: accelerate has no fork start, and its port counts like --master-port."""
     port = launch.master_port or by.number("main_process_port") or None
     return replace(launch, start="plain", master_port=port)
 
@@ -248,7 +250,7 @@ def check_master(by: Accelerate, machines: Machines, master: set[str]) -> None:
 
 
 def on_cpu(by: Accelerate, nodes: Sequence[ProbedNode]) -> bool:
-    """Tell whether accelerate must be told that there is only the CPU."""
+    """Tell whether accelerate has to be set to the CPU."""
     if by.keys.get("use_cpu") or by.kind in ("MULTI_CPU",):
         return True
     without = [node.name for node in nodes if not node.facts.gpus]
@@ -269,12 +271,12 @@ def notes(by: Accelerate, machines: Machines, nodes: Sequence[ProbedNode], cpu: 
         versions_by_node = ", ".join(f"{node.name}: {node.facts.accelerate}" for node in nodes)
         lines.append(f"WARNING: nodes have different versions of accelerate ({versions_by_node})")
     if cpu and not by.keys.get("use_cpu"):
-        lines.append("no GPU: accelerate is told to use the CPU (ACCELERATE_USE_CPU)")
+        lines.append("no GPU: accelerate is set to use the CPU (ACCELERATE_USE_CPU)")
     return lines + changed(by, machines)
 
 
 def changed(by: Accelerate, machines: Machines) -> list[str]:
-    """List what the file says and the nodes are told otherwise."""
+    """List the keys of the file that the nodes get with another value."""
     changes = []
     if by.kind == "MULTI_CPU":
         changes.append("distributed_type MULTI_CPU would need mpirun: torchrun starts the ranks")

@@ -73,7 +73,7 @@ def decided(node: NodePlan, name: str) -> tuple[str, str, str] | None:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """0-3,5"""
+    """Write numbers as ranges: 0-3,5."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
         if spans and spans[-1][1] == number - 1:

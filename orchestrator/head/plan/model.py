@@ -14,7 +14,7 @@ class EnvSetting:
     name: str
     value: str
     why: str
-    yours: bool = False  # set by somebody, not computed
+    yours: bool = False  # set by the user, not computed
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def choose(
 
 
 def select(nodes: Sequence[ProbedNode], kind: str) -> list[Ports]:
-    """Each node's ports of a kind that are fit to carry NCCL's data."""
+    """Return each node's ports of a kind that are fit to carry NCCL's data."""
     return connected(nodes, [select_ports(node.facts, kind) for node in nodes])
 
 
@@ -169,7 +169,7 @@ def required(nodes: Sequence[ProbedNode], kind: str, all_ports: list[Ports]) -> 
 
 
 def lack(node: ProbedNode, kind: str) -> str:
-    """gpu03 (mlx5_0:1 is DOWN)"""
+    """Say why a node has no such card to use: gpu03 (mlx5_0:1 is DOWN)."""
     left = select_ports(node.facts, kind).left
     reasons = ", ".join(f"{name}: {why}" for name, why in left[:4])
     return f"{node.name} ({reasons or node.facts.problems.get('rdma') or 'no such card'})"

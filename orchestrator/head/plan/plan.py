@@ -1,4 +1,4 @@
-"""Facts about the nodes in, what each of them will run out. Pure: nothing is started here.
+"""Turn facts about the nodes into what each of them will run. Pure: nothing is started here.
 
 Ranks are counted, the start method and the master's port chosen; nccl_env.py adds the network's
 settings, dry_run.py and explain.py print the result.

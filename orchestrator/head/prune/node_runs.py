@@ -1,4 +1,4 @@
-"""Ask for and remove what jobs left on their nodes, through one connection per machine.
+"""Find and remove what jobs left on their nodes, through one connection per machine.
 
 The nodes' side is node/job/cleanup.py. Jobs of one list share their machines, so the requests are
 gathered by machine first: 64 nodes are 64 connections, for however many jobs.
@@ -30,7 +30,7 @@ Run = tuple[str, int]  # a job and the index of a node in it
 
 @dataclass(frozen=True)
 class Machine:
-    """A login, as a job's record has it."""
+    """How one machine of a job is reached, from the job's record."""
 
     host: str
     user: str | None
@@ -58,7 +58,7 @@ class Removed:
 
 
 def survey(records: Sequence[JobRecord], ssh_config: Path | None) -> Survey:
-    """Find out which runs of these jobs live, and on which nodes that cannot be known."""
+    """Find the runs of these jobs that live, and the nodes where that cannot be known."""
     wanted = by_machine(records, ssh_config)
     answers = ask(wanted, lambda runs: Living(runs=runs), LIVING_SECONDS)
     living: set[Run] = set()
@@ -95,7 +95,7 @@ def by_machine(
     machines: dict[Machine, dict[Run, None]] = {}
     for record in records:
         if record.slurm_job is not None:
-            continue  # its nodes were Slurm's, and belong to somebody else now
+            continue  # its nodes were Slurm's, and may belong to somebody else now
         file = ssh_config or (Path(record.ssh_config) if record.ssh_config else None)
         for node in record.nodes:
             machine = Machine(

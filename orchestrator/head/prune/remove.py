@@ -65,7 +65,7 @@ def pin(root: int, name: str, *, wanted: bool) -> None:
 
 
 def in_use(root: int, name: str) -> str:
-    """Say which head follows the job now, if one does. Creates nothing and keeps nothing."""
+    """Return which head follows the job now, or nothing; no file is created or kept open."""
     with contextlib.suppress(OSError), files.opened(name, root) as directory:
         try:
             os.close(_lock_of_head(directory, create=False))
@@ -86,7 +86,7 @@ class Measure:
 
 
 def measure(root: int, name: str, path: os.PathLike[str]) -> Measure:
-    """Add up an experiment, without touching it."""
+    """Measure an experiment without changing it."""
     measured = Measure()
 
     def note(error: OSError) -> None:
@@ -113,7 +113,7 @@ def measure(root: int, name: str, path: os.PathLike[str]) -> Measure:
 
 
 def _size(name: str, directory: int, linked: set[int]) -> int:
-    """The bytes of one entry; of a file with several names, once."""
+    """Return the bytes of one entry; a file with several names counts once."""
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
         if status.st_ino in linked:
@@ -126,7 +126,7 @@ def _size(name: str, directory: int, linked: set[int]) -> int:
 
 
 def hold(root: int, name: str, identity: tuple[int, int]) -> Held:
-    """Keep everybody else off; InTheWay and OSError say why that cannot be."""
+    """Lock an experiment against everybody else; InTheWay and OSError say why that failed."""
     directory = os.open(name, files.DIRECTORY, dir_fd=root)
     locks: list[int] = []
     try:
@@ -134,7 +134,7 @@ def hold(root: int, name: str, identity: tuple[int, int]) -> Held:
         locks.append(_lock_of_head(directory, create=True))
         status = os.fstat(directory)
         if (status.st_dev, status.st_ino) != identity:
-            raise InTheWay("it is another one than a moment ago")
+            raise InTheWay("it was replaced a moment ago")
         if pinned(directory):
             raise InTheWay("it has just been pinned")
     except BaseException:
@@ -176,7 +176,7 @@ def _lock_of_head(directory: int, *, create: bool) -> int:
 
 
 def hide(root: int, held: Held) -> str:
-    """Take an experiment out of sight; returns the name that it has until it is deleted."""
+    """Give an experiment a hidden name until it is deleted, and return that name."""
     hidden = files.hidden_name(held.name)
     files.hide(held.name, hidden, root)
     now = os.stat(hidden, dir_fd=root, follow_symlinks=False)
@@ -188,12 +188,12 @@ def hide(root: int, held: Held) -> str:
 
 
 def take(root: int, held: Held, seen: Callable[[int], None]) -> list[str]:
-    """Hide an experiment and delete it; returns what could not be deleted."""
+    """Hide an experiment and delete it; return what could not be deleted."""
     return files.delete(hide(root, held), seen, root)
 
 
 def finish(root: int, hidden: str, seen: Callable[[int], None]) -> list[str]:
-    """Delete what an interrupted prune left; returns what could not be deleted."""
+    """Delete what an interrupted prune left; return what could not be deleted."""
     with contextlib.suppress(FileNotFoundError), files.opened(hidden, root) as directory:
         _lock_of_prune(directory)
         return files.delete(hidden, seen, root)

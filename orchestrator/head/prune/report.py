@@ -1,4 +1,4 @@
-"""The words of `orchestrator prune`: the table before, the outcome after, and both as JSON."""
+"""The output of `orchestrator prune`: the table before, the outcome after, and both as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tell(options: Mapping[str, Any], text: str) -> None:
 
 
 def show(plan: PrunePlan, *, verbose: bool) -> None:
-    """Print what would go, and what stays though its time has come."""
+    """Print what would be removed, and what stays although the rules select it."""
     if plan.going:
         table(plan, plan.going)
     for name in plan.hidden:
@@ -67,7 +67,7 @@ def clock(entry: ScannedExperiment) -> str:
 
 
 def conclude(options: Mapping[str, Any], plan: PrunePlan) -> None:
-    """Print what came of it."""
+    """Print the outcome."""
     for name, why in plan.spared.items():
         tell(options, f"kept: {shown(name)}: {why}")
     for name, why in plan.failed.items():

@@ -43,7 +43,7 @@ class ScannedExperiment:
 
 @dataclass
 class PrunePlan:
-    """The experiments to remove, and what came of it."""
+    """The experiments to remove, and the outcome."""
 
     directory: Path
     decided: list[tuple[ScannedExperiment, str | None]]
@@ -76,7 +76,7 @@ def settled(record: JobRecord) -> bool:
 
 
 def stamp(name: str) -> float | None:
-    """The time at the end of a name. No time of the disk counts: copying changes those."""
+    """Return the time at the end of a name; copying a directory changes its times on the disk."""
     match = STAMP.fullmatch(name)
     try:
         return time.mktime(time.strptime(match[1], "%Y%m%d_%H%M%S")) if match else None
@@ -85,7 +85,7 @@ def stamp(name: str) -> float | None:
 
 
 def scan(root: int) -> tuple[list[ScannedExperiment], list[str]]:
-    """All entries of the experiments directory, and the hidden ones of interrupted prunes."""
+    """Return all entries of the experiments directory, and what interrupted prunes left hidden."""
     names = sorted(os.listdir(root))
     hidden = [name for name in names if GONE.fullmatch(name) and is_directory(root, name)]
     return [look(root, name) for name in names if name not in hidden], hidden
@@ -98,7 +98,7 @@ def is_directory(root: int, name: str) -> bool:
 
 
 def look(root: int, name: str) -> ScannedExperiment:
-    """Read one entry, without following it anywhere."""
+    """Read one entry without following a link."""
 
     def foreign(why: str) -> ScannedExperiment:
         return ScannedExperiment(name, foreign=why)

@@ -1,4 +1,4 @@
-"""The screen in a thread of its own: a paused terminal or a slow pipe never holds up the run."""
+"""The screen in a thread of its own: a paused terminal or a slow pipe never delays the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes' log files -> who wrote which bytes -> finished lines, safe to print.
+"""Reads the nodes' log files: which rank wrote which bytes, as finished lines, safe to print.
 
 The file is the queue: followers append a node's bytes to `node_<i>_<ip>.txt`, and whoever shows
 them reads that file at its own pace, so a slow terminal costs no memory and loses nothing.
@@ -65,7 +65,7 @@ class LogReader:
         self._records = _Records(self.log.ranks, offset)
 
     def skip_near_end(self, keep: int) -> int:
-        """Go to the first line start within the last `keep` bytes; how many bytes that left out."""
+        """Go to the first line within the last `keep` bytes; return how many were left out."""
         offset = self.log.size() - keep
         if offset <= self._position:
             return 0
@@ -154,7 +154,7 @@ def _read(path: Path, offset: int, limit: int) -> bytes:
 
 
 class LineSplitter:
-    """The bytes of one stream -> finished lines, and the line that is still moving.
+    """Turns the bytes of one stream into finished lines, and the line that still changes.
 
     The lines do not depend on where the bytes were split. Between two calls at most LONGEST
     characters are kept: an endless line comes out in pieces, all but the last marked as continued.
@@ -184,11 +184,11 @@ class LineSplitter:
 
     @property
     def live(self) -> str:
-        """The line that a terminal would show of a progress bar now; empty when there is none."""
+        """Return the line that a terminal would show of a progress bar now, or nothing."""
         return clean(self._partial.rstrip("\r")).rstrip() if self._moves else ""
 
     def flush(self) -> list[str]:
-        """The unfinished line, if it says anything."""
+        """Return the unfinished line, if it holds anything."""
         lines = self._finish(self._partial + self._decode(b"", True))
         self._partial, self._moves = "", False
         return lines if clean(lines[-1]).strip() else lines[:-1]
@@ -200,7 +200,7 @@ class LineSplitter:
         return [*pieces, clean(rest.rstrip("\r"), self._color)]
 
     def _settle(self, text: str) -> tuple[list[str], str]:
-        """(pieces that are full, what remains): only the text after the last \\r remains.
+        """Return (full pieces, what remains): only the text after the last \\r remains.
 
         A bare \\r at the end stays with the text before it: that is overwritten by what comes next.
         """
@@ -221,7 +221,7 @@ _PLAIN = bytes(range(0x20, 0x7F)) + b"\n"
 
 
 def plain(lines: bytes) -> str:
-    """Whole lines as text, if all of it can be shown as it is; else nothing. 5 times as fast."""
+    """Return whole lines if all can be shown unchanged, else nothing: 5 times faster."""
     if lines.translate(None, _PLAIN):
         return ""
     at = 0
@@ -245,7 +245,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1a\x1c-\x1f\x7f-\x9f\u2028-\u202e\u206
 
 
 def clean(text: str, color: bool = False) -> str:
-    """One line that does nothing to a terminal but show; with `color`, colour it and reset."""
+    """Return a line that a terminal only shows; with `color` its colours stay, and end with it."""
     if text.isprintable():
         return text
     text = (_ESCAPES_BUT_COLOURS if color else _ESCAPES).sub("", text)
@@ -255,7 +255,7 @@ def clean(text: str, color: bool = False) -> str:
 
 
 def _picture(control: re.Match[str]) -> str:
-    """Something visible, and one character, such as ␀ for NUL."""
+    """Return one visible character, such as ␀ for NUL."""
     code = ord(control[0])
     if code < 0x20:
         return chr(0x2400 + code)
@@ -263,7 +263,7 @@ def _picture(control: re.Match[str]) -> str:
 
 
 def tail(log: LogFile, lines: int, rank: int | None) -> list[str]:
-    """The last lines of a node, or of one rank there, found from the end of the file.
+    """Return the last lines of a node, or of one rank there, found from the end of the file.
 
     A rank that has said nothing within the last 16 MiB of the log has no last lines here.
     """
@@ -281,7 +281,7 @@ def tail(log: LogFile, lines: int, rank: int | None) -> list[str]:
 
 
 def last_words(log: LogFile, rank: int | None) -> list[str]:
-    """The end of a rank's log; of a crash dump, the user's own frames on top of it."""
+    """Return the end of a rank's log, or of a crash dump its message and the user's own frames."""
     lines = tail(log, _CRASH_LINES, rank)
     starts = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
     if not starts:
@@ -294,7 +294,7 @@ def last_words(log: LogFile, rank: int | None) -> list[str]:
 def _last_lines(
     log: LogFile, start: int, end: int, lines: int, rank: int | None, *, cut: bool
 ) -> tuple[list[str], bool]:
-    """The last lines of log[start:end], and whether they are all there and whole.
+    """Return the last lines of log[start:end], and whether they are all there and whole.
 
     With `cut`, the first line of each stream is taken for one that began before `start`. It is left
     out with all before it, so that what is found has no hole.

@@ -67,12 +67,12 @@ def status(line: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Take out what a terminal would act on: a node, or a file's name, may hold anything."""
+    """Replace what a terminal would act on: text from a node or a file name may hold anything."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def paint(text: str, style: str, look: Look) -> str:
-    """A text in a style; as it is where no colours show."""
+    """Return a text in a style, or unchanged where no colours show."""
     return table([[(text, style)]], Look(color=True)) if look.color else printable(text)
 
 
@@ -84,7 +84,7 @@ def table(
     headed: bool = False,
     indent: int = 0,
 ) -> str:
-    """Aligned columns, wrapped to the width of a terminal; the first row may be headings."""
+    """Align rows in columns, wrapped to a terminal's width; the first row may be headings."""
     cells = [[_styled(cell) for cell in row] for row in rows]
     if not rows or (look.width is None and not look.color):
         lines = text.table([[content for content, _ in row] for row in cells], right)

@@ -1,4 +1,4 @@
-"""Log lines -> the user's terminal or pipe: a prefix per node and rank, progress bars that move.
+"""Shows log lines on a terminal or pipe: a prefix per node and rank, and progress bars that move.
 
 Used by one thread only, as writing waits while a terminal is paused (Ctrl-S). That holds up nobody
 else: the followers write to files, and this reads those.
@@ -35,7 +35,7 @@ _COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 
 @dataclass
 class _Stream:
-    """One rank (or a node's own words) on the screen."""
+    """One rank (or the node's own messages) on the screen."""
 
     node: int
     rank: int | None
@@ -102,7 +102,7 @@ class Screen:
         return True
 
     def say(self, text: str) -> None:
-        """Words of our own, above the live area."""
+        """Print a message of our own above the live area."""
         lines = (clean(line, self._color) for line in text.split("\n"))
         self._paint("".join(f"{line}\n" for line in lines))
 
@@ -134,7 +134,7 @@ class Screen:
         return (stream for node in self._nodes for stream in node.streams.values())
 
     def _news(self, node: _Node, limit: int) -> Iterator[str]:
-        """The finished lines of one node, as printed; its progress bars take note of their move."""
+        """Return the finished lines of one node as printed, and update its progress bars."""
         now = time.monotonic()
         for name, data in node.reader.read(limit):
             if self._only not in (None, name):
@@ -144,7 +144,7 @@ class Screen:
             yield from self._shown(stream, data)
 
     def _shown(self, stream: _Stream, data: bytes) -> Iterator[str]:
-        """The lines of a stream with its prefix; many plain ones at once, the usual case."""
+        """Return lines of a stream with its prefix: many plain ones at once, the usual case."""
         first, last = data.find(b"\n") + 1, data.rfind(b"\n") + 1
         block = plain(data[first:last])
         if not block:
@@ -194,7 +194,7 @@ class Screen:
         return rows
 
     def _bars(self) -> list[_Stream]:
-        """Those that move before those that stopped, else by node and rank: each stays in place."""
+        """Return the bars, moving ones first, else by node and rank: each stays in place."""
         now = time.monotonic()
         bars = (stream for stream in self._streams() if stream.splitter.live)
         return sorted(bars, key=lambda bar: (now - bar.moved > _STALE, bar.order))
@@ -217,7 +217,7 @@ class Screen:
 
 
 def fit(text: str, columns: int) -> str:
-    """As much of the beginning of `text` as fits into so many columns of a terminal."""
+    """Return as much of the beginning of `text` as fits into so many columns of a terminal."""
     if text.isascii():
         return text[: max(0, columns)]
     used = 0
@@ -235,7 +235,7 @@ def _columns(character: str) -> int:
 
 
 def _terminal_size(out: TextIO) -> tuple[int, int]:
-    """Asked at each painting, so a resized terminal needs no signal; not from a stale $COLUMNS."""
+    """Return the terminal's size now: no signal is needed, and no stale $COLUMNS is used."""
     try:
         columns, height = os.get_terminal_size(out.fileno())
     except (OSError, ValueError):  # not a terminal after all

@@ -1,4 +1,4 @@
-"""The nodes that Slurm gave to the job we are in, in place of a node list."""
+"""The nodes of the Slurm allocation that this process runs in, in place of a node list."""
 
 from __future__ import annotations
 

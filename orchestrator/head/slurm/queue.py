@@ -1,4 +1,4 @@
-"""Slurm's own commands: what its queue says of a job, and the few things asked of it."""
+"""Slurm's own commands: look up a job in the queue, submit, signal, cancel and requeue it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class QueueEntry:
 
 
 def run(*command: str, stdin: str | None = None) -> str:
-    """Run a command of Slurm and return its output; what it complains of is an error."""
+    """Run a command of Slurm and return its output; its complaint becomes an error."""
     if shutil.which(command[0]) is None:
         raise CheckFailed(
             f"there is no {command[0]} here",
@@ -102,7 +102,7 @@ def hostnames(text: str) -> list[str] | None:
 
 
 def addresses(names: Sequence[str]) -> dict[str, str]:
-    """Node -> IP address: of the address that Slurm uses itself, or else of the node's name."""
+    """Return node -> IP address, from the address that Slurm uses or else the node's name."""
     known: dict[str, str] = {}
     if shutil.which("scontrol") is not None:
         for line in run("scontrol", "--oneliner", "show", "node", ",".join(names)).splitlines():

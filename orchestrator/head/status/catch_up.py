@@ -1,4 +1,4 @@
-"""Fetches the logs of a job for someone who only looks on, where no head does so already."""
+"""Fetches the logs of a job for an onlooker, unless a head does so already."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LogFetcher:
             follower.start()
 
     def over(self, wait: float) -> bool:
-        """Wait for news; say whether there is nothing more to come."""
+        """Wait for news; return whether all is over."""
         if self.followers and self.experiment.thief() is not None:
             self.end()  # a head comes, and will fill the files in our place
         if not self.followers:

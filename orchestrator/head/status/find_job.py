@@ -1,4 +1,4 @@
-"""Find a job again: by its experiment here, or else by what the nodes of the list know of it."""
+"""Find a job again, by its experiment here or else by asking the nodes of the list."""
 
 from __future__ import annotations
 

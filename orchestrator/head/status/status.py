@@ -1,4 +1,4 @@
-"""Looks at a job without touching it: asks its nodes, and finds jobs that another head started."""
+"""Shows the state of a job: asks its nodes, and finds jobs that another head started."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class NodeStatus:
 
 
 def ask_nodes(ssh: Transport, record: JobRecord) -> list[NodeStatus]:
-    """Ask every node of the job how it stands there now."""
+    """Ask every node of the job for its state there now."""
 
     def ask(node: NodeRecord) -> NodeStatus:
         destination = ssh.config.destination(node.host, node.user, node.port)
@@ -73,7 +73,7 @@ def ask_nodes(ssh: Transport, record: JobRecord) -> list[NodeStatus]:
 
 
 def from_record(record: JobRecord) -> list[NodeStatus]:
-    """Return how the job stood on each node when it ended."""
+    """Return the state of the job on each node when it ended."""
     states = []
     for node in record.nodes:
         data = {"state": node.state, "ranks": node.ranks, "agent": node.exit_code}
@@ -92,7 +92,7 @@ def job_now(record: JobRecord, states: Sequence[NodeStatus]) -> str:
 def to_text(
     record: JobRecord, states: Sequence[NodeStatus], slurm: queue.QueueEntry | None = None
 ) -> str:
-    """A line for the job, and a table of its nodes and ranks, drawn as standard output wants it."""
+    """Return a line for the job and a table of its nodes and ranks, as standard output wants it."""
     heading = f"{record.job}: {job_now(record, states)}, {len(record.nodes)} nodes"
     if record.slurm_job is not None:
         heading += f", Slurm's job {record.slurm_job}" + (f": {slurm}" if slurm else "")

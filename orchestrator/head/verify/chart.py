@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 def draw(results: Mapping[str, Any]) -> str:
-    """The whole SVG file."""
+    """Return the whole SVG file."""
     rows = [row for row in results.get("collectives", []) if row["bytes"]]
     parts: list[str] = []
     height = 10.0
@@ -54,7 +54,7 @@ def draw(results: Mapping[str, Any]) -> str:
 def plot(
     title: str, rows: Sequence[Row], figure: str, top: float, show: Callable[[float], str]
 ) -> list[str]:
-    """One line per collective and scope; both axes are logarithmic."""
+    """Plot one line per collective and scope; both axes are logarithmic."""
     lines: dict[str, list[Row]] = {}
     for row in rows:
         if row[figure] > 0:
@@ -98,7 +98,7 @@ def name_of(row: Row) -> str:
 
 
 def dot(x: float, y: float, colour: str, row: Row) -> str:
-    """One measurement; pointing at it shows its figures."""
+    """Draw one measurement; pointing at it shows its figures."""
     title = f"{name_of(row)}: {size(row['bytes'])} in {duration(row['seconds'])}"
     title += f", {speed(row['busbw'])}"
     circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}" data-bytes="{row["bytes"]}">'
@@ -106,7 +106,7 @@ def dot(x: float, y: float, colour: str, row: Row) -> str:
 
 
 def decades(values: Sequence[float]) -> tuple[float, float]:
-    """Whole powers of ten around all of them."""
+    """Return the whole powers of ten around all values."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     return 10.0**low, 10.0 ** max(high, low + 1)
 
@@ -116,7 +116,7 @@ def share(value: float, low: float, high: float) -> float:
 
 
 def sizes_shown(sizes: Sequence[int]) -> list[int]:
-    """As many sizes as there is room to write."""
+    """Return as many sizes as there is room to write."""
     step = max(1, -(-len(sizes) // 8))
     return list(sizes[::step])
 
@@ -125,7 +125,7 @@ def sizes_shown(sizes: Sequence[int]) -> list[int]:
 
 
 def matrix(pairs: Sequence[Row], top: float) -> tuple[list[str], float]:
-    """A row for each sender, a column for each receiver; the paler, the slower."""
+    """Draw a row for each sender and a column for each receiver; the paler, the slower."""
     nodes = sorted({row["from"] for row in pairs} | {row["to"] for row in pairs})
     cell = CELL if len(nodes) <= SHOWN else min(SMALL_CELL, (WIDTH - LEFT - 10) / len(nodes))
     fastest = max(row["rate"] for row in pairs)
@@ -150,7 +150,7 @@ def matrix(pairs: Sequence[Row], top: float) -> tuple[list[str], float]:
 
 
 def shade(part: float) -> str:
-    """A colour from orange, for a slow pair, to green."""
+    """Return a colour from orange, for a slow pair, to green."""
     slow, fast = (240, 130, 60), (120, 200, 140)
     part = min(1.0, max(0.0, part))
     return "#" + "".join(

@@ -38,20 +38,20 @@ class Bottleneck:
 
 
 def quartile(values: Collection[float]) -> float:
-    """The upper quartile: a quarter of all reach it. Of three or fewer, the largest."""
+    """Return the upper quartile: a quarter of the values reach it. Of up to three, the largest."""
     ordered = sorted(values)
     return ordered[math.ceil(0.75 * len(ordered)) - 1]
 
 
 def noise(values: Collection[float], usual: float) -> float:
-    """The spread of the figures that nobody would call slow, relative to their median."""
+    """Return the spread of the values that are not slow, relative to their median."""
     healthy = [value for value in values if value >= FAR_OF_FEW * usual]
     middle = statistics.median(healthy)
     return 1.4826 * statistics.median(abs(value - middle) for value in healthy) / middle
 
 
 def tolerance(count: int, spread: float, far: float = FAR) -> float:
-    """The part of the usual below which one of so many figures, with this spread, is slow."""
+    """Return the part of the usual value below which one of so many, with this spread, is slow."""
     far = far if count >= FEW else min(far, FAR_OF_FEW)
     return min(far, max(ALWAYS, 1 - DEVIATIONS * spread))
 
@@ -87,7 +87,7 @@ def node_rates(rates: Rates) -> NodeRates:
 
 
 def slow_links(rates: Rates, names: Sequence[str]) -> list[Bottleneck]:
-    """Nodes first, then the links that no slow node explains."""
+    """Return slow nodes first, then slow links that no slow node explains."""
     if any((b, a) not in rates for a, b in rates):
         rates = {pair: rate for pair, rate in rates.items() if pair[::-1] in rates}
     if not rates:
@@ -167,7 +167,7 @@ def below_promise(
 def slow_devices(
     flops: Sequence[float], devices: Sequence[str], node_of: Sequence[int], names: Sequence[str]
 ) -> list[Bottleneck]:
-    """The ranks that compute slower than others with the same kind of device."""
+    """Return the ranks that compute slower than others with the same kind of device."""
     bottlenecks = []
     for kind in sorted(set(devices)):
         own = {rank: flops[rank] for rank, its in enumerate(devices) if its == kind}
@@ -186,7 +186,7 @@ def slow_devices(
 def wrong_results(
     wrong: Sequence[Mapping[str, Any]], node_of: Sequence[int], names: Sequence[str]
 ) -> list[Bottleneck]:
-    """The smallest size of each collective on each rank: larger ones mostly repeat it."""
+    """Return the smallest wrong size of each collective on each rank: larger ones repeat it."""
     first: dict[tuple[str, int], Mapping[str, Any]] = {}
     for error in sorted(wrong, key=lambda error: int(error["bytes"])):
         first.setdefault((error["collective"], error["rank"]), error)
@@ -203,7 +203,7 @@ def wrong_results(
 
 
 def all_of(results: Mapping[str, Any]) -> list[Bottleneck]:
-    """All bottlenecks in the results that a verify run wrote."""
+    """Return all bottlenecks in the results that a verify run wrote."""
     nodes = results["nodes"]
     names = [f"node {node['index']} ({node['host']})" for node in nodes]
     node_of = [0] * sum(len(node["ranks"]) for node in nodes)
@@ -222,7 +222,7 @@ def all_of(results: Mapping[str, Any]) -> list[Bottleneck]:
 
 
 def speed(rate: float) -> str:
-    """Bytes per second, as networks are sold."""
+    """Write a rate in bytes per second as bits per second, as networks are sold."""
     bits = 8 * rate
     return f"{bits / 1e9:.3g} Gb/s" if bits >= 1e8 else f"{bits / 1e6:.3g} Mb/s"
 

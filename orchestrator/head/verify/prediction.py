@@ -67,7 +67,7 @@ Measured = Mapping[tuple[str, str], Times]  # (collective, scope)
 
 
 def predict(results: Mapping[str, Any], config: Config) -> list[Prediction]:
-    """The best first; what does not fit into memory comes last."""
+    """Return the predictions, the best first; those that do not fit into memory come last."""
     model = results.get("model") or {}
     counts = [len(node["ranks"]) for node in results["nodes"]]
     world = sum(counts)
@@ -118,7 +118,7 @@ def predict_strategy(
 def messages(
     strategy: str, groups: Sequence[int], counts: Sequence[int], config: Config
 ) -> list[Message]:
-    """The collectives that a rank calls in one step.
+    """Return the collectives that a rank calls in one step.
 
     Groups are gathered one by one; the first holds the parameters outside of the blocks.
     """
@@ -159,7 +159,7 @@ def cost(message: Message, measured: Measured) -> float:
 
 
 def memory_of(strategy: str, groups: Sequence[int], shards: int, config: Config) -> float:
-    """Bytes of weights, gradients and the optimizer's moments; activations come on top."""
+    """Return the bytes of weights, gradients and the optimizer's moments, without activations."""
     each = 16 if config.optimizer.name == "adamw" else 12
     own = each * sum(groups) / shards
     if strategy == "ddp" or shards == 1:

@@ -14,7 +14,7 @@ WIDEST = 12  # nodes whose pairs are shown as a matrix
 SCOPES = {"all": "among all {} ranks", "node": "within each node", "across": "across nodes"}
 ENDED = {  # why sizes are missing
     "time": "larger sizes are left out where their time was up; more with --seconds",
-    "memory": "larger sizes are left out: the ranks have not the memory for them",
+    "memory": "larger sizes are left out: the ranks do not have the memory for them",
 }
 
 
@@ -30,7 +30,7 @@ def to_text(
 
 
 def collectives(results: Mapping[str, Any], look: Look) -> list[str]:
-    """A table for each scope: sizes down, collectives across, time and bus bandwidth each."""
+    """Return a table for each scope: sizes down, collectives across, their time and bandwidth."""
     rows = results.get("collectives", [])
     blocks = []
     for scope, title in SCOPES.items():
@@ -51,7 +51,7 @@ def collectives(results: Mapping[str, Any], look: Look) -> list[str]:
 
 
 def figures(rows: Sequence[Sequence[Cell]], look: Look) -> str:
-    """A table of numbers, with headings above and at the left."""
+    """Return a table of numbers, with headings above and at the left."""
     return table(rows, look, right=range(1, len(rows[0])), headed=True, indent=2)
 
 

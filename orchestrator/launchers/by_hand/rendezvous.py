@@ -41,23 +41,23 @@ class Hello:
 
 
 def disagreement(nodes: Sequence[Hello]) -> str:
-    """Say why these cannot be one job, or nothing. Nodes still missing are no reason."""
+    """Return why these nodes cannot be one job, or nothing; missing nodes are no reason."""
     first = nodes[0]
     seen: dict[int, Hello] = {}
-    for one in nodes:
-        if one.nnodes != first.nnodes:
-            return f"NNODES is {first.nnodes} on {first.who} and {one.nnodes} on {one.who}"
-        if not 0 <= one.rank < one.nnodes:
-            return f"NODE_RANK is {one.rank} on {one.host}; it must be below NNODES={one.nnodes}"
-        if one.rank in seen:
-            return f"NODE_RANK is {one.rank} twice: on {seen[one.rank].host} and on {one.host}"
-        if one.program != first.program:
-            return f"{first.who} starts {first.program}, and {one.who} {one.program}"
-        seen[one.rank] = one
-    world = sum(one.nproc for one in nodes)
-    for one in nodes:
-        if len(nodes) == first.nnodes and one.world not in (None, world):
-            return f"WORLD_SIZE is {one.world} on {one.who}, but all nodes together have {world}"
+    for node in nodes:
+        if node.nnodes != first.nnodes:
+            return f"NNODES is {first.nnodes} on {first.who} and {node.nnodes} on {node.who}"
+        if not 0 <= node.rank < node.nnodes:
+            return f"NODE_RANK is {node.rank} on {node.host}; it must be below NNODES={node.nnodes}"
+        if node.rank in seen:
+            return f"NODE_RANK is {node.rank} twice: on {seen[node.rank].host} and on {node.host}"
+        if node.program != first.program:
+            return f"{first.who} starts {first.program}, and {node.who} {node.program}"
+        seen[node.rank] = node
+    world = sum(node.nproc for node in nodes)
+    for node in nodes:
+        if len(nodes) == first.nnodes and node.world not in (None, world):
+            return f"WORLD_SIZE is {node.world} on {node.who}, but all nodes together have {world}"
     return ""
 
 
@@ -85,12 +85,12 @@ class Master:
     def __exit__(self, _: object, error: object, *__: object) -> None:
         if isinstance(error, OrchestratorError) and not self.refused:
             self.tell({"failed": f"{self.own.who} starts nothing: {error.what}"})
-        for one in (self.server, *self.there, *self.unread):
-            one.close()
+        for connection in (self.server, *self.there, *self.unread):
+            connection.close()
 
     @property
     def nodes(self) -> list[Hello]:
-        return sorted([self.own, *self.there.values()], key=lambda one: one.rank)
+        return sorted([self.own, *self.there.values()], key=lambda node: node.rank)
 
     def gather(self, patience: float, say: Say) -> list[Hello]:
         """Wait for all nodes and return them in their order."""
@@ -98,49 +98,49 @@ class Master:
         remind = time.monotonic() + 1
         while len(self.there) + 1 < self.own.nnodes:
             now = time.monotonic()
-            missing = sorted(set(range(self.own.nnodes)) - {one.rank for one in self.nodes})
-            words = f"NODE_RANK {', '.join(map(str, missing))}"
+            missing = sorted(set(range(self.own.nnodes)) - {node.rank for node in self.nodes})
+            names = f"NODE_RANK {', '.join(map(str, missing))}"
             if now > deadline:
-                raise self.refuse(f"{words} did not arrive within {patience:.0f} s")
+                raise self.refuse(f"{names} did not arrive within {patience:.0f} s")
             if now > remind:
                 remind = now + REMIND
-                say(f"waiting for {words}")
-                self.tell({"waiting": words})
+                say(f"waiting for {names}")
+                self.tell({"waiting": names})
             waiting = [self.server, *self.unread, *self.there]
-            for one in select.select(waiting, [], [], min(1.0, deadline - now))[0]:
-                self.hear(one)
+            for connection in select.select(waiting, [], [], min(1.0, deadline - now))[0]:
+                self.hear(connection)
         return self.nodes
 
-    def hear(self, one: socket.socket) -> None:
-        if one is self.server:
+    def hear(self, connection: socket.socket) -> None:
+        if connection is self.server:
             client, _ = self.server.accept()
             client.settimeout(5)
             self.unread[client] = b""
             return
         try:
-            data = one.recv(LONGEST_LINE)
+            data = connection.recv(LONGEST_LINE)
         except OSError:
             data = b""
-        known = self.unread.get(one, b"") + data
-        if not data or one in self.there or len(known) > LONGEST_LINE:
-            self.drop(one)  # it has left, or it is none of ours
+        known = self.unread.get(connection, b"") + data
+        if not data or connection in self.there or len(known) > LONGEST_LINE:
+            self.drop(connection)  # it has left, or it is none of ours
         elif known.endswith(b"\n"):
             try:
-                self.there[one] = Hello(**json.loads(known)["orchestrator"])
+                self.there[connection] = Hello(**json.loads(known)["orchestrator"])
             except (ValueError, KeyError, TypeError):
-                self.drop(one)
+                self.drop(connection)
                 return
-            del self.unread[one]
+            del self.unread[connection]
             why = disagreement([self.own, *self.there.values()])
             if why:
                 raise self.refuse(why)
         else:
-            self.unread[one] = known
+            self.unread[connection] = known
 
-    def drop(self, one: socket.socket) -> None:
-        self.there.pop(one, None)
-        self.unread.pop(one, None)
-        one.close()
+    def drop(self, connection: socket.socket) -> None:
+        self.there.pop(connection, None)
+        self.unread.pop(connection, None)
+        connection.close()
 
     def refuse(self, why: str) -> CheckFailed:
         self.refused = True
@@ -151,9 +151,9 @@ class Master:
         self.tell({"go": agreed})
 
     def tell(self, word: dict[str, Any]) -> None:
-        for one in self.there:
+        for connection in self.there:
             with contextlib.suppress(OSError):
-                one.sendall(json.dumps(word).encode() + b"\n")
+                connection.sendall(json.dumps(word).encode() + b"\n")
 
 
 def refusal(why: str) -> CheckFailed:
@@ -165,22 +165,21 @@ def refusal(why: str) -> CheckFailed:
 
 
 def join(own: Hello, address: tuple[str, int], patience: float, say: Say) -> dict[str, Any]:
-    """On any other node, return what node 0 says once all are there."""
-    deadline = time.monotonic() + patience
-    told = time.monotonic() + REMIND / 5
+    """On any other node, wait for all nodes, and return what node 0 decided."""
+    deadline, remind = time.monotonic() + patience, time.monotonic() + REMIND / 5
     why = ""
     while time.monotonic() < deadline:
         try:
             with socket.create_connection(address, timeout=5) as master:
                 master.sendall(json.dumps({"orchestrator": asdict(own)}).encode() + b"\n")
-                found = answer(master, deadline, say)
-            if found is not None:
-                return found
+                agreed = answer(master, deadline, say)
+            if agreed is not None:
+                return agreed
             why = "it hangs up: does something else listen there?"
         except OSError as error:
             why = error.strerror or str(error)
-        if time.monotonic() > told:
-            told = time.monotonic() + REMIND
+        if time.monotonic() > remind:
+            remind = time.monotonic() + REMIND
             say(f"node 0 cannot be reached at {address[0]}:{address[1]} yet ({why})")
         time.sleep(RETRY)
     raise NodeError(
@@ -204,6 +203,6 @@ def answer(master: socket.socket, deadline: float, say: Say) -> dict[str, Any] |
             if "failed" in word:
                 raise CheckFailed(word["failed"], "its terminal says what to do")
             if "go" in word:
-                found: dict[str, Any] = word["go"]
-                return found
+                agreed: dict[str, Any] = word["go"]
+                return agreed
             say(f"waiting for {word['waiting']}")

@@ -38,7 +38,7 @@ from orchestrator.head.slurm import queue
 from orchestrator.launchers.by_hand import rendezvous
 from orchestrator.launchers.by_hand.rendezvous import Hello, Master
 from orchestrator.protocol.messages import PortWish, Probe, ProbeTarget
-from orchestrator.records import experiment
+from orchestrator.records import experiment as experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
 INDEX = "JOB_COMPLETION_INDEX"  # the same from Kubernetes, in an Indexed Job
@@ -70,7 +70,7 @@ class ThisMachine:
         return LocalTransport()
 
     def experiment(self, root: Path, name: str) -> Experiment:
-        return experiment.create(root, name)
+        return experiments.create(root, name)
 
     def mark(self, record: JobRecord) -> JobRecord:
         return replace(record, part_of=self.count)
@@ -116,7 +116,9 @@ def part(environ: Mapping[str, str]) -> Part:
 
 def misspelt(name: str, environ: Mapping[str, str]) -> str:
     """Suggest a variable that may have been meant for this one."""
-    near = difflib.get_close_matches(name, [one for one in environ if one not in NAMES], 1, 0.8)
+    near = difflib.get_close_matches(
+        name, [variable for variable in environ if variable not in NAMES], 1, 0.8
+    )
     return f", but {near[0]} is" if near else ""
 
 
@@ -149,7 +151,7 @@ def checked(request: Request, by: Accelerate, mine: Part, node: ProbedNode) -> R
     """Check accelerate's file as far as this machine can, before it meets the others."""
     accelerate.check_installed([node])
     accelerate.check_known(by, [node])
-    rank = by.number("machine_rank") or 0  # 0 stands in a file that serves all
+    rank = by.number("machine_rank") or 0  # 0 is in a file that serves all nodes
     if rank not in (0, mine.rank):
         raise CheckFailed(
             f"machine_rank is {rank} in {by.file}, but NODE_RANK is {mine.rank}",
@@ -160,8 +162,8 @@ def checked(request: Request, by: Accelerate, mine: Part, node: ProbedNode) -> R
 
 
 def address_of(master: str, patience: float) -> str:
-    """Its IP address. A container's name is known only once that container has been started."""
-    deadline, told = time.monotonic() + patience, time.monotonic() + 1
+    """Return its IP address; a container's name is known only once the container has started."""
+    deadline, remind = time.monotonic() + patience, time.monotonic() + 1
     while not (address := queue.resolved(master)):
         now = time.monotonic()
         if now > deadline:
@@ -169,8 +171,8 @@ def address_of(master: str, patience: float) -> str:
                 f"MASTER_ADDR {master!r} could not be resolved here within {patience:.0f} s",
                 "write the master's IP address, or correct its name",
             )
-        if now > told:
-            told = now + rendezvous.REMIND
+        if now > remind:
+            remind = now + rendezvous.REMIND
             say(f"MASTER_ADDR {master!r} cannot be resolved here yet")
         time.sleep(rendezvous.RETRY)
     return address
@@ -197,7 +199,7 @@ def reach(request: Request, mine: Part, patience: float) -> Reached:
 
 def check_master(mine: Part, reached: Reached, address: str) -> None:
     """Check that NODE_RANK=0 is at MASTER_ADDR, and only once."""
-    own = [one.address for one in reached.facts.addresses]
+    own = [entry.address for entry in reached.facts.addresses]
     here = address in own or is_loopback(address)
     if here and reached.facts.port:
         return
@@ -215,59 +217,61 @@ def check_master(mine: Part, reached: Reached, address: str) -> None:
             "set MASTER_PORT to another one, the same on all nodes",
         )
     say(
-        f"MASTER_ADDR {mine.master} is not an address of this machine ({', '.join(own)}): fine"
+        f"MASTER_ADDR {mine.master} is not an address of this machine ({', '.join(own)}): right"
         " behind NAT, otherwise NODE_RANK=0 belongs on another machine"
     )
 
 
 def lead(request: Request, mine: Part, reached: Reached, own: Hello, patience: float) -> Launched:
-    """Once all nodes are there, as node 0, tell them the job's name and its experiment."""
+    """As node 0, wait for all nodes, and send them the job's name and its experiment."""
     with Master(own, mine.port) as master:
         nodes = master.gather(patience, say)
-        place = experiment.create(request.where.experiments, request.config.launch.name)
-        interrupt.undo_with(place.discard)
+        experiment = experiments.create(request.where.experiments, request.config.launch.name)
+        interrupt.undo_with(experiment.discard)
         agreed = {
-            "job": f"{place.name}-{secrets.token_hex(3)}",
-            "experiment": str(place.path),
-            "counts": [one.nproc for one in nodes],
+            "job": f"{experiment.name}-{secrets.token_hex(3)}",
+            "experiment": str(experiment.path),
+            "counts": [node.nproc for node in nodes],
             "token": secrets.token_hex(32),
             "peers_port": reached.facts.peers_port or 0,
         }
         try:
-            made = make(request, mine, reached, agreed)
+            plan = make(request, mine, reached, agreed)
         except OrchestratorError:
-            place.discard()
+            experiment.discard()
             raise
-        record = record_job(redact.without_secrets(request), ThisMachine(mine.nnodes), made, place)
+        record = record_job(
+            redact.without_secrets(request), ThisMachine(mine.nnodes), plan, experiment
+        )
         master.go(agreed)  # the others know by the record whether they see this very directory
-    return begin(request, mine, reached, made, place, record, agreed)
+    return begin(request, mine, reached, plan, experiment, record, agreed)
 
 
 def start(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any]) -> Launched:
     """Start this machine's part as any other node."""
-    made = make(request, mine, reached, agreed)
+    plan = make(request, mine, reached, agreed)
     name = f"{request.config.launch.name}-node{mine.rank}"
     interrupt.hold()
-    place = experiment.create(request.where.experiments, name)
-    record = record_job(redact.without_secrets(request), ThisMachine(mine.nnodes), made, place)
-    return begin(request, mine, reached, made, place, record, agreed)
+    experiment = experiments.create(request.where.experiments, name)
+    record = record_job(redact.without_secrets(request), ThisMachine(mine.nnodes), plan, experiment)
+    return begin(request, mine, reached, plan, experiment, record, agreed)
 
 
 def begin(
     request: Request,
     mine: Part,
     reached: Reached,
-    made: Plan,
-    place: Experiment,
+    plan: Plan,
+    experiment: Experiment,
     record: JobRecord,
     agreed: dict[str, Any],
 ) -> Launched:
     """Start this machine's part of a job that was written down."""
-    terms = launch.lease(request, made, agreed["peers_port"], agreed["token"])
+    terms = launch.lease(request, plan, agreed["peers_port"], agreed["token"])
     # Supervisors ask no name server: one that hangs would hold up all that they do.
     terms = terms.replace(address=queue.resolved(mine.master) or mine.master)
-    record = launch.start_job(request, [reached], made, place, record, terms, say)
-    return Launched(place, record, LocalTransport(), (reached,))
+    record = launch.start_job(request, [reached], plan, experiment, record, terms, say)
+    return Launched(experiment, record, LocalTransport(), (reached,))
 
 
 def make(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any]) -> Plan:

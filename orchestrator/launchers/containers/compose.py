@@ -50,11 +50,11 @@ def host(rank: int) -> str:
 def service(options: ContainerOptions, command: ContainerCommand, rank: int) -> dict[str, Any]:
     number, unit = container.size(options.shm_size)
     own = {"MASTER_ADDR": host(0), "NODE_RANK": str(rank), **command.env}
-    found: dict[str, Any] = {
+    service: dict[str, Any] = {
         "image": container.literal(options.image),
         "hostname": host(rank),
         # In place of what the image would run first.
-        "entrypoint": [container.literal(word) for word in command.words],
+        "entrypoint": [container.literal(word) for word in command.argv],
         "init": True,  # process 1 that collects the ended
         "environment": own,
         "networks": [NETWORK],
@@ -78,10 +78,10 @@ def service(options: ContainerOptions, command: ContainerCommand, rank: int) -> 
         },
     }
     if rank:
-        found["depends_on"] = {host(0): {"condition": "service_started"}}
+        service["depends_on"] = {host(0): {"condition": "service_started"}}
     if options.gpus:
         # By number: `count` would give every service the same first ones.
         ids = [str(rank * options.gpus + gpu) for gpu in range(options.gpus)]
         device = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
-        found["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
-    return found
+        service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+    return service

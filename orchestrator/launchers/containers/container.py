@@ -13,10 +13,10 @@ from orchestrator.head.launch.request import resolve
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.text import parse_size
 
-EXPERIMENTS = "/experiments"  # in every container: what is behind it outlives them
+EXPERIMENTS = "/experiments"  # a volume in every container, which outlives them
 WAIT = 1800  # seconds for all nodes to be there: an image of many GB may have to come first
 MARGIN = 30  # seconds beyond the ranks' grace before a container is killed
-# Of the options of master_launch: what has no place in a container, and why.
+# The options of master_launch that make no sense in a container, and why.
 NOT_HERE = {
     "detach": "a container ends with its program",
     "dry_run": "it runs where the containers do",
@@ -33,14 +33,14 @@ class ContainerOptions:
     gpus: int | None  # per node
     shm_size: str
     name: str | None  # of the whole; else that of the experiments
-    words: tuple[str, ...]  # what follows, for run-node in each of them
+    arguments: tuple[str, ...]  # of run-node in each container
 
 
 @dataclass(frozen=True)
 class ContainerCommand:
     """The command of each container, and its environment except for its rank."""
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     env: Mapping[str, str | None]  # None: the value is taken where the container is started
     port: int
     name: str
@@ -50,28 +50,28 @@ class ContainerCommand:
 def command_of(
     asked: ContainerOptions, launch: LaunchArguments, *, again: bool = False
 ) -> ContainerCommand:
-    """Write the command of every container; what is wrong with the options is an error now.
+    """Write the command of every container; a wrong option is an error now.
 
-    With `again`, a container may be restarted and finds what it wrote before.
+    With `again`, a container may be restarted and finds the files of its last start.
     """
     check_options(launch)
     passed = [word for word in launch.env if "=" not in word]  # need not be set here
     given = tuple(word for word in launch.env if "=" in word)
     request = resolve(replace(launch, env=given))
     chosen = request.config.launch
-    words = ["orchestrator", "run-node", "--wait", str(WAIT), "--experiments", EXPERIMENTS]
+    command = ["orchestrator", "run-node", "--wait", str(WAIT), "--experiments", EXPERIMENTS]
     if request.config_file is not None:
-        if str(request.config_file) not in asked.words:
-            words += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
+        if str(request.config_file) not in asked.arguments:
+            command += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
         if request.config_file.is_absolute():
             sys.stderr.write(f"note: {request.config_file} has to be in the image, too\n")
     name = asked.name or chosen.name
     if "name" not in launch.launch:
-        words += ["--name", name]
+        command += ["--name", name]
     engine = request.target.kind == "engine"
     if again and engine and request.config.checkpoint.resume == "never":
-        words += ["--set", "checkpoint.resume=auto"]  # from experiments of this name alone
-    for word in (*asked.words, asked.image):
+        command += ["--set", "checkpoint.resume=auto"]  # from experiments of this name alone
+    for word in (*asked.arguments, asked.image):
         check_text(word)
     env: dict[str, str | None] = {"MASTER_PORT": str(chosen.master_port or DEFAULT_PORT)}
     env["NNODES"] = str(asked.nnodes)
@@ -80,7 +80,7 @@ def command_of(
         env["NPROC_PER_NODE"] = str(nproc)
     env.update(dict.fromkeys(passed))
     return ContainerCommand(
-        words=(*words, *asked.words),
+        argv=(*command, *asked.arguments),
         env=env,
         port=chosen.master_port or DEFAULT_PORT,
         name=name,
@@ -119,7 +119,7 @@ def check_text(word: str) -> None:
 
 
 def size(shm_size: str) -> tuple[int, str]:
-    """(8, "g") of 8g, 8G, 8gb or 8Gi; (512, "m") of 512m."""
+    """Return (8, "g") for 8g, 8G, 8gb or 8Gi; (512, "m") for 512m."""
     mebibytes = parse_size("--shm-size", shm_size) >> 20
     if not mebibytes:
         raise UsageError(f"--shm-size {shm_size}: less than 1 MiB", "write 8g, or 512m")
@@ -127,12 +127,12 @@ def size(shm_size: str) -> tuple[int, str]:
 
 
 def literal(text: str) -> str:
-    """Both Compose and Kubernetes put values in place of $NAME, ${NAME}, $(NAME); $$ is one $."""
+    """Escape $: Compose and Kubernetes replace $NAME, ${NAME} and $(NAME), and read $$ as $."""
     return text.replace("$", "$$")
 
 
 def dumped(document: Mapping[str, Any]) -> str:
-    """YAML in which every text is quoted: what is text here is a number to some other reader."""
+    """Return YAML with every text quoted: other readers take some unquoted texts for numbers."""
     import yaml
 
     class Dumper(yaml.SafeDumper):

@@ -66,7 +66,9 @@ def text(options: PodOptions, command: ContainerCommand) -> str:
             else ["# Without --volume all that it writes is lost with the pods."]
         ),
     ]
-    return "\n".join(lines) + "\n" + "---\n".join(container.dumped(one) for one in documents)
+    return (
+        "\n".join(lines) + "\n" + "---\n".join(container.dumped(document) for document in documents)
+    )
 
 
 def service(command: ContainerCommand, where: dict[str, str]) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def pod(options: PodOptions, command: ContainerCommand) -> dict[str, Any]:
     node: dict[str, Any] = {
         "name": CONTAINER,
         "image": options.image,
-        "command": [container.literal(word) for word in command.words],
+        "command": [container.literal(word) for word in command.argv],
         "env": [{"name": key, "value": value} for key, value in own.items()],
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }

@@ -17,23 +17,23 @@ from orchestrator.launchers.slurm import sbatch
 from orchestrator.launchers.slurm.sbatch import SbatchOptions
 
 
-def generate(asked: SbatchOptions, words: Sequence[str], launch: LaunchArguments) -> int:
+def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments) -> int:
     request = checked(launch)
-    command = command_line(asked, words, request)
+    command = command_line(asked, arguments, request)
     tell(sbatch.text(asked, request.config.launch, command))
     return EXIT_DONE
 
 
 def submit(
-    asked: SbatchOptions, words: Sequence[str], launch: LaunchArguments, *, detach: bool
+    asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments, *, detach: bool
 ) -> int:
     request = checked(launch)
-    command = command_line(asked, words, request)
-    place = sbatch.submit(asked, request.config.launch, command, request.where.experiments)
+    command = command_line(asked, arguments, request)
+    experiment = sbatch.submit(asked, request.config.launch, command, request.where.experiments)
     if not detach:
-        return watch_batch(place, place.read_record(), say, tell_end, anew=True)
-    say(f"{place.name} is Slurm's job {place.slurm_job()}")
-    say(f"follow it: orchestrator attach {place.name}")
+        return watch_batch(experiment, experiment.read_record(), say, tell_end, anew=True)
+    say(f"{experiment.name} is Slurm's job {experiment.slurm_job()}")
+    say(f"follow it: orchestrator attach {experiment.name}")
     return EXIT_DONE
 
 
@@ -50,18 +50,18 @@ def checked(launch: LaunchArguments) -> Request:
 
 def command_line(asked: SbatchOptions, given: Sequence[str], request: Request) -> list[str]:
     """Write the command line of master_launch inside the job."""
-    words = [*program(), "--nodes-from", "slurm"]
+    command = [*program(), "--nodes-from", "slurm"]
     if request.config_file is not None and str(request.config_file) not in given:
-        words += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
+        command += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
     resumes = request.config.checkpoint.resume != "never"
     if asked.requeue and request.target.kind == "engine" and not resumes:
-        words += ["--set", "checkpoint.resume=auto"]
+        command += ["--set", "checkpoint.resume=auto"]
     if asked.cpus_per_task is None and "--cpus-per-task" not in " ".join(asked.more):
         sys.stderr.write(
             "note: without --cpus-per-task Slurm may give each node one processor only, for all of"
             " its ranks and their data loaders\n"
         )
-    return [*words, *given]
+    return [*command, *given]
 
 
 def program() -> list[str]:

@@ -52,9 +52,9 @@ class SbatchOptions:
 
 
 def text(
-    asked: SbatchOptions, launch: Launch, words: Sequence[str], *, place: Path | None = None
+    asked: SbatchOptions, launch: Launch, command: Sequence[str], *, directory: Path | None = None
 ) -> str:
-    """Write the batch file that runs the command `words`; `place` is its experiment."""
+    """Write the batch file that runs this command; `directory` is its experiment."""
     lead = round(launch.grace) + MARGIN
     options = [
         f"--job-name={launch.name}",
@@ -66,7 +66,7 @@ def text(
         *([f"--time={asked.time}"] if asked.time else []),
         *([f"--partition={asked.partition}"] if asked.partition else []),
         *([f"--account={asked.account}"] if asked.account else []),
-        f"--output={(place / OUTPUT) if place else launch.name + '_%j.out'}",
+        f"--output={(directory / OUTPUT) if directory else launch.name + '_%j.out'}",
         "--open-mode=append",
         *asked.more,
     ]
@@ -82,9 +82,9 @@ def text(
             "# resumes there; your own program finds what it saved in $ORCHESTRATOR_EXPERIMENT.",
         ]
     lines += ["set -e", *asked.setup]
-    if place is not None:
-        lines.append(f"export ORCHESTRATOR_SUBMITTED={shlex.quote(str(place))}")
-    lines += [f"exec {shlex.join(words)}", ""]
+    if directory is not None:
+        lines.append(f"export ORCHESTRATOR_SUBMITTED={shlex.quote(str(directory))}")
+    lines += [f"exec {shlex.join(command)}", ""]
     return "\n".join(lines)
 
 
@@ -98,13 +98,13 @@ def quoted(option: str) -> str:
 
 
 def submit(
-    asked: SbatchOptions, launch: Launch, words: Sequence[str], experiments: Path
+    asked: SbatchOptions, launch: Launch, command: Sequence[str], experiments: Path
 ) -> Experiment:
     """Submit it, with an experiment whose record says that it waits before Slurm can start it."""
-    place = experiment.create(experiments, launch.name)
+    submitted = experiment.create(experiments, launch.name)
     record = JobRecord(
-        job=place.name,
-        experiment=str(place.path),
+        job=submitted.name,
+        experiment=str(submitted.path),
         state="queued",
         command=redact.redacted_words(sys.argv),
         nodes=[],
@@ -115,13 +115,13 @@ def submit(
     )
     files = ("batch.sh", "job.json")
     try:
-        place.write("batch.sh", text(asked, launch, words, place=place.path))
-        place.write_record(record)
-        job = queue.submit(str(place.path / "batch.sh"))
+        submitted.write("batch.sh", text(asked, launch, command, directory=submitted.path))
+        submitted.write_record(record)
+        job = queue.submit(str(submitted.path / "batch.sh"))
     except OrchestratorError:
         for name in files:
-            (place.path / name).unlink(missing_ok=True)
-        place.discard()
+            (submitted.path / name).unlink(missing_ok=True)
+        submitted.discard()
         raise
-    place.write(experiment.SLURM_JOB, job + "\n")
-    return place
+    submitted.write(experiment.SLURM_JOB, job + "\n")
+    return submitted

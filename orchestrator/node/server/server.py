@@ -120,7 +120,7 @@ class ChannelServer:
         except Refusal as refusal:
             data = encode(Refused(id=number, error=str(refusal), kind=refusal.kind))
         except Nonsense as error:
-            data = encode(Refused(id=number, error=f"the head talks nonsense: {error}"))
+            data = encode(Refused(id=number, error=f"the head broke the protocol: {error}"))
         self.send(JSON, json.dumps(data).encode("ascii"))
 
 
@@ -137,7 +137,7 @@ def main(nonce: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # the head is gone; the files have everything
             server.loop()
     except Nonsense as error:
-        sys.exit(f"the head talks nonsense: {error}")
+        sys.exit(f"the head broke the protocol: {error}")
     finally:
         session.discard_parcels()
     if step and session.supervisor is not None:

@@ -208,7 +208,7 @@ def test_verify_of_one(root: Path, typed: Typed) -> None:
     flip(saved(root, 32) / ".metadata")
     code, out, _ = typed("verify", str(saved(root, 32)))
     assert code == 1
-    assert out.splitlines()[-1] == "none of them can be resumed from"
+    assert out.splitlines()[-1] == "no training can resume from any of them"
     assert typed("verify", str(saved(root, 31)))[0] == 0
 
 

@@ -310,7 +310,7 @@ def test_a_pin_of_the_last_moment(root: Path, monkeypatch: pytest.MonkeyPatch) -
     held.release()
     with pytest.raises(remove.InTheWay, match="just been pinned"):
         remove.hold(fd, "m_20260101_000000", own)
-    with pytest.raises(remove.InTheWay, match="another one"):
+    with pytest.raises(remove.InTheWay, match="replaced a moment ago"):
         remove.hold(fd, "m_20260102_000000", own)
     os.close(fd)
     assert days(root) == "123"

@@ -92,7 +92,7 @@ def test_where_no_gpu_says_it_the_file_counts_the_ranks() -> None:
     made = planned({**SEED, "num_processes": 6}, gpus=(0, 0))
     assert [node.nproc for node in made.nodes] == [3, 3]
     assert made.nodes[0].env["ACCELERATE_USE_CPU"] == "true"
-    assert any("told to use the CPU" in note for note in made.notes)
+    assert any("set to use the CPU" in note for note in made.notes)
 
 
 def test_gpus_are_not_taken_for_cpus() -> None:
