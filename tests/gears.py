@@ -71,6 +71,7 @@ LONG = [
             *("a child that fails", "an address that only the node itself has"),
         )
     ),
+    "tests/engine/core/test_used_parts.py::test_random_parts_in_random_micro_batches[6]",
     "tests/head/commands/test_prune.py::test_interrupted_anywhere_each_is_whole_or_gone[Ctrl-C]",
     "tests/launchers/test_coming_from.py::test_all_that_a_page_says_works",
 ]

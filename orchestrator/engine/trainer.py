@@ -133,7 +133,7 @@ class Trainer:
         everyone = on_device(ranks.join(self.config), device)
         losses.to(everyone.device)
         names = names_of(model)
-        shape, whole = mesh.spread_own(model, strategy, everyone, self.config, find_unused=unused)
+        shape, whole = mesh.spread_own(model, strategy, everyone, self.config)
         lr_scale = float(everyone.world) if scale_lr else 1.0
         stepper = Stepper(
             optimizer, names, model, shape, self.config.training,

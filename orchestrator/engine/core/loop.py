@@ -27,7 +27,7 @@ from orchestrator.engine.data.batch import Batches, Micro, seed_all, to_device
 from orchestrator.engine.models.losses import Loss, Totals
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.observe.reporter import Reporter, means_of
-from orchestrator.engine.ranks import mesh
+from orchestrator.engine.ranks import mesh, used_parts
 from orchestrator.engine.ranks.mesh import Mesh
 from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.engine.saving.checkpoint import Checkpoints
@@ -99,6 +99,7 @@ class Loop:
     on_epoch_end: Callable[[], None] = lambda: None
     names: tuple[str, ...] = ()  # of the losses and metrics
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this step's, this rank's
+    used: int = 0  # stands for the parts of the model that this rank used in this step
 
     def run(self) -> None:
         state, ranks, say = self.state, self.parts.ranks, self.reporter.say
@@ -149,7 +150,7 @@ class Loop:
     def _micro(self, micro: Micro, index: int, *, complete: bool) -> None:
         """Forward and backward; gradients are summed over the ranks when the step is complete."""
         parts, phases = self.parts, self.reporter.phases
-        config, ranks = parts.config, parts.ranks
+        config, ranks, used = parts.config, parts.ranks, used_parts.of(parts.model)
         seed_all(config.training.seed, self.state.step + 1, index, ranks.rank)
         with (
             phases("forward_backward"),
@@ -158,7 +159,11 @@ class Loop:
             with mesh.computing(parts.mesh, ranks, config):
                 totals = parts.losses(parts.model, micro.data)
             loss, count = totals["loss"]
+            if complete and used is not None:
+                used.note_forward()
             phases.backward(parts.stepper.scaled(loss, count, real=micro.real))
+        if complete and used is not None:
+            self.used = used.close_step()
         if micro.real:
             self.reporter.ledger.add(micro.ids, loss.detach())
         add(self.sums, totals, real=micro.real)
@@ -169,7 +174,7 @@ class Loop:
         self._check_names()
         state.step += 1
         with phases("exposed_comm"):
-            total = stepper.add_up(self.sums)
+            total = stepper.add_up(self.sums, self.used)
         with phases("optimizer"):
             report = stepper.step(state.step, self.names, total)
         self.reporter.ledger.close(report)

@@ -77,8 +77,7 @@ def config_of(
     refuse_unread(keys)
     merged: dict[str, Any] = copy.deepcopy(dict(own))
     merged["fsdp"] = {"sharding_strategy": strategy if strategy in OVER_RANKS else "ddp"}
-    if strategy == "ddp":
-        merged["distributed"] = {"find_unused_parameters": find_unused}
+    merged["distributed"] = {"find_unused_parameters": find_unused}
     for section, values in keys.items():
         merged.setdefault(section, {}).update(values)
     return parse.build(Config, merged)

@@ -102,14 +102,18 @@ class Stepper:
         total = sum(gather(float(count))) * self.training.gradient_accumulation
         return float(2.0 ** math.ceil(math.log2(max(1.0, total))))
 
-    def add_up(self, sums: Sums) -> Tensor:
-        """Add up over all ranks: squares of the gradients, then a sum and a count per name."""
+    def add_up(self, sums: Sums, used: int = 0) -> Tensor:
+        """Add up over all ranks: squares of the gradients, then a sum and a count per name; last, 1
+        if the ranks used other parts of the model, so that they were summed with each other."""
         self._take_gradients()
         flat = [value.to(self.device) for pair in sums.values() for value in pair]
-        total = torch.stack([self._squares(), *flat])
+        squared = torch.tensor([used, used**2], dtype=torch.float64).to(self.device)
+        total = torch.cat([torch.stack([self._squares(), *flat]), squared])
         if dist.get_world_size() > 1:
             dist.all_reduce(total)
-        return total
+        # Equal numbers alone have the mean of their squares for the square of their mean.
+        apart = (total[-1] * dist.get_world_size() != total[-2] ** 2).double()
+        return torch.cat([total[:-2], apart[None]])
 
     def step(self, step: int, names: tuple[str, ...], total: Tensor) -> StepReport:
         squares, loss, count = total[:3].unbind()
@@ -118,11 +122,13 @@ class Stepper:
         norm = (squares / self.mesh.copies).sqrt() * to_mean  # every copy has counted them all
         most = self.training.grad_clip_norm
         factor = to_mean * (most / (norm + 1e-6)).clamp(max=1.0) if most else to_mean
-        bad = 1.0 - (norm.isfinite() & loss.isfinite()).float()
+        apart = total[-1].float()
+        bad = torch.maximum(1.0 - (norm.isfinite() & loss.isfinite()).float(), apart)
         lr = self._apply(factor, bad, self.lr_factor(step))
         self._forget()
         self._count(bad, count)
-        return StepReport(step, names, total[1:], norm, bad, self.bad_in_a_row.clone(), lr)
+        in_a_row = self.bad_in_a_row.clone()
+        return StepReport(step, names, total[1:-1], norm, bad, in_a_row, apart, lr)
 
     def _apply(self, factor: Tensor, bad: Tensor, lr_factor: float) -> float | Tensor:
         groups = self.optimizer.param_groups

@@ -20,6 +20,7 @@ class StepReport:
     grad_norm: Tensor  # of the mean loss, before clipping
     bad: Tensor  # 1.0 where the step was skipped
     bad_in_a_row: Tensor
+    apart: Tensor  # 1.0 where the ranks used other parts of the model; then it was skipped, too
     lr: float | Tensor
 
 
@@ -32,6 +33,7 @@ class StepResult:
     grad_norm: float
     skipped: bool
     bad_in_a_row: int
+    apart: bool
     bad_here: bool  # the NaN or inf was in a loss of this rank
     bad_samples: list[int]  # where they have numbers
     lr: float
@@ -59,11 +61,11 @@ class Ledger:
             return
         steps, self.steps = self.steps, []
         rows = [
-            torch.cat([torch.stack([r.grad_norm, r.bad, r.bad_in_a_row]).double(), r.sums])
+            torch.cat([torch.stack([r.grad_norm, r.bad, r.bad_in_a_row, r.apart]).double(), r.sums])
             for r, _, _ in steps
         ]
         for (report, ids, losses), row in zip(steps, torch.stack(rows).tolist(), strict=True):
-            norm, bad, in_a_row, *sums = row
+            norm, bad, in_a_row, apart, *sums = row
             finite = torch.stack(losses).isfinite().tolist() if bad and losses else []
             culprits = [own for own, good in zip(ids, finite, strict=False) if not good]
             pairs = zip(sums[::2], sums[1::2], strict=True)
@@ -73,6 +75,7 @@ class Ledger:
                 norm,
                 bool(bad),
                 int(in_a_row),
+                bool(apart),
                 bool(culprits),
                 [i for own in culprits for i in own or ()],
                 float(report.lr),

@@ -16,6 +16,7 @@ from orchestrator.engine.observe import metrics, speed
 from orchestrator.engine.observe.ledger import Ledger, StepResult
 from orchestrator.engine.observe.phases import Phases
 from orchestrator.engine.observe.trackers import Trackers
+from orchestrator.engine.ranks import used_parts
 from orchestrator.engine.ranks.ranks import Ranks, device_name
 from orchestrator.errors import JobFailed
 
@@ -88,6 +89,12 @@ class Reporter:
         """Read what the steps came to: the one place where the host waits for the device."""
         for result in self.ledger.read():
             self.latest = result
+            if result.apart:
+                raise JobFailed(
+                    f"the ranks used other parts of the model than each other in step"
+                    f" {result.step}, which was not taken",
+                    used_parts.FIX,
+                )
             self.tokens += int(result.sums["loss"][1])
             if result.skipped:
                 self._say_skipped(result)

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
 from orchestrator.config.schema import COPIED, Config
+from orchestrator.engine.ranks import used_parts
 from orchestrator.engine.ranks.ranks import (
     Ranks,
     device_name,
@@ -169,7 +170,7 @@ def spread(
 
 
 def spread_own(
-    model: nn.Module, strategy: str, ranks: Ranks, config: Config, *, find_unused: bool
+    model: nn.Module, strategy: str, ranks: Ranks, config: Config
 ) -> tuple[Mesh, nn.Module]:
     """Spread a user's model over the ranks, with rank 0's weights."""
     if any(isinstance(m, (FSDPModule, DistributedDataParallel)) for m in model.modules()):
@@ -186,17 +187,7 @@ def spread_own(
     if strategy == "dp":
         return Mesh("single", copies=1), nn.DataParallel(model.to(ranks.device))
     mesh = make(config, ranks)
-    whole = spread(model, mesh, ranks, config, fill=lambda: None)
-    if find_unused and mesh.mesh is not None:
-        for part in (m for m in model.modules() if isinstance(m, FSDPModule)):
-            if not hasattr(part, "set_reduce_scatter_unused_params"):
-                raise CheckFailed(
-                    f"find_unused_parameters with {strategy} needs a newer torch than"
-                    f" {torch.__version__}",
-                    'use strategy="ddp"',
-                )
-            part.set_reduce_scatter_unused_params(True, recurse=False)
-    return mesh, whole
+    return mesh, spread(model, mesh, ranks, config, fill=lambda: None)
 
 
 def take_weights_of_first(model: nn.Module, ranks: Ranks) -> None:
@@ -260,6 +251,8 @@ def shard(
     if fsdp.cpu_offload and ranks.device.type != "cuda":
         raise CheckFailed("fsdp.cpu_offload is set, but there is no GPU to offload from")
     reshard = fsdp.reshard_after_forward and mesh.strategy != "shard_grad_op"
+    if config.distributed.find_unused_parameters:
+        reshard = False  # all blocks are gathered before the forward, whichever it uses
     low = config.training.mixed_precision
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[low] if low != "fp32" else None, reduce_dtype=DTYPES[fsdp.reduce_dtype]
@@ -286,6 +279,11 @@ def shard(
         # A plain SUM, because gloo has no PREMUL_SUM.
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
+    differ = config.distributed.find_unused_parameters
+    used_parts.note(model, fills=differ or mesh.copies > 1, differ=differ)
+    if differ:
+        model.register_forward_pre_hook(used_parts.gather_all)
+        return
     ordered = parts[1:]  # the first is the model itself
     for index, part in enumerate(ordered):
         ahead = ordered[index + 1 : index + 1 + fsdp.forward_prefetch]
@@ -300,7 +298,7 @@ def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
     with warnings.catch_warnings():
         # What torch 2.13 offers instead of broadcast_buffers, older ones do not have.
         warnings.filterwarnings("ignore", ".?broadcast_buffers", FutureWarning)
-        return DistributedDataParallel(
+        spread_out = DistributedDataParallel(
             model,
             device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
             bucket_cap_mb=made.bucket_cap_mb,
@@ -309,6 +307,9 @@ def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
             find_unused_parameters=made.find_unused_parameters,
             broadcast_buffers=made.broadcast_buffers,
         )
+    if not (made.find_unused_parameters or made.static_graph):
+        used_parts.watch(spread_out)
+    return spread_out
 
 
 # The results of these cost most to compute again for the memory they take.
@@ -354,14 +355,17 @@ def backward(
     Under hybrid_shard the sum across nodes happens once per step; fsdp.accumulate=whole also leaves
     out the sum within the node, at the price of whole gradients in memory.
     """
-    if isinstance(model, FSDPModule):
-        model.set_is_last_backward(last)
-        if config.fsdp.accumulate == "whole":
-            model.set_requires_gradient_sync(last)
-        elif mesh.copies > 1:
-            model.set_requires_all_reduce(last)
-    elif isinstance(model, DistributedDataParallel) and not last:
-        return model.no_sync()
+    if isinstance(model, DistributedDataParallel):
+        return used_parts.all_summed(model) if last else model.no_sync()
+    if not isinstance(model, FSDPModule):
+        return contextlib.nullcontext()
+    if config.distributed.find_unused_parameters:
+        return used_parts.summed_in_order(model, last=last)
+    model.set_is_last_backward(last)
+    if config.fsdp.accumulate == "whole":
+        model.set_requires_gradient_sync(last)
+    elif mesh.copies > 1:
+        model.set_requires_all_reduce(last)
     return contextlib.nullcontext()
 
 

@@ -1,0 +1,172 @@
+"""Train models that use parts of themselves: LayerDrop, stochastic depth, experts, several heads.
+
+FSDP sums the gradients of a block as one flat tensor of those parameters that have one, and ddp
+waits for all of them. So ranks that use other parts than each other would add the gradient of one
+parameter to another, or wait for ever. By default all ranks have to use the same parts, which is
+checked in every step: one that did not is not taken. With find_unused_parameters they may differ:
+all blocks are gathered before a forward, and summed after the last backward of a step, in an order
+that does not depend on what was used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from orchestrator.engine.ranks.ranks import host_group
+from orchestrator.errors import UsageError
+
+FIX = (
+    "a model that uses other parts of itself in each step needs find_unused_parameters=True of the"
+    " Trainer, or distributed.find_unused_parameters of a config"
+)
+
+
+# -- sharded --------------------------------------------------------------------------------------
+
+
+class UsedParts:
+    """The parameters that this rank used since the last step, of a sharded model."""
+
+    def __init__(self, model: nn.Module, *, fills: bool, differ: bool) -> None:
+        self.model, self.fills, self.differ = model, fills, differ
+        self.parameters: set[int] = set()  # by id: those that got a gradient
+        self.notes: list[str] = []  # what was summed with what, in the order of the collectives
+        for module in blocks(model):
+            for group in groups(module):
+                group.post_backward = functools.partial(self._sum, group, group.post_backward)
+
+    def _sum(self, group: Any, post_backward: Callable[..., None], *unused: Any) -> None:
+        """Note who has a gradient, and give zeros to who has none where the layout must not change:
+        between copies, FSDP adds up the flat tensors of all micro-batches."""
+        if not all(hasattr(parameter, "_unsharded_param") for parameter in group.fsdp_params):
+            return  # the block was never gathered
+        if group.reduce_grads:
+            idle = []
+            for index, parameter in enumerate(group.fsdp_params):
+                whole = parameter._unsharded_param
+                if not whole.requires_grad:
+                    continue
+                if whole.grad is not None or parameter.unsharded_accumulated_grad is not None:
+                    self.parameters.add(id(parameter.sharded_param))
+                    continue
+                idle.append(index)
+                if self.fills:
+                    whole.grad = torch.zeros_like(whole)
+            self.notes.append(f"{group._module_fqn} without {idle}")
+        post_backward(*unused)
+
+    def note_forward(self) -> None:
+        """Note the order in which the forwards of this step have gathered the blocks."""
+        order = state_of(next(blocks(self.model)))._comm_ctx.post_forward_order
+        self.notes += [str(group._module_fqn) for group in order]
+
+    def close_step(self) -> int:
+        """Leave parameters without a gradient that no rank used: an optimizer must not decay them.
+
+        Gives a number that stands for what was used, unless ranks may differ in it. It is so small
+        that the sum of its squares is exact.
+        """
+        own = list(self.model.parameters())
+        used = torch.tensor([id(parameter) in self.parameters for parameter in own]).int()
+        if self.differ:
+            dist.all_reduce(used, dist.ReduceOp.MAX, group=host_group())
+        for parameter, kept in zip(own, used.tolist(), strict=True):
+            if not kept:
+                parameter.grad = None
+        number = 0 if self.differ else zlib.crc32("\n".join(self.notes).encode()) & 0x3FFF
+        self.parameters.clear()
+        self.notes.clear()
+        return number
+
+
+def note(model: nn.Module, *, fills: bool, differ: bool) -> None:
+    """Begin to note what a sharded model uses."""
+    vars(model)["_used_parts"] = UsedParts(model, fills=fills, differ=differ)
+
+
+def of(model: nn.Module) -> UsedParts | None:
+    return vars(model).get("_used_parts")
+
+
+def blocks(model: nn.Module) -> Iterator[FSDPModule]:
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def state_of(module: FSDPModule) -> Any:
+    return module._get_fsdp_state()
+
+
+def groups(module: FSDPModule) -> list[Any]:
+    state = state_of(module)
+    own = getattr(state, "_fsdp_param_groups", None)
+    return list(own) if own is not None else [state._fsdp_param_group]  # before torch 2.12
+
+
+def gather_all(model: nn.Module, inputs: Any) -> None:
+    """Gather all blocks in one order: ranks may use other ones, or the same in another order."""
+    for block in blocks(model):
+        block.unshard()
+
+
+@contextlib.contextmanager
+def summed_in_order(model: FSDPModule, *, last: bool) -> Iterator[None]:
+    """Keep whole gradients until the step is complete, and sum them block by block."""
+    model.set_requires_gradient_sync(False)
+    model.set_is_last_backward(False)
+    model.set_reshard_after_backward(not last)
+    yield
+    if last:
+        model.set_requires_gradient_sync(True)
+        model.set_is_last_backward(True)
+        model.set_reshard_after_backward(True)
+        state_of(model)._root_post_backward_final_callback()
+
+
+# -- ddp ------------------------------------------------------------------------------------------
+
+
+class SummedBuckets:
+    """Know whether ddp has summed all gradients, which it does bucket by bucket."""
+
+    def __init__(self) -> None:
+        self.complete = False
+
+    def sum(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Sum as ddp does by itself."""
+        self.complete = bucket.is_last()
+        return default_hooks.allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
+
+
+SummedBuckets.sum.__annotations__ = {}  # ddp compares them with types, and these are strings
+
+
+def watch(model: DistributedDataParallel) -> None:
+    buckets = SummedBuckets()
+    model.register_comm_hook(buckets, SummedBuckets.sum)
+    vars(model)["_summed_buckets"] = buckets
+
+
+@contextlib.contextmanager
+def all_summed(model: DistributedDataParallel) -> Iterator[None]:
+    """Refuse a step whose gradients ddp has not summed; torch says so in the next forward only."""
+    buckets = vars(model).get("_summed_buckets")
+    if buckets is None:
+        yield
+        return
+    buckets.complete = False
+    yield
+    if not buckets.complete:
+        without = [name for name, p in model.module.named_parameters() if p.grad is None]
+        example = f", such as {without[0]}" if without else ""
+        raise UsageError(f"the step did not use all parameters of the model{example}", FIX)

@@ -1,0 +1,51 @@
+"""A model that uses random parts of itself in each micro-batch is trained as on one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.worlds import Job, run
+
+WORLDS = {1: ([2, 2],), 6: ([2], [1, 1], [2, 2])}  # by the number of cases
+
+
+def job(place: Path, nodes: list[int], function: str, **env: str) -> Job:
+    return Job(str(place), nodes, {}, call=f"tests.engine.parts:{function}", env=env, timeout=200)
+
+
+@pytest.mark.parametrize("cases", WORLDS)
+def test_random_parts_in_random_micro_batches(tmp_path: Path, cases: int) -> None:
+    """Weights equal those of one process, or the step is refused before it is taken."""
+    worlds = WORLDS[cases]
+    env = {"CASES": str(cases)}
+    jobs = [job(tmp_path / f"{nodes}", nodes, "every_case", **env) for nodes in ([1], *worlds)]
+    codes = run(*jobs)
+    assert codes == [[0] * sum(one.nodes) for one in jobs], [one.told() for one in jobs]
+    alone, *found = (torch.load(one.path / "found") for one in jobs)
+    refused = 0
+    for nodes, kept in zip(worlds, found, strict=True):
+        for case, weights in kept.items():
+            if isinstance(weights, str):
+                assert case[2:4] == ("ddp", False), (nodes, case, weights)
+                assert "find_unused_parameters=True" in weights
+                refused += 1
+                continue
+            for name, value in alone[case[:2]].items():
+                torch.testing.assert_close(
+                    weights[name], value, atol=1e-5, rtol=0, msg=f"{nodes} {case} {name}"
+                )
+    assert refused == cases * len(worlds)
+
+
+@pytest.mark.parametrize("inside", ["0", "1"])
+def test_ranks_that_use_other_parts_are_refused(tmp_path: Path, inside: str) -> None:
+    for nodes, strategy in (([2], "full_shard"), ([1, 1], "hybrid_shard")):
+        place = tmp_path / strategy
+        assert run(job(place, nodes, "ranks_differ", INSIDE=inside, STRATEGY=strategy)) == [[0, 0]]
+        for rank in range(2):
+            words = (place / f"refused_{rank}").read_text()
+            assert "the ranks used other parts of the model" in words
+            assert "find_unused_parameters=True" in words
