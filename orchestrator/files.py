@@ -137,3 +137,8 @@ def mounts_below(path: Name) -> list[str]:
     octal = re.compile(rb"\\([0-7]{3})")
     points = [os.fsdecode(octal.sub(lambda m: bytes([int(m[1], 8)]), field)) for field in fields]
     return [point for point in points if point == inside or point.startswith(inside + "/")]
+
+
+def expanded(path: Name) -> str:
+    """Put in the home directory for ~; the one of an unknown user stays as it is written."""
+    return os.path.expanduser(os.fspath(path))  # pathlib's raises for an unknown user

@@ -7,9 +7,11 @@ orchestrator.engine.core.loop.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +37,11 @@ from orchestrator.engine.ranks import collectives, mesh, ranks, spawn
 from orchestrator.engine.ranks.ranks import Ranks, device_name
 from orchestrator.engine.saving.checkpoint import Checkpoints, refuse_later, refuse_unreadable
 from orchestrator.errors import CheckFailed, UsageError
+from orchestrator.files import expanded
 from orchestrator.records import checkpoint_store
 
 KEEP_ALL = 1 << 30
+NUMBERS = itertools.count(1)
 
 
 class Trainer:
@@ -95,6 +99,7 @@ class Trainer:
     _vote: stop_vote.StopVote | None = None  # while train() runs
     _checkpoints: dict[tuple[str, int, str], Checkpoints]
     _quiet = False
+    _number = 0  # among those of this program that have trained, from 1 on
 
     def __init__(
         self,
@@ -258,6 +263,7 @@ class Trainer:
             verbose: False says nothing.
         """
         self._quiet = not verbose
+        self._refuse_spent(train_loader, val_loader, epochs, max_period)
         at_least("epochs", epochs, 1)
         at_least("keep", keep, 1)
         limits = self._limits(max_period)
@@ -296,6 +302,7 @@ class Trainer:
     ) -> Loop:
         config, state = self.config, self.state
         state.ended = ""
+        self._number = self._number or next(NUMBERS)
         self._vote = policy.vote
         built_in = self._training is not None
         flops = (build.flops_per_sample(config, self.bare) if built_in
@@ -309,7 +316,7 @@ class Trainer:
         )
         reporter = Reporter(
             config, self.ranks, self.model, measures, step=state.step, tokens=state.tokens,
-            trackers=self._trackers, quiet=self._quiet,
+            trackers=self._trackers, quiet=self._quiet, trainer=self._number,
         )  # fmt: skip
         reporter.epoch_sums = state.epoch_sums
         at_end = config.checkpoint.at_end if built_in or self._given("checkpoint", "at_end") else (
@@ -352,6 +359,22 @@ class Trainer:
         assert training is not None
         return training, held_out
 
+    def _refuse_spent(
+        self, train_loader: Any, val_loader: Any, epochs: int | None, max_period: str | None
+    ) -> None:
+        """Refuse a generator that is empty when it is asked a second time."""
+        again = epochs != 1 or self._cadences("training", "eval_steps", "eval_seconds")
+        refused = {"val_loader": val_loader if again else None}
+        if max_period is None and epochs != 1:
+            refused["train_loader"] = train_loader
+        for name, loader in refused.items():
+            if isinstance(loader, Iterator):
+                raise UsageError(
+                    f"{name} is a {type(loader).__name__}, which gives its batches only once, and"
+                    " every epoch asks for them",
+                    "give a DataLoader, a list, or an object whose __iter__ begins anew",
+                )
+
     def _shared(self, loader: Any, name: str) -> Batches:
         seed = self.config.training.seed
         return sharded_loader.shared(loader, self.ranks, seed, self._stream, name)
@@ -391,10 +414,10 @@ class Trainer:
 
     def save_checkpoint(self, directory: str | Path) -> Path:
         """Save into directory/step_NNNNNNNN and wait for it. Every rank calls it."""
-        checkpoints = self._store(Path(directory), KEEP_ALL, "never")
         endless = self._training is not None
-        training_loop.save(checkpoints, self.parts, self.state, self._scheduler, endless)
-        checkpoints.finish()
+        with contextlib.closing(self._store(as_path(directory), KEEP_ALL, "never")) as checkpoints:
+            training_loop.save(checkpoints, self.parts, self.state, self._scheduler, endless)
+            checkpoints.finish()
         return checkpoint_store.final(checkpoints.directory, self.state.step)
 
     def load_checkpoint(self, directory: str | Path) -> Path:
@@ -402,10 +425,11 @@ class Trainer:
 
         Returns the directory of the step.
         """
-        path = Path(directory).absolute()
+        path = as_path(directory)
         refuse_unreadable(path)
         parent = checkpoint_store.resolve(str(path))[0].path.parent
-        loaded = self._load(self._store(parent, KEEP_ALL, str(path)))
+        with contextlib.closing(self._store(parent, KEEP_ALL, str(path))) as checkpoints:
+            loaded = self._load(checkpoints)
         assert loaded is not None
         return loaded.path
 
@@ -444,8 +468,13 @@ class Trainer:
                 "checkpoint.steps or seconds is set, but this run has no experiment to save into",
                 "set checkpoint.directory",
             )
-        place = Path(directory or own or "").absolute()
-        checkpoints = self._store(place, keep or config.keep, wanted, own=directory is None)
+        place = as_path(directory or own or "")
+        key = (str(place), keep or config.keep, wanted)
+        checkpoints = self._checkpoints.get(key)
+        if checkpoints is None:
+            checkpoints = self._checkpoints[key] = self._store(
+                *(place, *key[1:]), own=directory is None, background=config.asynchronous
+            )
         loaded = self._load(checkpoints) if wanted != "never" else None
         if loaded is not None and loaded.path.parent == place:
             checkpoints.last_saved = loaded.step
@@ -453,18 +482,26 @@ class Trainer:
             refuse_later(place, self.state.step)
         return checkpoints
 
-    def _store(self, directory: Path, keep: int, resume: str, *, own: bool = False) -> Checkpoints:
-        key = (str(directory.absolute()), keep, resume)
-        if key not in self._checkpoints:
-            place = None if own else str(directory)  # earlier runs are looked at where it is None
-            wanted = dataclasses.replace(
-                self.config.checkpoint, keep=keep, resume=resume, directory=place
-            )
-            config = dataclasses.replace(self.config, checkpoint=wanted)
-            self._checkpoints[key] = Checkpoints(
-                config, directory.absolute(), self.mesh, self.ranks, self._say
-            )
-        return self._checkpoints[key]
+    def _store(
+        self,
+        directory: Path,
+        keep: int,
+        resume: str,
+        *,
+        own: bool = False,
+        background: bool = False,  # else there is no copy of the state: the caller waits
+    ) -> Checkpoints:
+        place = None if own else str(directory)  # earlier runs are looked at where it is None
+        wanted = dataclasses.replace(
+            self.config.checkpoint,
+            keep=keep, resume=resume, directory=place, asynchronous=background,
+        )  # fmt: skip
+        config = dataclasses.replace(self.config, checkpoint=wanted)
+        return Checkpoints(config, directory, self.mesh, self.ranks, self._say)
+
+
+def as_path(directory: str | Path) -> Path:
+    return Path(expanded(directory)).absolute()
 
 
 def on_device(everyone: Ranks, device: str | torch.device | None) -> Ranks:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import JobFailed, UsageError, nearest
-from orchestrator.files import delete, hide, replace, sync_directory
+from orchestrator.files import delete, expanded, hide, replace, sync_directory
 from orchestrator.records import checkpoint_manifest, experiment
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
 
@@ -220,7 +220,8 @@ def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[C
                 return checkpoints
         raise UsageError(f"no experiment in {shown(experiments)} has a checkpoint", ELSEWHERE)
     looked = []
-    for path in dict.fromkeys(((experiments / text).absolute(), Path(text).absolute())):
+    plain = Path(expanded(text))
+    for path in dict.fromkeys(((experiments / plain).absolute(), plain.absolute())):
         checkpoint = load(path)
         if checkpoint.files or (STEP.fullmatch(path.name) and checkpoint.path.is_dir()):
             return [checkpoint]

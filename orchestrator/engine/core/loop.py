@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,7 @@ class Loop:
     names: tuple[str, ...] = ()  # of the losses and metrics
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this step's, this rank's
     used: int = 0  # stands for the parts of the model that this rank used in this step
+    frozen: list[nn.Module] = field(default_factory=list)  # stay in eval mode while others train
 
     def run(self) -> None:
         state, ranks, say = self.state, self.parts.ranks, self.reporter.say
@@ -119,7 +120,7 @@ class Loop:
     def _epoch(self) -> None:
         """Train one epoch, or what is left of it."""
         state, config = self.state, self.parts.config
-        self.parts.model.train()
+        self.frozen = to_train(self.parts.model, self.parts.bare, self.frozen)
         batches = self.training.epoch(state.epoch, state.position)
         index = 0  # of the micro-batch in its step
         while (micro := self._next(batches)) is not None:
@@ -157,7 +158,7 @@ class Loop:
             mesh.backward(parts.model, parts.mesh, config, last=complete),
         ):
             with mesh.computing(parts.mesh, ranks, config):
-                totals = parts.losses(parts.model, micro.data)
+                totals = parts.losses(parts.model, micro.data, micro.size)
             loss, count = totals["loss"]
             if complete and used is not None:
                 used.note_forward()
@@ -187,13 +188,7 @@ class Loop:
         own = tuple(self.sums)
         if not self.names:
             self.names = own
-            for rank, other in enumerate(gather(own)):
-                if other != own:
-                    raise UsageError(
-                        f"the step gives {', '.join(own)} on this rank, {', '.join(other)} on rank"
-                        f" {rank}",
-                        "give the same metrics everywhere",
-                    )
+            refuse_other_names(own)
         elif own != self.names:
             raise UsageError(
                 f"the step gave {', '.join(self.names)} before, and now {', '.join(own)}",
@@ -262,6 +257,16 @@ class Loop:
             save(self.checkpoints, self.parts, self.state, self.scheduler, self.training.endless)
 
 
+def refuse_other_names(own: tuple[str, ...]) -> None:
+    """Sums travel by position, so every rank has to have the same ones."""
+    for rank, other in enumerate(gather(own)):
+        if other != own:
+            raise UsageError(
+                f"the step gives {', '.join(own)} on this rank, {', '.join(other)} on rank {rank}",
+                "give the same metrics everywhere",
+            )
+
+
 # -- an evaluation, and the sums it is made of ----------------------------------------------------
 
 
@@ -271,21 +276,51 @@ def evaluation(
     """Means over all samples of all ranks, each counted once; None if somebody asks to stop."""
     sums: dict[str, tuple[Tensor, Tensor]] = {}
     model, ranks, config = parts.model, parts.ranks, parts.config
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     with torch.no_grad(), contextlib.ExitStack() as after:
-        after.callback(model.train)
+        after.callback(set_modes, modes)
         after.callback(mesh.shards_again, model)
         for micro in itertools.islice(held_out.epoch(0), config.training.eval_batches):
             if stop():
                 return None
             batch = to_device(micro.data, ranks.device)
             with mesh.computing(parts.mesh, ranks, config):
-                add(sums, parts.losses(model, batch), real=micro.real)
+                add(sums, parts.losses(model, batch, micro.size), real=micro.real)
+    refuse_other_names(tuple(sums))
     total = torch.stack([value for pair in sums.values() for value in pair])
     if ranks.world > 1:
         dist.all_reduce(total)
     pairs = zip(sums, total[::2].tolist(), total[1::2].tolist(), strict=True)
     return {name: value / count if count else math.nan for name, value, count in pairs}
+
+
+def to_train(model: nn.Module, bare: nn.Module, frozen: list[nn.Module]) -> list[nn.Module]:
+    """Put the model into train mode, but for the parts that the user has frozen; return those.
+
+    Those are in eval mode on purpose: inside a model that is in train mode, and nothing of them is
+    trained. A model that as a whole is in eval mode comes from a library or from an evaluation of
+    the user's own: then the parts count that were frozen before, in `frozen`.
+    """
+    if bare.training:
+        frozen = list(outermost_frozen(bare))
+    model.train()
+    for module in frozen:
+        module.eval()
+    return frozen
+
+
+def outermost_frozen(model: nn.Module) -> Iterator[nn.Module]:
+    for child in model.children():
+        if child.training:
+            yield from outermost_frozen(child)
+        elif not any(parameter.requires_grad for parameter in child.parameters()):
+            yield child
+
+
+def set_modes(modes: Mapping[nn.Module, bool]) -> None:
+    for module, training in modes.items():
+        module.training = training
 
 
 def add(sums: dict[str, tuple[Tensor, Tensor]], totals: Totals, *, real: bool) -> None:
@@ -316,6 +351,7 @@ def save(
         "state": dataclasses.asdict(state),
         "scheduler": scheduler.state(),
         "endless": endless,
+        "aliases": aliases_of(parts.bare),
     }
     checkpoints.save(state.step, parts.bare, parts.stepper, progress)
 
@@ -328,6 +364,19 @@ def state_of(progress: Mapping[str, Any]) -> TrainState:
         )
     saved = {"position": -1, **progress["state"]}  # the Trainer's once counted batches alone
     return TrainState(**{"epoch_sums": progress.get("epoch_sums", {}), **saved})
+
+
+def aliases_of(model: nn.Module) -> dict[str, str]:
+    """Map each further name of a tensor, such as a tied weight, to the name it is saved under."""
+    kept = model.state_dict().keys()
+    first: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for named in (model.named_parameters, model.named_buffers):
+        for name, value in named(remove_duplicate=False):
+            own = first.setdefault(id(value), name)
+            if own != name and name in kept:
+                aliases[name] = own
+    return aliases
 
 
 def is_endless(progress: Mapping[str, Any]) -> bool:

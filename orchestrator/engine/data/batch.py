@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,6 +20,7 @@ class Micro(NamedTuple):
     ids: list[int] | None  # its samples, where they have numbers
     real: bool = True  # else it counts as none: this rank only takes part in the collectives
     last: bool = False  # of its epoch, on all ranks
+    size: int | None = None  # samples in it, where that is known
 
 
 class Batches(Protocol):
@@ -54,16 +57,36 @@ class Batches(Protocol):
 
 
 def to_device(data: Any, device: torch.device) -> Any:
-    """Move the tensors of a batch, in whatever a user's dataset makes of them."""
+    """Move the tensors of a batch; what a user's dataset makes of them keeps its class."""
     if isinstance(data, Tensor):
         return data.to(device, non_blocking=True)
-    if isinstance(data, dict):
-        return {name: to_device(value, device) for name, value in data.items()}
+    if callable(getattr(data, "to", None)):  # a PackedSequence, a BatchEncoding, a graph
+        return data.to(device)
+    if isinstance(data, Mapping):
+        moved = {name: to_device(value, device) for name, value in data.items()}
+        return moved if type(data) is dict else remade(data, moved)
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*(to_device(value, device) for value in data))
     if isinstance(data, (list, tuple)):
-        return [to_device(value, device) for value in data]
+        return type(data)([to_device(value, device) for value in data])
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        again: Any = copy.copy(data)
+        for name in (entry.name for entry in dataclasses.fields(data) if hasattr(data, entry.name)):
+            object.__setattr__(again, name, to_device(getattr(data, name), device))
+        return again
     return data
+
+
+def remade(data: Mapping[Any, Any], moved: dict[Any, Any]) -> Any:
+    """Make a mapping of the same class with other values; or a dict, if its class refuses."""
+    try:
+        if isinstance(data, MutableMapping):  # it may hold more than its items
+            again = copy.copy(data)
+            again.update(moved)
+            return again
+        return type(data)(moved)  # type: ignore[call-arg]
+    except TypeError:
+        return moved
 
 
 def seed_all(seed: int, step: int, micro: int, rank: int) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -27,10 +28,13 @@ from torch.utils.data import (
 from orchestrator.config.parse import one_of
 from orchestrator.engine.data.batch import Batches, Micro, seed_all
 from orchestrator.engine.data.sample_order import Order
+from orchestrator.engine.data.sources import others_randomness_kept
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.errors import CheckFailed, UsageError
 
 EPOCHS = 1 << 40  # beyond any step, whose seeds are others
+PIECE = 1 << 14  # of what a sampler draws: sent to all ranks at a time
+COMPARED = 1 << 10  # of the first piece
 
 
 def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str) -> Batches:
@@ -40,9 +44,42 @@ def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str) -> Batc
         raise CheckFailed(f"{name} is a {type(loader).__name__}, not a DataLoader")
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return IterableShard(loader, ranks, seed, stream == "own")
-    if isinstance(loader.sampler, DistributedSampler):
-        return UserShard(loader, ranks, seed, name)
+    if (own := knows_ranks(loader)) is not None:
+        return UserShard(loader, own, ranks, seed, name)
+    if stream == "own" and not is_torchs(loader):
+        return IterableShard(loader, ranks, seed, own=True)
     return MapShard(loader, ranks, seed)
+
+
+def knows_ranks(loader: DataLoader[Any]) -> Any:
+    """Return the sampler, or batch sampler, that is made for one of several ranks, if one is."""
+    for sampler in (loader.sampler, loader.batch_sampler):
+        if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
+            return sampler
+    return None
+
+
+def is_torchs(loader: DataLoader[Any]) -> bool:
+    """Tell whether torch's own samplers draw, which know nothing of ranks."""
+    drawing = [loader.sampler] + [loader.batch_sampler] * (loader.batch_sampler is not None)
+    return all(type(sampler).__module__.startswith("torch.utils.data") for sampler in drawing)
+
+
+def copied(loader: Any, **changes: Any) -> Any:
+    """Copy a user's loader, with changes. A resume begins new workers and a new generator, so every
+    epoch does; batches come in their order, since a rank with none left counts its last as none."""
+    own = copy.copy(loader)
+    always = {"_iterator": None, "generator": None, "persistent_workers": False, "in_order": True}
+    # DataLoader lets nobody exchange these after it was made, for fear of a stale iterator.
+    vars(own).update(always | changes)
+    return own
+
+
+def refuse_empty() -> NoReturn:
+    raise CheckFailed(
+        "there is not one batch to train or evaluate with",
+        "with drop_last=True, the dataset has to hold batch_size samples for every rank",
+    )
 
 
 class Shard:
@@ -77,10 +114,7 @@ class Shard:
         draws = self._draws(number, start)
         ahead = next(draws, None)
         if ahead is None and start == 0:
-            raise CheckFailed(
-                "there is not one batch to train or evaluate with",
-                "with drop_last=True, the dataset has to hold batch_size samples for every rank",
-            )
+            refuse_empty()
         while ahead is not None:
             following = next(draws, None)
             yield ahead._replace(last=following is None)
@@ -107,9 +141,9 @@ class MapShard(Shard):
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int) -> None:
         super().__init__(loader, ranks, seed)
-        self.items: Items = range(0)
-        self.start = 0
-        self.own = copy.copy(loader)
+        self.rounds: Iterator[Round] = iter(())
+        self.begun: deque[Round] = deque()  # given to the DataLoader, and not yet loaded
+        self.compared = False  # the draws of all ranks
         batched = type(loader.batch_sampler) is BatchSampler
         self.sampler: Any = loader.sampler
         if loader.batch_sampler is not None and not batched:
@@ -118,15 +152,19 @@ class MapShard(Shard):
             self.sampler = loader.batch_sampler.sampler
         self.batch_size = loader.batch_sampler.batch_size if batched else None
         self.drop_last = loader.batch_sampler.drop_last if batched else loader.drop_last
-        # DataLoader lets nobody exchange these after it was made, for fear of a stale iterator.
         which = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        vars(self.own).update({which: self, "_iterator": None})
-        self.samples = len(self.sampler) if self.batch_size else None
+        self.own = copied(loader, **{which: self})
+        self.length = len(self.sampler) if hasattr(self.sampler, "__len__") else None
+        self.samples = self.length if self.batch_size else None
+        if is_torchs(loader) and not self._dealt(self.length or 0).rounds:
+            refuse_empty()  # known before anything is trained
         many = f", dealt out to {ranks.world} ranks" if ranks.world > 1 else ""
         self.description = f"{self._how()}{many}"
 
     def _how(self) -> str:
-        what = f"{len(self.sampler):,} {'samples' if self.batch_size else 'batches'}"
+        what = "samples" if self.batch_size else "batches"
+        if self.length is not None:
+            what = f"{self.length:,} {what}"
         if self._shuffles():
             return f"{what}, shuffled by seed {self.seed} and epoch"
         if type(self.sampler) is SequentialSampler:
@@ -141,44 +179,100 @@ class MapShard(Shard):
 
     def __iter__(self) -> Iterator[Any]:
         """Give the DataLoader, or its workers, what each batch of this rank holds."""
-        return itertools.islice(self._batches(), self.start, None)
+        for own in self.rounds:
+            self.begun.append(own)
+            yield own.items if self.batch_size else own.items[0]
 
-    def __len__(self) -> int:
-        return self._dealt().rounds
+    def _dealt(self, items: int) -> Dealt:
+        return Dealt(items, self.batch_size or 1, self._drops(), self.ranks.rank, self.ranks.world)
 
-    def _batches(self) -> Iterator[Any]:
-        dealt = self._dealt()
-        for index in range(dealt.rounds):
-            batch = pick(self.items, dealt.places(index))
-            yield batch if self.batch_size else batch[0]
-
-    def _dealt(self) -> Dealt:
-        ranks = self.ranks
-        drop = self.drop_last and self.batch_size is not None
-        return Dealt(len(self.items), self.batch_size or 1, drop, ranks.rank, ranks.world)
+    def _drops(self) -> bool:
+        return self.drop_last and self.batch_size is not None
 
     def _draws(self, number: int, start: int) -> Iterator[Micro]:
-        self.items, self.start = self._order(number), start
-        dealt = self._dealt()
+        self.rounds, self.begun = self._rounds(number, start), deque()
         self._seed(number, -1)
-        drawn = self._each(iter(self.own), number, start)
-        contents = itertools.islice(self._batches(), start, None)
-        for index, (data, content) in enumerate(zip(drawn, contents, strict=False), start):
-            yield Micro(data, numbers(content), real=dealt.real(index))
+        for data in self._each(iter(self.own), number, start):
+            items, real = self.begun.popleft()
+            content = items if self.batch_size else items[0]
+            size = len(content) if isinstance(content, (list, tuple)) else None
+            yield Micro(data, numbers(content), real=real, size=size)
 
-    def _order(self, epoch: int) -> Items:
-        """Give the order of all samples (or batches), the same on all ranks."""
+    def _rounds(self, epoch: int, start: int) -> Iterator[Round]:
+        """Give what this rank has of each batch of all ranks, in the same order on all of them."""
+        items: range | Shuffled | None = None
         if type(self.sampler) is SequentialSampler:
-            return range(len(self.sampler))
-        if self._shuffles():
-            return Shuffled(len(self.sampler), self.seed, epoch)
+            items = range(len(self.sampler))
+        elif self._shuffles():
+            items = Shuffled(len(self.sampler), self.seed, epoch)
+        if items is None:
+            yield from itertools.islice(self._drawn(epoch), start, None)
+            return
+        dealt = self._dealt(len(items))
+        for index in range(start, dealt.rounds):
+            yield Round(pick(items, dealt.places(index)), dealt.real(index))
+
+    def _drawn(self, epoch: int) -> Iterator[Round]:
+        """Deal out what rank 0's sampler draws, piece by piece: it may have no end."""
         generator = getattr(self.sampler, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(self.seed + epoch)
-        drawn = [list(self.sampler) if self.ranks.rank == 0 else []]
-        if self.ranks.world > 1:
-            dist.broadcast_object_list(drawn, src=0, group=host_group())
+        each = self.ranks.world * (self.batch_size or 1)
+        many = -(-PIECE // each) * each  # whole rounds
+        draw: Iterator[Any] | None = None
+        first: list[Any] = []  # shown by a rank for which nothing is left
+        for number in itertools.count():
+            with others_randomness_kept():  # a piece depends on its number alone
+                seed_all(self.seed, EPOCHS + epoch, -number, 0)
+                if self.ranks.rank == 0 or not self.compared:
+                    draw = draw or iter(self.sampler)
+                    piece = list(itertools.islice(draw, many))
+                else:
+                    piece = []
+            piece = self._agreed(piece)
+            first = first or piece[:1]
+            dealt = self._dealt(len(piece))
+            for index in range(dealt.rounds):
+                real = dealt.real(index)
+                yield Round(pick(piece, dealt.places(index)) if real else first, real)
+            if len(piece) < many:
+                return
+
+    def _agreed(self, piece: list[Any]) -> list[Any]:
+        """Give rank 0's piece to all; the first is compared with those of the others."""
+        if self.ranks.world == 1:
+            return piece
+        if not self.compared:
+            self.compared = True
+            shown = {repr(sample)[:100] for sample in flat(piece[:COMPARED])}
+            others = gather(shown)
+            apart = any(others[0] and other and not others[0] & other for other in others[1:])
+            if apart and self._is_part(piece):
+                raise CheckFailed(
+                    f"every rank's {type(self.sampler).__name__} draws other samples, so dealing"
+                    " out those of rank 0 would lose the rest",
+                    'say stream="own" if it gives every rank its own part; otherwise leave the'
+                    " parts to the Trainer",
+                )
+        drawn = [piece]
+        dist.broadcast_object_list(drawn, src=0, group=host_group())
         return drawn[0]
+
+    def _is_part(self, piece: list[Any]) -> bool:
+        """Tell whether all ranks would have to draw so many to see the whole dataset: two samplers
+        that draw at random from all samples may begin with different ones, too."""
+        if not hasattr(self.loader.dataset, "__len__"):
+            return False
+        batches = len(piece) if self.length is None else self.length
+        samples = batches * len(flat(piece)) / max(1, len(piece))
+        return samples * (self.ranks.world - 1) < len(self.loader.dataset)
+
+
+class Round(NamedTuple):
+    """One batch of this rank: its samples, or the one batch that a batch sampler made of them."""
+
+    items: list[Any]
+    real: bool
 
 
 class Shuffled:
@@ -195,10 +289,7 @@ class Shuffled:
         return self.order.of_epoch(self.epoch, places)
 
 
-Items = Sequence[Any] | Shuffled
-
-
-def pick(items: Items, places: range) -> list[Any]:
+def pick(items: Sequence[Any] | Shuffled, places: range) -> list[Any]:
     return items.at(places) if isinstance(items, Shuffled) else [items[p] for p in places]
 
 
@@ -226,6 +317,13 @@ class Dealt:
         return range(first + self.rank, stop, self.world)
 
 
+def flat(items: list[Any]) -> list[Any]:
+    """Give the samples of batches, or of samples."""
+    return [
+        sample for item in items for sample in (item if isinstance(item, (list, tuple)) else [item])
+    ]
+
+
 def numbers(content: Any) -> list[int] | None:
     """The numbers of a batch's samples, if that is what the sampler gives."""
     content = content if isinstance(content, (list, tuple)) else [content]
@@ -233,28 +331,33 @@ def numbers(content: Any) -> list[int] | None:
 
 
 class UserShard(Shard):
-    """The user's own DistributedSampler, which is only told the epoch."""
+    """A DistributedSampler, or one like it that gives each rank its part; told only the epoch."""
 
-    def __init__(self, loader: Any, ranks: Ranks, seed: int, name: str) -> None:
+    def __init__(self, loader: Any, own: Any, ranks: Ranks, seed: int, name: str) -> None:
         super().__init__(loader, ranks, seed)
-        own = loader.sampler
+        self.own: Any = copied(loader)
         samplers = gather((own.rank, own.num_replicas, len(own)))
         if samplers != [(rank, ranks.world, samplers[0][2]) for rank in range(ranks.world)]:
             raise CheckFailed(
-                f"the DistributedSampler of {name} does not fit: it is made for rank {own.rank} of"
-                f" {own.num_replicas}, this is rank {ranks.rank} of {ranks.world}",
+                f"the {type(own).__name__} of {name} does not fit: it is made for rank"
+                f" {own.rank} of {own.num_replicas}, this is rank {ranks.rank} of {ranks.world}",
                 "leave the sampler out: the Trainer deals the samples out by itself",
             )
-        self.batch_size = loader.batch_size
-        self.samples = own.total_size
-        self.description = f"{own.total_size:,} samples by your DistributedSampler, epochs are set"
-        if not own.drop_last and own.total_size > len(loader.dataset):
-            extra = own.total_size - len(loader.dataset)
+        self.batch_size, self.part = loader.batch_size, len(own)
+        whole = self.part * ranks.world
+        self.samples = whole if self.batch_size else None
+        what = "samples" if self.batch_size else "batches"
+        self.description = f"{whole:,} {what} by your {type(own).__name__}, epochs are set"
+        extra = whole - len(loader.dataset)
+        if isinstance(own, DistributedSampler) and not own.drop_last and extra > 0:
             self.description += f"; it shows {extra} of them twice, to make the ranks equal"
 
     def _draws(self, number: int, start: int) -> Iterator[Micro]:
-        drawn = self._each(iter(self.loader), number, 0)
-        return (Micro(data, None) for data in itertools.islice(drawn, start, None))
+        drawn = self._each(iter(self.own), number, 0)
+        for index, data in itertools.islice(enumerate(drawn), start, None):
+            left = self.part - index * (self.batch_size or 1)
+            size = min(self.batch_size, left) if self.batch_size and left > 0 else None
+            yield Micro(data, None, size=size)
 
 
 class IterableShard(Shard):
@@ -262,6 +365,7 @@ class IterableShard(Shard):
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int, own: bool) -> None:
         super().__init__(loader, ranks, seed)
+        self.own: Any = copied(loader) if isinstance(loader, DataLoader) else loader
         self.deals = ranks.world > 1 and not own
         self.description = "a stream of batches"
         if self.deals:
@@ -274,7 +378,7 @@ class IterableShard(Shard):
 
     def _draws(self, number: int, start: int) -> Iterator[Micro]:
         # The seed of rank 0 for all: streams that are dealt out have to be the same.
-        drawn = self._each(iter(self.loader), number, 0)
+        drawn = self._each(iter(self.own), number, 0)
         if self.ranks.world == 1:
             yield from (Micro(data, None) for data in itertools.islice(drawn, start, None))
             return

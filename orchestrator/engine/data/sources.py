@@ -23,6 +23,7 @@ from orchestrator.engine.data.python_text import shared_text
 from orchestrator.engine.models import import_by_name
 from orchestrator.engine.models.cross_entropy import IGNORED
 from orchestrator.errors import CheckFailed, UsageError
+from orchestrator.files import expanded
 
 
 class Source(Protocol):
@@ -113,12 +114,23 @@ class TokenFile(Windows):
         text = torch.from_file(str(path), shared=False, size=skipped + header.count, dtype=kind)
         super().__init__(text[skipped:], length, (1 << 8 * width) - 1)
 
+    def batch(self, indices: Sequence[int], position: int) -> dict[str, Tensor]:
+        found = super().batch(indices, position)
+        highest = max(int(values.max()) for values in found.values())
+        if highest >= self.header.vocab_size:  # a GPU would only say that an assertion failed
+            raise CheckFailed(
+                f"{self.path} holds the token {highest}, but its header says that the vocabulary"
+                f" has {self.header.vocab_size}",
+                tokens.FIX,
+            )
+        return found
+
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenFile, (self.path, self.header, self.length)  # each worker maps it itself
 
 
 def token_file(config: Config, name: str) -> TokenFile:
-    path, length = Path(name), config.dataset.sequence_length
+    path, length = Path(expanded(name)), config.dataset.sequence_length
     header = tokens.read_header(path)
     if config.model.kind == "decoder" and header.vocab_size > config.model.vocab_size:
         raise UsageError(

@@ -53,9 +53,11 @@ def loss_of(config: Config) -> Loss:
     name = config.training.loss
     if name is not None:
         own = import_by_name.function("training.loss", name)
-        return lambda model, batch: as_sums(own(model, batch), f"training.loss ({name})").totals()
+        return lambda model, batch, _=None: as_sums(
+            own(model, batch), f"training.loss ({name})"
+        ).totals()
     giver = f"model.target ({config.model.target})" if config.model.target else config.model.kind
-    return lambda model, batch: as_sums(model(batch), giver).totals()
+    return lambda model, batch, _=None: as_sums(model(batch), giver).totals()
 
 
 def flops_per_sample(config: Config, model: nn.Module) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,14 @@ from orchestrator.engine.models.import_by_name import kind
 from orchestrator.errors import CheckFailed, UsageError
 
 Totals = dict[str, tuple[Tensor, Tensor]]  # name -> (sum, count), "loss" first
-Loss = Callable[[nn.Module, Any], Totals]
+
+
+class Loss(Protocol):
+    """Compute the sums of a batch; `size` says how many samples it has, if that is known."""
+
+    def __call__(self, model: nn.Module, batch: Any, size: int | None = None) -> Totals: ...
+
+
 Step = Callable[[nn.Module, Any], Any]
 Criterion = Callable[[Any, Any], Any]
 
@@ -116,23 +123,23 @@ class Losses:
         if isinstance(self.loss, nn.Module):
             self.loss.to(device)
 
-    def __call__(self, model: nn.Module, batch: Any) -> Totals:
+    def __call__(self, model: nn.Module, batch: Any, size: int | None = None) -> Totals:
         if self.step is not None:
-            return totals("the step", self.step(model, batch), batch)
+            return totals("the step", self.step(model, batch), batch, size)
         inputs, targets = halves(batch)
         outputs = call(model, inputs)
         if isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()
         beside = targets if isinstance(targets, Tensor) else batch
         if self.counts and not targets.is_floating_point():
-            result = totals("the loss", self._counted(outputs, targets), beside)
+            result = totals("the loss", self._counted(outputs, targets), beside, size)
         else:
             assert self.loss is not None
-            result = totals("the loss", self.loss(outputs, targets), beside)
+            result = totals("the loss", self.loss(outputs, targets), beside, size)
         with torch.no_grad():
             for name, metric in self.metrics.items():
                 value = metric(outputs, targets)
-                result[name] = totals(f"the metric {name!r}", value, beside)["loss"]
+                result[name] = totals(f"the metric {name!r}", value, beside, size)["loss"]
         return result
 
     def _counted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,14 +152,15 @@ class Losses:
         return adding(outputs, targets), (adding.weight[targets.where(counts, 0)] * counts).sum()
 
 
-def totals(giver: str, result: Any, batch: Any) -> Totals:
+def totals(giver: str, result: Any, batch: Any, size: int | None) -> Totals:
+    """Take a mean back to its sum, by the number of samples: known, or seen in the batch."""
     if isinstance(result, (int, float)):
         result = torch.tensor(float(result))
     if isinstance(result, Tensor) and result.dim():
         return {"loss": (result.float().sum(), number(result.numel(), result, giver))}
     if isinstance(result, Tensor):
-        size = size_of(batch)
-        return {"loss": (result.float() * size, number(size, result, giver))}
+        many = size_of(batch) if size is None else size
+        return {"loss": (result.float() * many, number(many, result, giver))}
     return as_sums(result, giver).totals()
 
 

@@ -35,18 +35,21 @@ def memory(device: torch.device) -> tuple[int, int]:
 class MetricsFile:
     """outputs/rank_RR_metrics.jsonl of the experiment: one object of JSON per logged step.
 
+    The second Trainer of a program has a file of its own, rank_RR_metrics_2.jsonl, and so on.
+
     Each begins with the time (Unix seconds) and the rank, so that lines of many files can be put
     together. A run that goes on from a checkpoint of step `after` keeps the lines up to it; another
     begins an empty file. Without an experiment (torchrun by hand) there is none. A disk that takes
     no more costs lines, never the run.
     """
 
-    def __init__(self, rank: int, after: int = 0) -> None:
+    def __init__(self, rank: int, after: int = 0, trainer: int = 1) -> None:
         self._rank, self._file, self._told = rank, None, False
         experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
         if not experiment:
             return
-        self._path = Path(experiment, "outputs", f"rank_{rank:02d}_metrics.jsonl")
+        more = f"_{trainer}" if trainer > 1 else ""
+        self._path = Path(experiment, "outputs", f"rank_{rank:02d}_metrics{more}.jsonl")
         try:
             # A node may not share the head's disk.
             self._path.parent.mkdir(parents=True, exist_ok=True)

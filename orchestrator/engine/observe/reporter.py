@@ -46,6 +46,7 @@ class Reporter:
         *,
         step: int,
         tokens: int,
+        trainer: int = 1,  # which of this program's Trainers it is
         trackers: Trackers | None = None,
         quiet: bool = False,
     ) -> None:
@@ -53,7 +54,7 @@ class Reporter:
         self.tokens, self.skipped = tokens, 0
         self.phases = Phases(ranks.device, model, profiling=config.profiling.enabled)
         self.ledger = Ledger()
-        self.file = metrics.MetricsFile(ranks.rank, step)
+        self.file = metrics.MetricsFile(ranks.rank, step, trainer)
         self.trackers = trackers
         self.estimate = metrics.Estimate(measures.max_steps)
         self.epoch_sums: dict[str, list[float]] = {}  # the sum and the count of each name

@@ -119,6 +119,13 @@ class Checkpoints:
         if problem:
             raise JobFailed(problem)
 
+    def close(self) -> None:
+        """Give back the group of ranks, with its threads and sockets, and the copy of the state."""
+        self.wait()
+        self.staged.clear()
+        if self.writers.group is not None:
+            dist.destroy_process_group(self.writers.group)
+
     def _stage(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Into host memory that is kept from save to save: a fresh page costs more than a copy."""
         for name, value in state.items():

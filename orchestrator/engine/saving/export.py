@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,11 +92,11 @@ def export(path: Path, out: Path, dtype: str | None = None, force: bool = False)
         reader = FileSystemReader(path)
         metadata = reader.read_metadata()
         reader.set_up_storage_reader(metadata, is_coordinator=True)
-        weights = weights_of(metadata, CHOICES[dtype] if dtype else None)
+        weights = weights_of(metadata, CHOICES[dtype] if dtype else None, found.progress)
         if not weights:
             raise JobFailed(f"{shown(path)} is not exported: nothing in it is called {WEIGHTS}*")
         head = header(weights, metadata, found.step)
-        tensors = (tensor(reader, metadata, key, kind) for key, kind in weights.items())
+        tensors = (tensor(reader, metadata, *weight) for weight in weights.values())
         write(out, head, tensors)
     except OSError as error:
         name = shown(error.filename or out)
@@ -103,9 +104,17 @@ def export(path: Path, out: Path, dtype: str | None = None, force: bool = False)
     return f"step {found.step}: {len(weights)} tensors, {out.stat().st_size:,} bytes: {shown(out)}"
 
 
-def weights_of(metadata: Metadata, wanted: torch.dtype | None) -> dict[str, torch.dtype]:
-    """Keys and their dtypes in OUT: the widest first, so that every tensor is aligned."""
-    kinds = {}
+class Weight(NamedTuple):
+    key: str  # in the checkpoint
+    kind: torch.dtype  # in OUT
+
+
+def weights_of(metadata: Metadata, wanted: torch.dtype | None, progress: Any) -> dict[str, Weight]:
+    """Names of the tensors in OUT: the widest first, so that every tensor is aligned.
+
+    A tied weight is saved once and written under each of its names, as load_state_dict wants it.
+    """
+    weights = {}
     for key, stored in metadata.state_dict_metadata.items():
         if not key.startswith(WEIGHTS):
             continue
@@ -113,20 +122,22 @@ def weights_of(metadata: Metadata, wanted: torch.dtype | None) -> dict[str, torc
             sys.stderr.write(f"left out: {shown(key)} is not a tensor\n")
             continue
         kind = stored.properties.dtype
-        kinds[key] = wanted if wanted and kind.is_floating_point else kind
-        if kinds[key] not in NAMES:
+        kind = wanted if wanted and kind.is_floating_point else kind
+        if kind not in NAMES:
             raise JobFailed(f"{shown(key)} is {kind}, which safetensors files cannot hold")
-    return dict(sorted(kinds.items(), key=lambda item: (-item[1].itemsize, item[0])))
+        weights[key.removeprefix(WEIGHTS)] = Weight(key, kind)
+    aliases = progress.get("aliases", {}) if isinstance(progress, dict) else {}
+    weights |= {alias: weights[name] for alias, name in aliases.items() if name in weights}
+    return dict(sorted(weights.items(), key=lambda item: (-item[1].kind.itemsize, item[0])))
 
 
-def header(weights: dict[str, torch.dtype], metadata: Metadata, step: int) -> bytes:
+def header(weights: dict[str, Weight], metadata: Metadata, step: int) -> bytes:
     """Everything before the data."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt", "step": str(step)}}
     begin = 0
-    for key, kind in weights.items():
+    for name, (key, kind) in weights.items():
         shape = stored(metadata, key).size
         end = begin + shape.numel() * kind.itemsize
-        name = key.removeprefix(WEIGHTS)
         entries[name] = {"dtype": NAMES[kind], "shape": [*shape], "data_offsets": [begin, end]}
         begin = end
     text = json.dumps(entries, separators=(",", ":")).encode()

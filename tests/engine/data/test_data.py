@@ -192,6 +192,15 @@ def test_a_file_of_tokens_gives_what_was_written(tmp_path: Path, vocab_size: int
     )
 
 
+def test_a_token_above_the_vocabulary_is_named(tmp_path: Path) -> None:
+    path = token_file(tmp_path / "t.bin", [5] * 30 + [301] + [5] * 30, 300)
+    words = {"path": str(path), "sequence_length": 9}
+    train, _ = sources.sources(config(dataset=words, model={"vocab_size": 512}), CPU)
+    train.batch([0, 1], 0)
+    with pytest.raises(CheckFailed, match="holds the token 301, but its header says"):
+        train.batch([2, 3], 0)
+
+
 def test_a_file_of_its_own_is_held_out(tmp_path: Path) -> None:
     train = token_file(tmp_path / "train.bin", range(100), 256)
     held_out = token_file(tmp_path / "eval.bin", range(50), 256)

@@ -1,0 +1,23 @@
+"""What people do with a Trainer, and what they find afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.engine.worlds import Job, run
+
+
+def test_what_people_do_with_a_trainer(tmp_path: Path) -> None:
+    job = Job(str(tmp_path / "job"), [2], {}, call="tests.engine.ordinary:habits")
+    (codes,) = run(job)
+    assert codes == [0, 0], job.told()
+    for rank in range(2):
+        told = json.loads((job.path / f"told_{rank}").read_text())
+        assert told["two trainers"] == [3 * 2 + 3, 2 + 1]  # two steps an epoch, and its own line
+        stays, moves = told["frozen"]
+        assert stays == 0.0
+        assert moves > 0.0
+        assert told["exported"] == []
+        assert told["kept open"] == [0, 0]
+        assert told["at home"] == [True, True, False]
