@@ -36,7 +36,7 @@ ARROWS: dict[str, set[str]] = {
     "node": {"node/job", "node/server"},
     "engine/ranks": {"config", "errors", "slurm_environment"},
     "engine/models": {"config", "errors"},
-    "engine/data": {"config", "errors", "engine/models", "engine/ranks"},
+    "engine/data": {"config", "errors", "files", "engine/models", "engine/ranks"},
     "engine/saving": {"config", "errors", "files", "records", "engine/ranks"},
     "engine/observe": {"config", "errors", "files", "text", "engine/ranks"},
     "engine/core": {
@@ -48,7 +48,7 @@ ARROWS: dict[str, set[str]] = {
         *("engine/models", "engine/observe", "engine/ranks"),
     },
     "engine": {
-        *("config", "errors", "records", "engine/core", "engine/data", "engine/models"),
+        *("config", "errors", "files", "records", "engine/core", "engine/data", "engine/models"),
         *("engine/observe", "engine/ranks", "engine/saving"),
     },
     "distributed": {"engine/ranks"},
