@@ -149,6 +149,7 @@ def main(request: dict[str, Any]) -> NoReturn:
             parent for parent in type(error).__mro__ if parent.__module__ == errors.__name__
         )
         answers.tell(error=kind.__name__, what=error.what, fix=error.fix)
+        sys.stderr.write(f"orchestrator: {error}\n")  # into head.txt, once it is the head of a job
     except OSError as error:  # a full disk, most of all
         where = f"{error.filename}: " if error.filename else ""
         answers.tell(error="OrchestratorError", what=f"{where}{error.strerror}", fix="")

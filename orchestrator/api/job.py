@@ -227,6 +227,8 @@ class Job:
     def _catch_up(self, sizes: dict[str, int]) -> None:
         deadline = time.monotonic() + CATCH_UP_SECONDS
         while time.monotonic() < deadline and not self._record().over:
+            if self._head is None or self._head.gone():
+                return  # why it ended is in head.txt
             files = {str(file.node): file for file in self._log_files()}
             if all(files[node].size() >= size for node, size in sizes.items()):
                 return

@@ -173,6 +173,8 @@ def _value(kind: Any, data: Any, newer: bool, where: str) -> Any:
         return _value(kind, data, newer, where)
     if origin is tuple:
         return _tuple(inner, data, newer, where)
+    if origin is list:  # a record on the head's disk has some
+        return list(_tuple((*inner, Ellipsis), data, newer, where))
     if origin is dict:
         return _dict(inner, data, newer, where)
     raise TypeError(f"{where}: no message may have a field of type {kind}")

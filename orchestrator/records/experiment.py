@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator import files
 from orchestrator.config.launch import Launch
 from orchestrator.errors import UsageError
+from orchestrator.protocol.message import decode, parse
 
 STAMP = re.compile(r".+_\d{8}_\d{6}")
 SLURM_JOB = "slurm_job"  # a file with the number, there before anything else is
@@ -86,21 +87,15 @@ class JobRecord:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> JobRecord:
-        """Read what some version wrote: unknown keys are ignored, missing ones have defaults.
+        """Read the record of any version: unknown keys are ignored, missing ones have defaults.
 
-        Before `launch` there was, its fields were keys of the record itself.
+        An older version wrote the fields of `launch` as keys of the record itself.
         """
-        values = known(JobRecord, data)
-        values["nodes"] = [NodeRecord(**known(NodeRecord, node)) for node in data["nodes"]]
-        values["launch"] = Launch(**known(Launch, data.get("launch", data)))
-        return JobRecord(**values)
-
-
-def known(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise TypeError(f"{kind.__name__} cannot be read from {data!r}")
-    names = {item.name for item in dataclasses.fields(kind)}
-    return {name: value for name, value in data.items() if name in names}
+        if "launch" not in data:
+            names = {item.name for item in dataclasses.fields(Launch)}
+            launch = {name: value for name, value in data.items() if name in names}
+            data = {**data, "launch": launch}
+        return decode(JobRecord, data, newer=True)
 
 
 class Experiment:
@@ -134,8 +129,8 @@ class Experiment:
     def read_record(self) -> JobRecord:
         path = self.path / "job.json"
         try:
-            record = JobRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            record = JobRecord.from_json(parse(path.read_bytes()))
+        except (OSError, ValueError, UsageError) as error:
             raise UsageError(f"{path} is not the record of a job: {error}") from error
         if record.batch and record.slurm_job is None:  # handed in, and not begun yet
             return replace(record, slurm_job=self.slurm_job())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tests.launching import Head
+from orchestrator import Cluster
+from tests.launching import PATIENCE, Head
 
 WAIT = "import time; print('waiting', flush=True); time.sleep(1000)"
 
@@ -22,6 +23,13 @@ def test_a_job_of_a_version_that_is_not_understood(head: Head) -> None:
     assert "Traceback" not in attached.text
     assert head.left(0) and head.left(1)
     assert head.record["state"] in ("starting", "running")
+    job = Cluster(
+        head.node_list, ssh_config=head.cluster.ssh_config, experiments=head.experiment.parent
+    ).attach()
+    assert job._head is not None and job._head.gone(PATIENCE)
+    told = (job.directory / "head.txt").read_text()
+    assert "orchestrator: job" in told and "was started by orchestrator 9.0" in told
+    assert "Traceback" not in told
     stop = head.command("orchestrator", "stop")
     assert stop.finish() == 0, stop.text
     assert head.nothing_left()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,30 @@ def test_what_is_no_record(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "job.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match="is not the record of a job"):
+        Experiment(tmp_path).read_record()
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "problem"),
+    [
+        (("state",), 5, r"JobRecord\.state must be of type str, not 5"),
+        (("nodes", 0, "user"), ["bob"], r"JobRecord\.nodes\[0\]\.user must be of type str"),
+        (("nodes", 0, "port"), "22", r"JobRecord\.nodes\[0\]\.port must be of type int"),
+        (("nodes", 1, "index"), 1 << 200, r"JobRecord\.nodes\[1\]\.index must be of type int"),
+        (("nodes", 1, "ranks"), [], r"JobRecord\.nodes\[1\]\.ranks must hold keys"),
+        (("launch", "on_hang"), "shrug", "launch.on_hang is 'shrug'"),
+    ],
+)
+def test_a_record_with_a_field_of_a_wrong_type(
+    tmp_path: Path, where: tuple[str | int, ...], value: object, problem: str
+) -> None:
+    data: Any = dataclasses.asdict(record())
+    part = data
+    for key in where[:-1]:
+        part = part[key]
+    part[where[-1]] = value
+    (tmp_path / "job.json").write_text(json.dumps(data))
+    with pytest.raises(UsageError, match=f"job.json is not the record of a job: {problem}"):
         Experiment(tmp_path).read_record()
 
 

@@ -57,9 +57,11 @@ def follow(
         NodeFollower(transport, record.job, node, place, running.post, channel, head=running.since)
         for node, channel in zip(record.nodes, channels, strict=True)
     ]
-    running.go(followers, keys)
-    display.finish()
-    place.unlock()
+    try:
+        running.go(followers, keys)
+    finally:
+        display.finish()
+        place.unlock()
     if running.thief is not None:
         say(f"{head_name(running.thief)} has taken over; this head leaves, the job goes on")
         return EXIT_STOPPED  # not 0: what waits for this command must not take the job for done

@@ -81,8 +81,8 @@ class Run:
             interrupt.hold()  # the job is over: only its record is still to be written
             for number, handler in before.items():
                 signal.signal(number, handler)
-        for follower in followers:
-            follower.close()
+            for follower in followers:
+                follower.close()
         if not self.end.left:
             self.conclude()
 

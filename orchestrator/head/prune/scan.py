@@ -7,7 +7,6 @@ and a record has to be one.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import stat
@@ -16,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator import files
+from orchestrator.errors import UsageError
 from orchestrator.head.prune.remove import Measure, pinned
+from orchestrator.protocol.message import parse
 from orchestrator.records.experiment import JobRecord
 
 STAMP = re.compile(r"[^.].*_([0-9]{8}_[0-9]{6})", re.DOTALL)
@@ -128,18 +129,10 @@ def read_record(directory: int) -> JobRecord:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with os.fdopen(os.open("job.json", flags, dir_fd=directory), "rb") as file:
-            record = JobRecord.from_json(json.loads(file.read(LARGEST_RECORD)))
-        texts = [record.job, record.state]
-        for node in record.nodes:
-            texts += [node.host, node.name, node.python]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError
-        if not all(type(node.index) is int for node in record.nodes):
-            raise ValueError
+            return JobRecord.from_json(parse(file.read(LARGEST_RECORD)))
     except FileNotFoundError:
         raise Unreadable("it has no job.json") from None
     except OSError as error:
         raise Unreadable(f"its job.json cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, UsageError) as error:
         raise Unreadable("its job.json is not the record of a job") from error
-    return record

@@ -26,24 +26,25 @@ Run = tuple[str, int]  # a job, and the index of a node in it
 
 def living(wanted: Iterable[Run]) -> list[Run]:
     """Return the runs of which anything lives here: a process with its tag, or its supervisor."""
-    alive: set[tuple[bytes | None, bytes | None] | None] = set()
+    alive: set[tuple[str, str]] = set()
     for process in processes.everyone().values():
         if process.state in "ZX" or process.pid == os.getpid():
             continue
         tags = dict(entry.partition(b"=")[::2] for entry in processes.environment(process.pid))
-        alive.add((tags.get(b"ORCHESTRATOR_JOB"), tags.get(b"NODE_RANK")))
-        alive.add(_supervised(process.pid))
-    return [(job, node) for job, node in wanted if (os.fsencode(job), b"%d" % node) in alive]
+        job, node = tags.get(b"ORCHESTRATOR_JOB", b""), tags.get(b"NODE_RANK", b"")
+        for names in ((job, node), _supervised(process.pid)):
+            alive.add((os.fsdecode(names[0]), os.fsdecode(names[1])))
+    return [(job, node) for job, node in wanted if (job, str(node)) in alive]
 
 
-def _supervised(pid: int) -> tuple[bytes, bytes] | None:
-    """Return whose supervisor it is: `python -IS <library> supervise JOB NODE`."""
+def _supervised(pid: int) -> tuple[bytes, bytes]:
+    """Return whose supervisor a process is: `python -IS <library> supervise JOB NODE`."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             argv = file.read().split(b"\0")
     except OSError:
-        return None
-    return (argv[-3], argv[-2]) if argv[-4:-3] == [b"supervise"] else None
+        return (b"", b"")
+    return (argv[-3], argv[-2]) if argv[-4:-3] == [b"supervise"] else (b"", b"")
 
 
 def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:

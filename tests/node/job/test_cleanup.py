@@ -57,7 +57,8 @@ def test_a_run_that_runs(home: Path, new_job: NewJob, tmp_path: Path) -> None:
     job.start(job.spec(script(tmp_path, "import time; print('here'); time.sleep(1000)")))
     wait_until(lambda: job.said("here"))
     wanted = (job.run.job, 0)
-    assert cleanup.living([wanted, (job.run.job, 1), (job.run.job + "x", 0)]) == [wanted]
+    others = [(job.run.job, 1), (job.run.job + "x", 0), ("\ud800", 0)]
+    assert cleanup.living([wanted, *others]) == [wanted]
     assert removed((job.run.job, 0)) == ["it still runs there"]
     # Its supervisor alone is enough, and so is a process alone.
     for process in job.living():
