@@ -41,12 +41,13 @@ class Training:
     eval_steps: int | None = None  # steps between evaluations on held-out samples
     eval_seconds: float | None = None  # or seconds between them
     eval_batches: int | None = None  # most batches per rank; default: all samples
+    patience: int | None = None  # end after so many evaluations without a better checkpoint.best
     loss: str | None = None  # package.module:function of (model, batch); default: the model's own
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "batch_size", "gradient_accumulation", "max_bad_steps"):
             at_least(f"training.{name}", getattr(self, name), 1)
-        for name in ("eval_steps", "eval_batches"):
+        for name in ("eval_steps", "eval_batches", "patience"):
             at_least(f"training.{name}", getattr(self, name), 1)
         for name in ("max_minutes", "eval_seconds"):
             above(f"training.{name}", getattr(self, name), 0)
@@ -294,6 +295,17 @@ class Dataloader:
         at_least("dataloader.prefetch_factor", self.prefetch_factor, 1)
 
 
+def best_metric(key: str, text: str) -> tuple[str, bool]:
+    """Read "min val_loss": the name of a metric, and whether its lowest value is the best."""
+    how, _, name = text.strip().partition(" ")
+    if how not in ("min", "max") or not name.strip():
+        raise UsageError(
+            f"{key} is {text!r}; it must be min or max, and the name of a metric",
+            'such as "min val_loss" or "max val_accuracy"',
+        )
+    return name.strip(), how == "min"
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Saved state: sharded, checksummed, written whole or not at all."""
@@ -303,6 +315,7 @@ class Checkpoint:
     at_end: bool = True  # also save when the run ends or is stopped
     directory: str | None = None  # default: outputs/checkpoints of the experiment
     keep: int = 3  # how many of the newest to keep
+    best: str | None = None  # also keep the best: "min eval_loss", "max eval_correct"
     asynchronous: bool = True  # training continues while files are written
     resume: str = "never"  # auto: from the newest valid one; or a checkpoint or experiment
 
@@ -310,6 +323,8 @@ class Checkpoint:
         at_least("checkpoint.steps", self.steps, 1)
         above("checkpoint.seconds", self.seconds, 0)
         at_least("checkpoint.keep", self.keep, 1)
+        if self.best is not None:
+            best_metric("checkpoint.best", self.best)
 
 
 PROFILED = only("profiling.enabled", True)

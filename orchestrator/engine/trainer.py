@@ -20,8 +20,9 @@ from torch import nn
 
 from orchestrator.config.parse import at_least
 from orchestrator.config.schema import Config
-from orchestrator.engine.core import duration, settings, stop_vote
+from orchestrator.engine.core import duration, prediction, settings
 from orchestrator.engine.core import loop as training_loop
+from orchestrator.engine.core.best import Best
 from orchestrator.engine.core.duration import Duration
 from orchestrator.engine.core.loop import Loop, LrScheduler, Parts
 from orchestrator.engine.core.step import Factory, Stepper, configured, names_of, schedule
@@ -29,12 +30,14 @@ from orchestrator.engine.core.stopping import Limit, Metrics, StopPolicy, TrainS
 from orchestrator.engine.data import sharded_loader, sources
 from orchestrator.engine.data.batch import Batches
 from orchestrator.engine.data.dataset import HeldOutSamples, TrainingSamples
+from orchestrator.engine.data.randomness import randomness_kept
 from orchestrator.engine.models import build
 from orchestrator.engine.models.losses import Criterion, Losses, Step
 from orchestrator.engine.observe.reporter import Measures, Reporter, say, tell
 from orchestrator.engine.observe.trackers import Tracker, Trackers
-from orchestrator.engine.ranks import collectives, mesh, ranks, spawn
+from orchestrator.engine.ranks import auto_strategy, collectives, mesh, ranks, spawn
 from orchestrator.engine.ranks.ranks import Ranks, device_name
+from orchestrator.engine.saving import weights
 from orchestrator.engine.saving.checkpoint import Checkpoints, refuse_later, refuse_unreadable
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.files import expanded
@@ -42,6 +45,7 @@ from orchestrator.records import checkpoint_store
 
 KEEP_ALL = 1 << 30
 NUMBERS = itertools.count(1)
+Hook = Callable[["Trainer"], Any]
 
 
 class Trainer:
@@ -68,7 +72,8 @@ class Trainer:
         step: instead of loss, called with (model, batch); returns the same, or (sum, count, {name:
             sum}) with further metrics.
         metrics: functions of (outputs, targets) by name, which follow the same rule as the loss.
-        strategy: hybrid_shard, full_shard, shard_grad_op, ddp; for one process also dp, none.
+        strategy: ddp, hybrid_shard, full_shard, shard_grad_op; for one process also dp, none. auto
+            is ddp where the model fits, else hybrid_shard, and says which.
         accumulate: micro-batches per step.
         clip_grad_norm: the largest norm of the whole gradient; None leaves it as it is.
         precision: fp32, bf16 or fp16, of the computation; weights stay as they are.
@@ -82,6 +87,8 @@ class Trainer:
         device: of a single process; each of several has its own.
         backend: nccl, gloo or mpi; nccl where there are GPUs.
         trackers: "tensorboard", "wandb", "mlflow" or objects with log(values, step) and close().
+        on_train_begin: called with the Trainer before the first step.
+        on_step_end: called with the Trainer after every step; True ends the training.
         on_epoch_end: called with the Trainer after every epoch; True ends the training.
         log_every: steps between two lines of progress and of the metrics; 50.
         config: further keys of docs/config.md, such as {"compile": {"enabled": True}}. A key that
@@ -94,9 +101,9 @@ class Trainer:
     _training: Batches | None = None  # where a config names the data
     _held_out: Batches | None = None
     _stream = "dealt"
-    _on_epoch_end: Callable[[Trainer], Any] | None = None
+    _hooks = training_loop.Hooks()
     _trackers: Trackers | None = None
-    _vote: stop_vote.StopVote | None = None  # while train() runs
+    _policy: StopPolicy | None = None  # while train() runs
     _checkpoints: dict[tuple[str, int, str], Checkpoints]
     _quiet = False
     _number = 0  # among those of this program that have trained, from 1 on
@@ -109,7 +116,7 @@ class Trainer:
         *,
         step: Step | None = None,
         metrics: Mapping[str, Criterion] | None = None,
-        strategy: str = "hybrid_shard",
+        strategy: str = "auto",
         accumulate: int = 1,
         clip_grad_norm: float | None = None,
         precision: str = "fp32",
@@ -123,7 +130,9 @@ class Trainer:
         device: str | torch.device | None = None,
         backend: str | None = None,
         trackers: Sequence[str | Tracker] | Mapping[str, Any] = (),
-        on_epoch_end: Callable[[Trainer], Any] | None = None,
+        on_train_begin: Hook | None = None,
+        on_step_end: Hook | None = None,
+        on_epoch_end: Hook | None = None,
         log_every: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
@@ -132,11 +141,9 @@ class Trainer:
         self._keys = config or {}
         own = settings.arguments(precision, accumulate, clip_grad_norm, seed, log_every)
         unused = find_unused_parameters
-        self.config = settings.config_of(own, strategy, unused, self._keys)
-        settings.make_deterministic(self.config)
-        collectives.setup_distributed(backend, self.config.distributed.timeout)
-        everyone = on_device(ranks.join(self.config), device)
+        everyone = self._join(own, strategy, unused, backend, device)
         losses.to(everyone.device)
+        strategy = self._chosen(model, own, strategy, unused, everyone)
         names = names_of(model)
         shape, whole = mesh.spread_own(model, strategy, everyone, self.config)
         lr_scale = float(everyone.world) if scale_lr else 1.0
@@ -145,10 +152,38 @@ class Trainer:
             lr_factor=lambda step: lr_scale * min(1.0, step / max(1, warmup_steps)),
         )  # fmt: skip
         self._assemble(Parts(self.config, everyone, shape, whole, model, losses, stepper))
-        self._stream, self._on_epoch_end = stream, on_epoch_end
+        self._stream = stream
+        self._hooks = self._bound(on_train_begin, on_step_end, on_epoch_end)
         self._scheduler = LrScheduler(scheduler, stepper.optimizer, scheduler_every)
         self._say_rates(lr_scale, warmup_steps)
         self._trackers = Trackers(trackers, everyone, self._say)
+
+    def _bound(self, *hooks: Hook | None) -> training_loop.Hooks:
+        return training_loop.Hooks(*(hook and functools.partial(hook, self) for hook in hooks))
+
+    def _join(
+        self,
+        own: dict[str, Any],
+        strategy: str,
+        unused: bool,
+        backend: str | None,
+        device: str | torch.device | None,
+    ) -> Ranks:
+        self.config = settings.config_of(own, strategy, unused, self._keys)
+        settings.make_deterministic(self.config)
+        collectives.setup_distributed(backend, self.config.distributed.timeout)
+        return on_device(ranks.join(self.config), device)
+
+    def _chosen(
+        self, model: nn.Module, own: dict[str, Any], strategy: str, unused: bool, everyone: Ranks
+    ) -> str:
+        """Replace `auto` by a strategy, and say which."""
+        if strategy != "auto" or everyone.world == 1:
+            return strategy
+        strategy, reason = auto_strategy.choose(model, everyone, self._keys)
+        say(everyone, reason)
+        self.config = settings.config_of(own, strategy, unused, self._keys)
+        return strategy
 
     @classmethod
     def from_config(cls, config: Config, everyone: Ranks) -> Trainer:
@@ -239,6 +274,8 @@ class Trainer:
         min_period: str | None = None,
         max_period: str | None = None,
         save_every: str | None = None,
+        best: str | None = None,
+        patience: int | None = None,
         save_to: str | Path | None = None,
         keep: int | None = None,
         resume: bool = False,
@@ -257,6 +294,8 @@ class Trainer:
             min_period: do not end before, such as "30s", "2m", "3 epochs", "1000 steps".
             max_period: end then, whatever else was said.
             save_every: save so often, and at the end.
+            best: also save, and keep, the best by a metric: "min val_loss", "max val_accuracy".
+            patience: end when so many epochs have brought nothing better.
             save_to: the directory; else the experiment's outputs/checkpoints, or ./checkpoints.
             keep: how many checkpoints stay there; 3.
             resume: go on from the newest checkpoint that verifies, if there is one.
@@ -273,7 +312,11 @@ class Trainer:
                 'say epochs=, or max_period= such as "2m", "3 epochs" or "1000 steps"',
             )
         least, saving = duration.parse("min_period", min_period), self._saving(save_every)
-        checkpoints = self._resumed(save_to, keep, resume, saving)
+        at_least("patience", patience, 1)
+        best = best or self.config.checkpoint.best
+        saves = bool(saving or best)
+        checkpoints = self._resumed(save_to, keep, resume, saves=saves)
+        watched = Best(best, patience or self.config.training.patience, self.state)
         training, held_out = self._data(train_loader, val_loader)
         policy = StopPolicy(
             self.state, epochs=epochs, least=least, limits=limits, saving=saving,
@@ -288,8 +331,8 @@ class Trainer:
             self._say(f"nothing to do: {self.state.epoch} epochs and {self.state.step} steps are"
                       " done, and both count from the very beginning")  # fmt: skip
             return self.state.history
-        self._loop(training, held_out, policy, checkpoints, bool(saving)).run()
-        self._vote = None
+        self._loop(training, held_out, policy, checkpoints, watched, saves=saves).run()
+        self._policy = None
         return self.state.history
 
     def _loop(
@@ -298,12 +341,14 @@ class Trainer:
         held_out: Batches | None,
         policy: StopPolicy,
         checkpoints: Checkpoints | None,
-        saving: bool,
+        best: Best,
+        *,
+        saves: bool,
     ) -> Loop:
         config, state = self.config, self.state
         state.ended = ""
         self._number = self._number or next(NUMBERS)
-        self._vote = policy.vote
+        self._policy = policy
         built_in = self._training is not None
         flops = (build.flops_per_sample(config, self.bare) if built_in
                  else build.stated_flops(self.bare))  # fmt: skip
@@ -320,26 +365,43 @@ class Trainer:
         )  # fmt: skip
         reporter.epoch_sums = state.epoch_sums
         at_end = config.checkpoint.at_end if built_in or self._given("checkpoint", "at_end") else (
-            saving)  # fmt: skip
+            saves)  # fmt: skip
         return Loop(
             self.parts, state, training, held_out, policy, reporter, checkpoints, at_end,
-            self._scheduler, self._after_epoch,
+            self._scheduler, self._hooks, best,
         )  # fmt: skip
-
-    def _after_epoch(self) -> None:
-        if self._on_epoch_end is not None and self._on_epoch_end(self):
-            self.stop()
 
     def evaluate(self, loader: Any) -> Metrics:
         """Give the means over all samples of all ranks, each counted once. Every rank calls it."""
-        metrics = training_loop.evaluation(self.parts, self._shared(loader, "loader"))
+        with randomness_kept():
+            metrics = training_loop.evaluation(self.parts, self._shared(loader, "loader"))
         assert metrics is not None
         return metrics
 
+    def predict(self, loader: Any, output: prediction.Forward = prediction.forward) -> Any:
+        """Give the outputs for all samples, in the loader's order, on the CPU of every rank.
+
+        Every rank calls it. `output` is called with (model, batch); without it the model is called
+        with the inputs of each batch. What it returns may hold several tensors, in lists or dicts.
+        """
+        with randomness_kept():
+            return prediction.predict(self.parts, self._shared(loader, "loader"), output)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the whole weights, on the CPU of rank 0; {} on the others. Every rank calls it."""
+        return weights.state_dict(self.bare)
+
+    def save(self, path: str | Path) -> None:
+        """Write the whole weights, and nothing else, from rank 0. Every rank calls it.
+
+        NAME.safetensors, NAME.pt, or a directory, which gets the layout of Hugging Face.
+        """
+        weights.save(self.bare, Path(path).expanduser().absolute(), self.state.step)
+
     def stop(self) -> None:
-        """End after this step or epoch, once min_period is over; from on_epoch_end or anywhere."""
-        if self._vote is not None:
-            self._vote.request(stop_vote.ENOUGH)
+        """End after this step or epoch, once min_period is over; from a hook or anywhere."""
+        if self._policy is not None:
+            self._policy.request_end()
 
     def close(self) -> None:
         """Close the trackers; a program that ends does so, too."""
@@ -375,7 +437,7 @@ class Trainer:
                     "give a DataLoader, a list, or an object whose __iter__ begins anew",
                 )
 
-    def _shared(self, loader: Any, name: str) -> Batches:
+    def _shared(self, loader: Any, name: str) -> sharded_loader.Shard:
         seed = self.config.training.seed
         return sharded_loader.shared(loader, self.ranks, seed, self._stream, name)
 
@@ -450,7 +512,7 @@ class Trainer:
             )
 
     def _resumed(
-        self, save_to: str | Path | None, keep: int | None, resume: bool, saving: list[Duration]
+        self, save_to: str | Path | None, keep: int | None, resume: bool, *, saves: bool
     ) -> Checkpoints | None:
         """Make the store that a training saves into, if it does, and resume from it, if asked."""
         config, outputs = self.config.checkpoint, training_loop.outputs_directory()
@@ -458,14 +520,15 @@ class Trainer:
         built_in = self._training is not None
         own = outputs / "checkpoints" if outputs else None if built_in else Path("checkpoints")
         wanted = "auto" if resume else config.resume
-        saves = saving or (config.at_end and (built_in or self._given("checkpoint", "at_end")))
-        if not saves and wanted == "never":
+        at_end = config.at_end and (built_in or self._given("checkpoint", "at_end"))
+        if not (saves or at_end) and wanted == "never":
             return None
         if directory is None and own is None:
-            if not saving:
+            if not saves:
                 return None
             raise CheckFailed(
-                "checkpoint.steps or seconds is set, but this run has no experiment to save into",
+                "checkpoint.steps, seconds or best is set, but this run has no experiment to save"
+                " into",
                 "set checkpoint.directory",
             )
         place = as_path(directory or own or "")
@@ -478,7 +541,7 @@ class Trainer:
         loaded = self._load(checkpoints) if wanted != "never" else None
         if loaded is not None and loaded.path.parent == place:
             checkpoints.last_saved = loaded.step
-        elif saving:
+        elif saves:
             refuse_later(place, self.state.step)
         return checkpoints
 

@@ -5,6 +5,7 @@ fails: files are written under a hidden name, the manifest with their checksums 
 rename publishes them. Deleting goes the other way.
 
     step_00000120/                   published: manifest.json and the files that it lists
+    best                             link to the best by a metric: never pruned
     .step_00000120.<token>.partial/  being written, or left by a crash: never taken
     .step_00000120.<token>.aside/    the old one of a step that is being published again
     .step_00000120.<token>.gone/     being deleted
@@ -29,12 +30,13 @@ from orchestrator.records import checkpoint_manifest, experiment
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
 
 __all__ = ["Checkpoint", "FileRecord", "clean", "digest", "every", "final", "load", "partial"]
-__all__ += ["prune", "publish", "resolve", "shown", "verify"]
+__all__ += ["mark_best", "prune", "publish", "resolve", "shown", "verify"]
 
 STEP = re.compile(r"step_([0-9]{8,18})")
 HIDDEN = re.compile(r"\.step_([0-9]{8,18})\.(.+)\.(partial|aside|gone)", re.DOTALL)
 TOKEN = re.compile(r"[A-Za-z0-9_.+-]+")
 CHECKPOINTS = Path("outputs/checkpoints")  # of an experiment
+BEST = "best"
 ELSEWHERE = "if checkpoint.directory was set, name that directory"
 
 
@@ -120,6 +122,15 @@ def _put_in_place(partial: Path, target: Path, step: int) -> None:
     sync_directory(directory)
     if old.files:  # without a manifest it may be somebody else's: it stays aside
         _remove(directory, [(step, aside)])
+
+
+def mark_best(directory: Path, step: int) -> None:
+    """Let the link `best` point at a published step; it moves in one piece."""
+    with _as_job_failure(f"{shown(directory / BEST)} could not be moved to step {step}"):
+        new = directory / f".{BEST}.{secrets.token_hex(4)}"
+        new.symlink_to(final(directory, step).name, target_is_directory=True)
+        new.replace(directory / BEST)
+        sync_directory(directory)
 
 
 @contextlib.contextmanager
@@ -243,14 +254,16 @@ def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[C
 def prune(directory: Path, keep: int) -> list[Path]:
     """Remove what is older than the newest `keep` complete ones, at least one; returns their paths.
 
-    One with a problem does not count; without a manifest it may be somebody else's, and stays.
+    The best one stays. One with a problem does not count; without a manifest it may be somebody
+    else's, and stays.
     """
-    checkpoints = every(directory)
+    checkpoints, best = every(directory), directory / BEST
     kept = [checkpoint for checkpoint in checkpoints if checkpoint.complete][: max(keep, 1)]
     old = [
         checkpoint
         for checkpoint in reversed(checkpoints)
         if kept and checkpoint.step < kept[-1].step and checkpoint.files
+        if not best.exists() or not best.samefile(checkpoint.path)
     ]
     with _as_job_failure(f"old checkpoints in {shown(directory)} could not be removed"):
         _remove(directory, [(checkpoint.step, checkpoint.path) for checkpoint in old])

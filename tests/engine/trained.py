@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 import types
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -19,6 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from orchestrator import Trainer, distributed
 from orchestrator.engine import train
+from orchestrator.engine.saving import weights
 
 BATCH = 8  # of all ranks together
 SAMPLES = 41  # the last batch of all ranks has one
@@ -485,10 +488,11 @@ def promises(place: Path) -> None:
         data.write_bytes(data.read_bytes()[:-1] + b"?")
     distributed.barrier()
     assert fresh.load_checkpoint(place / "shared") == high
+    sharded = trainer(strategy="full_shard")
     told = {
         "later": message(trainer().train, fit, epochs=1, save_every="1s", save_to=place / "shared"),
         "stranger": message(Trainer, net(), optimizer(net()), nn.CrossEntropyLoss()),
-        "twice": message(Trainer, made.bare, torch.optim.SGD, nn.CrossEntropyLoss()),
+        "twice": message(Trainer, sharded.bare, torch.optim.SGD, nn.CrossEntropyLoss()),
         "endless": message(made.train, fit),
         "period": message(made.train, fit, max_period="5 parsecs"),
         "bare period": message(made.train, fit, max_period="30"),
@@ -500,6 +504,145 @@ def promises(place: Path) -> None:
         "file": message(made.load_checkpoint, place / "spec.json"),
     }
     (place / f"told_{rank}").write_text(json.dumps(told))
+
+
+def tells_its_owner(place: Path) -> None:
+    """Hooks, and the random numbers of the user, which training leaves alone."""
+    told: list[Any] = []
+
+    def drawn() -> list[float]:
+        return [torch.rand(1).item(), random.random(), np.random.rand()]
+
+    def begins(made: Trainer) -> None:
+        told.append(["begin", made.state.step, made.model.training])
+
+    def stepped(made: Trainer) -> bool:
+        told.append(["step", made.state.step, drawn()])
+        return made.state.step == 5
+
+    def epoch(made: Trainer) -> None:
+        told.append(["epoch", made.state.step, drawn()])
+        made.evaluate(loader(13))
+
+    distributed.setup_distributed()
+    for more in ({}, {"on_train_begin": begins, "on_step_end": stepped, "on_epoch_end": epoch}):
+        made = trainer(**more)
+        torch.manual_seed(7)
+        random.seed(7)
+        np.random.seed(7)
+        made.train(loader(shuffle=True), epochs=9, max_period="12 steps")
+        told.append(["end", made.state.step, drawn()])
+    (place / f"told_{made.ranks.rank}").write_text(json.dumps([made.state.ended, *told]))
+
+
+def keeps_the_best(place: Path) -> None:
+    """The learning rate grows until it does harm: the best epoch is neither first nor last."""
+    model = net()
+    made = Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.02),
+        nn.CrossEntropyLoss(),
+        scheduler=lambda sgd: torch.optim.lr_scheduler.StepLR(sgd, 1, gamma=3.0),
+        scheduler_every="epoch",
+    )
+    kept = place / "kept"
+    refused = message(made.train, loader(), epochs=1, best="min val_loss", save_to=kept)
+    made.state.step = 0
+    history = made.train(
+        loader(), loader(), epochs=99, best="min val_loss", patience=3, keep=1, save_to=kept
+    )
+    ended, best = made.state.ended, made.state.best
+    made.load_checkpoint(kept / "best")
+    there = sorted(path.name for path in kept.iterdir())
+    told = [refused, history, ended, best, made.evaluate(loader()), made.state.epoch, there]
+    (place / f"told_{made.ranks.rank}").write_text(json.dumps(told))
+
+
+class Tied(Net):
+    """Two names of one weight, a buffer that is kept, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = self.layers[0]
+        self.register_buffer("steps", torch.arange(3))
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+
+
+class Written:
+    """A config as transformers has it."""
+
+    architectures: list[str] | None = None
+
+    def save_pretrained(self, directory: Path) -> None:
+        (directory / "config.json").write_text(json.dumps({"architectures": self.architectures}))
+
+
+def gives_itself_away(place: Path) -> None:
+    """Weights and predictions under every strategy, for the test to compare."""
+    told: dict[str, Any] = {}
+    for strategy in (*MORE, *(("dp", "none") if world() == 1 else ())):
+        torch.manual_seed(0)
+        model = Tied()
+        model.config = Written()
+        expected = {name: value.clone() for name, value in model.state_dict().items()}
+        made = Trainer(model, torch.optim.SGD, nn.CrossEntropyLoss(), strategy=strategy)
+        model.eval()
+        model.layers[1].train()
+        first = made.ranks.rank == 0
+        state = made.state_dict()
+        assert state.keys() == (expected.keys() if first else set())
+        assert all(torch.equal(value, expected[name]) for name, value in state.items())
+        assert not first or state["again.weight"] is state["layers.0.weight"]
+        weights.LARGEST_FILE = 200  # two matrices of 144 bytes do not fit into one file
+        for name in ("one.safetensors", "one.pt", "whole"):
+            made.save(place / strategy / name if name == "whole" else place / f"{strategy}-{name}")
+        numbers = {
+            "batches": made.predict(loader(batch_size=3)),
+            "of one's own": made.predict(loader(), lambda model, batch: {"out": model(batch[0])}),
+            "stream": made.predict([[x] for x in samples().tensors[0].split(4)]),
+        }
+        assert [module.training for module in model.layers] == [False, True]
+        told[strategy] = numbers
+    told["loss"] = message(made.predict, loader(), lambda model, batch: model(batch[0]).sum())
+    told["half"] = message(made.predict, loader(), lambda model, batch: model(batch[0])[:1])
+    told["where"] = message(made.save, place / "one.txt")
+    told["disk"] = message(made.save, place / "no" / "one.safetensors")
+    torch.save(told, place / f"told_{made.ranks.rank}")
+
+
+class Several(Net):
+    """A model of more than one forward, with an attribute, and a weight that its user takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1.5]))
+        self.width = 6
+
+    def encode(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x)) * self.scale
+        return x
+
+
+def uses_all_of_it(model: Any, batch: Any) -> tuple[Tensor, int]:
+    x, y = batch
+    assert x.shape[1] == model.width
+    logits = model.head(model.encode(x)) + model(x) * model.scale.sum()
+    return nn.functional.cross_entropy(logits, y, reduction="sum"), int((y >= 0).sum())
+
+
+def all_of_a_model(place: Path) -> None:
+    """A step that uses the model's own methods and parts, under every strategy."""
+    found = {}
+    for strategy in (*MORE, *(("dp", "none") if world() == 1 else ())):
+        torch.manual_seed(0)
+        model = Several()
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        made = Trainer(model, sgd, step=uses_all_of_it, strategy=strategy, accumulate=2)
+        made.train(loader(), loader(13), epochs=1)
+        found[strategy] = whole(model), made.state.val_metrics["loss"]
+    if made.ranks.rank == 0:
+        torch.save(found, place / "found")
 
 
 # -- keys of config= ----------------------------------------------------------------------------

@@ -21,9 +21,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestrator.config.schema import Config
+from orchestrator.engine.core.best import Best
 from orchestrator.engine.core.step import Stepper, is_plain
 from orchestrator.engine.core.stopping import Metrics, StopPolicy, TrainState
 from orchestrator.engine.data.batch import Batches, Micro, seed_all, to_device
+from orchestrator.engine.data.randomness import Randomness
 from orchestrator.engine.models.losses import Loss, Totals
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.observe.reporter import Reporter, means_of
@@ -45,6 +47,18 @@ class Parts:
     bare: nn.Module  # without what ddp puts around it
     losses: Loss
     stepper: Stepper
+
+
+Hook = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Functions of the user's, called on every rank; a result that is true ends the training."""
+
+    on_train_begin: Hook | None = None  # the model is in training mode already
+    on_step_end: Hook | None = None  # weights and step are new, the next batch is not read yet
+    on_epoch_end: Hook | None = None
 
 
 class LrScheduler:
@@ -96,7 +110,8 @@ class Loop:
     checkpoints: Checkpoints | None
     saves_at_end: bool
     scheduler: LrScheduler
-    on_epoch_end: Callable[[], None] = lambda: None
+    hooks: Hooks
+    best: Best
     names: tuple[str, ...] = ()  # of the losses and metrics
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this step's, this rank's
     used: int = 0  # stands for the parts of the model that this rank used in this step
@@ -105,10 +120,15 @@ class Loop:
     def run(self) -> None:
         state, ranks, say = self.state, self.parts.ranks, self.reporter.say
         profiling = self.parts.config.profiling
+        self.users = Randomness.now()
         with (
+            contextlib.ExitStack() as after,
             self.policy.vote.listening(),
             Profile(profiling, outputs_directory(), ranks, say) as self.profile,
         ):
+            after.callback(self._restore_randomness)
+            self.frozen = to_train(self.parts.model, self.parts.bare, self.frozen)
+            self._call(self.hooks.on_train_begin)
             while not state.ended:
                 self._epoch()
             if self.checkpoints is not None:
@@ -158,7 +178,9 @@ class Loop:
             mesh.backward(parts.model, parts.mesh, config, last=complete),
         ):
             with mesh.computing(parts.mesh, ranks, config):
-                totals = parts.losses(parts.model, micro.data, micro.size)
+                totals = mesh.as_forward(
+                    parts.model, lambda model: parts.losses(model, micro.data, micro.size)
+                )
             loss, count = totals["loss"]
             if complete and used is not None:
                 used.note_forward()
@@ -181,19 +203,43 @@ class Loop:
         self.reporter.ledger.close(report)
         self.sums = {}
         self.scheduler.after_step()
+        self._call(self.hooks.on_step_end)
         with self.reporter.estimate.pause():  # writing a trace takes its time
             self.profile.step()
+
+    def _call(self, hook: Hook | None) -> None:
+        """Call a function of the user's, with the random numbers as the user left them."""
+        if hook is None:
+            return
+        self.users.restore()
+        with self.reporter.estimate.pause():
+            enough = hook()
+        self.users = Randomness.now()
+        if enough:
+            self.policy.request_end()
+
+    def _restore_randomness(self) -> None:
+        self.users.restore()
 
     def _check_names(self) -> None:
         own = tuple(self.sums)
         if not self.names:
             self.names = own
+            self.best.refuse_unknown(self._names_of_values())
             refuse_other_names(own)
         elif own != self.names:
             raise UsageError(
                 f"the step gave {', '.join(self.names)} before, and now {', '.join(own)}",
                 "give the same metrics for every batch, in the same order",
             )
+
+    def _names_of_values(self) -> list[str]:
+        """Name all that an evaluation or an epoch will say."""
+        kinds = [] if self.training.endless else ["train"]
+        if self.held_out is not None:
+            kinds += ["eval"] if self.policy.evaluating else []
+            kinds += [] if self.training.endless else ["val"]
+        return [f"{kind}_{name}" for kind in kinds for name in self.names]
 
     # -- between two steps ------------------------------------------------------------------------
 
@@ -213,7 +259,9 @@ class Loop:
             if epoch_over or (state.ended and not self.training.endless):
                 self._close_epoch(whole=epoch_over)
             elif policy.evaluate and self.held_out is not None and (values := self._evaluate()):
+                state.val_metrics = values
                 reporter.evaluation(state.step, over, values)
+                self._compare({f"eval_{name}": value for name, value in values.items()})
             if epoch_over:
                 policy.after_epoch()
             if policy.save:
@@ -238,7 +286,17 @@ class Loop:
         reporter.epoch(state.step, state.epoch, values, whole=whole)
         if whole and (metrics := validated or state.train_metrics):
             self.scheduler.after_epoch(metrics)
-        self.on_epoch_end()
+        if whole:
+            self._compare(values)
+        self._call(self.hooks.on_epoch_end)
+
+    def _compare(self, values: Metrics) -> None:
+        """Save what is better than all before it, and end when nothing better comes."""
+        self.best.hear(values)
+        if self.best.improved and self.checkpoints is not None:
+            self.policy.save = True
+        if reason := self.best.reason_to_end():
+            self.policy.request_end(reason)
 
     def _evaluate(self) -> Metrics | None:
         assert self.held_out is not None
@@ -276,17 +334,17 @@ def evaluation(
     """Means over all samples of all ranks, each counted once; None if somebody asks to stop."""
     sums: dict[str, tuple[Tensor, Tensor]] = {}
     model, ranks, config = parts.model, parts.ranks, parts.config
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    with torch.no_grad(), contextlib.ExitStack() as after:
-        after.callback(set_modes, modes)
-        after.callback(mesh.shards_again, model)
+    with mesh.evaluating(model), torch.no_grad():
         for micro in itertools.islice(held_out.epoch(0), config.training.eval_batches):
             if stop():
                 return None
             batch = to_device(micro.data, ranks.device)
             with mesh.computing(parts.mesh, ranks, config):
-                add(sums, parts.losses(model, batch, micro.size), real=micro.real)
+                totals = mesh.as_forward(
+                    model,
+                    lambda own: parts.losses(own, batch, micro.size),  # noqa: B023
+                )
+                add(sums, totals, real=micro.real)
     refuse_other_names(tuple(sums))
     total = torch.stack([value for pair in sums.values() for value in pair])
     if ranks.world > 1:
@@ -316,11 +374,6 @@ def outermost_frozen(model: nn.Module) -> Iterator[nn.Module]:
             yield from outermost_frozen(child)
         elif not any(parameter.requires_grad for parameter in child.parameters()):
             yield child
-
-
-def set_modes(modes: Mapping[nn.Module, bool]) -> None:
-    for module, training in modes.items():
-        module.training = training
 
 
 def add(sums: dict[str, tuple[Tensor, Tensor]], totals: Totals, *, real: bool) -> None:
@@ -353,7 +406,8 @@ def save(
         "endless": endless,
         "aliases": aliases_of(parts.bare),
     }
-    checkpoints.save(state.step, parts.bare, parts.stepper, progress)
+    best = state.best is not None and state.best_step == state.step
+    checkpoints.save(state.step, parts.bare, parts.stepper, progress, best=best)
 
 
 def state_of(progress: Mapping[str, Any]) -> TrainState:

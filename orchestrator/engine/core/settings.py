@@ -15,7 +15,7 @@ from orchestrator.config.schema import SHARDED, Config
 from orchestrator.errors import UsageError
 
 OVER_RANKS = (*SHARDED, "ddp")
-STRATEGIES = (*OVER_RANKS, "dp", "none")
+STRATEGIES = ("auto", *OVER_RANKS, "dp", "none")
 UNENDING = 1 << 62  # steps, where nobody has said how many
 
 # What the script has already decided by its own objects, or the launch before the script began.
@@ -76,6 +76,8 @@ def config_of(
     """Make the engine's config of the Trainer's arguments and the keys of its config=."""
     refuse_unread(keys)
     merged: dict[str, Any] = copy.deepcopy(dict(own))
+    if strategy == "auto" and "fsdp" in keys:
+        strategy = "hybrid_shard"  # the only one of the two that reads them
     merged["fsdp"] = {"sharding_strategy": strategy if strategy in OVER_RANKS else "ddp"}
     merged["distributed"] = {"find_unused_parameters": find_unused}
     for section, values in keys.items():

@@ -37,6 +37,10 @@ class StopVote:
     def request(self, what: int) -> None:
         self.requested.add(what)
 
+    def requests(self, what: int) -> bool:
+        """Return whether this rank requests it already."""
+        return what in self.requested
+
     def post(self) -> None:
         """Send this rank's requests; result() has the answer."""
         self.sent = torch.tensor([int(what in self.requested) for what in range(5)])

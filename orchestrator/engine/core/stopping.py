@@ -31,6 +31,9 @@ class TrainState:
     val_metrics: Metrics = field(default_factory=dict)
     history: list[Metrics] = field(default_factory=list)  # a line per epoch
     epoch_sums: dict[str, list[float]] = field(default_factory=dict, repr=False)  # sum and count
+    best: float | None = None  # of the metric that best= names
+    best_step: int = 0
+    since_best: int = 0  # evaluations since then
     ended: str = ""  # why train() returned
 
 
@@ -76,6 +79,7 @@ class StopPolicy:
         self.first = ranks.is_first()  # its clock is that of all
         self.began = time.monotonic()
         self.enough = False
+        self.enough_reason = "asked to stop"
         self.urgent = False  # ended by a signal or a clock: whoever asked may not wait for long
         self.save = self.evaluate = False  # due after this step
 
@@ -103,6 +107,8 @@ class StopPolicy:
         )
         if limit := self._over("steps"):
             state.ended = state.ended or limit.reason
+        elif self.enough and not epoch_over and self._may_end_by_count():
+            state.ended = state.ended or self.enough_reason
         if not self.first:
             return
         if self._over("seconds") or (self.enough and not epoch_over and self._may_end()):
@@ -123,7 +129,13 @@ class StopPolicy:
             reason = limit.reason if limit else "max_period is over"
             state.ended = f"{state.epoch} epochs are done" if done else reason
         elif self.enough and self._agreed(self._may_end()):
-            state.ended = "asked to stop"
+            state.ended = self.enough_reason
+
+    def request_end(self, reason: str = "asked to stop") -> None:
+        """End after this step or epoch, once min_period is over; any rank may ask for it."""
+        if not self.vote.requests(stop_vote.ENOUGH):
+            self.enough_reason = reason
+        self.vote.request(stop_vote.ENOUGH)
 
     def stop_requested(self) -> bool:
         """Between two batches of an evaluation: whether a rank was asked to stop."""
@@ -141,7 +153,10 @@ class StopPolicy:
             return
         self.urgent = stop or not self.enough
         clocks = [limit.reason for limit in self.limits if limit.most.unit == "seconds"]
-        self.state.ended = "asked to stop" if stop or self.enough or not clocks else clocks[0]
+        if stop or (not self.enough and not clocks):
+            self.state.ended = "asked to stop"
+        else:
+            self.state.ended = self.enough_reason if self.enough else clocks[0]
 
     def _done(self) -> bool:
         return self.epochs is not None and self.state.epoch >= self.epochs and self._may_end()
@@ -149,6 +164,10 @@ class StopPolicy:
     def _may_end(self) -> bool:
         state = self.state
         return self.least is None or self.least.over(self.seconds(), state.step, state.epoch)
+
+    def _may_end_by_count(self) -> bool:
+        """Say whether min_period is over, where all ranks see it alike; a clock is rank 0's."""
+        return (self.least is None or self.least.unit != "seconds") and self._may_end()
 
     def _over(self, *units: str) -> Limit | None:
         state, seconds = self.state, self.seconds()

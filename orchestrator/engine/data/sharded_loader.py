@@ -26,9 +26,9 @@ from torch.utils.data import (
 )
 
 from orchestrator.config.parse import one_of
-from orchestrator.engine.data.batch import Batches, Micro, seed_all
+from orchestrator.engine.data.batch import Micro, seed_all
+from orchestrator.engine.data.randomness import randomness_kept
 from orchestrator.engine.data.sample_order import Order
-from orchestrator.engine.data.sources import others_randomness_kept
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.errors import CheckFailed, UsageError
 
@@ -37,7 +37,7 @@ PIECE = 1 << 14  # of what a sampler draws: sent to all ranks at a time
 COMPARED = 1 << 10  # of the first piece
 
 
-def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str) -> Batches:
+def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str) -> Shard:
     """Decide how the ranks share this loader; the result's description says it."""
     one_of("stream", stream, ("dealt", "own"))
     if not isinstance(loader, Iterable):
@@ -89,6 +89,7 @@ class Shard:
     batch_size: int | None = None
     samples: int | None = None
     endless = False
+    interleaved = False  # the n-th samples of all ranks' batches follow each other in the order
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int) -> None:
         self.loader, self.ranks, self.seed = loader, ranks, seed
@@ -156,6 +157,7 @@ class MapShard(Shard):
         self.own = copied(loader, **{which: self})
         self.length = len(self.sampler) if hasattr(self.sampler, "__len__") else None
         self.samples = self.length if self.batch_size else None
+        self.interleaved = bool(self.batch_size)
         if is_torchs(loader) and not self._dealt(self.length or 0).rounds:
             refuse_empty()  # known before anything is trained
         many = f", dealt out to {ranks.world} ranks" if ranks.world > 1 else ""
@@ -222,7 +224,7 @@ class MapShard(Shard):
         draw: Iterator[Any] | None = None
         first: list[Any] = []  # shown by a rank for which nothing is left
         for number in itertools.count():
-            with others_randomness_kept():  # a piece depends on its number alone
+            with randomness_kept():  # a piece depends on its number alone
                 seed_all(self.seed, EPOCHS + epoch, -number, 0)
                 if self.ranks.rank == 0 or not self.compared:
                     draw = draw or iter(self.sampler)
@@ -332,6 +334,8 @@ def numbers(content: Any) -> list[int] | None:
 
 class UserShard(Shard):
     """A DistributedSampler, or one like it that gives each rank its part; told only the epoch."""
+
+    interleaved = True
 
     def __init__(self, loader: Any, own: Any, ranks: Ranks, seed: int, name: str) -> None:
         super().__init__(loader, ranks, seed)

@@ -6,10 +6,9 @@ epochs and no state.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +19,7 @@ from torch.utils.data import default_collate
 from orchestrator.config.schema import Config
 from orchestrator.engine.data import synthetic, tokens
 from orchestrator.engine.data.python_text import shared_text
+from orchestrator.engine.data.randomness import randomness_kept
 from orchestrator.engine.models import import_by_name
 from orchestrator.engine.models.cross_entropy import IGNORED
 from orchestrator.errors import CheckFailed, UsageError
@@ -192,7 +192,7 @@ class OwnData:
 
     def batch(self, indices: Sequence[int], position: int) -> Any:
         found = []
-        with others_randomness_kept():
+        with randomness_kept():  # the model's: dropout
             for place, index in enumerate(indices, start=position):
                 reseed(self.config.training.seed, place)
                 found.append(self.samples[index])
@@ -234,17 +234,3 @@ def reseed(seed: int, position: int) -> None:
     random.seed(number)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(number)
-
-
-@contextlib.contextmanager
-def others_randomness_kept() -> Iterator[None]:
-    """Keep loading in the training process from changing the model's random numbers (dropout)."""
-    numpy = sys.modules.get("numpy")
-    theirs = torch.get_rng_state(), random.getstate(), numpy and numpy.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(theirs[0])
-        random.setstate(theirs[1])
-        if numpy:
-            numpy.random.set_state(theirs[2])

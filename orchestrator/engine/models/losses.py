@@ -178,6 +178,15 @@ def halves(batch: Any) -> tuple[Any, Any]:
     )
 
 
+def inputs_of(batch: Any) -> Any:
+    """Leave the targets out, where a batch has any that can be told from inputs."""
+    if isinstance(batch, (list, tuple)) and len(batch) == 2:
+        return batch[0]
+    if isinstance(batch, dict) and {"inputs", "targets"} <= batch.keys():
+        return batch["inputs"]
+    return batch
+
+
 def call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return model(**inputs)

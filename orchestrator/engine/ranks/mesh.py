@@ -12,7 +12,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -40,11 +40,14 @@ try:
         MixedPrecisionPolicy,
         OffloadPolicy,
         fully_shard,
+        register_fsdp_forward_method,
     )
 except ImportError:
     raise CheckFailed(f"the engine needs torch 2.6, here is {torch.__version__}") from None
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+COMPUTED = "computed_by_orchestrator"  # a method that FSDP treats like a forward
+T = TypeVar("T")
 SHOWN = 8  # rows and columns of the picture
 
 
@@ -185,7 +188,7 @@ def spread_own(
         )
     take_weights_of_first(model, ranks)
     if strategy == "dp":
-        return Mesh("single", copies=1), nn.DataParallel(model.to(ranks.device))
+        return Mesh("single", copies=1), Replicated(model.to(ranks.device))
     mesh = make(config, ranks)
     return mesh, spread(model, mesh, ranks, config, fill=lambda: None)
 
@@ -281,8 +284,7 @@ def shard(
         part.set_force_sum_reduction_for_comms(True)
     differ = config.distributed.find_unused_parameters
     used_parts.note(model, fills=differ or mesh.copies > 1, differ=differ)
-    if differ:
-        model.register_forward_pre_hook(used_parts.gather_all)
+    if differ:  # all blocks are gathered before each forward
         return
     ordered = parts[1:]  # the first is the model itself
     for index, part in enumerate(ordered):
@@ -291,6 +293,16 @@ def shard(
         if fsdp.backward_prefetch > 1:  # one is what FSDP does by itself
             behind = ordered[max(0, index - fsdp.backward_prefetch) : index]
             part.set_modules_to_backward_prefetch(behind[::-1])
+
+
+class Replicated(nn.DataParallel[nn.Module]):
+    """DataParallel that has the attributes and methods of the model, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
 
 
 def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
@@ -369,6 +381,39 @@ def backward(
     return contextlib.nullcontext()
 
 
+def as_forward(model: nn.Module, compute: Callable[[nn.Module], T]) -> T:
+    """Call compute(model) as one forward of the spread model.
+
+    `compute` gets the model as the user wrote it, and may use whatever it has: other methods than
+    forward, attributes, parts, single weights. What ddp and FSDP do around a forward, they do
+    around all of it.
+    """
+    if isinstance(model, FSDPModule):
+        if not hasattr(model, COMPUTED):
+            setattr(model, COMPUTED, functools.partial(used_parts.computed, model))
+            register_fsdp_forward_method(model, COMPUTED)
+        computed: T = getattr(model, COMPUTED)(functools.partial(compute, model))
+        return computed
+    if not isinstance(model, DistributedDataParallel):
+        return compute(model)
+    own = model.module
+
+    def instead(call: Callable[[], T]) -> T:
+        del own.forward  # from here on it is the user's again
+        if before is not None:
+            own.forward = before
+        return call()
+
+    before = vars(own).get("forward")  # of a model whose activations are computed again
+    own.forward = instead
+    try:
+        result: T = model(functools.partial(compute, own))
+    finally:
+        if vars(own).get("forward") is instead:  # it was not even called
+            del own.forward
+    return result
+
+
 def shards_again(model: nn.Module) -> None:
     """After a forward without a backward, which would have freed the whole parameters."""
     for module in model.modules():
@@ -376,9 +421,27 @@ def shards_again(model: nn.Module) -> None:
             module.reshard()
 
 
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards each module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        shards_again(model)
+        for module, training in modes:
+            module.training = training
+
+
 def bare(model: nn.Module) -> nn.Module:
     """The model itself, without what ddp put around it."""
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def plain_class(model: nn.Module) -> type:
+    """The class that the user wrote: sharding a model gives it a new one."""
+    return next(own for own in type(model).__mro__ if not issubclass(own, FSDPModule))
 
 
 # -- what a rank has of a tensor ------------------------------------------------------------------

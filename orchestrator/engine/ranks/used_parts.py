@@ -14,7 +14,7 @@ import contextlib
 import functools
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from orchestrator.engine.ranks.ranks import host_group
 from orchestrator.errors import UsageError
 
+T = TypeVar("T")
 FIX = (
     "a model that uses other parts of itself in each step needs find_unused_parameters=True of the"
     " Trainer, or distributed.find_unused_parameters of a config"
@@ -113,10 +114,13 @@ def groups(module: FSDPModule) -> list[Any]:
     return list(own) if own is not None else [state._fsdp_param_group]  # before torch 2.12
 
 
-def gather_all(model: nn.Module, inputs: Any) -> None:
-    """Gather all blocks in one order: ranks may use other ones, or the same in another order."""
-    for block in blocks(model):
-        block.unshard()
+def computed(model: nn.Module, call: Callable[[], T]) -> T:
+    """Call it, with all blocks gathered in one order where ranks may use other ones."""
+    used = of(model)
+    if used is not None and used.differ:
+        for block in blocks(model):
+            block.unshard()
+    return call()
 
 
 @contextlib.contextmanager

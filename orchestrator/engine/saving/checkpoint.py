@@ -78,7 +78,9 @@ class Checkpoints:
 
     # -- saving -------------------------------------------------------------------------------
 
-    def save(self, step: int, model: nn.Module, stepper: Steps, progress: Any) -> None:
+    def save(
+        self, step: int, model: nn.Module, stepper: Steps, progress: Any, *, best: bool = False
+    ) -> None:
         """Copy the state aside and write it; the one before has to be done first."""
         began = time.perf_counter()
         self.wait()
@@ -87,7 +89,7 @@ class Checkpoints:
             state = self._stage(state)
         self.last_saved = step
         self.thread = threading.Thread(
-            target=self._write, args=(step, state, progress, began), daemon=True
+            target=self._write, args=(step, state, progress, began, best), daemon=True
         )
         self.thread.start()
         if not self.config.asynchronous:
@@ -138,7 +140,9 @@ class Checkpoints:
             torch.cuda.current_stream().synchronize()
         return {name: sharded_like(value, self.staged[name]) for name, value in state.items()}
 
-    def _write(self, step: int, state: dict[str, Tensor], progress: Any, began: float) -> None:
+    def _write(
+        self, step: int, state: dict[str, Tensor], progress: Any, began: float, best: bool
+    ) -> None:
         """In a thread of its own, with a process group of its own."""
         place = checkpoint_store.partial(self.directory, step, self.token)
         try:
@@ -153,6 +157,8 @@ class Checkpoints:
                 checkpoint_store.publish(
                     place, self.directory, step, progress, self.ranks.world, files
                 )
+                if best:
+                    checkpoint_store.mark_best(self.directory, step)
                 checkpoint_store.prune(self.directory, self.config.keep)
                 size = sum(record.size for record in files.values())
             failed = ""

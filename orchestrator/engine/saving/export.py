@@ -4,19 +4,13 @@
 
 `orchestrator checkpoint export` runs it. It needs no process group, and memory for twice the
 largest tensor only: one after the other is put together from its shards and written.
-
-The format: 8 bytes with the length of the header, the header (JSON: dtype, shape and place of each
-tensor), then the bytes of the tensors without a gap.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import json
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,32 +20,14 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from orchestrator import files
+from orchestrator.engine.saving import safetensors_file
+from orchestrator.engine.saving.safetensors_file import NAMES, Entry
 from orchestrator.errors import EXIT_STOPPED, CheckFailed, JobFailed, OrchestratorError, UsageError
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import shown
 
 WEIGHTS = "model."  # what engine/checkpoint.py puts before the names of parameters and buffers
 CHOICES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-ALIGNED = 8  # bytes: the largest element; the data begins there
 
 
 def main() -> int:
@@ -95,9 +71,13 @@ def export(path: Path, out: Path, dtype: str | None = None, force: bool = False)
         weights = weights_of(metadata, CHOICES[dtype] if dtype else None, found.progress)
         if not weights:
             raise JobFailed(f"{shown(path)} is not exported: nothing in it is called {WEIGHTS}*")
-        head = header(weights, metadata, found.step)
+        entries = [
+            Entry(name, weight.kind, tuple(stored(metadata, weight.key).size))
+            for name, weight in weights.items()
+        ]
+        head = safetensors_file.header(entries, {"step": str(found.step)})
         tensors = (tensor(reader, metadata, *weight) for weight in weights.values())
-        write(out, head, tensors)
+        safetensors_file.write(out, head, tensors)
     except OSError as error:
         name = shown(error.filename or out)
         raise JobFailed(f"{shown(out)} is not written: {name}: {error.strerror}") from error
@@ -131,20 +111,6 @@ def weights_of(metadata: Metadata, wanted: torch.dtype | None, progress: Any) ->
     return dict(sorted(weights.items(), key=lambda item: (-item[1].kind.itemsize, item[0])))
 
 
-def header(weights: dict[str, Weight], metadata: Metadata, step: int) -> bytes:
-    """Everything before the data."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt", "step": str(step)}}
-    begin = 0
-    for name, (key, kind) in weights.items():
-        shape = stored(metadata, key).size
-        end = begin + shape.numel() * kind.itemsize
-        entries[name] = {"dtype": NAMES[kind], "shape": [*shape], "data_offsets": [begin, end]}
-        begin = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNED)
-    return len(text).to_bytes(8, "little") + text
-
-
 def stored(metadata: Metadata, key: str) -> TensorStorageMetadata:
     found = metadata.state_dict_metadata[key]
     assert isinstance(found, TensorStorageMetadata)
@@ -165,19 +131,6 @@ def tensor(reader: FileSystemReader, metadata: Metadata, key: str, kind: torch.d
             f"{shown(key)} has values above 65504, the largest of fp16", "take --dtype bf16"
         )
     return value
-
-
-def write(out: Path, head: bytes, tensors: Iterable[Tensor]) -> None:
-    with files.replacing(out) as file:
-        file.write(head)
-        for value in tensors:
-            file.write(memory(value))
-            del value  # before the next one needs the place
-
-
-def memory(value: Tensor) -> ctypes.Array[ctypes.c_char]:
-    """Its bytes where they lie, while it lives; without numpy, since torch does without, too."""
-    return (ctypes.c_char * value.nbytes).from_address(value.data_ptr())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from tests.engine.worlds import Job, run
 READ: dict[str, tuple[str, dict[str, Any]]] = {
     "training": (
         "max_steps max_minutes gradient_accumulation mixed_precision activation_checkpointing"
-        " grad_clip_norm seed deterministic max_bad_steps eval_steps eval_seconds eval_batches",
+        " grad_clip_norm seed deterministic max_bad_steps eval_steps eval_seconds eval_batches"
+        " patience",
         {"eval_steps": 7},
     ),
     "fsdp": (
@@ -31,7 +32,7 @@ READ: dict[str, tuple[str, dict[str, Any]]] = {
         {},
     ),
     "compile": ("enabled backend mode fullgraph dynamic", {"enabled": True}),
-    "checkpoint": ("steps seconds at_end directory keep asynchronous resume", {}),
+    "checkpoint": ("steps seconds at_end directory keep best asynchronous resume", {}),
     "profiling": (
         "enabled wait warmup active record_shapes profile_memory with_stack",
         {"enabled": True},

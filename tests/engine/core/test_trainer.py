@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -275,6 +278,93 @@ def test_what_else_it_promises(tmp_path: Path) -> None:
             "file": "is a file, and a checkpoint of several ranks is a directory",
         }.items():
             assert words in told[name], (rank, name, told[name])
+
+
+def test_hooks_are_called_and_the_users_random_numbers_are_left_alone(tmp_path: Path) -> None:
+    job = done(tmp_path, "hooks", [2], "tells_its_owner")
+    for rank in range(2):
+        ended, plain, begin, *calls, end = json.loads((job.path / f"told_{rank}").read_text())
+        torch.manual_seed(7)
+        random.seed(7)
+        np.random.seed(7)
+
+        def drawn() -> list[float]:
+            return [torch.rand(1).item(), random.random(), np.random.rand()]
+
+        first = drawn()
+        assert plain == ["end", 12, first], "as if no training had been in between"
+        assert begin == ["begin", 0, True]
+        assert [call[:2] for call in calls] == [
+            *[["step", 1], ["step", 2], ["step", 3], ["step", 4], ["step", 5]],
+            *[["step", 6], ["epoch", 6]],
+        ]
+        expected = [first, *(drawn() for _ in range(7))]
+        assert [call[2] for call in [*calls, end]] == expected
+        assert ended == "asked to stop"
+
+
+def test_the_best_is_kept_and_nothing_better_ends_it(tmp_path: Path) -> None:
+    job = done(tmp_path, "best", [2], "keeps_the_best")
+    for rank in range(2):
+        told = json.loads((job.path / f"told_{rank}").read_text())
+        refused, history, ended, best, evaluated, epoch, there = told
+        assert "'val_loss' is not among the metrics of this training" in refused
+        losses = [line["val_loss"] for line in history]
+        lowest = losses.index(min(losses))
+        assert 0 < lowest == len(losses) - 4
+        assert ended == "no better val_loss came in 3 evaluations"
+        assert best == losses[lowest] == evaluated["loss"]
+        assert epoch == lowest + 1
+        steps = [f"step_{history[place]['step']:08d}" for place in (lowest, -1)]
+        assert there == ["best", *steps]
+
+
+def test_a_step_may_use_all_of_a_model(tmp_path: Path) -> None:
+    """Its other methods, attributes, parts and weights; the numbers are those of one process."""
+    job = done(tmp_path, "alone", [1], "all_of_a_model")
+    expected = torch.load(job.path / "found")
+    for nodes in ([2], [2, 2]):
+        job = done(tmp_path, f"{sum(nodes)}", nodes, "all_of_a_model")
+        expected |= {(sum(nodes), k): v for k, v in torch.load(job.path / "found").items()}
+    weights, loss = expected.pop("none")
+    for name, (parameters, value) in expected.items():
+        assert value == pytest.approx(loss, abs=1e-5), name
+        for key, own in weights.items():
+            torch.testing.assert_close(parameters[key], own, atol=1e-5, rtol=0, msg=f"{name} {key}")
+
+
+@pytest.mark.parametrize("nodes", [[1], [2, 2]], ids=str)
+def test_whole_weights_and_predictions_in_order(tmp_path: Path, nodes: list[int]) -> None:
+    torch.manual_seed(0)
+    model = trained.Tied()
+    with torch.no_grad():
+        expected = model(trained.samples().tensors[0])
+    job = done(tmp_path, "away", nodes, "gives_itself_away")
+    for rank in range(sum(nodes)):
+        told = torch.load(job.path / f"told_{rank}")
+        assert "not tensors with a row for each sample" in told.pop("loss")
+        assert "gives 1 rows for " in told.pop("half")
+        assert "no kind of file that can be written" in told.pop("where")
+        assert "JobFailed" in told["disk"] and "No such file or directory" in told.pop("disk")
+        for strategy, outputs in told.items():
+            outputs["of one's own"] = outputs["of one's own"]["out"]
+            for name, value in outputs.items():
+                torch.testing.assert_close(value, expected, msg=f"{strategy} {name}")
+    for strategy in told:
+        place = job.path / strategy / "whole"
+        index = json.loads((place / "model.safetensors.index.json").read_text())
+        parts = {name: load_file(place / name) for name in index["weight_map"].values()}
+        state = {name: parts[file][name] for name, file in index["weight_map"].items()}
+        assert len(parts) > 2
+        assert json.loads((place / "config.json").read_text()) == {"architectures": ["Tied"]}
+        for found in (
+            state,
+            load_file(job.path / f"{strategy}-one.safetensors"),
+            torch.load(job.path / f"{strategy}-one.pt"),
+        ):
+            trained.Tied().load_state_dict(found, strict=True)
+            for name, value in model.state_dict().items():
+                assert torch.equal(found[name], value), (strategy, name)
 
 
 @pytest.mark.parametrize(

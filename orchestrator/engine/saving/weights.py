@@ -1,0 +1,183 @@
+"""The whole weights of a model that is spread over the ranks: as a state dict, or in files.
+
+One tensor after the other is put together on all ranks and kept by the first, so that no rank needs
+more than the largest tensor beside its own shards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from orchestrator import files
+from orchestrator.engine.ranks.mesh import plain_class, shards_again
+from orchestrator.engine.ranks.ranks import gather, is_first
+from orchestrator.engine.saving import safetensors_file
+from orchestrator.engine.saving.safetensors_file import NAMES, Entry
+from orchestrator.errors import JobFailed, OrchestratorError, UsageError
+
+LARGEST_FILE = 5 * 10**9  # bytes, as Hugging Face's save_pretrained has it
+TORCH = (".pt", ".pth", ".bin")
+
+
+def state_dict(model: nn.Module) -> dict[str, Any]:
+    """Give the model's state dict with whole tensors in host memory, on rank 0; {} on the others.
+
+    Every rank has to call it. What two modules share is one tensor under two names.
+    """
+    shards_again(model)
+    state: dict[str, Any] = {}
+    made: dict[int, Tensor] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            state[name] = value
+            continue
+        if id(value) not in made:
+            whole = whole_tensor(value)
+            made[id(value)] = torch.empty(0)
+            if is_first():
+                made[id(value)] = whole.to("cpu", copy=True)
+        state[name] = made[id(value)]
+    return state if is_first() else {}
+
+
+def whole_tensor(value: Tensor) -> Tensor:
+    value = value.detach()
+    if not isinstance(value, DTensor):
+        return value
+    device = value.device_mesh.device_type  # offloaded shards are not there, and NCCL needs them
+    on_device: Any = value if value.device.type == device else value.to(device)
+    whole: Tensor = on_device.full_tensor()
+    return whole
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def save(model: nn.Module, path: Path, step: int) -> None:
+    """Write the weights as PATH says: .safetensors, .pt, or a directory as Hugging Face has it.
+
+    Every rank calls it, and hears what went wrong on the first.
+    """
+    on_first(path, lambda: refuse_unknown_kind(path))
+    if path.suffix in TORCH:
+        state = state_dict(model)
+        on_first(path, lambda: _write_torch(path, state))
+    elif path.suffix:
+        _write_file(model, path, entries_of(model), step)
+    else:
+        _write_directory(model, path, step)
+
+
+def on_first(path: Path, action: Callable[[], None]) -> None:
+    """Do it on rank 0 alone; what goes wrong there is raised on all ranks."""
+    problem: tuple[type[OrchestratorError], str, str] | None = None
+    try:
+        if is_first():
+            action()
+    except OrchestratorError as error:
+        problem = type(error), error.what, error.fix
+    except (OSError, RuntimeError) as error:
+        problem = JobFailed, f"{path} is not written: {error}", ""
+    if told := gather(problem)[0]:
+        kind, what, fix = told
+        raise kind(what, fix)
+
+
+def refuse_unknown_kind(path: Path) -> None:
+    known = path.suffix in (".safetensors", "", *TORCH)
+    if not known or (path.exists() and path.is_dir() != (not path.suffix)):
+        raise UsageError(
+            f"save({str(path)!r}): this is no kind of file that can be written",
+            "NAME.safetensors, NAME.pt, or a directory for the layout of Hugging Face",
+        )
+
+
+def _write_torch(path: Path, state: dict[str, Any]) -> None:
+    with files.replacing(path) as file:
+        torch.save(state, file)
+
+
+def _write_directory(model: nn.Module, path: Path, step: int) -> None:
+    """Write model.safetensors, in parts if it is large, and the config of a model that has one."""
+    parts, names = parts_of(entries_of(model)), ["model.safetensors"]
+    if len(parts) > 1:
+        count = range(1, len(parts) + 1)
+        names = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in count]
+    on_first(path, lambda: _write_config(model, path))
+    for name, entries in zip(names, parts, strict=True):
+        _write_file(model, path / name, entries, step)
+    if len(parts) > 1:
+        where = {e.name: name for name, part in zip(names, parts, strict=True) for e in part}
+        size = sum(entry.size for part in parts for entry in part)
+        index = {"metadata": {"total_size": size}, "weight_map": where}
+        text = json.dumps(index, indent=2) + "\n"
+        on_first(path, lambda: files.replace(path / "model.safetensors.index.json", text))
+
+
+def _write_config(model: nn.Module, path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    for name in ("config", "generation_config"):
+        config: Any = getattr(model, name, None)
+        if hasattr(config, "save_pretrained"):
+            if name == "config":
+                config.architectures = [plain_class(model).__name__]
+            config.save_pretrained(path)
+
+
+def entries_of(model: nn.Module) -> list[Entry]:
+    state = model.state_dict(keep_vars=True)
+    found = [Entry(n, v.dtype, tuple(v.shape)) for n, v in state.items() if isinstance(v, Tensor)]
+    for entry in found:
+        if entry.dtype not in NAMES:
+            raise UsageError(
+                f"{entry.name} is {entry.dtype}, which safetensors files cannot hold",
+                'save("NAME.pt") can',
+            )
+    return safetensors_file.in_order(found)
+
+
+def parts_of(entries: list[Entry]) -> list[list[Entry]]:
+    """Split into files of at most LARGEST_FILE, but with at least one tensor each."""
+    parts: list[list[Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        if parts[-1] and size + entry.size > LARGEST_FILE:
+            parts.append([])
+            size = 0
+        parts[-1].append(entry)
+        size += entry.size
+    return parts
+
+
+def _write_file(model: nn.Module, path: Path, entries: list[Entry], step: int) -> None:
+    """Write on rank 0 what all put together; all go on to the end, should its disk be full."""
+    shards_again(model)
+    wholes = _wholes(model.state_dict(keep_vars=True), entries)
+    problem: OSError | None = None
+    try:
+        if is_first():
+            head = safetensors_file.header(entries, {"step": str(step)})
+            safetensors_file.write(path, head, wholes)
+    except OSError as error:
+        problem = error
+    for _ in wholes:
+        pass
+
+    def report() -> None:
+        if problem is not None:
+            raise problem
+
+    on_first(path, report)
+
+
+def _wholes(state: Mapping[str, Any], entries: list[Entry]) -> Iterator[Tensor]:
+    for entry in entries:
+        whole = whole_tensor(state[entry.name])
+        yield whole.to("cpu").contiguous() if is_first() else whole

@@ -1,0 +1,50 @@
+"""The Trainer's own choice of a strategy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from orchestrator.engine.ranks import auto_strategy
+from orchestrator.engine.ranks.ranks import Ranks
+from tests.engine import trained
+from tests.engine.worlds import Job, run
+
+RANKS = Ranks(0, 2, 0, torch.device("cpu"), ((0, "a"), (0, "a")))
+
+
+def test_ddp_where_the_model_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank with the least memory decides for all."""
+    monkeypatch.setattr(auto_strategy, "memory_of", lambda ranks: 1 << 40)
+    model = nn.Linear(1000, 1000, bias=False)  # of 4 MB, so that training takes 16
+    for least, expected in ((33_000_000, "ddp"), (31_000_000, "hybrid_shard")):
+        monkeypatch.setattr(auto_strategy, "gather", lambda own, other=least: [own, other])
+        strategy, reason = auto_strategy.choose(model, RANKS, {})
+        assert strategy == expected
+        assert reason.startswith(f"strategy: {expected}, ")
+    model.requires_grad_(False)
+    assert auto_strategy.choose(model, RANKS, {})[0] == "ddp", "frozen weights are held once"
+    assert auto_strategy.choose(model, RANKS, {"fsdp": {"shard_size": 1}})[0] == "hybrid_shard"
+
+
+def test_memory_of_a_host_is_shared_by_its_ranks() -> None:
+    alone = Ranks(0, 1, 0, torch.device("cpu"), ((0, "a"),))
+    assert auto_strategy.memory_of(RANKS) < auto_strategy.memory_of(alone)
+
+
+def begins(place: Path) -> None:
+    trained.trainer()
+    trained.trainer(config={"fsdp": {"shard_size": 1}})
+
+
+def test_it_is_said_first(tmp_path: Path) -> None:
+    job = Job(str(tmp_path), [2], {}, call="tests.engine.ranks.test_auto_strategy:begins")
+    assert run(job) == [[0, 0]], job.told()
+    first, second, *others = job.told().splitlines()
+    assert first.startswith("strategy: ddp, the fastest for a model that fits: ")
+    assert second.startswith("ddp: a whole copy of the parameters on each of 2 ranks")
+    assert "strategy: hybrid_shard, because config= has keys of fsdp" in others
+    assert "hybrid_shard: 2 copies of the parameters, each in 1 shard" in others
