@@ -36,6 +36,7 @@ from orchestrator.engine.models.losses import Criterion, Losses, Step
 from orchestrator.engine.observe.reporter import Measures, Reporter, say, tell
 from orchestrator.engine.observe.trackers import Tracker, Trackers
 from orchestrator.engine.ranks import auto_strategy, collectives, mesh, ranks, spawn
+from orchestrator.engine.ranks.blocks import described
 from orchestrator.engine.ranks.ranks import Ranks, device_name
 from orchestrator.engine.saving import weights
 from orchestrator.engine.saving.checkpoint import Checkpoints, refuse_later, refuse_unreadable
@@ -241,6 +242,9 @@ class Trainer:
         stepper = self.parts.stepper
         count = sum(parameter.numel() for parameter in stepper.parameters.values())
         self._say(f"{count:,} parameters")
+        if self.mesh.mesh is not None:
+            for line in described(model, sum(p.numel() for p in stepper.whole)):
+                self._say(line)
 
     def _say_rates(self, lr_scale: float, warmup_steps: int) -> None:
         if lr_scale != 1:

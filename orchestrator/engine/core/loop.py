@@ -177,7 +177,10 @@ class Loop:
             phases("forward_backward"),
             mesh.backward(parts.model, parts.mesh, config, last=complete),
         ):
-            with mesh.computing(parts.mesh, ranks, config):
+            with (
+                mesh.computing(parts.mesh, ranks, config),
+                mesh.sharding_explained(parts.mesh, "the model's forward"),
+            ):
                 totals = mesh.as_forward(
                     parts.model, lambda model: parts.losses(model, micro.data, micro.size)
                 )

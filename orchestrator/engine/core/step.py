@@ -18,7 +18,8 @@ from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
 from orchestrator.config.schema import Config, Scheduler, Training
 from orchestrator.engine.observe.ledger import StepReport
-from orchestrator.engine.ranks.mesh import Mesh, local_tensor, sharded_like
+from orchestrator.engine.ranks.blocks import has_sparse, sum_whole
+from orchestrator.engine.ranks.mesh import Mesh, local_tensor, sharded_like, sharding_explained
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.errors import CheckFailed, UsageError
 
@@ -65,7 +66,14 @@ class Stepper:
         self.optimizer = bound(optimizer, names, self.parameters)
         chosen = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         self.named = [(name, p) for name, p in self.parameters.items() if id(p) in chosen]
-        self.fused = can_fuse(self.optimizer)
+        self.whole = [
+            parameter
+            for parameter in self.parameters.values()
+            if mesh.mesh is not None
+            and parameter.requires_grad
+            and not isinstance(parameter, DTensor)
+        ]
+        self.fused = can_fuse(self.optimizer) and not has_sparse(model)
         self.locals = self._to_local() if self.fused else [p for _, p in self.named]
         self.device = local_tensor(next(iter(self.parameters.values()))).device
         self.scaling = training.mixed_precision == "fp16"
@@ -105,6 +113,7 @@ class Stepper:
     def add_up(self, sums: Sums, used: int = 0) -> Tensor:
         """Add up over all ranks: squares of the gradients, then a sum and a count per name; last, 1
         if the ranks used other parts of the model, so that they were summed with each other."""
+        sum_whole(self.whole)
         self._take_gradients()
         flat = [value.to(self.device) for pair in sums.values() for value in pair]
         squared = torch.tensor([used, used**2], dtype=torch.float64).to(self.device)
@@ -141,13 +150,24 @@ class Stepper:
             self.optimizer.found_inf = bad  # type: ignore[attr-defined]
             self.optimizer.step()
         elif not bad.item():
-            if grads := [local_tensor(p.grad) for p in self.locals if p.grad is not None]:
-                torch._foreach_mul_(grads, factor.item())
-            self.optimizer.step()
+            self._multiply(factor.item())
+            with sharding_explained(self.mesh, type(self.optimizer).__name__):
+                self.optimizer.step()
         for group, own in zip(groups, base, strict=True):
             set_lr(group, own)  # a scheduler of the user's reckons with its own
         first: float | Tensor = base[0] * lr_factor
         return first
+
+    def _multiply(self, factor: float) -> None:
+        dense = []
+        for parameter in self.locals:
+            grad = parameter.grad
+            if grad is not None and grad.is_sparse:  # not in place: that would change a copy
+                parameter.grad = torch.mul(grad, factor)
+            elif grad is not None:
+                dense.append(local_tensor(grad))
+        if dense:
+            torch._foreach_mul_(dense, factor)
 
     def _take_gradients(self) -> None:
         """Take the shards as FSDP has them now: it may have moved them in its first forward."""
@@ -160,11 +180,19 @@ class Stepper:
             own.grad = None if parameter.grad is None else local_tensor(parameter.grad)
 
     def _squares(self) -> Tensor:
-        grads = [local_tensor(p.grad) for p in self.locals if p.grad is not None]
-        grads = [grad for grad in grads if grad.numel()]
-        if not grads:
-            return torch.zeros((), dtype=torch.float64, device=self.device)
-        return torch.stack(torch._foreach_norm(grads)).double().square().sum()
+        whole = {id(parameter) for parameter in self.whole}
+        grads = {
+            own: local_tensor(own.grad)
+            for own in self.locals
+            if own.grad is not None and own.grad.numel()
+        }
+        sharded = squares_of([grad for own, grad in grads.items() if id(own) not in whole])
+        if not whole:
+            return sharded.to(self.device)
+        # Each copy counts its shards once, but all ranks have these.
+        once = squares_of([grad for own, grad in grads.items() if id(own) in whole])
+        share = self.mesh.copies / dist.get_world_size()
+        return sharded.to(self.device) + once.to(self.device) * share
 
     def _forget(self) -> None:
         for parameter in self.parameters.values():
@@ -347,6 +375,13 @@ def placed(value: Any, old: Tensor, new: Tensor) -> Any:
     if isinstance(new, DTensor):
         return distribute_tensor(value.to(new.device), new.device_mesh, new.placements)
     return value.to(new.device)
+
+
+def squares_of(grads: list[Tensor]) -> Tensor:
+    if not grads:
+        return torch.zeros((), dtype=torch.float64)
+    values = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
+    return torch.stack(torch._foreach_norm(values)).double().square().sum()
 
 
 def can_fuse(optimizer: Optimizer) -> bool:

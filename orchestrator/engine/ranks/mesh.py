@@ -24,6 +24,7 @@ from torch.utils import checkpoint
 
 from orchestrator.config.schema import COPIED, Config
 from orchestrator.engine.ranks import used_parts
+from orchestrator.engine.ranks.blocks import blocks_of, has_sparse, kept_whole, to_shard
 from orchestrator.engine.ranks.ranks import (
     Ranks,
     device_name,
@@ -31,7 +32,7 @@ from orchestrator.engine.ranks.ranks import (
     host_group,
     wait_as_long,
 )
-from orchestrator.errors import CheckFailed, UsageError, nearest
+from orchestrator.errors import CheckFailed, UsageError
 
 try:
     from torch.distributed.fsdp import (
@@ -154,8 +155,15 @@ def spread(
         refuse_differences(model)
         model.to(ranks.device)
     blocks = blocks_of(model, config.fsdp.wrap)
+    how = config.training.activation_checkpointing
+    if how != "none" and not blocks:
+        raise UsageError(
+            f"training.activation_checkpointing is {how}, but the model has no repeated blocks:"
+            " neither a ModuleList nor a Sequential of one class",
+            "name the classes whose forward is to be computed again: fsdp.wrap",
+        )
     for block in blocks:
-        recompute(block, config.training.activation_checkpointing)
+        recompute(block, how)
     if config.compile.enabled:
         made = config.compile
         for block in blocks or [model]:
@@ -219,7 +227,8 @@ def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def refuse_differences(model: nn.Module) -> None:
     """A user's function may have drawn other weights on every rank; sharding would mix them."""
-    own = {name: value.double().sum().item() for name, value in model.named_parameters()}
+    # As text, because NaN is not equal to itself.
+    own = {name: repr(total_of(value)) for name, value in model.named_parameters()}
     for rank, other in enumerate(gather(own)):
         for name in own.keys() | other.keys():
             if own.get(name) != other.get(name):
@@ -230,21 +239,9 @@ def refuse_differences(model: nn.Module) -> None:
                 )
 
 
-def blocks_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
-    """The repeated parts: the members of every outermost ModuleList, or the classes asked for."""
-    if wrap:
-        names = {type(module).__name__ for module in model.modules()}
-        for name in wrap:
-            if name not in names:
-                raise UsageError(
-                    f"fsdp.wrap names {name!r}, but the model has no module of that class"
-                    f"{nearest(name, sorted(names))}"
-                )
-        return [module for module in model.modules() if type(module).__name__ in wrap]
-    found: list[nn.Module] = []
-    for child in model.children():
-        found += list(child) if isinstance(child, nn.ModuleList) else blocks_of(child, ())
-    return found
+def total_of(value: Tensor) -> float:
+    real = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
+    return real.double().sum().item()
 
 
 def shard(
@@ -261,21 +258,26 @@ def shard(
         param_dtype=DTYPES[low] if low != "fp32" else None, reduce_dtype=DTYPES[fsdp.reduce_dtype]
     )
     offload: OffloadPolicy = CPUOffloadPolicy() if fsdp.cpu_offload else OffloadPolicy()
-    for block in blocks:
+    if has_sparse(model):
+        raise UsageError(
+            "the model has an embedding with sparse=True, whose gradients cannot be sharded",
+            'use strategy="ddp" (fsdp.sharding_strategy), or sparse=False',
+        )
+    modules = to_shard(model, blocks)
+    whole = kept_whole(modules)
+    for parameter in model.parameters():
+        if not parameter.is_contiguous():  # channels_last, or transposed: FSDP cuts rows
+            parameter.data = parameter.data.contiguous()
+    for module in modules:
         fully_shard(
-            block,
+            module,
             mesh=mesh.mesh,
-            reshard_after_forward=reshard,
+            # The backward of the whole comes right after its forward.
+            reshard_after_forward=reshard and module is not model,
             mp_policy=policy,
             offload_policy=offload,
+            ignored_params=whole,
         )
-    fully_shard(
-        model,
-        mesh=mesh.mesh,
-        reshard_after_forward=False,  # its backward comes right after its forward
-        mp_policy=policy,
-        offload_policy=offload,
-    )
     parts: list[FSDPModule] = [m for m in model.modules() if isinstance(m, FSDPModule)]
     for part in parts:
         # The loss is a sum over all tokens of all ranks: gradients are summed and never averaged.
@@ -412,6 +414,22 @@ def as_forward(model: nn.Module, compute: Callable[[nn.Module], T]) -> T:
         if vars(own).get("forward") is instead:  # it was not even called
             del own.forward
     return result
+
+
+@contextlib.contextmanager
+def sharding_explained(mesh: Mesh, what: str) -> Iterator[None]:
+    """Say what helps where torch finds that sharded and whole tensors do not go together."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        words = str(error).splitlines() or [""]
+        if mesh.mesh is None or not any(word in str(error) for word in ("DTensor", "harding")):
+            raise
+        raise UsageError(
+            f"torch cannot compute {what} with sharded parameters: {words[0]}",
+            'strategy="ddp" (fsdp.sharding_strategy) keeps them whole; a model must not use the'
+            " parameters of a block outside its forward: fsdp.wrap names other blocks",
+        ) from error
 
 
 def shards_again(model: nn.Module) -> None:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from orchestrator.engine.ranks.ranks import host_group
@@ -78,7 +79,7 @@ class UsedParts:
         Gives a number that stands for what was used, unless ranks may differ in it. It is so small
         that the sum of its squares is exact.
         """
-        own = list(self.model.parameters())
+        own = [p for p in self.model.parameters() if isinstance(p, DTensor)]
         used = torch.tensor([id(parameter) in self.parameters for parameter in own]).int()
         if self.differ:
             dist.all_reduce(used, dist.ReduceOp.MAX, group=host_group())

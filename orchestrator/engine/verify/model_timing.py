@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from orchestrator.config.schema import Config
 from orchestrator.engine.models import build, cross_entropy, decoder, import_by_name
 from orchestrator.engine.ranks import mesh
+from orchestrator.engine.ranks.blocks import blocks_of
 from orchestrator.engine.verify.teams import World
 
 WINDOW = 0.25  # seconds for one part
@@ -28,7 +29,7 @@ SAMPLE = 1 << 20  # parameters of the optimizer's trial
 def of(config: Config, world: World, flops: float) -> dict[str, Any]:
     """`flops`: what a large multiplication reaches here, per second."""
     model = without_memory(config)
-    blocks = mesh.blocks_of(model, config.fsdp.wrap)
+    blocks = blocks_of(model, config.fsdp.wrap)
     counts = [sum(weight.numel() for weight in block.parameters()) for block in blocks]
     total = sum(weight.numel() for weight in model.parameters())
     samples = config.training.batch_size

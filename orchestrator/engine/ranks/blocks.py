@@ -1,0 +1,155 @@
+"""Find the parts of a model that are sharded one by one, and what cannot be sharded at all.
+
+Of the parts of any model: repeated blocks are gathered one at a time, everything else stays with
+the root. Parameters that FSDP refuses (scalars, other dtypes than the rest of their block) are few
+and small; every rank keeps them whole, and their gradients are summed by sum_whole().
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from orchestrator.errors import UsageError, nearest
+
+
+def blocks_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
+    """List the repeated parts, or the modules of the classes asked for; each once, inner ones last.
+
+    Repeated are the members of every outermost ModuleList, and of a Sequential whose members are
+    all of one class. A ModuleList in a ModuleList has no forward of its own: its members count.
+    """
+    if not wrap:
+        return list(dict.fromkeys(repeated(model)))
+    names = {type(module).__name__ for module in model.modules()}
+    for name in wrap:
+        if name not in names:
+            raise UsageError(
+                f"fsdp.wrap names {name!r}, but the model has no module of that class"
+                f"{nearest(name, sorted(names))}"
+            )
+    return [module for module in model.modules() if type(module).__name__ in wrap]
+
+
+def repeated(module: nn.Module) -> Iterator[nn.Module]:
+    if isinstance(module, nn.ModuleList):
+        yield from members(module)
+    elif is_stack(module):
+        for member in module.children():  # a stage of blocks, or a block itself
+            inner = any(is_stack(part) for part in member.modules())
+            yield from repeated(member) if inner else [member]
+    else:
+        for child in module.children():
+            yield from repeated(child)
+
+
+def members(container: nn.Module) -> Iterator[nn.Module]:
+    for member in container.children():
+        if isinstance(member, (nn.ModuleList, nn.ModuleDict)):
+            yield from members(member)
+        else:
+            yield member
+
+
+def is_stack(module: nn.Module) -> bool:
+    """Tell whether it is a Sequential of blocks of one class; single layers are no blocks."""
+    if not isinstance(module, nn.Sequential) or len(module) < 2:
+        return False
+    first = module[0]
+    composite = any(True for _ in first.children()) or not is_torchs(first)
+    return composite and len({type(member) for member in module}) == 1
+
+
+def is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn")
+
+
+def to_shard(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """List the modules to shard, inner ones first, the model last.
+
+    A block that shares a parameter with anything outside it stays with the root, which is gathered
+    as long as anything uses it.
+    """
+    users: Counter[nn.Parameter] = Counter()
+    inside: dict[nn.Module, Counter[nn.Parameter]] = {}
+    for module in model.modules():
+        users.update(module.parameters(recurse=False))
+    for block in blocks:
+        inside[block] = Counter()
+        for module in block.modules():
+            inside[block].update(module.parameters(recurse=False))
+    alone = [
+        block
+        for block in blocks
+        if inside[block] and all(users[p] == many for p, many in inside[block].items())
+    ]
+    return [*reversed(alone), model]
+
+
+def kept_whole(modules: Sequence[nn.Module]) -> set[nn.Parameter]:
+    """Choose the parameters that FSDP cannot shard; every module comes after those inside it."""
+    seen: set[nn.Parameter] = set()
+    whole: set[nn.Parameter] = set()
+    for module in modules:
+        own = [parameter for parameter in module.parameters() if parameter not in seen]
+        seen.update(own)
+        fit = [p for p in own if p.dim() and p.numel() and p.is_floating_point()]
+        sizes: Counter[torch.dtype] = Counter()
+        for parameter in fit:
+            sizes[parameter.dtype] += parameter.numel() * parameter.requires_grad
+        usual = sizes.most_common(1)[0][0] if sizes else None
+        # A group of FSDP's has one dtype, of all that is trained in it.
+        usual_ones = {p for p in fit if p.dtype == usual or not p.requires_grad}
+        whole.update(parameter for parameter in own if parameter not in usual_ones)
+    return whole
+
+
+def has_sparse(model: nn.Module) -> bool:
+    """Tell whether an embedding gives sparse gradients."""
+    return any(getattr(module, "sparse", False) is True for module in model.modules())
+
+
+def described(model: nn.Module, whole: int) -> list[str]:
+    """Say what is sharded one by one, and how much is not."""
+    counts: Counter[str] = Counter()
+    for module in model.modules():
+        if isinstance(module, FSDPModule) and module is not model:
+            counts[type(module).__name__.removeprefix("FSDP")] += 1
+    blocks = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    lines = [
+        f"  gathered one at a time: {blocks}"
+        if blocks
+        else "  no repeated blocks: the whole model is gathered at once (fsdp.wrap names classes)"
+    ]
+    if whole:
+        lines.append(f"  {whole:,} parameters are whole on each rank: scalars, or of other dtypes")
+    return lines
+
+
+def sum_whole(parameters: Sequence[nn.Parameter]) -> None:
+    """Sum the gradients of parameters that every rank keeps whole, over all ranks."""
+    if not parameters:
+        return
+    device = parameters[0].device
+    used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32).to(device)
+    dist.all_reduce(used, dist.ReduceOp.MAX)
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for parameter, anywhere in zip(parameters, used.tolist(), strict=True):
+        if not anywhere:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        grad = parameter.grad
+        real = torch.view_as_real(grad) if grad.is_complex() else grad
+        by_dtype.setdefault(real.dtype, []).append(real)
+    for grads in by_dtype.values():
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        dist.all_reduce(flat)
+        parts = torch.split(flat, [grad.numel() for grad in grads])
+        for grad, part in zip(grads, parts, strict=True):
+            grad.copy_(part.view_as(grad))
