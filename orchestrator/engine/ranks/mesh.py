@@ -288,7 +288,12 @@ def shard(
     used_parts.note(model, fills=differ or mesh.copies > 1, differ=differ)
     if differ:  # all blocks are gathered before each forward
         return
-    ordered = parts[1:]  # the first is the model itself
+    prefetch(parts[1:], config)  # the first is the model itself
+
+
+def prefetch(ordered: list[FSDPModule], config: Config) -> None:
+    """Gather blocks while those before them are computed."""
+    fsdp = config.fsdp
     for index, part in enumerate(ordered):
         ahead = ordered[index + 1 : index + 1 + fsdp.forward_prefetch]
         part.set_modules_to_forward_prefetch(ahead)
