@@ -66,7 +66,6 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "files", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/inventory", "head/screen"),
     },
-    "head/prune": {"errors", "files", "protocol", "records", "text", "head/connect", "head/screen"},
     "head/slurm": {
         *("errors", "records", "slurm_environment"),
         *("head/connect", "head/follow", "head/inventory", "head/screen"),
@@ -79,6 +78,10 @@ ARROWS: dict[str, set[str]] = {
     "head/status": {
         *("config", "errors", "protocol", "records", "text"),
         *("head/connect", "head/follow", "head/inventory", "head/screen", "head/slurm"),
+    },
+    "head/prune": {
+        *("errors", "files", "protocol", "records", "text"),
+        *("head/connect", "head/screen", "head/status"),
     },
     "head/commands": {
         *("config", "errors", "files", "records", "text"),

@@ -82,6 +82,11 @@ class JobRecord:
         return self.batch or bool(self.part_of)
 
     @property
+    def scheduled(self) -> bool:
+        """Tell whether its nodes are a scheduler's, and another job's when this one is over."""
+        return self.batch or self.slurm_job is not None
+
+    @property
     def over(self) -> bool:
         return self.state not in ("queued", "starting", "running")
 

@@ -26,25 +26,25 @@ from orchestrator.records.experiment import Experiment, JobRecord
 def follow_launched(launched: Launched, view: View, keys: Keys | None = None) -> int:
     """Follow a job from its start, over the channels that started it."""
     display = Display(make_screen(launched.experiment, launched.record, view))
-    channels = [one.channel for one in launched.reached]
+    channels = [node.channel for node in launched.reached]
     return follow(launched.experiment, launched.record, launched.transport, display, channels, keys)
 
 
 def follow_again(
-    place: Experiment,
+    experiment: Experiment,
     record: JobRecord,
     transport: Transport,
     view: View,
     keys: Keys | None = None,
 ) -> int:
     """Follow a job that runs already; lines that are here are not shown again."""
-    display = Display(make_screen(place, record, view))
+    display = Display(make_screen(experiment, record, view))
     display.screen.skip_to_end()
-    return follow(place, record, transport, display, [None] * len(record.nodes), keys)
+    return follow(experiment, record, transport, display, [None] * len(record.nodes), keys)
 
 
 def follow(
-    place: Experiment,
+    experiment: Experiment,
     record: JobRecord,
     transport: Transport,
     display: Display,
@@ -52,31 +52,34 @@ def follow(
     keys: Keys | None,
 ) -> int:
     display.start()
-    running = Run(place, record, display)
+    backend = backend_of(record)
+    running = Run(experiment, record, display, backend)
     followers = [
-        NodeFollower(transport, record.job, node, place, running.post, channel, head=running.since)
+        NodeFollower(
+            transport, record.job, node, experiment, running.post, channel, head=running.since
+        )
         for node, channel in zip(record.nodes, channels, strict=True)
     ]
     try:
         running.go(followers, keys)
     finally:
         display.finish()
-        place.unlock()
+        experiment.unlock()
     if running.thief is not None:
         say(f"{head_name(running.thief)} has taken over; this head leaves, the job goes on")
         return EXIT_STOPPED  # not 0: what waits for this command must not take the job for done
     if running.end.left:
-        say(f"left running; follow it again: orchestrator attach {place.name}")
+        say(f"left running; follow it again: orchestrator attach {experiment.name}")
         return EXIT_DONE
-    if running.stopped_in_time and backend_of(record).start_again(place, running.record, say):
+    if running.stopped_in_time and backend.start_again(experiment, running.record, say):
         return EXIT_STOPPED
-    return tell_end(place, running.record)
+    return tell_end(experiment, running.record)
 
 
-def make_screen(place: Experiment, record: JobRecord, view: View) -> Screen:
+def make_screen(experiment: Experiment, record: JobRecord, view: View) -> Screen:
     tty = sys.stdout.isatty()
     return Screen(
-        log_files(place, record),
+        log_files(experiment, record),
         sys.stdout,
         tty=tty,
         color=tty if view.color is None else view.color,
@@ -87,25 +90,26 @@ def make_screen(place: Experiment, record: JobRecord, view: View) -> Screen:
     )
 
 
-def log_files(place: Experiment, record: JobRecord) -> list[LogFile]:
+def log_files(experiment: Experiment, record: JobRecord) -> list[LogFile]:
     return [
-        LogFile(node.index, node.name, place.log(node), place.ranks(node)) for node in record.nodes
+        LogFile(node.index, node.name, experiment.log(node), experiment.ranks(node))
+        for node in record.nodes
     ]
 
 
-def tell_end(place: Experiment, record: JobRecord) -> int:
+def tell_end(experiment: Experiment, record: JobRecord) -> int:
     """Print how the job ended, and if it failed, the last lines of the rank that caused it."""
     assert record.ended is not None and record.exit_code is not None
     took = f"{record.ended - record.started:.1f} s"
     cause = record.verdict
     if cause is None or record.state == "stopped":
-        say(f"{record.state} after {took}: {place.path}")
+        say(f"{record.state} after {took}: {experiment.path}")
         return record.exit_code
-    say(f"{record.state} after {took}; all logs are in {place.logs}")
+    say(f"{record.state} after {took}; all logs are in {experiment.logs}")
     if cause["node"] is not None:
         node, rank = record.node(cause["node"]), cause["rank"]
         prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
-        log = LogFile(node.index, node.name, place.log(node), place.ranks(node))
+        log = LogFile(node.index, node.name, experiment.log(node), experiment.ranks(node))
         lines = cause["traceback"].splitlines() or last_words(log, rank)
         tell("".join(f"{prefix}{line}\n" for line in lines))
     for line in verdict.to_lines(cause):

@@ -100,7 +100,7 @@ def decide(root: int, options: Mapping[str, Any], rules: Rules) -> PrunePlan:
         entry.record
         for entry in first
         if entry.record and not busy[entry.name] and (on_nodes or not settled(entry.record))
-        if entry.record.slurm_job is None and not entry.record.batch
+        if not entry.record.scheduled
     ]
     plan = PrunePlan(directory, [], hidden, on_nodes)
     if to_ask:

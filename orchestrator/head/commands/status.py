@@ -23,8 +23,9 @@ def status(where: Where, wanted: str | None, *, watch: bool, as_json: bool) -> i
         )
         if watch:
             clear()
+        scheduled = job.backend.scheduled(record)
         show = job_status.to_json if as_json else job_status.to_text
-        tell(show(record, states, job.backend.queue_entry(record)))
+        tell(show(record, states, scheduled))
         over = record.over or (
             record.state != "queued" and all(state.state == "ended" for state in states)
         )

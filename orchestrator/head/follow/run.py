@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator import interrupt
 from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
@@ -31,16 +31,30 @@ from orchestrator.records.experiment import Experiment, JobRecord
 THIEF_SECONDS = 0.5  # between two looks whether another head wants to take over
 LEAVE_LIMIT = 3.0
 CLOCK_IS_OFF = 2.0  # seconds: worth a word, because the log's own times will mislead
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Backend(Protocol):
+    """The part of a job's backend that matters while the job is followed."""
+
+    @property
+    def signals(self) -> Sequence[int]:
+        """Signals that ask the head to end the job, or to leave it (SIGHUP)."""
+
+    @property
+    def has_other_heads(self) -> bool:
+        """Tell whether other nodes of the job have heads of their own."""
 
 
 class Run:
-    """`go()` returns when the job is over or left alone; `record` then says how it stands."""
+    """Follows a job: `go()` returns when it is over or left alone, with its state in `record`."""
 
-    def __init__(self, experiment: Experiment, record: JobRecord, display: Display) -> None:
+    def __init__(
+        self, experiment: Experiment, record: JobRecord, display: Display, backend: Backend
+    ) -> None:
         self.experiment = experiment
         self.record = record
         self.display = display
+        self.backend = backend
         self.grace = record.launch.grace
         self.node_loss_timeout = record.launch.node_loss_timeout
         self.nodes = [NodeState(node) for node in record.nodes]
@@ -64,10 +78,8 @@ class Run:
 
     def go(self, followers: Sequence[NodeFollower], typed: Keys | None = None) -> None:
         self.followers = followers
-        # Slurm tells a batch script by SIGUSR1 that its time is nearly over.
-        signals = (*SIGNALS, signal.SIGUSR1) if self.record.batch else SIGNALS
-        before = {number: signal.getsignal(number) for number in signals}
-        for number in signals:
+        before = {number: signal.getsignal(number) for number in self.backend.signals}
+        for number in before:
             signal.signal(number, lambda signum, _: self.inbox.put(signum))
         for held in interrupt.release():
             self.inbox.put(held)
@@ -171,7 +183,7 @@ class Run:
         """Handle an end that a supervisor began, and that this head did not order."""
         if event.headless:
             self.say(f"{node.who} ended its part: {event.why}")
-        elif self.record.part_of:
+        elif self.backend.has_other_heads:
             self.ended_elsewhere(node, event, when)
         elif event.lost is not None and event.lost < len(self.nodes):
             self.give_up_on(self.nodes[event.lost], event.why, when - event.silent)

@@ -13,13 +13,11 @@ from typing import TypeVar
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.ssh import SshTransport
-from orchestrator.head.connect.ssh_config import SshConfig
-from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.status.backend import backend_of
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.messages import Living, Remove, Request
-from orchestrator.records.experiment import JobRecord
+from orchestrator.records.experiment import JobRecord, NodeRecord
 
 LIVING_SECONDS = 60.0
 REMOVE_SECONDS = 600.0  # a node's slow disk, a million files
@@ -30,15 +28,11 @@ Run = tuple[str, int]  # a job and the index of a node in it
 
 @dataclass(frozen=True)
 class Machine:
-    """How one machine of a job is reached, from the job's record."""
+    """A machine that jobs ran on: how it is reached, and their runs there."""
 
-    host: str
-    user: str | None
-    port: int | None
-    python: str
-    ssh_config: Path | None
-    strict: bool
-    here: bool = False  # this machine, where somebody typed run-node
+    node: NodeRecord
+    transport: Transport
+    runs: dict[Run, None]  # in order, each once
 
 
 @dataclass(frozen=True)
@@ -59,13 +53,13 @@ class Removed:
 
 def survey(records: Sequence[JobRecord], ssh_config: Path | None) -> Survey:
     """Find the runs of these jobs that live, and the nodes where that cannot be known."""
-    wanted = by_machine(records, ssh_config)
-    answers = ask(wanted, lambda runs: Living(runs=runs), LIVING_SECONDS)
+    machines = by_machine(records, ssh_config)
+    answers = ask(machines, lambda runs: Living(runs=runs), LIVING_SECONDS)
     living: set[Run] = set()
     unreached: dict[Run, str] = {}
-    for machine, answer in answers.items():
+    for machine, answer in zip(machines, answers, strict=True):
         if isinstance(answer, OrchestratorError):
-            unreached.update(dict.fromkeys(wanted[machine], answer.what))
+            unreached.update(dict.fromkeys(machine.runs, answer.what))
         else:
             living.update(answer.living)
     return Survey(frozenset(living), unreached)
@@ -73,14 +67,14 @@ def survey(records: Sequence[JobRecord], ssh_config: Path | None) -> Survey:
 
 def remove(records: Sequence[JobRecord], ssh_config: Path | None) -> Removed:
     """Remove the run directories of these jobs on all their nodes."""
-    wanted = by_machine(records, ssh_config)
-    answers = ask(wanted, lambda runs: Remove(runs=runs), REMOVE_SECONDS)
+    machines = by_machine(records, ssh_config)
+    answers = ask(machines, lambda runs: Remove(runs=runs), REMOVE_SECONDS)
     problems: dict[Run, str] = {}
     unreached: dict[Run, str] = {}
     freed = libraries = 0
-    for machine, answer in answers.items():
+    for machine, answer in zip(machines, answers, strict=True):
         if isinstance(answer, OrchestratorError):
-            unreached.update(dict.fromkeys(wanted[machine], answer.what))
+            unreached.update(dict.fromkeys(machine.runs, answer.what))
             continue
         outcomes = {(run.job, run.node): run.problem for run in answer.runs}
         problems.update({run: problem for run, problem in outcomes.items() if problem})
@@ -89,47 +83,35 @@ def remove(records: Sequence[JobRecord], ssh_config: Path | None) -> Removed:
     return Removed(problems, unreached, freed, libraries)
 
 
-def by_machine(
-    records: Sequence[JobRecord], ssh_config: Path | None
-) -> dict[Machine, tuple[Run, ...]]:
-    machines: dict[Machine, dict[Run, None]] = {}
+def by_machine(records: Sequence[JobRecord], ssh_config: Path | None) -> list[Machine]:
+    machines: dict[object, Machine] = {}
     for record in records:
-        if record.slurm_job is not None:
-            continue  # its nodes were Slurm's, and may belong to somebody else now
-        file = ssh_config or (Path(record.ssh_config) if record.ssh_config else None)
+        if record.scheduled:
+            continue  # its nodes were a scheduler's, and may belong to somebody else now
+        backend = backend_of(record)
+        how = (type(backend), ssh_config or record.ssh_config, record.launch.strict_host_keys)
         for node in record.nodes:
-            machine = Machine(
-                *(
-                    node.host,
-                    node.user,
-                    node.port,
-                    node.python,
-                    file,
-                    record.launch.strict_host_keys,
-                ),
-                here=bool(record.part_of),
-            )
-            machines.setdefault(machine, {})[record.job, node.index] = None
-    return {machine: tuple(runs) for machine, runs in machines.items()}
+            key = (*how, node.host, node.user, node.port, node.python)
+            if key not in machines:
+                machines[key] = Machine(node, backend.transport(record, ssh_config), {})
+            machines[key].runs[record.job, node.index] = None
+    return list(machines.values())
 
 
 def ask(
-    wanted: Mapping[Machine, tuple[Run, ...]],
+    machines: Sequence[Machine],
     request: Callable[[tuple[Run, ...]], Request[A]],
     timeout: float,
-) -> dict[Machine, A | OrchestratorError]:
+) -> list[A | OrchestratorError]:
     def ask_machine(machine: Machine) -> A:
-        config = SshConfig(machine.ssh_config)
-        ssh: Transport = (
-            LocalTransport() if machine.here else SshTransport(config, strict=machine.strict)
+        node, transport = machine.node, machine.transport
+        connection = transport.connect(
+            transport.config.destination(node.host, node.user, node.port)
         )
-        destination = ssh.config.destination(machine.host, machine.user, machine.port)
-        connection = ssh.connect(destination)
         try:
-            channel = fleet.open_channel(connection, machine.python, ssh.timeout)
-            return channel.ask(request(wanted[machine]), timeout)
+            channel = fleet.open_channel(connection, node.python, transport.timeout)
+            return channel.ask(request(tuple(machine.runs)), timeout)
         finally:
             connection.close()
 
-    machines = list(wanted)
-    return dict(zip(machines, fleet.everywhere(machines, ask_machine), strict=True))
+    return fleet.everywhere(machines, ask_machine)

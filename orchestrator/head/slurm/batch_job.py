@@ -28,59 +28,61 @@ KILL_LIMIT = 60.0  # scancel takes KillWait, 30 s where nobody changed it
 SEEN_WITHIN = 10.0  # until a file of another machine shows up on a shared disk
 
 
-def settle(place: Experiment, record: JobRecord, patience: float = SEEN_WITHIN) -> JobRecord:
+def settle(experiment: Experiment, record: JobRecord, patience: float = SEEN_WITHIN) -> JobRecord:
     """Conclude the record of a job that Slurm ended before its head could."""
     if record.over or record.slurm_job is None:
         return record
-    found = queue.look_up(record.slurm_job)
+    entry = queue.look_up(record.slurm_job)
     deadline = time.monotonic() + patience
     # Its last words may be on their way; and a job on its way back into the queue has failed,
     # as Slurm puts it, for a few seconds.
-    while found.over and record.batch and not record.over and time.monotonic() < deadline:
+    while entry.over and record.batch and not record.over and time.monotonic() < deadline:
         time.sleep(LOOK)
-        record = place.read_record()
-        found = queue.look_up(job_of(record))
-    if not found.over or record.over or place.lock() is not None:
+        record = experiment.read_record()
+        entry = queue.look_up(job_of(record))
+    if not entry.over or record.over or experiment.lock() is not None:
         return record
     now = time.time()
-    words = f"Slurm's job {record.slurm_job} is {found}"
-    if found.state == "CANCELLED":
-        told, state, code = verdict.stopped(words, now), "stopped", EXIT_STOPPED
+    why = f"Slurm's job {record.slurm_job} is {entry}"
+    if entry.state == "CANCELLED":
+        conclusion, state, code = verdict.stopped(why, now), "stopped", EXIT_STOPPED
     else:
-        where = place.path / OUTPUT
-        words += f", and its head wrote no result; its last output is in {where}" * where.exists()
-        told, state, code = verdict.not_started(words, now), "failed", EXIT_FAILED
+        where = experiment.path / OUTPUT
+        why += f", and its head wrote no result; its last output is in {where}" * where.exists()
+        conclusion, state, code = verdict.not_started(why, now), "failed", EXIT_FAILED
         if record.nodes:
             state, code = "lost", EXIT_NODE
     nodes = [replace(node, state="ended") for node in record.nodes]
-    record = replace(record, state=state, exit_code=code, ended=now, verdict=told, nodes=nodes)
-    place.write_record(record)
-    place.unlock()
+    record = replace(
+        record, state=state, exit_code=code, ended=now, verdict=conclusion, nodes=nodes
+    )
+    experiment.write_record(record)
+    experiment.unlock()
     return record
 
 
-def again_later(place: Experiment, record: JobRecord, say: Callable[[str], None]) -> bool:
+def again_later(experiment: Experiment, record: JobRecord, say: Callable[[str], None]) -> bool:
     """Queue the job again, from inside it, after it stopped for its time limit."""
     nodes = [replace(node, state="queued", ranks={}) for node in record.nodes]
     later = replace(record, state="queued", nodes=nodes, exit_code=None, ended=None, verdict=None)
-    place.write_record(later)
+    experiment.write_record(later)
     say(f"saved; Slurm's job {record.slurm_job} goes back into the queue")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which Slurm ends this process
     try:
         queue.requeue(job_of(record))
     except OrchestratorError as error:
-        place.write_record(record)
+        experiment.write_record(record)
         say(f"it cannot be queued again: {error}")
         return False
     time.sleep(REQUEUE_SECONDS)
     return True
 
 
-def begun(place: Experiment, record: JobRecord) -> JobRecord:
+def begun(experiment: Experiment, record: JobRecord) -> JobRecord:
     """Wait until Slurm has started it."""
     while record.state == "queued":
         time.sleep(ASK / 5)
-        record = settle(place, place.read_record())
+        record = settle(experiment, experiment.read_record())
     return record
 
 
@@ -88,9 +90,9 @@ class SlurmJobView:
     """Shows what the head prints until the job is over, or the user leaves it."""
 
     def __init__(
-        self, place: Experiment, record: JobRecord, say: Callable[[str], None], *, anew: bool
+        self, experiment: Experiment, record: JobRecord, say: Callable[[str], None], *, anew: bool
     ) -> None:
-        self.place, self.record, self.say = place, record, say
+        self.experiment, self.record, self.say = experiment, record, say
         self.interrupts: list[int] = []
         self.answered = 0
         self.shown = 0 if anew else self.size()
@@ -122,27 +124,27 @@ class SlurmJobView:
         if len(self.interrupts) > self.answered:
             self.answered += 1
             self.say(end(self.record, now=self.answered > 1))
-        self.record = self.place.read_record()
+        self.record = self.experiment.read_record()
         if time.monotonic() >= self.next_ask:
             self.next_ask = time.monotonic() + ASK
             before = self.record.over
-            self.record = settle(self.place, self.record)
+            self.record = settle(self.experiment, self.record)
             self.settled = self.record.over and not before
             if self.record.state == "queued" and not self.record.over:
-                words = f"Slurm's job {self.record.slurm_job}: {queue.look_up(job_of(self.record))}"
-                if words != self.before:
-                    self.say(words)
-                self.before = words
+                state = f"Slurm's job {self.record.slurm_job}: {queue.look_up(job_of(self.record))}"
+                if state != self.before:
+                    self.say(state)
+                self.before = state
 
     def size(self) -> int:
         with contextlib.suppress(OSError):
-            return (self.place.path / OUTPUT).stat().st_size
+            return (self.experiment.path / OUTPUT).stat().st_size
         return 0
 
     def pump(self) -> None:
         """Show what is new in the head's output."""
         try:
-            with (self.place.path / OUTPUT).open("rb") as file:
+            with (self.experiment.path / OUTPUT).open("rb") as file:
                 file.seek(self.shown)
                 data = file.read()
         except OSError:
@@ -168,7 +170,7 @@ def end(record: JobRecord, *, now: bool) -> str:
     return f"asking the ranks to save and stop ({grace}); once more to cancel the job"
 
 
-def stop(place: Experiment, record: JobRecord, grace: float) -> list[Receipt]:
+def stop(experiment: Experiment, record: JobRecord, grace: float) -> list[Receipt]:
     """Ask, then cancel; done when the job has left Slurm's queue."""
     job, began = job_of(record), time.monotonic()
     killed: dict[str, str] = {}
@@ -179,7 +181,7 @@ def stop(place: Experiment, record: JobRecord, grace: float) -> list[Receipt]:
         killed = {job: "Slurm's job"}
     left = () if gone(job, KILL_LIMIT) else (int(job),)
     if not left:
-        settle(place, place.read_record(), patience=1.0)
+        settle(experiment, experiment.read_record(), patience=1.0)
     took = time.monotonic() - began
     return [Receipt(f"Slurm's job {job}", record.job, took, killed=killed, left=left)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.errors import OrchestratorError, UsageError
@@ -14,7 +14,6 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell
-from orchestrator.head.slurm import queue
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.messages import Jobs, JobState
 from orchestrator.records import experiment
@@ -25,6 +24,17 @@ STATES = {
     **dict.fromkeys(("running", "done"), "green"),
     **dict.fromkeys(("failed", "lost", "unreachable", "unknown there"), "red"),
 }
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """What a scheduler knows of a job: as text, and as further keys of the JSON."""
+
+    text: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+UNSCHEDULED = Scheduled()
 
 
 @dataclass(frozen=True)
@@ -90,12 +100,11 @@ def job_now(record: JobRecord, states: Sequence[NodeStatus]) -> str:
 
 
 def to_text(
-    record: JobRecord, states: Sequence[NodeStatus], slurm: queue.QueueEntry | None = None
+    record: JobRecord, states: Sequence[NodeStatus], scheduled: Scheduled = UNSCHEDULED
 ) -> str:
     """Return a line for the job and a table of its nodes and ranks, as standard output wants it."""
     heading = f"{record.job}: {job_now(record, states)}, {len(record.nodes)} nodes"
-    if record.slurm_job is not None:
-        heading += f", Slurm's job {record.slurm_job}" + (f": {slurm}" if slurm else "")
+    heading += f", {scheduled.text}" if scheduled.text else ""
     rows: list[list[Cell]] = []
     for node, status in zip(record.nodes, states, strict=True):
         note = status.why
@@ -116,20 +125,21 @@ def colored(state: str) -> Cell:
 
 
 def to_json(
-    record: JobRecord, states: Sequence[NodeStatus], slurm: queue.QueueEntry | None = None
+    record: JobRecord, states: Sequence[NodeStatus], scheduled: Scheduled = UNSCHEDULED
 ) -> str:
     nodes = [
         {"index": node.index, "name": node.name, "address": node.address, **state.data}
         for node, state in zip(record.nodes, states, strict=True)
     ]
-    shown: dict[str, Any] = {
+    shown = {
         "job": record.job,
         "experiment": record.experiment,
         "state": job_now(record, states),
+        "exit_code": record.exit_code,
+        "verdict": record.verdict,
+        "nodes": nodes,
+        **scheduled.data,
     }
-    shown = {**shown, "exit_code": record.exit_code, "verdict": record.verdict, "nodes": nodes}
-    if record.slurm_job is not None:
-        shown["slurm"] = {"job": record.slurm_job, **(asdict(slurm) if slurm else {})}
     return json.dumps(shown, indent=1)
 
 

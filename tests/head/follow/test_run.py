@@ -11,6 +11,7 @@ from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.run import Run
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.screen import Screen
+from orchestrator.head.status.backend import backend_of
 from orchestrator.records import experiment
 from orchestrator.records.experiment import JobRecord
 
@@ -25,9 +26,8 @@ def test_a_job_that_may_be_queued_again_is_not_said_to_be_over(
         "run-1", str(directory.path), "running", ["master_launch"], [], 1000.0, {}, batch=True
     )
     directory.write_record(record)
-    run = Run(
-        directory, record, Display(Screen([], io.StringIO(), tty=False, color=False, quiet=True))
-    )
+    screen = Screen([], io.StringIO(), tty=False, color=False, quiet=True)
+    run = Run(directory, record, Display(screen), backend_of(record))
     run.end.outcome, run.out_of_time = Outcome.STOPPED, out_of_time
     run.conclude()
     assert directory.read_record().state == written
