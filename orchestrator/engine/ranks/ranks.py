@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import functools
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.config.schema import Config
+from orchestrator.engine.ranks import gloo_threads
 from orchestrator.errors import CheckFailed
 
 T = TypeVar("T")
@@ -69,6 +71,7 @@ def start_group(config: Config, device: torch.device) -> None:
     os.environ.setdefault("WORLD_SIZE", "1")
     alone = None if "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0"
     dist.init_process_group(both, alone, timeout, world, rank)
+    atexit.register(gloo_threads.finish)
 
 
 def told_rank() -> tuple[int, int]:

@@ -1,0 +1,33 @@
+"""A process does not end while a thread of gloo still needs the interpreter."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+
+from orchestrator.engine.ranks import gloo_threads
+
+PR_SET_NAME = 15
+
+
+def test_a_thread_that_works_without_the_interpreter_is_waited_for() -> None:
+    named, dropped, over = (threading.Event() for _ in range(3))
+
+    def run_collective() -> None:
+        """Compute without the interpreter, as gloo does, then need it for a moment."""
+        ctypes.CDLL(None).prctl(PR_SET_NAME, gloo_threads.NAME.encode())
+        named.set()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)
+        dropped.set()
+        over.wait()
+
+    thread = threading.Thread(target=run_collective)
+    thread.start()
+    named.wait()
+    gloo_threads.finish()
+    try:
+        assert dropped.is_set()
+    finally:
+        over.set()
+        thread.join()
