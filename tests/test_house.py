@@ -60,7 +60,7 @@ ARROWS: dict[str, set[str]] = {
     "head/verify": {"config", "text", "head/screen"},
     "head/doctor": {
         *("errors", "protocol", "text"),
-        *("head/connect", "head/inventory", "head/plan", "head/screen"),
+        *("head/inventory", "head/plan", "head/screen"),
     },
     "head/follow": {
         *("errors", "files", "interrupt", "protocol", "records", "text"),

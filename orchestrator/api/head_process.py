@@ -168,14 +168,16 @@ def launch(
     from orchestrator.cli.launch import launch_arguments
     from orchestrator.head.commands.follow import follow_launched
     from orchestrator.head.launch import launch as launching
+    from orchestrator.head.launch.nodes import reach_all
+    from orchestrator.head.launch.prepare import prepare
     from orchestrator.head.launch.request import resolve
 
     directory = None if payload is None else Path(payload)
     try:
         launch_args = replace(launch_arguments(arguments), payload=directory)
-        launched = launching.launch(
-            resolve(launch_args, command), lambda text: answers.tell(say=text)
-        )
+        request = resolve(launch_args, command)
+        prepared = prepare(request, reach_all(request))
+        launched = launching.launch(prepared, lambda text: answers.tell(say=text))
     except click.ClickException as error:  # of a variable such as NPROC_PER_NODE
         raise UsageError(error.format_message()) from error
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -28,18 +27,6 @@ def aliases() -> list[click.Parameter]:
     return [no_check, launcher]
 
 
-def parsed(params: dict[str, Any]) -> LaunchArguments:
-    """Gather the options, with --launcher as the two that took its place."""
-    arguments = arguments_from(params)
-    for launcher in params.get("launcher", ()):
-        if launcher == "accelerate":
-            arguments = replace(arguments, start_with=arguments.start_with or "accelerate")
-        else:
-            source = "list" if launcher == "ssh" else "slurm"
-            arguments = replace(arguments, nodes_from=arguments.nodes_from or source)
-    return arguments
-
-
 @click.command(
     "launch",
     cls=GroupedCommand,
@@ -54,13 +41,14 @@ def launch_command(**params: Any) -> int:
     """
     from orchestrator.head.commands import launch
 
-    return launch.launch(parsed(params))
+    arguments = arguments_from(params)
+    return launch.launch(arguments)
 
 
 def launch_arguments(words: Sequence[str]) -> LaunchArguments:
     """Parse what follows `master_launch`; a wrong option is an error here."""
     with launch_command.make_context("master_launch", list(words)) as context:
-        return parsed(context.params)
+        return arguments_from(context.params)
 
 
 @click.command(
@@ -75,7 +63,7 @@ def plan_command(explain: bool, as_json: bool, **params: Any) -> int:
     """Print what a launch would run on each node; start nothing."""
     from orchestrator.head.commands import launch
 
-    return launch.show_plan(parsed(params), as_json=as_json, explained=explain)
+    return launch.plan(arguments_from(params), as_json=as_json, explained=explain)
 
 
 @click.command("verify", cls=GroupedCommand, params=[*launch_options("verify"), *aliases()])
@@ -109,7 +97,7 @@ def verify_command(
     from orchestrator.head.commands import verify
 
     measurement = verify.Measurement(backend, max_size, seconds)
-    return verify.verify(parsed(params), measurement, strict=strict, as_json=as_json)
+    return verify.verify(arguments_from(params), measurement, strict=strict, as_json=as_json)
 
 
 @click.command("doctor", cls=GroupedCommand, params=[*launch_options("doctor"), PROGRAM])
@@ -130,4 +118,6 @@ def doctor_command(
     """
     from orchestrator.head.commands import doctor
 
-    return doctor.examine(parsed(params), full=not quick, hints=hints, as_json=as_json, color=color)
+    return doctor.examine(
+        arguments_from(params), full=not quick, hints=hints, as_json=as_json, color=color
+    )

@@ -24,12 +24,12 @@ WRAPPED = (
     ("orchestrator.head.connect.ssh", "SshTransport._shake_hands", "SSH handshake"),
     ("orchestrator.head.connect.host_keys", "check", "check the host key"),
     ("orchestrator.head.connect.ssh", "log_in", "log in"),
-    ("orchestrator.head.connect.fleet", "open_channel", "shell, Python, server"),
+    ("orchestrator.head.connect.reach", "open_channel", "shell, Python, server"),
     ("orchestrator.head.connect.channel", "NodeChannel.ask", "ask: "),
-    ("orchestrator.head.launch.nodes", "reach_all", "all nodes reached and probed"),
-    ("orchestrator.head.launch.launch", "make_plan", "plan"),
+    ("orchestrator.head.launch.nodes", "try_all", "all nodes reached and probed"),
+    ("orchestrator.head.launch.prepare", "make_plan", "plan"),
     ("orchestrator.head.launch.record", "manifest", "manifest"),
-    ("orchestrator.head.launch.launch", "start", "all nodes started"),
+    ("orchestrator.head.launch.launch", "start_supervisors", "all nodes started"),
 )
 TORCHRUN_LINE = re.compile(r"^[IW]\d{4} (\d\d):(\d\d):(\d\d\.\d+) .*?\] (.*)$", re.MULTILINE)
 TORCHRUN_WORDS = {

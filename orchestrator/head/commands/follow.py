@@ -25,9 +25,10 @@ from orchestrator.records.experiment import Experiment, JobRecord
 
 def follow_launched(launched: Launched, view: View, keys: Keys | None = None) -> int:
     """Follow a job from its start, over the channels that started it."""
-    display = Display(make_screen(launched.experiment, launched.record, view))
-    channels = [node.channel for node in launched.reached]
-    return follow(launched.experiment, launched.record, launched.transport, display, channels, keys)
+    screen = make_screen(launched.experiment, launched.record, view)
+    display, nodes = Display(screen), launched.nodes
+    channels = [node.channel for node in nodes.reached]
+    return follow(launched.experiment, launched.record, nodes.transport, display, channels, keys)
 
 
 def follow_again(
@@ -38,8 +39,9 @@ def follow_again(
     keys: Keys | None = None,
 ) -> int:
     """Follow a job that runs already; lines that are here are not shown again."""
-    display = Display(make_screen(experiment, record, view))
-    display.screen.skip_to_end()
+    screen = make_screen(experiment, record, view)
+    screen.skip_to_end()
+    display = Display(screen)
     return follow(experiment, record, transport, display, [None] * len(record.nodes), keys)
 
 
@@ -78,8 +80,9 @@ def follow(
 
 def make_screen(experiment: Experiment, record: JobRecord, view: View) -> Screen:
     tty = sys.stdout.isatty()
+    logs = log_files(experiment, record)
     return Screen(
-        log_files(experiment, record),
+        logs,
         sys.stdout,
         tty=tty,
         color=tty if view.color is None else view.color,

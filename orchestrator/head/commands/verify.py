@@ -15,7 +15,9 @@ from orchestrator import files, text
 from orchestrator.config.launch import LaunchArguments, View
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
 from orchestrator.head.commands import follow
-from orchestrator.head.launch import launch as launching
+from orchestrator.head.launch.launch import launch
+from orchestrator.head.launch.nodes import reach_all
+from orchestrator.head.launch.prepare import prepare
 from orchestrator.head.launch.request import Request, resolve
 from orchestrator.head.plan.model import Target
 from orchestrator.head.screen import output
@@ -42,7 +44,7 @@ def verify(
     request = request_of(arguments, measurement)
     # With --json, messages on the way go to standard error.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        launched = launching.launch(request, say)
+        launched = launch(prepare(request, reach_all(request)), say)
         experiment = launched.experiment
         code = follow.follow_launched(launched, arguments.view)
     measured = read(experiment)

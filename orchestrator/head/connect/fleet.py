@@ -1,41 +1,21 @@
-"""Does the same work for all nodes at once, each in a thread; names every failure in one table."""
+"""Do the same work for all nodes at once, each in a thread; name every failure in one table."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from orchestrator.errors import NodeError, OrchestratorError
-from orchestrator.head.connect.channel import NodeChannel, nonsense, python_candidates
-from orchestrator.head.connect.ssh_config import Destination
-from orchestrator.head.connect.transport import Connection, Transport
-from orchestrator.head.inventory.facts import Facts
+from orchestrator.head.connect.reach import Reached
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.inventory.probed_node import ProbedNode
-from orchestrator.protocol.message import Nonsense
-from orchestrator.protocol.messages import Probe
+from orchestrator.protocol.message import Message
+from orchestrator.protocol.messages import Request
 from orchestrator.text import table
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class Reached:
-    """A node with an open channel."""
-
-    node: Node
-    destination: Destination
-    connection: Connection
-    channel: NodeChannel
-    facts: Facts
-
-    @property
-    def probed(self) -> ProbedNode:
-        return ProbedNode(self.node, self.facts, self.connection.address)
+A = TypeVar("A", bound=Message)
 
 
 def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | OrchestratorError]:
@@ -43,7 +23,7 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
     results: list[R | OrchestratorError | None] = [None] * len(items)
     crashes: list[BaseException] = []
 
-    def one(index: int, item: T) -> None:
+    def run(index: int, item: T) -> None:
         try:
             results[index] = work(item)
         except OrchestratorError as error:
@@ -51,7 +31,7 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
         except BaseException as error:  # noqa: BLE001  a defect of ours: raised again in the caller
             crashes.append(error)
 
-    threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in enumerate(items)]
+    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(items)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -61,19 +41,26 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
     return cast("list[R | OrchestratorError]", results)
 
 
+def failures(
+    nodes: Sequence[Node], results: Sequence[R | OrchestratorError]
+) -> list[tuple[Node, OrchestratorError]]:
+    """Return the nodes that failed, each with its error."""
+    pairs = zip(nodes, results, strict=True)
+    return [(node, result) for node, result in pairs if isinstance(result, OrchestratorError)]
+
+
 def all_or_table(
     nodes: Sequence[Node], results: Sequence[R | OrchestratorError], then: str
 ) -> list[R]:
     """Return the results, or raise one error that names every node that failed."""
-    failed = [
-        (n, r) for n, r in zip(nodes, results, strict=True) if isinstance(r, OrchestratorError)
-    ]
-    if not failed:
-        return [result for result in results if not isinstance(result, OrchestratorError)]
-    raise NodeError(failure_table(failed, len(nodes), then))
+    failed = failures(nodes, results)
+    if failed:
+        raise NodeError(failure_table(failed, len(nodes), then))
+    return [result for result in results if not isinstance(result, OrchestratorError)]
 
 
 def failure_table(failed: Sequence[tuple[Node, OrchestratorError]], total: int, then: str) -> str:
+    """Name every node that failed, its error and how to fix it."""
     rows = []
     for node, error in failed:
         rows.append((node.name, error.what))
@@ -83,28 +70,17 @@ def failure_table(failed: Sequence[tuple[Node, OrchestratorError]], total: int, 
     return "\n".join([heading, *(f"  {line}" for line in table(rows))])
 
 
-def connect(ssh: Transport, node: Node) -> tuple[Destination, Connection]:
-    destination = ssh.config.of_node(node)
-    return destination, ssh.connect(destination)
+def ask(
+    reached: Sequence[Reached], requests: Sequence[Request[A]], timeout: float
+) -> list[A | OrchestratorError]:
+    """Ask each node its own request; return its answer or its error, in order."""
+    pairs = list(zip(reached, requests, strict=True))
+    return everywhere(pairs, lambda pair: pair[0].channel.ask(pair[1], timeout))
 
 
-def open_channel(connection: Connection, python: str | None, timeout: float) -> NodeChannel:
-    channel = NodeChannel(connection, python_candidates(python), timeout)
-    channel.begin(timeout)
-    return channel
-
-
-def reach(ssh: Transport, node: Node, python: str | None, request: Probe) -> Reached:
-    """Connect to one node, start the server there, and probe the node."""
-    destination, connection = connect(ssh, node)
-    channel = open_channel(connection, node.python or python, ssh.timeout)
-    asked = time.time()
-    probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)
-    answered = time.time()
-    # The probe itself takes most of the round trip and reads its clock at the end.
-    offset = probed.time - answered + min(0.001, answered - asked)
-    try:
-        facts = Facts.of(probed, clock_offset=offset)
-    except Nonsense as error:
-        raise nonsense(error) from error
-    return Reached(node, destination, connection, channel, facts)
+def ask_all(
+    reached: Sequence[Reached], requests: Sequence[Request[A]], timeout: float, then: str
+) -> list[A]:
+    """Ask each node its own request; one error names every node that failed."""
+    answers = ask(reached, requests, timeout)
+    return all_or_table([node.node for node in reached], answers, then)

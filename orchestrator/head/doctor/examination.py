@@ -1,26 +1,29 @@
 """Examine every node, alone and with the others, before anything is started.
 
-The quick checks of a launch read the facts that it has anyhow. The full ones take a closer look on
-all nodes at once (torch imported, tools asked), and let every node call every other.
+The quick checks of a launch read the facts that it has anyhow. The full ones ask all nodes at once
+for a closer look (torch imported, tools run), and let every node call every other.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
-from orchestrator.head.connect import fleet
-from orchestrator.head.connect.fleet import Reached
-from orchestrator.head.doctor import check_machine, check_network, check_software, deep_probe
+from orchestrator.head.doctor import check_machine, check_network, check_software
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Check, Examined, Finding
+from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.plan import addresses
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.protocol.facts import Checkup
-from orchestrator.protocol.messages import Dial, Listen
+from orchestrator.protocol.message import Message
+from orchestrator.protocol.messages import CheckedUp, Dial, Examine, Listen, Listening, Request
 
+LOOK_SECONDS = 90.0  # longer than the longest limit of a part, which is that of importing torch
+LISTEN_SECONDS = 10.0
 DIAL_SECONDS = 3.0
 CHECKS: dict[str, Check] = {
     "reach": check_software.reach,
@@ -46,9 +49,32 @@ CHECKS: dict[str, Check] = {
 FULL_ONLY = ("busy", "code", "links")
 OF_OTHERS = ("ours", "names")  # nothing that a launch need repeat each time
 
+Call = tuple[str, str, int]  # from, to, port
+A = TypeVar("A", bound=Message)
+
+
+class Ask(Protocol):
+    """Ask each node its own request, all at once."""
+
+    def __call__(
+        self, requests: Sequence[Request[A]], timeout: float
+    ) -> list[A | OrchestratorError]: ...
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The things that a job needs of its nodes."""
+
+    port: int  # of the master
+    that_port: bool  # and no other
+    script: str  # whose copies are compared; "" if there is none
+    torch: bool
+
 
 @dataclass(frozen=True)
 class Diagnosis:
+    """The findings, and the facts that they were drawn from."""
+
     case: Case
     findings: tuple[Finding, ...]
     seconds: float
@@ -58,7 +84,7 @@ class Diagnosis:
         return any(finding.level == BAD for finding in self.findings)
 
     def level(self, node: Examined, check: str) -> str:
-        """The worst level of a node's findings in a check: "" if none, "-" if unchecked."""
+        """Return the worst level of a node's findings in a check: "" if none, "-" if unchecked."""
         levels = {f.level for f in self.findings if f.check == check and node.name in f.nodes}
         for level in (BAD, WARN, UNKNOWN):
             if level in levels:
@@ -67,102 +93,92 @@ class Diagnosis:
         return "-" if blind or (check in FULL_ONLY and not self.case.full) else ""
 
 
+def diagnose(
+    nodes: Sequence[ProbedNode], lost: Sequence[Examined], needs: Needs, ask: Ask | None = None
+) -> Diagnosis:
+    """Judge the nodes by their facts, and with `ask` by a closer look; `lost` were not reached."""
+    began = time.monotonic()
+    places, error = find_places(nodes)
+    checkups = look_closer(nodes, needs.script, ask) if ask else [None] * len(nodes)
+    silent = dial(nodes, places, ask) if ask and places else {}
+    case = Case(
+        nodes=(*map(examined, nodes, checkups), *lost),
+        full=ask is not None,
+        torch_needed=needs.torch,
+        places=places,
+        network_error=error,
+        port=(needs.port, needs.that_port),
+        silent=silent,
+    )
+    return judge(case, began)
+
+
 def judge(case: Case, began: float) -> Diagnosis:
+    """Run every check on what is known of the nodes."""
     findings = [finding for check in CHECKS.values() for finding in check(case)]
     return Diagnosis(case, tuple(findings), time.monotonic() - began)
 
 
-def examine(
-    nodes: Sequence[Examined],
-    reached: Sequence[Reached],
-    *,
-    full: bool,
-    port: tuple[int, bool],
-    script: str,
-    torch_needed: bool,
-) -> Case:
-    """`nodes` in the order of the list; those that were reached get their facts and checkups."""
-    probed = [one.probed for one in reached]
-    found: dict[str, NodeAddress] = {}
-    error = None
-    if probed:
-        try:
-            found = {
-                node.name: address
-                for node, address in zip(probed, addresses.find(probed), strict=True)
-            }
-        except CheckFailed as failed:
-            error = (failed.what, failed.fix)
-    looked = look_closer(reached, script) if full else {}
-    silent = dial(reached, found) if full and found else {}
-    known = {one.node.name: one for one in reached}
-    return Case(
-        nodes=tuple(seen(one, known.get(one.name), looked) for one in nodes),
-        full=full,
-        torch_needed=torch_needed,
-        places=found,
-        network_error=error,
-        port=port,
-        silent=silent,
-    )
+def find_places(
+    nodes: Sequence[ProbedNode],
+) -> tuple[dict[str, NodeAddress], tuple[str, str] | None]:
+    """Find every node's address in the job's network, or the error and its fix."""
+    try:
+        places = addresses.find(nodes) if nodes else []
+    except CheckFailed as error:
+        return {}, (error.what, error.fix)
+    return {node.name: place for node, place in zip(nodes, places, strict=True)}, None
 
 
-def seen(
-    one: Examined, reached: Reached | None, looked: dict[str, Checkup | OrchestratorError]
-) -> Examined:
-    if reached is None:
-        return one
-    closer = looked.get(one.name)
+def examined(node: ProbedNode, checkup: Checkup | OrchestratorError | None) -> Examined:
+    """Put together what is known of a node that was reached."""
     return Examined(
-        name=one.name,
-        facts=reached.facts,
-        reached=reached.connection.address,
-        error=closer.what if isinstance(closer, OrchestratorError) else "",
-        checkup=closer if isinstance(closer, Checkup) else None,
-        slots=reached.node.slots,
+        name=node.name,
+        facts=node.facts,
+        reached=node.reached,
+        error=checkup.what if isinstance(checkup, OrchestratorError) else "",
+        checkup=checkup if isinstance(checkup, Checkup) else None,
+        slots=node.node.slots,
     )
 
 
-def look_closer(reached: Sequence[Reached], script: str) -> dict[str, Checkup | OrchestratorError]:
+def look_closer(
+    nodes: Sequence[ProbedNode], script: str, ask: Ask
+) -> list[Checkup | OrchestratorError]:
     """Run the deep probe on all nodes at once: as slow as the slowest import of torch."""
-
-    def look(one: Reached) -> Checkup:
-        return deep_probe.ask(one.channel, one.facts.workdir, script)
-
-    names = [one.node.name for one in reached]
-    return dict(zip(names, fleet.everywhere(reached, look), strict=True))
+    answers = ask([Examine(workdir=n.facts.workdir, script=script) for n in nodes], LOOK_SECONDS)
+    return [answer.checkup if isinstance(answer, CheckedUp) else answer for answer in answers]
 
 
 def dial(
-    reached: Sequence[Reached], found: dict[str, NodeAddress]
-) -> dict[tuple[str, str, int], str]:
+    nodes: Sequence[ProbedNode], places: Mapping[str, NodeAddress], ask: Ask
+) -> dict[Call, str]:
     """Let every node call every other at its address in the job's network; who stays silent."""
-    words = {one.node.name: secrets.token_hex(8) for one in reached}
-
-    def listen(one: Reached) -> list[int]:
-        ports = (one.facts.port or 0, 0) if one is reached[0] else (0,)
-        answer = one.channel.ask(Listen(ports=ports, word=words[one.node.name]), 10)
-        return [port for port in answer.ports if port]
-
-    open_ports = fleet.everywhere(reached, listen)
-    targets = [
-        (one.node.name, port)
-        for one, ports in zip(reached, open_ports, strict=True)
-        if not isinstance(ports, OrchestratorError)
-        for port in ports
+    secret = {node.name: secrets.token_hex(8) for node in nodes}
+    ports = [(nodes[0].facts.port or 0, 0), *[(0,)] * (len(nodes) - 1)]
+    listeners = [
+        Listen(ports=numbers, word=secret[node.name])
+        for node, numbers in zip(nodes, ports, strict=True)
     ]
-
-    def call(one: Reached) -> dict[tuple[str, str, int], str]:
-        others = [(name, port) for name, port in targets if name != one.node.name]
-        calls = [(found[name].address, port, words[name]) for name, port in others]
-        limit = DIAL_SECONDS * (2 + len(calls) / 32)
-        answer = one.channel.ask(Dial(places=tuple(calls), seconds=DIAL_SECONDS), limit + 10)
-        results = zip(others, answer.answers, strict=False)
-        return {(one.node.name, name, port): why for (name, port), why in results if why}
-
-    silent: dict[tuple[str, str, int], str] = {}
-    for result in fleet.everywhere(reached, call):
-        if isinstance(result, OrchestratorError):
-            raise NodeError(f"a node was lost while it called the others: {result.what}")
-        silent.update(result)
+    targets = [
+        (node.name, port)
+        for node, answer in zip(nodes, ask(listeners, LISTEN_SECONDS), strict=True)
+        if isinstance(answer, Listening)
+        for port in answer.ports
+        if port
+    ]
+    calls = [[(n.name, name, port) for name, port in targets if name != n.name] for n in nodes]
+    dials = [
+        Dial(
+            places=tuple((places[name].address, port, secret[name]) for _, name, port in own),
+            seconds=DIAL_SECONDS,
+        )
+        for own in calls
+    ]
+    limit = DIAL_SECONDS * (2 + len(targets) / 32) + 10
+    silent: dict[Call, str] = {}
+    for own, answer in zip(calls, ask(dials, limit), strict=True):
+        if isinstance(answer, OrchestratorError):
+            raise NodeError(f"a node was lost while it called the others: {answer.what}")
+        silent.update({call: why for call, why in zip(own, answer.answers, strict=False) if why})
     return silent

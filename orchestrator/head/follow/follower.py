@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator.errors import NodeError, OrchestratorError, UsageError
 from orchestrator.head.connect.channel import Declined, NodeChannel, nonsense, read_message
-from orchestrator.head.connect.fleet import open_channel
+from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import outputs
 from orchestrator.head.follow.clock_offset import Clock

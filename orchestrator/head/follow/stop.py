@@ -15,6 +15,7 @@ from orchestrator.errors import (
     OrchestratorError,
 )
 from orchestrator.head.connect import fleet
+from orchestrator.head.connect.reach import connect, open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.inventory.node_list import Node
@@ -70,7 +71,7 @@ def stop_job(
 ) -> list[Receipt]:
     def stop(node: NodeRecord) -> tuple[StopReceipt, ...]:
         destination = ssh.config.destination(node.host, node.user, node.port)
-        channel = fleet.open_channel(ssh.connect(destination), node.python, ssh.timeout)
+        channel = open_channel(ssh.connect(destination), node.python, ssh.timeout)
         wait, why = grace + PROOF_SECONDS, "stopped by the user"
         order = Stop(job=record.job, node=node.index, why=why, grace=grace, wait=wait)
         return (channel.ask(order, wait + 20),)
@@ -100,8 +101,8 @@ def stop_everything(ssh: Transport, nodes: Sequence[Node], *, all_users: bool) -
     order = StopAll(why="emergency stop", grace=0.0, wait=wait, all_users=all_users)
 
     def stop(node: Node) -> tuple[StopReceipt, ...]:
-        _, connection = fleet.connect(ssh, node)
-        channel = fleet.open_channel(connection, node.python, ssh.timeout)
+        _, connection = connect(ssh, node)
+        channel = open_channel(connection, node.python, ssh.timeout)
         return channel.ask(order, 3 * wait).receipts
 
     started = time.monotonic()

@@ -1,20 +1,21 @@
-"""The nodes of a launch: where they come from, how they are reached, what each of them is."""
+"""Find the nodes of a launch, reach them all at once, and learn what each of them is."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.fleet import Reached
+from orchestrator.head.connect.reach import Reached, reach
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.node_list import Node, read_nodes
+from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.launch.request import Request
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.slurm import allocation
@@ -57,23 +58,18 @@ class ListedNodes:
 
 
 @dataclass(frozen=True)
-class Everybody:
-    """All nodes, the spares last, each with what came of reaching it."""
+class Nodes:
+    """Nodes with open channels, the master first, and those that could not be reached."""
 
     source: NodeSource
     transport: Transport
-    nodes: list[Node]
-    results: list[Reached | OrchestratorError]
+    reached: tuple[Reached, ...]
+    lost: tuple[tuple[Node, OrchestratorError], ...] = ()
+    spares: tuple[Node, ...] = ()
 
     @property
-    def reached(self) -> list[Reached]:
-        """The nodes that were reached and are no spares."""
-        results = [result for result in self.results if isinstance(result, Reached)]
-        return [result for result in results if not result.node.spare]
-
-    @property
-    def spares(self) -> list[Node]:
-        return [node for node in self.nodes if node.spare]
+    def probed(self) -> list[ProbedNode]:
+        return [node.probed for node in self.reached]
 
 
 def source_of(request: Request) -> NodeSource:
@@ -88,8 +84,17 @@ def source_of(request: Request) -> NodeSource:
     return ListedNodes(nodes, where.ssh_config, request.config.launch.strict_host_keys)
 
 
-def reach_all(request: Request, *, needed: bool) -> Everybody:
-    """Reach every node and learn what it is; if all are needed, a missing one is an error."""
+def reach_all(request: Request) -> Nodes:
+    """Reach every node of a job; it is an error if one, or a spare, cannot be reached."""
+    nodes = try_all(request)
+    if nodes.lost:
+        total = len(nodes.reached) + len(nodes.lost)
+        raise NodeError(fleet.failure_table(nodes.lost, total, "; nothing was started"))
+    return replace(nodes, reached=tuple(node for node in nodes.reached if not node.node.spare))
+
+
+def try_all(request: Request) -> Nodes:
+    """Reach every node that answers, the spares last, and learn what it is."""
     launch, source = request.config.launch, source_of(request)
     transport = source.transport(launch.connect_timeout)
     active = [node for node in source.nodes if not node.spare]
@@ -107,15 +112,19 @@ def reach_all(request: Request, *, needed: bool) -> Everybody:
         peers=len(active) > 1,
     )
 
-    def reach(node: Node) -> Reached:
-        asked = probe.replace(port=port) if node is active[0] else probe
-        return fleet.reach(transport, node, launch.python, asked)
+    def reach_node(node: Node) -> Reached:
+        question = probe.replace(port=port) if node is active[0] else probe
+        return reach(transport, node, launch.python, question)
 
     nodes = [*active, *spares]
-    results = fleet.everywhere(nodes, reach)
-    if needed:
-        fleet.all_or_table(nodes, results, "; nothing was started")
-    return Everybody(source, transport, nodes, results)
+    results = fleet.everywhere(nodes, reach_node)
+    return Nodes(
+        source=source,
+        transport=transport,
+        reached=tuple(result for result in results if isinstance(result, Reached)),
+        lost=tuple(fleet.failures(nodes, results)),
+        spares=tuple(spares),
+    )
 
 
 def peers(transport: Transport, active: Sequence[Node]) -> list[str]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from orchestrator.errors import CheckFailed
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.fleet import Reached
+from orchestrator.head.connect.reach import Reached
+from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.protocol.messages import Parcel
 
@@ -19,13 +20,13 @@ STEP = 1 << 18  # paramiko copies what is left after every 32 KB: 1.7 of 7.6 s w
 PIECE_SECONDS = 60.0
 
 
-def check_python(reached: Sequence[Reached]) -> None:
+def check_python(nodes: Sequence[ProbedNode]) -> None:
     """Refuse nodes with another Python: a pickled function is bytecode of this one."""
     mine = ".".join(map(str, sys.version_info[:2]))
     others = [
-        f"{one.node.name} ({one.facts.python_version}, {one.facts.python})"
-        for one in reached
-        if one.facts.python_version.split(".")[:2] != mine.split(".")
+        f"{node.name} ({node.facts.python_version}, {node.facts.python})"
+        for node in nodes
+        if node.facts.python_version.split(".")[:2] != mine.split(".")
     ]
     if others:
         raise CheckFailed(
@@ -36,19 +37,19 @@ def check_python(reached: Sequence[Reached]) -> None:
         )
 
 
-def deliver(reached: Sequence[Reached], made: Plan, parcel: Path) -> None:
+def deliver(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
     """Send to all nodes before the first one starts, so that none waits for a slower one's data."""
 
-    def one(pair: tuple[Reached, NodePlan]) -> None:
-        send(pair[0].channel, made.job, pair[1].index, parcel)
+    def send(pair: tuple[Reached, NodePlan]) -> None:
+        send_files(pair[0].channel, plan.job, pair[1].index, directory)
 
-    results = fleet.everywhere(list(zip(reached, made.nodes, strict=True)), one)
-    fleet.all_or_table([one.node for one in reached], results, "; nothing was started")
+    results = fleet.everywhere(list(zip(reached, plan.nodes, strict=True)), send)
+    fleet.all_or_table([node.node for node in reached], results, "; nothing was started")
 
 
-def send(channel: NodeChannel, job: str, node: int, parcel: Path) -> None:
+def send_files(channel: NodeChannel, job: str, node: int, directory: Path) -> None:
     """Send every file of a directory, in pieces."""
-    for path in sorted(parcel.iterdir()):
+    for path in sorted(directory.iterdir()):
         with path.open("rb") as file:
             while data := file.read(PIECE):
                 for at in range(0, len(data), STEP):

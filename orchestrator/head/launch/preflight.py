@@ -2,47 +2,44 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 from orchestrator.errors import CheckFailed
-from orchestrator.head.connect.fleet import Reached
-from orchestrator.head.doctor import examination
-from orchestrator.head.doctor.examination import Diagnosis
+from orchestrator.head.connect import fleet
+from orchestrator.head.doctor import examination, report
+from orchestrator.head.doctor.examination import Diagnosis, Needs
 from orchestrator.head.doctor.findings import WARN, Examined
-from orchestrator.head.doctor.report import to_text
+from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.request import Request
 from orchestrator.head.plan.plan import DEFAULT_PORT
 
 
-def check(request: Request, reached: Sequence[Reached], say: Callable[[str], None]) -> None:
+def check(request: Request, nodes: Nodes, say: Callable[[str], None]) -> None:
     """Raise an error with all findings if one of them would make the job fail or mislead."""
-    how = request.config.launch.check
-    if how == "none":
+    thoroughness = request.config.launch.check
+    if thoroughness == "none":
         return
-    found = diagnose(request, reached, [], full=how == "full")
-    if found.bad:
+    diagnosis = diagnose(request, nodes, full=thoroughness == "full")
+    if diagnosis.bad:
         raise CheckFailed(
-            f"the nodes are not fit; nothing was started\n\n{to_text(found)}",
+            f"the nodes are not fit; nothing was started\n\n{report.to_text(diagnosis)}",
             "fix it, or skip this check with --no-check",
         )
-    for one in found.findings:
-        if one.level == WARN and one.check not in examination.OF_OTHERS:
-            say(f"warning: {one.what}" + (f" -> {one.fix}" if one.fix else ""))
+    for finding in diagnosis.findings:
+        if finding.level == WARN and finding.check not in examination.OF_OTHERS:
+            say(f"warning: {finding.what}" + (f" -> {finding.fix}" if finding.fix else ""))
 
 
-def diagnose(
-    request: Request, reached: Sequence[Reached], others: Sequence[Examined], *, full: bool
-) -> Diagnosis:
-    """Examine the nodes that were reached; `others` were not, and say why."""
-    began = time.monotonic()
+def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
+    """Examine the nodes that were reached, and name the others."""
     launch, kind = request.config.launch, request.target.kind
-    case = examination.examine(
-        [*(Examined(one.node.name) for one in reached), *others],
-        reached,
-        full=full,
-        port=(launch.master_port or DEFAULT_PORT, launch.master_port is not None),
+    needs = Needs(
+        port=launch.master_port or DEFAULT_PORT,
+        that_port=launch.master_port is not None,
         script=request.target.name if kind == "auto" else "",
-        torch_needed=kind != "program",
+        torch=kind != "program",
     )
-    return examination.judge(case, began)
+    lost = [Examined(node.name, error=error.what, fix=error.fix) for node, error in nodes.lost]
+    ask = partial(fleet.ask, nodes.reached)
+    return examination.diagnose(nodes.probed, lost, needs, ask if full else None)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,17 @@ from typing import Any
 from orchestrator import interrupt
 from orchestrator.config import load
 from orchestrator.errors import OrchestratorError, UsageError
-from orchestrator.head.connect.fleet import Reached
 from orchestrator.head.follow import verdict
 from orchestrator.head.launch import git_info, redact
-from orchestrator.head.launch.nodes import NodeSource
-from orchestrator.head.launch.request import Request
-from orchestrator.head.plan.model import Plan
+from orchestrator.head.launch.prepare import Prepared
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.version import __version__
 
 
-def first_record(request: Request, made: Plan, place: Experiment) -> JobRecord:
-    """Describe a job that is about to start."""
+def first_record(prepared: Prepared) -> JobRecord:
+    """Describe a job that is about to start, without the secrets of its command line."""
+    request, plan = prepared.request, prepared.plan
     nodes = [
         NodeRecord(
             index=node.index,
@@ -40,64 +38,64 @@ def first_record(request: Request, made: Plan, place: Experiment) -> JobRecord:
             first_rank=node.first_rank,
             nproc=node.nproc,
         )
-        for node in made.nodes
+        for node in plan.nodes
     ]
     config = request.where.ssh_config
     return JobRecord(
-        job=made.job,
-        experiment=str(place.path),
+        job=plan.job,
+        experiment=str(prepared.experiment.path),
         state="starting",
-        command=list(request.command),
+        command=redact.redacted_words(request.command),
         nodes=nodes,
         started=time.time(),
         head=experiment.this_head(),
         ssh_config=str(config.absolute()) if config else None,
-        master=f"{made.master_address}:{made.master_port}",
-        launch=replace(request.config.launch, start=made.start),
+        master=f"{plan.master_address}:{plan.master_port}",
+        launch=replace(request.config.launch, start=plan.start),
     )
 
 
-def record_job(request: Request, source: NodeSource, made: Plan, place: Experiment) -> JobRecord:
-    """Write the job down as one that this process follows. From here on it has to be ended.
-
-    The request is one without secrets (see redact).
-    """
+def record_job(prepared: Prepared) -> JobRecord:
+    """Write the job down as one that this process follows. From here on it has to be ended."""
     interrupt.hold()  # the run answers
     interrupt.undo_with(None)
-    place.lock()
-    record = source.mark(first_record(request, made, place))
+    experiment, config = prepared.experiment, prepared.request.config
+    experiment.lock()
+    record = prepared.nodes.source.mark(first_record(prepared))
     try:
-        place.write_record(record)
-        place.write("config.yaml", load.dump(request.config))
+        experiment.write_record(record)
+        experiment.write("config.yaml", load.dump(replace(config, env=redact.redacted(config.env))))
     except OSError as error:
-        place.discard()
+        experiment.discard()
         raise UsageError(
-            f"{place.path} cannot be written: {error.strerror}; nothing was started",
+            f"{experiment.path} cannot be written: {error.strerror}; nothing was started",
             "free some space or name another directory with --experiments DIR",
         ) from error
     return record
 
 
-def not_started(record: JobRecord, error: OrchestratorError) -> JobRecord:
+def record_failure(experiment: Experiment, record: JobRecord, error: OrchestratorError) -> None:
+    """Record that the job could not be started."""
     now = time.time()
-    found = verdict.not_started(error.what, now)
-    return replace(record, state="failed", exit_code=error.exit_code, ended=now, verdict=found)
+    cause = verdict.not_started(error.what, now)
+    failed = replace(record, state="failed", exit_code=error.exit_code, ended=now, verdict=cause)
+    with contextlib.suppress(OSError):  # a full disk must not hide why it did not start
+        experiment.write_record(failed)
 
 
-def write_manifest(
-    request: Request, reached: Sequence[Reached], made: Plan, place: Experiment
-) -> str:
+def write_manifest(prepared: Prepared) -> str:
     """Describe the code and the nodes; return why that could not be written, or nothing."""
-    text = json.dumps(manifest(request, reached, made), indent=1)
+    experiment = prepared.experiment
     try:
-        place.write("manifest.json", text + "\n")
+        experiment.write("manifest.json", json.dumps(manifest(prepared), indent=1) + "\n")
     except OSError as error:
-        return f"manifest.json is missing: {place.path}: {error.strerror}"
+        return f"manifest.json is missing: {experiment.path}: {error.strerror}"
     return ""
 
 
-def manifest(request: Request, reached: Sequence[Reached], made: Plan) -> dict[str, Any]:
+def manifest(prepared: Prepared) -> dict[str, Any]:
     """Gather what is known at launch, for whoever wants to repeat or explain this run."""
+    request, pairs = prepared.request, zip(prepared.nodes.probed, prepared.plan.nodes, strict=True)
     return {
         "orchestrator": __version__,
         "python": sys.version.split()[0],
@@ -108,12 +106,12 @@ def manifest(request: Request, reached: Sequence[Reached], made: Plan) -> dict[s
         "head_environment": redact.redacted(os.environ),
         "nodes": [
             {
-                "name": one.node.name,
-                "facts": one.facts.to_json(),
+                "name": machine.name,
+                "facts": machine.facts.to_json(),
                 "environment": redact.redacted(node.env),
                 "reasons": {s.name: s.why for s in node.settings},
                 "command": redact.redacted_words(node.paste),
             }
-            for one, node in zip(reached, made.nodes, strict=True)
+            for machine, node in pairs
         ],
     }

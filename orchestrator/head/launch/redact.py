@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-
-from orchestrator.head.launch.request import Request
 
 SECRET = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|COOKIE|KEY$|_PWD$"
@@ -38,9 +35,3 @@ def redacted_words(words: Sequence[str]) -> list[str]:
             shown.append(URL_LOGIN.sub("(redacted)", word))
         before = "" if equals else word
     return shown
-
-
-def without_secrets(request: Request) -> Request:
-    """Return the request as it may be written down."""
-    config = replace(request.config, env=redacted(request.config.env))
-    return replace(request, command=tuple(redacted_words(request.command)), config=config)

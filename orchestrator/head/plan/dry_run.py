@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import posixpath
 import shlex
-from typing import Any
 
 from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.head.plan.plan import script_path
@@ -42,7 +42,7 @@ def to_text(plan: Plan) -> str:
     return "\n".join(heading) + "\n\n" + "\n\n".join(blocks) + "\n"
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
+def to_json(plan: Plan) -> str:
     data = dataclasses.asdict(plan)
     for entry, node in zip(data["nodes"], plan.nodes, strict=True):
         entry["env"] = node.env
@@ -50,4 +50,4 @@ def to_json(plan: Plan) -> dict[str, Any]:
         entry["shell"] = "\n".join(shell_lines(plan, node))
         entry["ranks"] = list(range(node.first_rank, node.first_rank + node.nproc))
         del entry["paste"]
-    return data
+    return json.dumps(data, indent=1)

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
+from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.status.backend import backend_of
 from orchestrator.protocol.message import Message
@@ -109,7 +110,7 @@ def ask(
             transport.config.destination(node.host, node.user, node.port)
         )
         try:
-            channel = fleet.open_channel(connection, node.python, transport.timeout)
+            channel = open_channel(connection, node.python, transport.timeout)
             return channel.ask(request(tuple(machine.runs)), timeout)
         finally:
             connection.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.head.connect import fleet
+from orchestrator.head.connect.reach import connect, open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.screen import output
@@ -68,7 +69,7 @@ def ask_nodes(ssh: Transport, record: JobRecord) -> list[NodeStatus]:
 
     def ask(node: NodeRecord) -> NodeStatus:
         destination = ssh.config.destination(node.host, node.user, node.port)
-        channel = fleet.open_channel(ssh.connect(destination), node.python, ssh.timeout)
+        channel = open_channel(ssh.connect(destination), node.python, ssh.timeout)
         states = channel.ask(Jobs(job=record.job), ssh.timeout).jobs
         mine = [state for state in states if state.node == node.index]
         channel.connection.close()
@@ -150,8 +151,8 @@ def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> 
     """Find a job known to the nodes of the list only; the newest where no name is given."""
 
     def ask(node: Node) -> tuple[JobState, ...]:
-        _, connection = fleet.connect(ssh, node)
-        channel = fleet.open_channel(connection, node.python, ssh.timeout)
+        _, connection = connect(ssh, node)
+        channel = open_channel(connection, node.python, ssh.timeout)
         states = channel.ask(Jobs(), ssh.timeout).jobs
         connection.close()
         return states

@@ -19,16 +19,18 @@ from orchestrator import interrupt
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.head.commands.follow import follow_launched
-from orchestrator.head.connect import fleet
-from orchestrator.head.connect.fleet import Reached
+from orchestrator.head.connect import reach as reaching
+from orchestrator.head.connect.reach import Reached
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.inventory.probed_node import ProbedNode, is_loopback
-from orchestrator.head.launch import launch, redact
-from orchestrator.head.launch.launch import Launched
+from orchestrator.head.launch.launch import Launched, start
+from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.planning import make_plan
+from orchestrator.head.launch.prepare import Prepared, discarded_on_error
 from orchestrator.head.launch.record import record_job
 from orchestrator.head.launch.request import Request, resolve
+from orchestrator.head.launch.spec import Meeting
 from orchestrator.head.plan import accelerate, plan
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import Plan
@@ -136,12 +138,12 @@ def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
         request.target.name if request.target.kind != "module" else f"-m {request.target.name}"
     )
     own = Hello(mine.rank, mine.nnodes, count, socket.gethostname(), program, mine.world)
-    alone = rendezvous.disagreement([own])
-    if alone:
-        raise rendezvous.refusal(alone)
+    problem = rendezvous.disagreement([own])
+    if problem:
+        raise rendezvous.refusal(problem)
     if mine.rank:
         agreed = rendezvous.join(own, (mine.master, mine.port), patience, say)
-        launched = start(request, mine, reached, agreed)
+        launched = follow_lead(request, mine, reached, agreed)
     else:
         launched = lead(request, mine, reached, own, patience)
     return follow_launched(launched, arguments.view)
@@ -191,7 +193,7 @@ def reach(request: Request, mine: Part, patience: float) -> Reached:
         port=port if mine.rank == 0 else None,
     )
     node = Node(socket.gethostname())
-    reached = fleet.reach(LocalTransport(), node, request.config.launch.python, asked)
+    reached = reaching.reach(LocalTransport(), node, request.config.launch.python, asked)
     if mine.rank == 0:
         check_master(mine, reached, address)
     return reached
@@ -225,56 +227,50 @@ def check_master(mine: Part, reached: Reached, address: str) -> None:
 def lead(request: Request, mine: Part, reached: Reached, own: Hello, patience: float) -> Launched:
     """As node 0, wait for all nodes, and send them the job's name and its experiment."""
     with Master(own, mine.port) as master:
-        nodes = master.gather(patience, say)
+        hellos = master.gather(patience, say)
         experiment = experiments.create(request.where.experiments, request.config.launch.name)
         interrupt.undo_with(experiment.discard)
         agreed = {
             "job": f"{experiment.name}-{secrets.token_hex(3)}",
             "experiment": str(experiment.path),
-            "counts": [node.nproc for node in nodes],
+            "counts": [hello.nproc for hello in hellos],
             "token": secrets.token_hex(32),
             "peers_port": reached.facts.peers_port or 0,
         }
-        try:
-            plan = make(request, mine, reached, agreed)
-        except OrchestratorError:
-            experiment.discard()
-            raise
-        record = record_job(
-            redact.without_secrets(request), ThisMachine(mine.nnodes), plan, experiment
-        )
+        nodes = alone(mine, reached)
+        with discarded_on_error(experiment):
+            plan = make(request, mine, nodes, agreed)
+        prepared = Prepared(request, nodes, experiment, plan)
+        record = record_job(prepared)
         master.go(agreed)  # the others know by the record whether they see this very directory
-    return begin(request, mine, reached, plan, experiment, record, agreed)
+    return begin(prepared, mine, record, agreed)
 
 
-def start(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any]) -> Launched:
+def follow_lead(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any]) -> Launched:
     """Start this machine's part as any other node."""
-    plan = make(request, mine, reached, agreed)
+    nodes = alone(mine, reached)
+    plan = make(request, mine, nodes, agreed)
     name = f"{request.config.launch.name}-node{mine.rank}"
     interrupt.hold()
     experiment = experiments.create(request.where.experiments, name)
-    record = record_job(redact.without_secrets(request), ThisMachine(mine.nnodes), plan, experiment)
-    return begin(request, mine, reached, plan, experiment, record, agreed)
+    prepared = Prepared(request, nodes, experiment, plan)
+    return begin(prepared, mine, record_job(prepared), agreed)
 
 
-def begin(
-    request: Request,
-    mine: Part,
-    reached: Reached,
-    plan: Plan,
-    experiment: Experiment,
-    record: JobRecord,
-    agreed: dict[str, Any],
-) -> Launched:
+def alone(mine: Part, reached: Reached) -> Nodes:
+    """Return this machine as the nodes of a launch."""
+    return Nodes(ThisMachine(mine.nnodes), LocalTransport(), (reached,))
+
+
+def begin(prepared: Prepared, mine: Part, record: JobRecord, agreed: dict[str, Any]) -> Launched:
     """Start this machine's part of a job that was written down."""
-    terms = launch.lease(request, plan, agreed["peers_port"], agreed["token"])
     # Supervisors ask no name server: one that hangs would hold up all that they do.
-    terms = terms.replace(address=queue.resolved(mine.master) or mine.master)
-    record = launch.start_job(request, [reached], plan, experiment, record, terms, say)
-    return Launched(experiment, record, LocalTransport(), (reached,))
+    address = queue.resolved(mine.master) or mine.master
+    meeting = Meeting(address, agreed["peers_port"], agreed["token"])
+    return start(prepared, record, meeting, say)
 
 
-def make(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any]) -> Plan:
+def make(request: Request, mine: Part, nodes: Nodes, agreed: dict[str, Any]) -> Plan:
     """Plan this node's part; the other machines plan theirs."""
     counts = tuple(agreed["counts"])
     layout = Layout(
@@ -285,4 +281,4 @@ def make(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any])
         master_ip=queue.resolved(mine.master),
         index=mine.rank,
     )
-    return make_plan(request, [reached], [], agreed["job"], agreed["experiment"], layout)
+    return make_plan(request, nodes, agreed["job"], agreed["experiment"], layout)

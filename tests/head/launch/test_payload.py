@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.launch import payload
 from tests.head.plan.probed import facts
 
 MINE = "{}.{}".format(*sys.version_info[:2])
 
 
-def reached(*versions: str) -> list[Any]:
+def nodes(*versions: str) -> list[ProbedNode]:
     return [
-        cast(Any, SimpleNamespace(node=Node(f"n{i}"), facts=facts(python_version=version)))
+        ProbedNode(Node(f"n{i}"), facts(python_version=version), "")
         for i, version in enumerate(versions)
     ]
 
 
 def test_another_minor_version_is_named() -> None:
-    payload.check_python(reached(f"{MINE}.0", f"{MINE}.99"))
+    payload.check_python(nodes(f"{MINE}.0", f"{MINE}.99"))
     with pytest.raises(CheckFailed, match=rf"is {MINE} here:\n    n1 \(3\.1\.7, /usr") as raised:
-        payload.check_python(reached(f"{MINE}.0", "3.1.7", f"{MINE}.1"))
+        payload.check_python(nodes(f"{MINE}.0", "3.1.7", f"{MINE}.1"))
     assert f"a Python {MINE} that has torch" in raised.value.fix

@@ -354,7 +354,7 @@ def test_the_text_of_a_dry_run() -> None:
 
 def test_the_json_of_a_dry_run() -> None:
     made = make(found("a slots=2\nb slots=1"), Target("auto", "train.py", ("a b",)))
-    data = json.loads(json.dumps(to_json(made)))
+    data = json.loads(to_json(made))
     first, second = data["nodes"]
     assert (first["ranks"], second["ranks"]) == ([0, 1], [2])
     assert first["command"] == list(made.nodes[0].paste)

@@ -1,0 +1,59 @@
+"""Reach one node: connect, start our server at its other end, and ask for its facts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from orchestrator.head.connect.channel import NodeChannel, nonsense, python_candidates
+from orchestrator.head.connect.ssh_config import Destination
+from orchestrator.head.connect.transport import Connection, Transport
+from orchestrator.head.inventory.facts import Facts
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.protocol.message import Nonsense
+from orchestrator.protocol.messages import Probe
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A node with an open channel."""
+
+    node: Node
+    destination: Destination
+    connection: Connection
+    channel: NodeChannel
+    facts: Facts
+
+    @property
+    def probed(self) -> ProbedNode:
+        return ProbedNode(self.node, self.facts, self.connection.address)
+
+
+def connect(ssh: Transport, node: Node) -> tuple[Destination, Connection]:
+    """Connect to a node, and return where its name led to."""
+    destination = ssh.config.of_node(node)
+    return destination, ssh.connect(destination)
+
+
+def open_channel(connection: Connection, python: str | None, timeout: float) -> NodeChannel:
+    """Start our server at the other end of a connection, and wait until it greets."""
+    channel = NodeChannel(connection, python_candidates(python), timeout)
+    channel.begin(timeout)
+    return channel
+
+
+def reach(ssh: Transport, node: Node, python: str | None, request: Probe) -> Reached:
+    """Connect to a node, start the server there and ask for its facts, in one go."""
+    destination, connection = connect(ssh, node)
+    channel = open_channel(connection, node.python or python, ssh.timeout)
+    asked = time.time()
+    probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)
+    answered = time.time()
+    # The probe itself takes most of the round trip and reads its clock at the end.
+    offset = probed.time - answered + min(0.001, answered - asked)
+    try:
+        facts = Facts.of(probed, clock_offset=offset)
+    except Nonsense as error:
+        raise nonsense(error) from error
+    return Reached(node, destination, connection, channel, facts)

@@ -1,0 +1,56 @@
+"""Prepare a job on the nodes that were reached: its directory, and what each node will run."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from orchestrator import interrupt
+from orchestrator.errors import OrchestratorError
+from orchestrator.head.launch import payload
+from orchestrator.head.launch.nodes import Nodes
+from orchestrator.head.launch.planning import make_plan
+from orchestrator.head.launch.request import Request
+from orchestrator.head.plan.model import Plan
+from orchestrator.records.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that can be started: its nodes, its directory, and what each node will run."""
+
+    request: Request
+    nodes: Nodes
+    experiment: Experiment
+    plan: Plan
+
+
+def prepare(request: Request, nodes: Nodes, *, dry_run: bool = False) -> Prepared:
+    """Make the experiment's directory and plan the job; a dry run makes no directory."""
+    if request.payload is not None:
+        payload.check_python(nodes.probed)
+    root, name = request.where.experiments, request.config.launch.name
+    if dry_run:
+        job = f"{name}_dry-run"
+        experiment = Experiment(root.absolute() / job)
+    else:
+        interrupt.hold()
+        experiment = nodes.source.experiment(root, name)
+        interrupt.undo_with(experiment.discard)  # until the job is recorded
+        interrupt.answer_now()
+        job = f"{experiment.name}-{secrets.token_hex(3)}"
+    with contextlib.nullcontext() if dry_run else discarded_on_error(experiment):
+        plan = make_plan(request, nodes, job, str(experiment.path))
+    return Prepared(request, nodes, experiment, plan)
+
+
+@contextlib.contextmanager
+def discarded_on_error(experiment: Experiment) -> Iterator[None]:
+    """Remove the directory of a job that cannot be started."""
+    try:
+        yield
+    except OrchestratorError:
+        experiment.discard()
+        raise
