@@ -15,7 +15,6 @@ import textwrap
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from orchestrator.api.head_process import INTERRUPT, Background
@@ -77,12 +76,7 @@ class Cluster:
         self._jobs = []
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         jobs, self._jobs = self._jobs or [], None
         first = None
         for job in jobs:  # one that cannot be ended must not keep the others from it

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TypeVar
 
 from orchestrator.head.connect.channel import NodeChannel, nonsense, python_candidates
-from orchestrator.head.connect.ssh_config import Destination
+from orchestrator.head.connect.ssh_config import Destination, Login
 from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.inventory.probed_node import ProbedNode
-from orchestrator.protocol.message import Nonsense
-from orchestrator.protocol.messages import Probe
+from orchestrator.protocol.message import Message, Nonsense
+from orchestrator.protocol.messages import Probe, Request
+
+A = TypeVar("A", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,6 @@ class Reached:
         return ProbedNode(self.node, self.facts, self.connection.address)
 
 
-def connect(ssh: Transport, node: Node) -> tuple[Destination, Connection]:
-    """Connect to a node, and return where its name led to."""
-    destination = ssh.config.of_node(node)
-    return destination, ssh.connect(destination)
-
-
 def open_channel(connection: Connection, python: str | None, timeout: float) -> NodeChannel:
     """Start our server at the other end of a connection, and wait until it greets."""
     channel = NodeChannel(connection, python_candidates(python), timeout)
@@ -43,9 +40,19 @@ def open_channel(connection: Connection, python: str | None, timeout: float) -> 
     return channel
 
 
+def ask_once(ssh: Transport, node: Login, request: Request[A], timeout: float) -> A:
+    """Ask a node one thing, over a connection of its own."""
+    connection = ssh.connect(ssh.config.of_node(node))
+    try:
+        return open_channel(connection, node.python, ssh.timeout).ask(request, timeout)
+    finally:
+        connection.close()
+
+
 def reach(ssh: Transport, node: Node, python: str | None, request: Probe) -> Reached:
     """Connect to a node, start the server there and ask for its facts, in one go."""
-    destination, connection = connect(ssh, node)
+    destination = ssh.config.of_node(node)
+    connection = ssh.connect(destination)
     channel = open_channel(connection, node.python or python, ssh.timeout)
     asked = time.time()
     probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)

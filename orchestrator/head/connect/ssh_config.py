@@ -10,9 +10,9 @@ import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from orchestrator.errors import UsageError
-from orchestrator.head.inventory.node_list import Node
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -39,6 +39,22 @@ class Destination:
     hash_known_hosts: bool = False
 
 
+class Login(Protocol):
+    """The part of a node, or of its record, by which it is reached."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def user(self) -> str | None: ...
+
+    @property
+    def port(self) -> int | None: ...
+
+    @property
+    def python(self) -> str | None: ...
+
+
 @dataclass(frozen=True)
 class SshConfig:
     """The config file that is used: the one of --ssh-config, or the user's and the system's."""
@@ -54,7 +70,7 @@ class SshConfig:
         destination = _destination(host, user, port, answers)
         return replace(destination, host=host, known_as=answers.get("hostkeyalias", [host])[0])
 
-    def of_node(self, node: Node) -> Destination:
+    def of_node(self, node: Login) -> Destination:
         return self.destination(node.host, node.user, node.port)
 
 

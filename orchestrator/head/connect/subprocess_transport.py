@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import CheckFailed, NodeError
-from orchestrator.head.connect.ssh_config import Destination
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.connect.ssh_config import Destination, Login
 
 STEP = (
     *("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none"),
@@ -35,13 +34,9 @@ class LiteralHosts:
 
     file: Path | None = None
 
-    def destination(
-        self, host: str, user: str | None = None, port: int | None = None
-    ) -> Destination:
-        return Destination(host=host, user=user or "", port=port or 0, known_as=host, keys=())
-
-    def of_node(self, node: Node) -> Destination:
-        return self.destination(node.host, node.user, node.port)
+    def of_node(self, node: Login) -> Destination:
+        host, user, port = node.host, node.user or "", node.port or 0
+        return Destination(host=host, user=user, port=port, known_as=host, keys=())
 
 
 class SrunTransport:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.head.connect.ssh_config import Destination
-from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.connect.ssh_config import Destination, Login
 
 
 class Channel(Protocol):
@@ -41,11 +40,7 @@ class HostResolver(Protocol):
     @property
     def file(self) -> Path | None: ...
 
-    def destination(
-        self, host: str, user: str | None = None, port: int | None = None
-    ) -> Destination: ...
-
-    def of_node(self, node: Node) -> Destination: ...
+    def of_node(self, node: Login) -> Destination: ...
 
 
 class Transport(Protocol):

@@ -251,10 +251,9 @@ class NodeFollower(threading.Thread):
         channel.ask(order, 3 * SWEEP_PATIENCE)
 
     def _reopen(self) -> NodeChannel:
-        node = self.node
-        destination = self.ssh.config.destination(node.host, node.user, node.port)
+        destination = self.ssh.config.of_node(self.node)
         connection = self.ssh.connect(destination, min(RETRY_TIMEOUT, self.ssh.timeout))
-        return open_channel(connection, node.python, self.ssh.timeout)
+        return open_channel(connection, self.node.python, self.ssh.timeout)
 
     def _begin(self, channel: NodeChannel) -> None:
         self.event_rest = b""

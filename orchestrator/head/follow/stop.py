@@ -15,7 +15,7 @@ from orchestrator.errors import (
     OrchestratorError,
 )
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.reach import connect, open_channel
+from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.inventory.node_list import Node
@@ -70,11 +70,9 @@ def stop_job(
     ssh: Transport, record: JobRecord, nodes: Sequence[NodeRecord], grace: float
 ) -> list[Receipt]:
     def stop(node: NodeRecord) -> tuple[StopReceipt, ...]:
-        destination = ssh.config.destination(node.host, node.user, node.port)
-        channel = open_channel(ssh.connect(destination), node.python, ssh.timeout)
         wait, why = grace + PROOF_SECONDS, "stopped by the user"
         order = Stop(job=record.job, node=node.index, why=why, grace=grace, wait=wait)
-        return (channel.ask(order, wait + 20),)
+        return (ask_once(ssh, node, order, wait + 20),)
 
     started = time.monotonic()
     results = fleet.everywhere(nodes, stop)
@@ -100,13 +98,9 @@ def stop_everything(ssh: Transport, nodes: Sequence[Node], *, all_users: bool) -
     wait = PROOF_SECONDS
     order = StopAll(why="emergency stop", grace=0.0, wait=wait, all_users=all_users)
 
-    def stop(node: Node) -> tuple[StopReceipt, ...]:
-        _, connection = connect(ssh, node)
-        channel = open_channel(connection, node.python, ssh.timeout)
-        return channel.ask(order, 3 * wait).receipts
-
     started = time.monotonic()
-    return receipts_of([node.name for node in nodes], fleet.everywhere(nodes, stop), started, "")
+    results = fleet.everywhere(nodes, lambda node: ask_once(ssh, node, order, 3 * wait).receipts)
+    return receipts_of([node.name for node in nodes], results, started, "")
 
 
 def receipts_of(

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.status.backend import backend_of
 from orchestrator.protocol.message import Message
@@ -105,14 +105,6 @@ def ask(
     timeout: float,
 ) -> list[A | OrchestratorError]:
     def ask_machine(machine: Machine) -> A:
-        node, transport = machine.node, machine.transport
-        connection = transport.connect(
-            transport.config.destination(node.host, node.user, node.port)
-        )
-        try:
-            channel = open_channel(connection, node.python, transport.timeout)
-            return channel.ask(request(tuple(machine.runs)), timeout)
-        finally:
-            connection.close()
+        return ask_once(machine.transport, machine.node, request(tuple(machine.runs)), timeout)
 
     return fleet.everywhere(machines, ask_machine)

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.reach import connect, open_channel
+from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.screen import output
@@ -68,11 +68,8 @@ def ask_nodes(ssh: Transport, record: JobRecord) -> list[NodeStatus]:
     """Ask every node of the job for its state there now."""
 
     def ask(node: NodeRecord) -> NodeStatus:
-        destination = ssh.config.destination(node.host, node.user, node.port)
-        channel = open_channel(ssh.connect(destination), node.python, ssh.timeout)
-        states = channel.ask(Jobs(job=record.job), ssh.timeout).jobs
+        states = ask_once(ssh, node, Jobs(job=record.job), ssh.timeout).jobs
         mine = [state for state in states if state.node == node.index]
-        channel.connection.close()
         return NodeStatus.of(mine[0]) if mine else NodeStatus.unknown("unknown there")
 
     return [
@@ -150,14 +147,7 @@ def to_json(
 def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> JobRecord:
     """Find a job known to the nodes of the list only; the newest where no name is given."""
 
-    def ask(node: Node) -> tuple[JobState, ...]:
-        _, connection = connect(ssh, node)
-        channel = open_channel(connection, node.python, ssh.timeout)
-        states = channel.ask(Jobs(), ssh.timeout).jobs
-        connection.close()
-        return states
-
-    results = fleet.everywhere(nodes, ask)
+    results = fleet.everywhere(nodes, lambda node: ask_once(ssh, node, Jobs(), ssh.timeout).jobs)
     seen = [
         (node, state)
         for node, result in zip(nodes, results, strict=True)
