@@ -20,7 +20,7 @@ from orchestrator.errors import CheckFailed, UsageError
 try:
     from torch.distributed.tensor import DTensor, Shard
 except ImportError:
-    raise CheckFailed(f"the engine needs torch 2.6, here is {torch.__version__}") from None
+    raise CheckFailed(f"the engine needs torch 2.8, here is {torch.__version__}") from None
 
 __all__ = ["Sums", "build", "flops_per_sample", "initialise", "loss_of", "nominal_count"]
 

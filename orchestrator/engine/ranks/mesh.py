@@ -44,7 +44,10 @@ try:
         register_fsdp_forward_method,
     )
 except ImportError:
-    raise CheckFailed(f"the engine needs torch 2.6, here is {torch.__version__}") from None
+    raise CheckFailed(f"the engine needs torch 2.8, here is {torch.__version__}") from None
+
+if not hasattr(FSDPModule, "set_gradient_divide_factor"):
+    raise CheckFailed(f"the engine needs torch 2.8, here is {torch.__version__}")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 COMPUTED = "computed_by_orchestrator"  # a method that FSDP treats like a forward

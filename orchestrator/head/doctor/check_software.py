@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Finding, odd_values, unequal
 from orchestrator.head.inventory.probed_node import listed
+
+OLDEST_TORCH = (2, 8)  # that the engine can shard with
 
 
 def reach(case: Case) -> Iterator[Finding]:
@@ -31,6 +33,7 @@ def torch(case: Case) -> Iterator[Finding]:
             fix = f"on {node.name}: {facts.python} -m pip install torch" + version_of(there)
             what = f"{node.name}: {facts.python} has no torch"
             yield Finding("torch", BAD, (node.name,), what, fix)
+    yield from too_old(case, there)
     releases = [(name, release(version)) for name, version in there]
     _, others = odd_values(releases)
     fix = "on these nodes: python -m pip install torch=={most}"
@@ -38,6 +41,17 @@ def torch(case: Case) -> Iterator[Finding]:
     builds = [(name, v) for name, v in there if not any(name in who for who in others.values())]
     yield from unequal("torch", WARN, "builds of torch", builds)
     yield from imports(case)
+
+
+def too_old(case: Case, there: Sequence[tuple[str, str]]) -> Iterator[Finding]:
+    """The engine would say so only once all ranks have imported torch."""
+    for name, version in there if case.engine else ():
+        numbers = tuple(int(part) for part in release(version).split(".")[:2] if part.isdigit())
+        if numbers < OLDEST_TORCH:
+            oldest = ".".join(map(str, OLDEST_TORCH))
+            what = f"{name}: the engine needs torch {oldest}, here is {version}"
+            fix = f"on {name}: python -m pip install 'torch>={oldest}'"
+            yield Finding("torch", BAD, (name,), what, fix)
 
 
 def imports(case: Case) -> Iterator[Finding]:

@@ -69,6 +69,7 @@ class Needs:
     that_port: bool  # and no other
     script: str  # whose copies are compared; "" if there is none
     torch: bool
+    engine: bool = False  # the built-in one is to run, which needs a torch that can shard
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def diagnose(
         nodes=(*map(examined, nodes, checkups), *lost),
         full=ask is not None,
         torch_needed=needs.torch,
+        engine=needs.engine,
         places=places,
         network_error=error,
         port=(needs.port, needs.that_port),

@@ -47,6 +47,7 @@ class Case:
     nodes: tuple[Examined, ...]
     full: bool
     torch_needed: bool = True
+    engine: bool = False  # the built-in one is to run, which needs OLDEST_TORCH
     places: Mapping[str, NodeAddress] = field(default_factory=dict)  # by node
     network_error: tuple[str, str] | None = None  # what, fix
     port: tuple[int, bool] = (0, False)  # the master's: wanted, and no other

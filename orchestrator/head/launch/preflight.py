@@ -39,6 +39,7 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
         that_port=launch.master_port is not None,
         script=request.target.name if kind == "auto" else "",
         torch=kind != "program",
+        engine=kind == "engine",
     )
     lost = [Examined(node.name, error=error.what, fix=error.fix) for node, error in nodes.lost]
     ask = partial(fleet.ask, nodes.reached)

@@ -92,6 +92,14 @@ def findings(one: Case) -> list[Finding]:
     return list(judge(one, 0.0).findings)
 
 
+def test_the_engine_needs_a_torch_that_can_shard() -> None:
+    changed = [{"torch": "2.7.1+cu126"}, {"torch": "2.7.1"}, {"torch": "2.8.0"}]
+    told = [found.what for found in findings(case(*changed, engine=True))]
+    assert "gpu2: the engine needs torch 2.8, here is 2.7.1+cu126" in told
+    assert not any("gpu4: the engine needs" in what for what in told)
+    assert not any("the engine needs" in found.what for found in findings(case(*changed)))
+
+
 def test_sound_machines_give_no_alarm() -> None:
     assert findings(case()) == []
     assert findings(case(full=False)) == []
