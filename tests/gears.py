@@ -73,6 +73,7 @@ LONG = [
     ),
     "tests/engine/core/test_used_parts.py::test_random_parts_in_random_micro_batches[6]",
     "tests/engine/data/test_loaders.py::test_loaders_that_people_write[nodes0]",
+    "tests/engine/ranks/test_library_models.py",
     "tests/engine/ranks/test_models.py::test_models_train_as_in_a_plain_loop[nodes1]",
     "tests/head/commands/test_prune.py::test_interrupted_anywhere_each_is_whole_or_gone[Ctrl-C]",
     "tests/launchers/test_coming_from.py::test_all_that_a_page_says_works",

@@ -1,0 +1,50 @@
+"""Twenty models of transformers learn the same with sharded parameters as on one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clusters.require import lacking
+from tests.engine.library_models import MODELS
+from tests.engine.worlds import Job, run
+
+# Not pulled in by what the tests need; their own needs (torch, numpy, ...) are there already.
+PACKAGES = ("transformers>=4.50", "tokenizers", "regex", "typer", "shellingham")
+# Their loss looks at the other samples of a batch, which is another one on each rank.
+BY_BATCH = ("clip", "resnet")
+
+
+@pytest.fixture
+def libraries(tmp_path: Path) -> Path:
+    place = tmp_path / "libraries"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(place)]
+    done = subprocess.run([*pip, *PACKAGES], capture_output=True, text=True, check=False)
+    if done.returncode:
+        lacking(f"transformers cannot be installed: {done.stderr[-300:]}")
+    return place
+
+
+def test_models_of_transformers_learn_the_same(tmp_path: Path, libraries: Path) -> None:
+    told: list[dict[str, Any]] = []
+    for nodes in ([1], [2]):
+        job = Job(
+            str(tmp_path / f"{nodes}"), nodes, {}, timeout=400.0,
+            call="tests.engine.library_models:all_of_them",
+            env={"LIBRARIES": str(libraries), "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+        (codes,) = run(job)
+        assert codes == [0] * sum(nodes), job.told()
+        told.append(json.loads((job.path / "told_0").read_text()))
+    alone, sharded = told
+    for name in MODELS:
+        assert isinstance(alone[name], list), (name, alone[name])
+        assert isinstance(sharded[name], list), (name, sharded[name])
+        assert sharded[name][1] >= 1, name
+        if name not in BY_BATCH:
+            assert sharded[name][0] == pytest.approx(alone[name][0], abs=1e-4), name
