@@ -76,11 +76,11 @@ class PortWish(Message):
 
 
 class Probed(Message):
-    """One machine, as far as the kernel and the file system tell. See head/inventory/facts.py."""
+    """One machine, as far as the kernel and the file system tell."""
 
     hostname: str
-    boot: str
-    network: int
+    boot: str  # equal on two names of one machine
+    network: int  # its network namespace
     user: str
     python: str
     python_version: str
@@ -89,7 +89,7 @@ class Probed(Message):
     cpus: int
     gpus: int
     addresses: tuple[Address, ...]
-    routes: dict[str, tuple[str, str]]
+    routes: dict[str, tuple[str, str]]  # peer -> (interface, own address) towards it
     workdir: str
     workdir_exists: bool
     target: ProbeTarget
@@ -98,20 +98,20 @@ class Probed(Message):
     memory_kb: int
     memory_available_kb: int
     omp_num_threads: Optional[str]
-    environment: dict[str, str]
-    problems: dict[str, str]
-    disk: Optional[Disk]
+    environment: dict[str, str]  # NCCL_* and the like, as they are
+    problems: dict[str, str]  # part -> why it is not known
+    disk: Optional[Disk]  # of the workdir; None where it does not answer
     shm: Optional[Disk]
     leftovers: tuple[Leftover, ...]
     cards: tuple[Card, ...]
     interfaces: tuple[Interface, ...]
     rdma: tuple[RdmaPort, ...]
     time: float
-    library: str = ""
-    accelerate: str = ""
-    accelerate_keys: tuple[str, ...] = ()
-    port: Optional[int] = None
-    peers_port: Optional[int] = None
+    library: str = ""  # where our program is on the node
+    accelerate: str = ""  # its version, where it was asked for and is there
+    accelerate_keys: tuple[str, ...] = ()  # that this version knows in its files
+    port: Optional[int] = None  # the master's: reserved for this job, 0 if none was free
+    peers_port: Optional[int] = None  # the master's: where the other supervisors will call
 
 
 class Probe(Request[Probed], do="probe"):

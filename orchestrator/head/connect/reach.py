@@ -6,13 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import TypeVar
 
-from orchestrator.head.connect.channel import NodeChannel, nonsense, python_candidates
+from orchestrator.head.connect.channel import NodeChannel, python_candidates
 from orchestrator.head.connect.ssh_config import Destination, Login
 from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.inventory.probed_node import ProbedNode
-from orchestrator.protocol.message import Message, Nonsense
+from orchestrator.protocol.message import Message
 from orchestrator.protocol.messages import Probe, Request
 
 A = TypeVar("A", bound=Message)
@@ -59,8 +59,5 @@ def reach(ssh: Transport, node: Node, python: str | None, request: Probe) -> Rea
     answered = time.time()
     # The probe itself takes most of the round trip and reads its clock at the end.
     offset = probed.time - answered + min(0.001, answered - asked)
-    try:
-        facts = Facts.of(probed, clock_offset=offset)
-    except Nonsense as error:
-        raise nonsense(error) from error
+    facts = Facts(**vars(probed), clock_offset=offset)
     return Reached(node, destination, connection, channel, facts)

@@ -154,8 +154,6 @@ def limits(case: Case) -> Iterator[Finding]:
     pinned: dict[tuple[int, str], list[str]] = {}
     files: dict[int, list[str]] = {}
     for node, facts in case.seen:
-        if facts.limits is None:
-            continue
         memlock, nofile = facts.limits.memlock[0], facts.limits.nofile[0]
         if memlock != -1 and any(port.active and not port.software for port in facts.rdma):
             level = BAD if facts.gpus else WARN  # gloo, on CPUs, does not use RDMA

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from orchestrator.head.inventory.facts import Facts
-from orchestrator.protocol.facts import Address, Gid, Interface, RdmaPort, Software
+from orchestrator.protocol.facts import Address, Gid, Interface, Limits, RdmaPort, Software
+from orchestrator.protocol.messages import ProbeTarget
 
 LOOPBACK = ("lo 127.0.0.1/8", "lo ::1/128")
 
@@ -29,14 +29,27 @@ def facts(*addresses: str, **fields: Any) -> Facts:
         routes={},
         workdir="/job",
         workdir_exists=True,
-        target_kind="script",
-        target_name="train.py",
+        target=ProbeTarget(kind="script", name="train.py"),
         kernel="6.1.0",
         memory_kb=1 << 20,
+        memory_available_kb=0,
         omp_num_threads=None,
         library="/home/bob/.orchestrator/lib/0123",
+        boot="",
+        network=0,
+        software=Software(),
+        limits=Limits((-1, -1), (-1, -1), (-1, -1), (-1, -1)),
+        environment={},
+        problems={},
+        disk=None,
+        shm=None,
+        leftovers=(),
+        cards=(),
+        interfaces=(),
+        rdma=(),
+        time=0.0,
     )
-    return dataclasses.replace(machine, **fields)
+    return machine.replace(**fields)
 
 
 def interface(

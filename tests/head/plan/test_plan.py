@@ -20,9 +20,14 @@ from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import shell_lines, to_json, to_text
 from orchestrator.head.plan.model import Plan, Target
+from orchestrator.protocol.messages import ProbeTarget
 from tests.head.plan.probed import facts
 
 AUTO = Target("auto", "train.py", ())
+
+
+def program(kind: str, name: str = "train.py") -> ProbeTarget:
+    return ProbeTarget(kind=kind, name=name)
 
 
 def found(list_text: str, **fields: Any) -> list[ProbedNode]:
@@ -31,13 +36,13 @@ def found(list_text: str, **fields: Any) -> list[ProbedNode]:
     for number, node in enumerate(parse_nodes(list_text, "list"), 1):
         machine = facts(f"eth0 10.0.0.{number}/24", hostname=node.host, **fields)
         machines.append(ProbedNode(node, machine, f"10.0.0.{number}"))
-    machines[0] = replace(machines[0], facts=replace(machines[0].facts, port=29500))
+    machines[0] = replace(machines[0], facts=machines[0].facts.replace(port=29500))
     return machines
 
 
 def change(machines: list[ProbedNode], index: int, **fields: Any) -> list[ProbedNode]:
     one = machines[index]
-    machines[index] = replace(one, facts=replace(one.facts, **fields))
+    machines[index] = replace(one, facts=one.facts.replace(**fields))
     return machines
 
 
@@ -147,7 +152,7 @@ def test_no_port_is_an_error(wanted: int | None, words: str) -> None:
 )
 def test_fork_where_it_is_safe(kind: str, torch: str, start: str, note: str) -> None:
     target = Target("auto" if kind in ("script", "program") else kind, "train.py", ())
-    machines = found("a\nb", target_kind=kind, torch=torch)
+    machines = found("a\nb", target=program(kind), torch=torch)
     made = make(machines, target)
     assert made.start == start
     assert made.notes == ((f"plain start: {note}",) if note else ())
@@ -173,10 +178,10 @@ def test_one_old_torch_decides_for_all_and_different_ones_are_warned_of() -> Non
     ("fields", "words"),
     [
         ({"workdir_exists": False, "workdir": "/gone"}, "b: there is no directory /gone"),
-        ({"target_kind": "missing", "target_name": "/w/x.py"}, "b: there is no /w/x.py"),
-        ({"target_kind": "unreadable", "target_name": "/x.py"}, "b: /x.py is unreadable"),
-        ({"target_kind": "not executable", "target_name": "/x"}, "b: /x is not executable"),
-        ({"target_kind": "program"}, "not the same on all nodes (a: script; b: program;"),
+        ({"target": program("missing", "/w/x.py")}, "b: there is no /w/x.py"),
+        ({"target": program("unreadable", "/x.py")}, "b: /x.py is unreadable"),
+        ({"target": program("not executable", "/x")}, "b: /x is not executable"),
+        ({"target": program("program")}, "not the same on all nodes (a: script; b: program;"),
         ({"torch": ""}, "there is no torch on: b (/usr/bin/python3)"),
     ],
 )
@@ -269,7 +274,7 @@ def test_a_dry_run_can_be_pasted(
     workdir = tmp_path / "my $dir 'x'"
     workdir.mkdir()
     name = {"script": "sub/train it.py", "program": "./run it"}.get(kind, "train")
-    machines = found("a\nb", python=echo, workdir=str(workdir), target_kind=kind, target_name=name)
+    machines = found("a\nb", python=echo, workdir=str(workdir), target=program(kind, name))
     target = Target("auto" if kind in ("script", "program") else kind, name, NASTY)
     env = {f"V{number}": word for number, word in enumerate(NASTY)}
     made = make(machines, target, env=env, start=start)
@@ -307,7 +312,7 @@ def test_torchrun_understands_what_is_pasted() -> None:
     for args in (NASTY, NASTY[1:], ("--",), ("--", "--", "-m"), (), ("--help",)):
         for kind in ("script", "module", "program", "engine"):
             target = Target("auto" if kind in ("script", "program") else kind, "train", args)
-            machines = found("a\nb", target_kind=kind, target_name="train")
+            machines = found("a\nb", target=program(kind, "train"))
             node = make(machines, target).nodes[1]
             made.append(node.paste[4:])
             script = plan.script_path(node.target, node.workdir, node.library)

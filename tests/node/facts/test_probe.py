@@ -28,7 +28,7 @@ def test_what_it_finds_is_what_the_plan_wants() -> None:
     """Through JSON, as over the link; the head adds what it alone knows."""
     found = Probed(**probe.probe(REQUEST), library="/lib", time=0.0)
     sent = decode(Probed, json.loads(json.dumps(encode(found))))
-    facts = Facts.of(sent, clock_offset=0.25)
+    facts = Facts(**vars(sent), clock_offset=0.25)
     assert facts.hostname == socket.gethostname()
     assert facts.python == sys.executable
     assert facts.cpus == len(os.sched_getaffinity(0))
@@ -36,7 +36,9 @@ def test_what_it_finds_is_what_the_plan_wants() -> None:
     assert facts.routes == {"127.0.0.1": ("lo", "127.0.0.1")}
     assert ("127.0.0.1", 8) in {(one.address, one.prefix) for one in facts.addresses}
     assert (facts.workdir, facts.workdir_exists) == ("/", True)
-    assert Facts(**json.loads(json.dumps(facts.to_json()))).hostname == facts.hostname
+    shown = json.loads(json.dumps(facts.to_json()))
+    assert (shown["hostname"], shown["clock_offset"]) == (facts.hostname, 0.25)
+    assert shown["target_kind"] == facts.target_kind and "target" not in shown
 
 
 def test_a_disk_that_hangs_is_named_and_held_up_by_nothing(
