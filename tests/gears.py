@@ -51,6 +51,7 @@ ONE_RUN_PER_KEY = "observed"  # a fixture: who uses it is in the last gear
 LONG = [
     "tests/clusters/test_clusters.py::test_sixty_four_hosts",
     "tests/end_to_end/test_chaos.py",
+    "tests/engine/ranks/test_many_ranks.py",
     "tests/end_to_end/test_connections.py::test_sixty_four_nodes",
     *(
         f"tests/end_to_end/test_end.py::test_a_failing_rank_ends_the_job_everywhere[plain-{how}"

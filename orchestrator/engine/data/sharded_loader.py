@@ -389,7 +389,7 @@ class IterableShard(Shard):
         if self.deals:
             drawn = self._checked(drawn)
             drawn = itertools.islice(drawn, self.ranks.rank, None, self.ranks.world)
-        yield from itertools.islice(self._together(drawn), start, None)
+        yield from self._together(drawn, start)
 
     def _seed(self, epoch: int, index: int) -> None:
         seed_all(self.seed, EPOCHS + epoch, index + 1, 0 if self.deals else self.ranks.rank)
@@ -407,9 +407,11 @@ class IterableShard(Shard):
             )
         return drawn if first is None else itertools.chain([first], drawn)
 
-    def _together(self, drawn: Iterator[Any]) -> Iterator[Micro]:
+    def _together(self, drawn: Iterator[Any], start: int) -> Iterator[Micro]:
         """Go on until the last rank has no more; who has none shows its last one again."""
         before = None
+        for data in itertools.islice(drawn, start):  # seen before a resume
+            before = data
         while True:
             data = next(drawn, None)
             have = torch.tensor([data is not None, data is not None or before is not None]).int()

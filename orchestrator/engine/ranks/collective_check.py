@@ -27,7 +27,7 @@ from orchestrator.errors import JobFailed, UsageError
 
 SWITCH = "ORCHESTRATOR_DEBUG_COLLECTIVES"
 LIMIT = 60.0  # seconds that a rank may arrive later than the others
-POLL = 0.01
+POLL, LONGEST_POLL = 0.01, 0.16
 OURS = str(Path(__file__).parents[2]) + os.sep
 ROLE = re.compile(r"\b(is_master_\w+|\w*rank\w*)\b", re.IGNORECASE)
 
@@ -56,25 +56,42 @@ class _Room:
     def leave(self) -> None:
         with contextlib.suppress(Exception):  # the store's own process may be gone already
             self.store.set(f"left/{self.rank}", "1")
+            self.store.add("left", 1)
 
     def call(self, own: Entry, seconds: float) -> None:
         self.number += 1
         keys = {rank: f"{self.number}/{rank}" for rank in range(self.world)}
         self.store.set(keys[self.rank], json.dumps(asdict(own)))
-        if self.number > 2:  # the previous one shows where an absent rank was last
-            self.store.delete_key(f"{self.number - 2}/{self.rank}")
-        deadline = time.monotonic() + seconds
-        while not self.store.check(list(keys.values())):
-            told = self._told(keys)
-            gone = [r for r in keys if r not in told and self.store.check([f"left/{r}"])]
-            if gone or time.monotonic() > deadline:
-                self._fail(*self._absent(told, gone, seconds))
-            time.sleep(POLL)
+        self._forget_older()
+        if self.store.compare_set(f"{self.number}/what", "", own.what).decode() != own.what:
+            self.store.add(f"{self.number}/different", 1)
+        self._wait(keys, seconds)
         if self.store.check([f"{self.number}/verdict"]):  # the others have given up on this rank
             raise JobFailed(*json.loads(self.store.get(f"{self.number}/verdict")))
-        told = self._told(keys)
-        if len({entry.what for entry in told.values()}) > 1:
-            raise JobFailed(*different(told))
+        if self.store.add(f"{self.number}/different", 0):
+            raise JobFailed(*different(self._told(keys)))
+
+    def _wait(self, keys: Mapping[int, str], seconds: float) -> None:
+        """Wait for the others, by counters: what all have said is read only if it is needed."""
+        arrived = self.store.add(f"{self.number}/arrived", 1)
+        deadline, pause = time.monotonic() + seconds, POLL
+        while arrived < self.world:
+            late = time.monotonic() > deadline
+            if late or self.store.add("left", 0):
+                told = self._told(keys)
+                gone = [r for r in keys if r not in told and self.store.check([f"left/{r}"])]
+                if gone or late:
+                    self._fail(*self._absent(told, gone, seconds))
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_POLL)
+            arrived = self.store.add(f"{self.number}/arrived", 0)
+
+    def _forget_older(self) -> None:
+        """The previous one stays: it shows where an absent rank was last."""
+        if self.number > 2:
+            self.store.delete_key(f"{self.number - 2}/{self.rank}")
+            for counter in ("arrived", "different", "what") if self.rank == 0 else ():
+                self.store.delete_key(f"{self.number - 2}/{counter}")
 
     def _told(self, keys: Mapping[int, str]) -> dict[int, Entry]:
         there = {rank: key for rank, key in keys.items() if self.store.check([key])}

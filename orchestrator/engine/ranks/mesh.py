@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -23,13 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
 from orchestrator.config.schema import COPIED, Config
-from orchestrator.engine.ranks import used_parts
+from orchestrator.engine.ranks import agreement, used_parts
 from orchestrator.engine.ranks.blocks import blocks_of, has_sparse, kept_whole, to_shard
 from orchestrator.engine.ranks.ranks import (
     Ranks,
     device_name,
-    gather,
-    host_group,
     wait_as_long,
 )
 from orchestrator.errors import CheckFailed, UsageError
@@ -155,7 +152,7 @@ def spread(
     """
     empty = any(parameter.is_meta for parameter in model.parameters())
     if not empty:
-        refuse_differences(model)
+        agreement.refuse_differences(model)
         model.to(ranks.device)
     blocks = blocks_of(model, config.fsdp.wrap)
     how = config.training.activation_checkpointing
@@ -197,54 +194,11 @@ def spread_own(
             " train a model of its own",
             'use "ddp", or "hybrid_shard" for a model that is too large for one device',
         )
-    take_weights_of_first(model, ranks)
+    agreement.take_weights_of_first(model)
     if strategy == "dp":
         return Mesh("single", copies=1), Replicated(model.to(ranks.device))
     mesh = make(config, ranks)
     return mesh, spread(model, mesh, ranks, config, fill=lambda: None)
-
-
-def take_weights_of_first(model: nn.Module, ranks: Ranks) -> None:
-    """Copy rank 0's weights to all: users make their model in every rank, each with its own."""
-    if ranks.world == 1:
-        return
-    own = [(name, tuple(value.shape), str(value.dtype)) for name, value in tensors(model)]
-    for rank, other in enumerate(gather(own)):
-        if other != own:
-            mine = next((entry for entry in own if entry not in other), own[-1:])
-            raise CheckFailed(
-                f"the model is not the same on all ranks: rank {ranks.rank} has {mine}, rank {rank}"
-                " has not",
-                "make the same model everywhere",
-            )
-    for _, value in tensors(model):
-        first = value.data.contiguous()
-        dist.broadcast(first, 0, group=host_group() if first.device.type == "cpu" else None)
-        value.data.copy_(first)
-
-
-def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-
-
-def refuse_differences(model: nn.Module) -> None:
-    """A user's function may have drawn other weights on every rank; sharding would mix them."""
-    # As text, because NaN is not equal to itself.
-    own = {name: repr(total_of(value)) for name, value in model.named_parameters()}
-    for rank, other in enumerate(gather(own)):
-        for name in own.keys() | other.keys():
-            if own.get(name) != other.get(name):
-                raise CheckFailed(
-                    f"the model is not the same on all ranks: {name} differs between rank"
-                    f" {dist.get_rank()} and rank {rank}",
-                    "make it from what is equal everywhere; torch's seed is set before it is made",
-                )
-
-
-def total_of(value: Tensor) -> float:
-    real = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
-    return real.double().sum().item()
 
 
 def shard(

@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import functools
 import os
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -69,9 +70,20 @@ def start_group(config: Config, device: torch.device) -> None:
     rank, world = told_rank()
     os.environ.setdefault("RANK", "0")  # a single process, started by hand without torchrun
     os.environ.setdefault("WORLD_SIZE", "1")
+    # gloo connects two ranks when they first talk to each other, and not all with all: a rank then
+    # has open files for a few neighbours, where it had one for every rank of every group.
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    allow_many_files()
     alone = None if "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0"
     dist.init_process_group(both, alone, timeout, world, rank)
     atexit.register(gloo_threads.finish)
+
+
+def allow_many_files() -> None:
+    """Rank 0 of a thousand talks to all when a checkpoint is planned; the usual limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def told_rank() -> tuple[int, int]:

@@ -24,13 +24,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks.mesh import Mesh, local_tensor, sharded_like, shards_again
-from orchestrator.engine.ranks.ranks import Ranks, gather
+from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.errors import CheckFailed, JobFailed, OrchestratorError, UsageError
 from orchestrator.records import checkpoint_store
 
@@ -59,6 +60,7 @@ class Writers:
     first: bool  # this rank names, publishes and prunes
     index: int
     size: int
+    leader: int = 0  # the first of them, among all ranks
 
 
 class Checkpoints:
@@ -70,6 +72,7 @@ class Checkpoints:
         self.writers = writers(directory, self.token, mesh, ranks, config)
         self.thread: threading.Thread | None = None
         self.written = self.problem = ""  # what to say of the last save, set by its thread
+        self.failures = 0
         self.stalled = 0.0  # seconds for which it held up the training
         self.staged: dict[str, Tensor] = {}
         self.last_saved = -1
@@ -149,6 +152,7 @@ class Checkpoints:
             save(
                 state,
                 storage_writer=FileSystemWriter(place, single_file_per_rank=True),
+                planner=self._planner(),
                 process_group=self.writers.group,
             )
             files = self._digests(place)
@@ -167,6 +171,7 @@ class Checkpoints:
             size = 0
         failed = next((one for one in gather(failed, self.writers.group) if one), "")
         if failed:
+            self.failures += 1
             if self.writers.first:
                 checkpoint_store.clean(self.directory, "")
             self.problem = (
@@ -176,6 +181,16 @@ class Checkpoints:
         elif size:
             seconds = time.perf_counter() - began
             self.written = f"saved step {step}: {size / 1e6:,.1f} MB in {seconds:.2f} s"
+
+    def _planner(self) -> DefaultSavePlanner:
+        """Plan a save like the one before it: only changes travel to the first rank and back.
+
+        torch keeps plans by the name of the planner's class; after a failure, of which some ranks
+        may have plans that others have not, they begin anew.
+        """
+        kind = type(f"Plans{self.token}{self.failures}", (DefaultSavePlanner,), {})
+        planner: DefaultSavePlanner = kind(enable_plan_caching=True)
+        return planner
 
     def _digests(self, place: Path) -> dict[str, checkpoint_store.FileRecord]:
         """Give the first rank the digests of the files that each rank wrote; the others nothing."""
@@ -188,7 +203,9 @@ class Checkpoints:
         except OSError as error:
             records = str(error)
         found: dict[str, checkpoint_store.FileRecord] = {}
-        for one in gather(records, self.writers.group):
+        everyone: list[Any] | None = [None] * self.writers.size if self.writers.first else None
+        dist.gather_object(records, everyone, self.writers.leader, self.writers.group)
+        for one in everyone or ():
             if isinstance(one, str):
                 raise OSError(one)
             found.update(one)
@@ -353,21 +370,28 @@ def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks, config: Confi
             f"checkpoints cannot be written: {next(one for one in problems if one)}",
             "set checkpoint.directory to a place that every rank can write to",
         )
-    told = gather(seen(directory, token, ranks))
+    members = ranks.of_node(ranks.nodes[ranks.rank][0])
+    looked = [seen(directory / f".seen_{token}_{rank}") for rank in (0, members[0])]
+    shared, together = everywhere(looked)
     (directory / mine).unlink()
-    if all(len(one) == ranks.world for one in told):
+    if shared:
         group = dist.new_group(backend="gloo")
         return Writers(group, ranks.rank == 0, ranks.rank, ranks.world)
-    return writers_of_a_node(mesh, ranks, told, config)
+    return writers_of_a_node(mesh, ranks, together, config)
 
 
-def writers_of_a_node(mesh: Mesh, ranks: Ranks, told: list[list[int]], config: Config) -> Writers:
+def everywhere(answers: list[bool]) -> list[bool]:
+    """Tell for each question whether all ranks answer yes."""
+    least = torch.tensor(answers).int()
+    dist.all_reduce(least, dist.ReduceOp.MIN, group=host_group())
+    return [bool(answer) for answer in least.tolist()]
+
+
+def writers_of_a_node(mesh: Mesh, ranks: Ranks, together: bool, config: Config) -> Writers:
+    """Each node writes all by itself; its ranks have to see one directory (`together`)."""
     nodes = sorted({node for node, _ in ranks.nodes})
     whole = mesh.mesh is None or (
         mesh.copies > 1 and all(len(ranks.of_node(n)) % mesh.mesh.size(-1) == 0 for n in nodes)
-    )
-    together = all(
-        set(ranks.of_node(ranks.nodes[r][0])) <= set(told[r]) for r in range(ranks.world)
     )
     if not (whole and together):
         raise CheckFailed(
@@ -381,18 +405,18 @@ def writers_of_a_node(mesh: Mesh, ranks: Ranks, told: list[list[int]], config: C
         if node == ranks.nodes[ranks.rank][0]:
             made = group
     members = ranks.of_node(ranks.nodes[ranks.rank][0])
-    return Writers(made, ranks.rank == members[0], members.index(ranks.rank), len(members))
+    first = ranks.rank == members[0]
+    return Writers(made, first, members.index(ranks.rank), len(members), members[0])
 
 
-def seen(directory: Path, token: str, ranks: Ranks) -> list[int]:
-    """Return the ranks whose marker files are visible here; other nodes' may take a moment."""
+def seen(mark: Path) -> bool:
+    """Return whether another rank's file shows up here; another node's may take a moment."""
     deadline = time.monotonic() + SEEN_WITHIN
-    while True:
-        names = {path.name for path in directory.iterdir()}
-        found = [rank for rank in range(ranks.world) if f".seen_{token}_{rank}" in names]
-        if len(found) == ranks.world or time.monotonic() > deadline:
-            return found
+    while not mark.exists():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.05)
+    return True
 
 
 # -- the state ------------------------------------------------------------------------------------

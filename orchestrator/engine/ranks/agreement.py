@@ -1,0 +1,109 @@
+"""Whether all ranks hold the same, found out with one number for each thing that is compared.
+
+What is compared stays where it is: a rank sends hashes of 8 bytes, whatever the number of ranks.
+Only where hashes differ are names looked at, or weights sent.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from orchestrator.engine.ranks.ranks import gather, host_group
+from orchestrator.errors import CheckFailed
+
+PIECE = 1 << 20  # numbers that are hashed at a time: they stay in the cache
+FIX = "make the same model everywhere; torch's seed is set before a model.target is made"
+
+
+def take_weights_of_first(model: nn.Module) -> None:
+    """Copy rank 0's weights to all: users make their model in every rank, each with its own.
+
+    Weights that are equal already, as after a common seed or file, are not sent.
+    """
+    values = tensors(model)
+    refuse_other_shapes(values)
+    for (_, value), equal in zip(values, are_equal(values), strict=True):
+        if not equal:
+            first = value.data.contiguous()
+            dist.broadcast(first, 0, group=host_group() if first.device.type == "cpu" else None)
+            value.data.copy_(first)
+
+
+def refuse_differences(model: nn.Module) -> None:
+    """A user's function may have drawn other weights on every rank; sharding would mix them."""
+    values = [(name, value.detach()) for name, value in model.named_parameters()]
+    refuse_other_shapes(values)
+    for (name, _), equal in zip(values, are_equal(values), strict=True):
+        if not equal:
+            raise CheckFailed(
+                f"the model is not the same on all ranks: {name} has other values on some", FIX
+            )
+
+
+def tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def refuse_other_shapes(values: Sequence[tuple[str, Tensor]]) -> None:
+    own = [(name, tuple(value.shape), str(value.dtype)) for name, value in values]
+    digest = hashlib.blake2b(repr(own).encode(), digest_size=8).digest()
+    number = torch.tensor([int.from_bytes(digest, "little", signed=True)])
+    if same(number).all():
+        return
+    first: list[Any] = [own]
+    dist.broadcast_object_list(first, src=0, group=host_group())
+    missing = [entry for entry in first[0] if entry not in own]
+    extra = [entry for entry in own if entry not in first[0]]
+    problem = ""
+    if own != first[0]:
+        problem = f"rank {dist.get_rank()} lacks {missing[:1]} of rank 0, and has {extra[:1]}"
+    problems = [text for text in gather(problem) if text]
+    raise CheckFailed(f"the model is not the same on all ranks: {problems[0]}", FIX)
+
+
+def are_equal(values: Sequence[tuple[str, Tensor]]) -> list[bool]:
+    """Tell for each tensor whether all ranks have the same bits in it."""
+    if dist.get_world_size() == 1 or not values:
+        return [True] * len(values)
+    found: list[bool] = same(torch.tensor([hash_of(value) for _, value in values])).tolist()
+    return found
+
+
+def same(numbers: Tensor) -> Tensor:
+    """Compare numbers with those of all ranks, one by one."""
+    low, high = numbers.clone(), numbers.clone()
+    if dist.get_world_size() > 1:
+        dist.all_reduce(low, dist.ReduceOp.MIN, group=host_group())
+        dist.all_reduce(high, dist.ReduceOp.MAX, group=host_group())
+    return low == high
+
+
+# -- a hash of a tensor, on the device where it is -------------------------------------------------
+
+
+def hash_of(value: Tensor) -> int:
+    """Sum of the numbers that its bits are, each times an odd number of its place, modulo 2**64."""
+    data = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    if data.numel() % 8:
+        data = torch.nn.functional.pad(data, (0, -data.numel() % 8))
+    words = data.view(torch.int64)
+    total = 0
+    for start in range(0, words.numel(), PIECE):
+        piece = words[start : start + PIECE]
+        part = (piece * odd_numbers(piece.device)[: piece.numel()]).sum()
+        total = total * 0x9E3779B97F4A7C15 + int(part)
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+@functools.cache
+def odd_numbers(device: torch.device) -> Tensor:
+    own = torch.Generator().manual_seed(0)
+    numbers = torch.randint(-(1 << 62), 1 << 62, (PIECE,), generator=own) * 2 + 1
+    return numbers.to(device)
