@@ -18,6 +18,8 @@ import torch
 # or a laptop GPU has figures of its own, so what is not spelled out here is unknown.
 Figures = tuple[float | None, float | None, float | None, float | None]
 DEVICES: dict[str, Figures] = {
+    r"GB300": (2500, 2500, None, None),
+    r"B300( SXM6( AC)?)?": (2250, 2250, None, None),
     r"GB200": (2500, 2500, None, None),
     r"B200": (2250, 2250, None, None),
     r"B100": (1750, 1750, None, None),
@@ -36,6 +38,7 @@ DEVICES: dict[str, Figures] = {
     r"A10": (125, 125, 62.5, 31.2),
     r"A10G": (70, 70, 35, 35),
     r"RTX A6000": (154.8, 154.8, 77.4, 38.7),
+    r"RTX PRO 6000 Blackwell Workstation Edition": (503.8, 503.8, 251.9, 126),
     r"RTX 6000 Ada Generation": (364.2, 364.2, 182.1, 91.1),
     r"L40S": (362, 362, 183, 91.6),
     r"L40": (181, 181, 90.5, 90.5),
@@ -48,6 +51,8 @@ DEVICES: dict[str, Figures] = {
     r"GeForce RTX 5090": (209.5, 209.5, 104.8, 104.8),
     r"GeForce RTX 4090": (165.2, 165.2, 82.6, 82.6),
     r"GeForce RTX 3090": (71, 71, 35.6, 35.6),
+    r"Instinct MI355X( OAM)?": (2516.6, 2516.6, None, 157.3),
+    r"Instinct MI350X( OAM)?": (2306.9, 2306.9, None, 144.2),
     r"Instinct MI325X( OAM)?": (1307, 1307, 653.7, 163.4),
     r"Instinct MI300X( OAM)?": (1307, 1307, 653.7, 163.4),
     r"Instinct MI300A": (980.6, 980.6, 490.3, 122.6),

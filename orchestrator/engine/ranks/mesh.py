@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
@@ -433,14 +434,10 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Wrap a local tensor as a DTensor that is placed like its parameter."""
+    """Wrap a local tensor as a DTensor that is placed like its parameter: the very tensor, wherever
+    its memory is. DTensor.from_local would move a copy in host memory back to the mesh's GPU."""
     if not isinstance(parameter, DTensor) or value.dim() == 0:
         return value
-    return DTensor.from_local(
-        value,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    meta = TensorMeta(parameter.shape, parameter.stride(), value.dtype)
+    spec = DTensorSpec(parameter.device_mesh, parameter.placements, tensor_meta=meta)
+    return DTensor(value, spec, requires_grad=False)  # type: ignore[no-untyped-call]

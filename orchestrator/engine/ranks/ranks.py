@@ -53,9 +53,10 @@ def join(config: Config) -> Ranks:
         start_group(config, device)
         wait_as_long(config, host_group())
     # Ranks that somebody started without torchrun are known by their hosts.
-    told = gather((os.environ.get("GROUP_RANK"), os.uname().nodename))
-    hosts = list(dict.fromkeys(host for _, host in told))
-    nodes = ((hosts.index(host) if node is None else int(node), host) for node, host in told)
+    told = gather((os.environ.get("GROUP_RANK"), os.uname().nodename, gpu_of(device)))
+    refuse_shared_gpus([(host, gpu) for _, host, gpu in told])
+    hosts = list(dict.fromkeys(host for _, host, _ in told))
+    nodes = ((hosts.index(host) if node is None else int(node), host) for node, host, _ in told)
     local = int(os.environ.get("LOCAL_RANK", "0"))
     return Ranks(dist.get_rank(), dist.get_world_size(), local, device, tuple(nodes))
 
@@ -77,6 +78,12 @@ def start_group(config: Config, device: torch.device) -> None:
     alone = None if "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0"
     dist.init_process_group(both, alone, timeout, world, rank)
     atexit.register(gloo_threads.finish)
+    if backend == "nccl" and world > 1:
+        # NCCL connects in the first collective: a network that does not work shows here, and not at
+        # the first gradient. (device_id= would do it, too; but then torch splits NCCL's group for
+        # every group of gloo's, which only the ranks outside of it take part in: a deadlock.)
+        dist.all_reduce(torch.zeros(1, device=device))
+        torch.cuda.synchronize(device)
 
 
 def allow_many_files() -> None:
@@ -132,6 +139,8 @@ def own_device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= count == 1 and "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ","):
+        local = 0  # a wrapper shows each rank its own GPU; join() sees whether it does
     if local >= count:
         raise CheckFailed(
             f"local rank {local} has no GPU of its own: there are {count}",
@@ -139,6 +148,25 @@ def own_device() -> torch.device:
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
+
+
+def gpu_of(device: torch.device) -> str:
+    """Name the very GPU, whatever number it has in this process."""
+    if device.type != "cuda" or "MIG" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        return ""  # slices of one GPU may bear its name
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", device))
+
+
+def refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
+    """Two ranks on one GPU: NCCL would only say that there is a duplicate, and some time later."""
+    first: dict[tuple[str, str], int] = {}
+    for rank, (host, gpu) in enumerate(gpus):
+        if gpu and (host, gpu) in first:
+            raise CheckFailed(
+                f"ranks {first[host, gpu]} and {rank} have the same GPU of {host}",
+                "show each rank another one (CUDA_VISIBLE_DEVICES), or start fewer ranks",
+            )
+        first[host, gpu] = rank
 
 
 def device_name(device: torch.device) -> str:

@@ -1,0 +1,61 @@
+"""What can be seen of GPUs without one; scripts/bench/gpu.py looks at the rest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from orchestrator.engine.ranks import ranks
+from orchestrator.engine.ranks.mesh import local_tensor, sharded_like
+from orchestrator.errors import CheckFailed
+
+
+def test_a_tensor_in_host_memory_is_wrapped_where_it_is() -> None:
+    """A copy for a checkpoint, or the moments of an offloaded optimizer: never back on the GPU."""
+    gpu = DeviceMesh("meta", torch.arange(1), _init_backend=False, _rank=0)  # stands for cuda
+    meta = TensorMeta(torch.Size((4, 4)), (4, 1), torch.float32)
+    spec = DTensorSpec(gpu, (Shard(0),), tensor_meta=meta)
+    parameter = DTensor(torch.empty(4, 4, device="meta"), spec, requires_grad=False)
+    moment = torch.ones(4, 4, dtype=torch.bfloat16)
+    wrapped = sharded_like(parameter, moment)
+    assert isinstance(wrapped, DTensor)
+    assert wrapped.shape == (4, 4)
+    assert wrapped.dtype == torch.bfloat16
+    assert local_tensor(wrapped).data_ptr() == moment.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("visible", "local", "count", "expected"),
+    [
+        ("0,1", 1, 2, 1),
+        ("3", 1, 1, 0),
+        ("GPU-1f", 7, 1, 0),
+        ("0,1", 2, 2, None),
+        (None, 1, 1, None),
+    ],
+)
+def test_a_wrapper_may_show_each_rank_its_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, local: int, count: int, expected: int
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    if expected is None:
+        with pytest.raises(CheckFailed, match="has no GPU of its own"):
+            ranks.own_device()
+    else:
+        assert ranks.own_device() == torch.device("cuda", expected)
+
+
+def test_two_ranks_on_one_gpu_are_named() -> None:
+    ranks.refuse_shared_gpus([("a", "1"), ("a", "2"), ("b", "1"), ("b", "2")])
+    ranks.refuse_shared_gpus([("a", ""), ("a", "")])
+    with pytest.raises(CheckFailed, match="ranks 0 and 2 have the same GPU of a"):
+        ranks.refuse_shared_gpus([("a", "1"), ("a", "2"), ("a", "1")])
