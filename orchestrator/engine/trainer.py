@@ -452,7 +452,7 @@ class Trainer:
             limits.append(Limit(most, "max_period is over"))
         if training.max_steps != settings.UNENDING:
             steps = Duration(training.max_steps, "steps")
-            limits.append(Limit(steps, f"training.max_steps ({training.max_steps}) are done"))
+            limits.append(Limit(steps, f"training.max_steps ({training.max_steps}) is reached"))
         if training.max_minutes:
             minutes = training.max_minutes
             reason = f"training.max_minutes ({minutes:g}) are over"

@@ -74,7 +74,7 @@ def test_a_trainer_does_what_the_engine_does(tmp_path: Path) -> None:
     job = Job(str(tmp_path / "a"), [2], {}, call="tests.engine.trained:keys_at_work")
     assert run(job) == [[0, 0]], job.told()
     ended, step, deterministic, short, lines = json.loads((job.path / "told").read_text())
-    assert (ended, step) == ("training.max_steps (8) are done", 8)
+    assert (ended, step) == ("training.max_steps (8) is reached", 8)
     assert deterministic is True
     assert short == "training.max_minutes (1e-09) are over"
     steps = [line["step"] for line in lines if "loss" in line]
