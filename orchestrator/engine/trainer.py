@@ -38,8 +38,8 @@ from orchestrator.engine.observe.trackers import Tracker, Trackers
 from orchestrator.engine.ranks import auto_strategy, collectives, mesh, ranks, spawn
 from orchestrator.engine.ranks.blocks import described
 from orchestrator.engine.ranks.ranks import Ranks, device_name
-from orchestrator.engine.saving import weights
-from orchestrator.engine.saving.checkpoint import Checkpoints, refuse_later, refuse_unreadable
+from orchestrator.engine.saving import loading, ownership, weights
+from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.files import expanded
 from orchestrator.records import checkpoint_store
@@ -105,7 +105,7 @@ class Trainer:
     _hooks = training_loop.Hooks()
     _trackers: Trackers | None = None
     _policy: StopPolicy | None = None  # while train() runs
-    _checkpoints: dict[tuple[str, int, str], Checkpoints]
+    _run: ownership.Run
     _quiet = False
     _number = 0  # among those of this program that have trained, from 1 on
 
@@ -203,7 +203,8 @@ class Trainer:
         )  # fmt: skip
         losses = build.loss_of(config)
         trainer.config = config
-        trainer._assemble(Parts(config, everyone, shape, whole, model, losses, stepper))
+        parts = Parts(config, everyone, shape, whole, model, losses, stepper)
+        trainer._assemble(parts, built_in=True)
         train, held_out = sources.sources(config, everyone.device)
         trainer._training = TrainingSamples(train, config, everyone)
         if held_out is not None:
@@ -214,13 +215,13 @@ class Trainer:
         trainer._trackers = Trackers(wanted, everyone, trainer._say)
         return trainer
 
-    def _assemble(self, parts: Parts) -> None:
+    def _assemble(self, parts: Parts, *, built_in: bool = False) -> None:
         self.parts, self.state = parts, TrainState()
         self.ranks, self.mesh = parts.ranks, parts.mesh
         self.bare, self.model = parts.bare, parts.model
         self.optimizer = parts.stepper.optimizer
         self._scheduler = LrScheduler(None, self.optimizer, "step")
-        self._checkpoints = {}
+        self._run = ownership.new_run(self.bare, built_in=built_in)
         self._introduce()
 
     def _introduce(self) -> None:
@@ -319,7 +320,7 @@ class Trainer:
         at_least("patience", patience, 1)
         best = best or self.config.checkpoint.best
         saves = bool(saving or best)
-        checkpoints = self._resumed(save_to, keep, resume, saves=saves)
+        checkpoints = self._resumed(save_to, keep, resume, saving=saves)
         watched = Best(best, patience or self.config.training.patience, self.state)
         training, held_out = self._data(train_loader, val_loader)
         policy = StopPolicy(
@@ -334,6 +335,8 @@ class Trainer:
         if policy.nothing_to_do():
             self._say(f"nothing to do: {self.state.epoch} epochs and {self.state.step} steps are"
                       " done, and both count from the very beginning")  # fmt: skip
+            if checkpoints is not None:
+                checkpoints.close()
             return self.state.history
         self._loop(training, held_out, policy, checkpoints, watched, saves=saves).run()
         self._policy = None
@@ -481,7 +484,8 @@ class Trainer:
     def save_checkpoint(self, directory: str | Path) -> Path:
         """Save into directory/step_NNNNNNNN and wait for it. Every rank calls it."""
         endless = self._training is not None
-        with contextlib.closing(self._store(as_path(directory), KEEP_ALL, "never")) as checkpoints:
+        store = self._store(as_path(directory), KEEP_ALL, background=False)
+        with contextlib.closing(store) as checkpoints:
             training_loop.save(checkpoints, self.parts, self.state, self._scheduler, endless)
             checkpoints.finish()
         return checkpoint_store.final(checkpoints.directory, self.state.step)
@@ -492,18 +496,26 @@ class Trainer:
         Returns the directory of the step.
         """
         path = as_path(directory)
-        refuse_unreadable(path)
-        parent = checkpoint_store.resolve(str(path))[0].path.parent
-        with contextlib.closing(self._store(parent, KEEP_ALL, str(path))) as checkpoints:
-            loaded = self._load(checkpoints)
-        assert loaded is not None
-        return loaded.path
+        loading.refuse_unreadable(path)
+        return self._load_named(str(path)).path
 
-    def _load(self, checkpoints: Checkpoints) -> checkpoint_store.Checkpoint | None:
-        loaded = checkpoints.resume(self.bare, self.parts.stepper, self._accept)
+    def _load_named(self, path: str) -> checkpoint_store.Checkpoint:
+        loaded = self._load(loading.named(path))
+        if loaded is None:
+            raise CheckFailed(
+                f"{path}: none of its checkpoints verifies",
+                "look at them with: orchestrator checkpoint verify",
+            )
+        return loaded
+
+    def _load(self, look: loading.Look) -> checkpoint_store.Checkpoint | None:
+        parts = self.parts
+        loaded = loading.resume(look, self.ranks, self.bare, parts.stepper, self._accept, self._say)
         if loaded is not None:
             self.state = training_loop.state_of(loaded.progress)
             self._scheduler.restore(loaded.progress.get("scheduler"))
+            if before := ownership.run_of(loaded.progress):
+                self._run = dataclasses.replace(self._run, id=before.id)
         return loaded
 
     def _accept(self, progress: Any) -> None:
@@ -515,56 +527,71 @@ class Trainer:
                 "its weights alone: orchestrator checkpoint export",
             )
 
+    def _accept_own(self, progress: Any) -> None:
+        """Refuse what another script saved, or the same with another model: nobody has named it."""
+        self._accept(progress)
+        other = ownership.run_of(progress)
+        if other is None or (other.program, other.model) == (self._run.program, self._run.model):
+            return
+        what = f"saved by {other}, this is {self._run.program}"
+        if other.program == self._run.program:
+            what = f"{other} saved them with another model"
+        raise CheckFailed(what)
+
     def _resumed(
-        self, save_to: str | Path | None, keep: int | None, resume: bool, *, saves: bool
+        self, save_to: str | Path | None, keep: int | None, resumes: bool, *, saving: bool
     ) -> Checkpoints | None:
         """Make the store that a training saves into, if it does, and resume from it, if asked."""
         config, outputs = self.config.checkpoint, training_loop.outputs_directory()
-        directory = save_to or config.directory
+        given = save_to or config.directory
         built_in = self._training is not None
         own = outputs / "checkpoints" if outputs else None if built_in else Path("checkpoints")
-        wanted = "auto" if resume else config.resume
-        at_end = config.at_end and (built_in or self._given("checkpoint", "at_end"))
-        if not (saves or at_end) and wanted == "never":
+        wanted = "auto" if resumes else config.resume
+        saves = saving or (config.at_end and (built_in or self._given("checkpoint", "at_end")))
+        if given is None and own is None:
+            if saves or wanted != "never":
+                self._without_directory(saving, wanted)
             return None
-        if directory is None and own is None:
-            if not saves:
-                return None
+        directory = as_path(given or own or "")
+        loaded = None
+        if wanted == "auto":
+            loaded = self._load(
+                loading.newest(
+                    directory, searches=given is None, accept=self._accept_own, say=self._say
+                )
+            )
+            if loaded is None:
+                self._say(f"nothing to resume from in {directory}: starting anew")
+        elif wanted != "never":
+            loaded = self._load_named(wanted)
+        if not saves:
+            return None
+        here = loaded is not None and loaded.path.parent == directory
+        if saving and not here:
+            loading.refuse_later(directory, self.state.step)
+        checkpoints = self._store(directory, keep or config.keep, background=config.asynchronous)
+        if loaded is not None and here:
+            checkpoints.last_saved = loaded.step
+        return checkpoints
+
+    def _without_directory(self, saving: bool, wanted: str) -> None:
+        """Say that the engine, started by hand, has no directory of its own to save into."""
+        fix = "set checkpoint.directory"
+        if saving:
             raise CheckFailed(
                 "checkpoint.steps, seconds or best is set, but this run has no experiment to save"
                 " into",
-                "set checkpoint.directory",
+                fix,
             )
-        place = as_path(directory or own or "")
-        key = (str(place), keep or config.keep, wanted)
-        checkpoints = self._checkpoints.get(key)
-        if checkpoints is None:
-            checkpoints = self._checkpoints[key] = self._store(
-                *(place, *key[1:]), own=directory is None, background=config.asynchronous
-            )
-        loaded = self._load(checkpoints) if wanted != "never" else None
-        if loaded is not None and loaded.path.parent == place:
-            checkpoints.last_saved = loaded.step
-        elif saves:
-            refuse_later(place, self.state.step)
-        return checkpoints
+        if wanted not in ("never", "auto"):
+            self._load_named(wanted)
+        self._say(f"this run has no experiment, so nothing of it is saved: {fix}")
 
-    def _store(
-        self,
-        directory: Path,
-        keep: int,
-        resume: str,
-        *,
-        own: bool = False,
-        background: bool = False,  # else there is no copy of the state: the caller waits
-    ) -> Checkpoints:
-        place = None if own else str(directory)  # earlier runs are looked at where it is None
-        wanted = dataclasses.replace(
-            self.config.checkpoint,
-            keep=keep, resume=resume, directory=place, asynchronous=background,
-        )  # fmt: skip
+    def _store(self, directory: Path, keep: int, *, background: bool) -> Checkpoints:
+        """Unless in the background, there is no copy of the state: the caller waits."""
+        wanted = dataclasses.replace(self.config.checkpoint, keep=keep, asynchronous=background)
         config = dataclasses.replace(self.config, checkpoint=wanted)
-        return Checkpoints(config, directory, self.mesh, self.ranks, self._say)
+        return Checkpoints(config, directory, self.mesh, self.ranks, self._run, self._say)
 
 
 def as_path(directory: str | Path) -> Path:

@@ -29,8 +29,8 @@ from orchestrator.files import delete, expanded, hide, replace, sync_directory
 from orchestrator.records import checkpoint_manifest, experiment
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
 
-__all__ = ["Checkpoint", "FileRecord", "clean", "digest", "every", "final", "load", "partial"]
-__all__ += ["mark_best", "prune", "publish", "resolve", "shown", "verify"]
+__all__ = ["Checkpoint", "FileRecord", "clean", "digest", "discard", "every", "final", "load"]
+__all__ += ["mark_best", "partial", "prune", "publish", "resolve", "shown", "verify"]
 
 STEP = re.compile(r"step_([0-9]{8,18})")
 HIDDEN = re.compile(r"\.step_([0-9]{8,18})\.(.+)\.(partial|aside|gone)", re.DOTALL)
@@ -251,13 +251,16 @@ def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[C
 # -- removing ---------------------------------------------------------------------------------
 
 
-def prune(directory: Path, keep: int) -> list[Path]:
+def prune(
+    directory: Path, keep: int, own: Callable[[Checkpoint], bool] = lambda checkpoint: True
+) -> list[Path]:
     """Remove what is older than the newest `keep` complete ones, at least one; returns their paths.
 
     The best one stays. One with a problem does not count; without a manifest it may be somebody
-    else's, and stays.
+    else's, and stays, as does what is not `own`.
     """
-    checkpoints, best = every(directory), directory / BEST
+    checkpoints = [checkpoint for checkpoint in every(directory) if own(checkpoint)]
+    best = directory / BEST
     kept = [checkpoint for checkpoint in checkpoints if checkpoint.complete][: max(keep, 1)]
     old = [
         checkpoint
@@ -286,6 +289,12 @@ def clean(directory: Path, token: str) -> None:
             ):
                 old.append((step, path))
         _remove(directory, old)
+
+
+def discard(partial: Path, step: int) -> None:
+    """Remove what this run has begun to write."""
+    if partial.exists():
+        _remove(partial.parent, [(step, partial)])
 
 
 def _remove(directory: Path, old: Sequence[tuple[int, Path]]) -> None:

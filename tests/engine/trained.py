@@ -21,7 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from orchestrator import Trainer, distributed
 from orchestrator.engine import train
-from orchestrator.engine.saving import weights
+from orchestrator.engine.saving import ownership, weights
 
 BATCH = 8  # of all ranks together
 SAMPLES = 41  # the last batch of all ranks has one
@@ -161,6 +161,59 @@ def goes_on_elsewhere(place: Path) -> None:
     weights = whole(model)
     if made.ranks.rank == 0:
         torch.save((told, weights), place / "ended")
+
+
+def launched_again(place: Path) -> None:
+    """A script that resumes, beside another script of the same experiment name."""
+    for day, (script, layers) in enumerate([("a.py", 6), ("b.py", 6), ("a.py", 7), ("a.py", 6)], 1):
+        sys.argv[0] = f"/somewhere/{script}"
+        os.environ["ORCHESTRATOR_EXPERIMENT"] = str(place / f"mine_2026010{day}_000000")
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, layers), nn.Linear(layers, 3))
+        made = Trainer(model, torch.optim.SGD, nn.CrossEntropyLoss())
+        made.train(loader(), epochs=day, save_every="9 epochs", resume=True)
+
+
+def reads_where_others_write(place: Path) -> None:
+    """Reading leaves all as it is; a second writer is refused, and saves nothing."""
+    kept, other = place / "kept", place / "kept/.step_00000099.0123abcd.partial"
+    model = net()
+    made = Trainer(model, optimizer(model), nn.CrossEntropyLoss())
+    made.train(loader(), epochs=1, save_every="1 epoch", save_to=kept)
+    rank = made.ranks.rank
+    if rank == 0:
+        other.mkdir()
+    distributed.barrier()
+    before = sorted(path.name for path in kept.iterdir()), kept.stat().st_mtime_ns
+    (place / "link").symlink_to(kept / "step_00000006") if rank == 0 else None
+    distributed.barrier()
+    for path in (kept, kept / "step_00000006", place / "link"):
+        assert made.load_checkpoint(path).name in ("step_00000006", "link")
+    assert (sorted(path.name for path in kept.iterdir()), kept.stat().st_mtime_ns) == before
+    begun, hold = os.pipe(), os.pipe()
+    child = os.fork() if rank == 0 else 1
+    if child == 0:  # another program, which has begun to save there
+        os.close(hold[1])
+        assert ownership.WriterLock(kept).acquire(ownership.Run("1", "b.py", "here", 7)) == ""
+        os.write(begun[1], b"!")
+        os.read(hold[0], 1)
+        os._exit(0)
+    if rank == 0:
+        os.read(begun[0], 1)
+    distributed.barrier()
+    told = [message(made.save_checkpoint, kept)]
+    told.append(message(made.train, loader(), epochs=2, save_every="1 epoch", save_to=kept))
+    assert other.exists()
+    made.load_checkpoint(kept)
+    distributed.barrier()
+    if rank == 0:
+        os.kill(child, signal.SIGKILL)  # the right ends with the process
+        os.waitpid(child, 0)
+    distributed.barrier()
+    made.save_checkpoint(kept)
+    distributed.barrier()
+    assert not other.exists()  # nobody writes it any more
+    (place / f"told_{rank}").write_text(json.dumps(told))
 
 
 class Watched:

@@ -724,6 +724,14 @@ def test_pruning_keeps_its_promise(kinds: str, keep: int) -> None:
         assert [one.step for one in good(Path(name))] == whole[: max(keep, 1)]
 
 
+def test_pruning_leaves_those_of_another_run(tmp_path: Path) -> None:
+    for step in range(1, 7):
+        save(tmp_path, step, progress={"run": step % 2})
+    pruned = checkpoint_store.prune(tmp_path, 1, lambda found: found.progress["run"] == 1)
+    assert [path.name for path in pruned] == ["step_00000001", "step_00000003"]
+    assert [found.step for found in checkpoint_store.every(tmp_path)] == [6, 5, 4, 2]
+
+
 def test_what_cannot_be_deleted_is_out_of_sight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

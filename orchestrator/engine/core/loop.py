@@ -33,7 +33,7 @@ from orchestrator.engine.ranks import mesh, used_parts
 from orchestrator.engine.ranks.mesh import Mesh
 from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.engine.saving.checkpoint import Checkpoints
-from orchestrator.errors import UsageError
+from orchestrator.errors import JobFailed, UsageError
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,14 @@ class Loop:
             Profile(profiling, outputs_directory(), ranks, say) as self.profile,
         ):
             after.callback(self._restore_randomness)
+            if self.checkpoints is not None:
+                after.callback(self.checkpoints.close)
             self.frozen = to_train(self.parts.model, self.parts.bare, self.frozen)
             self._call(self.hooks.on_train_begin)
             while not state.ended:
                 self._epoch()
             if self.checkpoints is not None:
-                if self.saves_at_end and self.checkpoints.last_saved != state.step:
-                    self.save()
-                self.checkpoints.wait()
+                self._save_last(self.checkpoints)
         say(f"{state.ended}: all ranks end together after step {state.step}")
 
     def _epoch(self) -> None:
@@ -310,6 +310,23 @@ class Loop:
 
         return evaluation(self.parts, self.held_out, stop)
 
+    def _save_last(self, checkpoints: Checkpoints) -> None:
+        """A checkpoint that fails in between costs nothing else; the last one is the training."""
+        checkpoints.wait()
+        if checkpoints.failed or (self.saves_at_end and checkpoints.last_saved != self.state.step):
+            self.save()
+            checkpoints.wait()
+        if checkpoints.failed:
+            checkpoints.prune(1)
+            self.save()
+            checkpoints.wait()
+        if checkpoints.failed:
+            raise JobFailed(
+                f"the last checkpoint, of step {self.state.step}, could not be saved:"
+                f" {checkpoints.failed}",
+                "the weights of this run are lost; those of the checkpoints before it are there",
+            )
+
     def save(self) -> None:
         assert self.checkpoints is not None
         self.reporter.flush()
@@ -408,6 +425,7 @@ def save(
         "scheduler": scheduler.state(),
         "endless": endless,
         "aliases": aliases_of(parts.bare),
+        "run": dataclasses.asdict(checkpoints.run),
     }
     best = state.best is not None and state.best_step == state.step
     checkpoints.save(state.step, parts.bare, parts.stepper, progress, best=best)

@@ -1,4 +1,4 @@
-"""Saving and resuming: sharded, atomic, checksummed, in the background.
+"""Save: sharded, atomic, checksummed, in the background.
 
 Every rank writes its own shards through torch.distributed.checkpoint, so a checkpoint can be read
 by any other number of ranks and any strategy. What makes one trustworthy (manifest, checksums, the
@@ -10,8 +10,8 @@ copy of the parameters.
 
 from __future__ import annotations
 
-import glob
-import re
+import functools
+import os
 import secrets
 import threading
 import time
@@ -25,21 +25,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks.mesh import Mesh, local_tensor, sharded_like, shards_again
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
-from orchestrator.errors import CheckFailed, JobFailed, OrchestratorError, UsageError
+from orchestrator.engine.saving.ownership import Run, WriterLock, is_of
+from orchestrator.errors import CheckFailed, JobFailed, OrchestratorError
 from orchestrator.records import checkpoint_store
 
 Say = Callable[[str], None]
+PROBE = 1 << 16  # bytes
 SEEN_WITHIN = 3.0  # seconds until a file of another node shows up on a shared disk (NFS caches)
-
-# Takes a checkpoint's progress; raises CheckFailed if this program cannot use it.
-Accept = Callable[[Any], None]
 
 
 class Steps(Protocol):
@@ -66,18 +64,37 @@ class Writers:
 class Checkpoints:
     """One per run. save() returns when the state is copied; files are written meanwhile."""
 
-    def __init__(self, config: Config, directory: Path, mesh: Mesh, ranks: Ranks, say: Say) -> None:
+    _saving: Checkpoints | None = None  # by whichever of them: threads share a process group
+
+    def __init__(
+        self, config: Config, directory: Path, mesh: Mesh, ranks: Ranks, run: Run, say: Say
+    ) -> None:
         self.config, self.directory, self.ranks, self.say = config.checkpoint, directory, ranks, say
+        self.run = run
         self.token = gather(secrets.token_hex(4))[0]
         self.writers = writers(directory, self.token, mesh, ranks, config)
         self.thread: threading.Thread | None = None
         self.written = self.problem = ""  # what to say of the last save, set by its thread
         self.failures = 0
+        self.reason = self.failed = ""  # why the last save failed, if it did
         self.stalled = 0.0  # seconds for which it held up the training
         self.staged: dict[str, Tensor] = {}
-        self.last_saved = -1
-        if self.writers.first:
+        self.last_saved = -1  # or tried to
+        self.lock = WriterLock(directory)
+        owner = self.lock.acquire(run) if self.writers.first else ""
+        if other := next((owner for owner in gather(owner) if owner), ""):
+            self.close()
+            raise CheckFailed(
+                f"{directory} is in use: {other} saves its checkpoints there",
+                "save_to= (checkpoint.directory) names another directory",
+            )
+        if self.lock.first:  # else another one may be writing
             checkpoint_store.clean(directory, self.token)
+
+    def close(self) -> None:
+        """Let others save into the directory, and give back the memory of the copy."""
+        self.staged.clear()
+        self.lock.release()
 
     # -- saving -------------------------------------------------------------------------------
 
@@ -86,7 +103,9 @@ class Checkpoints:
     ) -> None:
         """Copy the state aside and write it; the one before has to be done first."""
         began = time.perf_counter()
-        self.wait()
+        if Checkpoints._saving is not None:
+            Checkpoints._saving.wait()
+        Checkpoints._saving = self
         state = state_of(model, stepper)
         if self.config.asynchronous:
             state = self._stage(state)
@@ -109,6 +128,7 @@ class Checkpoints:
             return
         self.thread.join()
         self.thread = None
+        self.failed = self.reason if self.problem else ""
         if self.problem:
             self.say(f"WARNING: {self.problem}")
         elif self.written:
@@ -123,13 +143,6 @@ class Checkpoints:
         self.wait()
         if problem:
             raise JobFailed(problem)
-
-    def close(self) -> None:
-        """Give back the group of ranks, with its threads and sockets, and the copy of the state."""
-        self.wait()
-        self.staged.clear()
-        if self.writers.group is not None:
-            dist.destroy_process_group(self.writers.group)
 
     def _stage(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Into host memory that is kept from save to save: a fresh page costs more than a copy."""
@@ -163,17 +176,18 @@ class Checkpoints:
                 )
                 if best:
                     checkpoint_store.mark_best(self.directory, step)
-                checkpoint_store.prune(self.directory, self.config.keep)
+                self.prune(self.config.keep)
                 size = sum(record.size for record in files.values())
             failed = ""
         except (Exception, CheckpointException) as error:  # noqa: BLE001 (a BaseException)
-            failed = first_cause(error)
+            failed = disk_problem(place) or first_cause(error)
             size = 0
         failed = next((one for one in gather(failed, self.writers.group) if one), "")
         if failed:
             self.failures += 1
             if self.writers.first:
-                checkpoint_store.clean(self.directory, "")
+                checkpoint_store.discard(place, step)
+            self.reason = failed
             self.problem = (
                 f"NOT SAVED: the checkpoint of step {step} failed: {failed}; training goes on, and"
                 " the checkpoints before it are as they were"
@@ -191,6 +205,14 @@ class Checkpoints:
         kind = type(f"Plans{self.token}{self.failures}", (DefaultSavePlanner,), {})
         planner: DefaultSavePlanner = kind(enable_plan_caching=True)
         return planner
+
+    def prune(self, keep: int) -> None:
+        """Remove older checkpoints of this run; those of other runs stay."""
+        if not self.writers.first:
+            return
+        checkpoint_store.prune(
+            self.directory, keep, lambda checkpoint: is_of(self.run, checkpoint.progress)
+        )
 
     def _digests(self, place: Path) -> dict[str, checkpoint_store.FileRecord]:
         """Give the first rank the digests of the files that each rank wrote; the others nothing."""
@@ -210,149 +232,6 @@ class Checkpoints:
                 raise OSError(one)
             found.update(one)
         return found
-
-    # -- resuming -----------------------------------------------------------------------------
-
-    def resume(
-        self,
-        model: nn.Module,
-        stepper: Steps,
-        accept: Accept = lambda progress: None,
-    ) -> checkpoint_store.Checkpoint | None:
-        """Read the newest checkpoint that verifies into model and optimizer."""
-        if self.config.resume == "never":
-            return None
-        began = time.perf_counter()
-        for found in self._candidates(accept):
-            problems = self._verify(found)
-            if problems:
-                self.say(
-                    f"WARNING: step {found.step} cannot be trusted: {'; '.join(problems[:3])};"
-                    " trying the one before it"
-                )
-                continue
-            accept(found.progress)
-            stepper.prime(found.progress["stepper"])
-            state = state_of(model, stepper)
-            try:
-                reader = FileSystemReader(found.path)
-                load(state, storage_reader=reader, process_group=self.writers.group)
-            except (Exception, CheckpointException) as error:  # noqa: BLE001 (as torch has it)
-                raise CheckFailed(
-                    f"{found.path} does not fit this model and optimizer: {first_cause(error)}",
-                    "resume with the model.* and optimizer.name that it was saved with",
-                ) from None
-            stepper.restore(found.progress["stepper"])
-            seconds = time.perf_counter() - began
-            how = f"{found.size / 1e6:,.1f} MB verified and read in {seconds:.2f} s"
-            self.say(f"resuming after step {found.step}, from {found.path}: {how}")
-            return found
-        if self.config.resume != "auto":
-            raise CheckFailed(
-                f"checkpoint.resume={self.config.resume}: none of its checkpoints verifies",
-                "look at them with: orchestrator checkpoint verify",
-            )
-        self.say(f"nothing to resume from in {self.directory}: starting anew")
-        return None
-
-    def _candidates(self, accept: Accept) -> list[checkpoint_store.Checkpoint]:
-        """Newest first, and only those that every writer group has."""
-        found: list[checkpoint_store.Checkpoint] = []
-        problem = ""
-        if self.writers.first:
-            try:
-                found = self._look(accept)
-            except OrchestratorError as error:
-                problem = str(error)
-        told = gather((self.writers.first, [one.step for one in found], problem, found))
-        for first, _, trouble, _ in told:
-            if first and trouble:
-                raise CheckFailed(trouble)
-        common = set.intersection(*(set(steps) for first, steps, _, _ in told if first))
-        # Without a shared disk, the paths are those of this node's own first rank.
-        leader = dist.get_global_rank(self.writers.group, 0) if self.writers.group else 0
-        return [one for one in told[leader][3] if one.step in common]
-
-    def _look(self, accept: Accept) -> list[checkpoint_store.Checkpoint]:
-        wanted = self.config.resume
-        if wanted != "auto":
-            found = checkpoint_store.resolve(wanted)
-        else:
-            found = checkpoint_store.every(self.directory)
-            if self.config.directory is None and not found:
-                found = earlier_runs(self.directory, accept)
-        # What was saved last comes first: steps of an older run may be higher.
-        return sorted(found, key=lambda checkpoint: checkpoint.created, reverse=True)
-
-    def _verify(self, found: checkpoint_store.Checkpoint) -> list[str]:
-        """All ranks share the reading; all come to the same answer."""
-        mine = sorted(found.files)[self.writers.index :: self.writers.size]
-        told = gather(
-            checkpoint_store.verify(found, mine) or ([found.problem] if found.problem else [])
-        )
-        return list(dict.fromkeys(problem for problems in told for problem in problems))
-
-
-def refuse_unreadable(path: Path) -> None:
-    """Look before anything is made: a wrong path must not leave an empty directory behind."""
-    problem: tuple[str, str] | None = None
-    if path.is_file():
-        problem = (
-            f"{path} is a file, and a checkpoint of several ranks is a directory",
-            "weights from torch.save: model.load_state_dict(torch.load(FILE)) before the Trainer",
-        )
-    else:
-        try:
-            checkpoint_store.resolve(str(path))
-        except OrchestratorError as error:
-            problem = (error.what, error.fix)
-    for rank, other in enumerate(gather(problem)):
-        if other is not None:
-            raise UsageError(f"rank {rank}: {other[0]}" if problem is None else other[0], other[1])
-
-
-def refuse_later(path: Path, step: int) -> None:
-    """Saved beside later ones, new checkpoints would be the oldest, and the first to be removed."""
-    later = max((found.step for found in checkpoint_store.every(path)), default=0)
-    highest = max(gather(later))
-    if highest > step:
-        raise UsageError(
-            f"{path} holds step {highest} of another run, and this one is at step {step}",
-            "resume=True (checkpoint.resume=auto) goes on from it; save_to="
-            " (checkpoint.directory) names another directory",
-        )
-
-
-def earlier_runs(directory: Path, accept: Accept) -> list[checkpoint_store.Checkpoint]:
-    """Find the newest experiment of the same name, next to this one, that has a checkpoint.
-
-    One that another kind of program wrote does not count: programs share the name by default.
-    A node that shares no disk has its own: runs/<experiment>-<id>/<node>/experiment.
-    """
-    run, inner = directory.parent.parent, Path("outputs/checkpoints")
-    if run.name == "experiment":
-        run, inner = run.parent.parent, Path("*/experiment/outputs/checkpoints")
-    named = re.fullmatch(r"(.+)_\d{8}_\d{6}(-\w+)?", run.name)
-    if named is None:
-        return []
-    pattern = f"{glob.escape(named[1])}_[0-9]*_[0-9]*"
-    for other in sorted(run.parent.glob(pattern), reverse=True):
-        for place in other.glob(str(inner)) if other != run else ():
-            found = checkpoint_store.every(place)
-            if found and all_accepted(found, accept):
-                return found
-    return []
-
-
-def all_accepted(found: Iterable[checkpoint_store.Checkpoint], accept: Accept) -> bool:
-    """Tell whether this kind of program wrote them; one whose manifest is damaged may pass."""
-    try:
-        for checkpoint in found:
-            if checkpoint.progress is not None:
-                accept(checkpoint.progress)
-    except CheckFailed:
-        return False
-    return True
 
 
 def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks, config: Config) -> Writers:
@@ -375,7 +254,7 @@ def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks, config: Confi
     shared, together = everywhere(looked)
     (directory / mine).unlink()
     if shared:
-        group = dist.new_group(backend="gloo")
+        group = writing_group(dist.group.WORLD, tuple(range(ranks.world)))
         return Writers(group, ranks.rank == 0, ranks.rank, ranks.world)
     return writers_of_a_node(mesh, ranks, together, config)
 
@@ -385,6 +264,15 @@ def everywhere(answers: list[bool]) -> list[bool]:
     least = torch.tensor(answers).int()
     dist.all_reduce(least, dist.ReduceOp.MIN, group=host_group())
     return [bool(answer) for answer in least.tolist()]
+
+
+@functools.cache
+def writing_group(
+    world: dist.ProcessGroup | None, members: tuple[int, ...]
+) -> dist.ProcessGroup | None:
+    """Make a group for the threads that write, once: each has threads and files of its own."""
+    group: dist.ProcessGroup | None = dist.new_group(list(members), backend="gloo")
+    return group
 
 
 def writers_of_a_node(mesh: Mesh, ranks: Ranks, together: bool, config: Config) -> Writers:
@@ -401,7 +289,7 @@ def writers_of_a_node(mesh: Mesh, ranks: Ranks, together: bool, config: Config) 
         )
     made = None
     for node in nodes:
-        group = dist.new_group(ranks.of_node(node), backend="gloo")
+        group = writing_group(dist.group.WORLD, tuple(ranks.of_node(node)))
         if node == ranks.nodes[ranks.rank][0]:
             made = group
     members = ranks.of_node(ranks.nodes[ranks.rank][0])
@@ -433,6 +321,24 @@ def state_of(model: nn.Module, stepper: Steps) -> dict[str, Tensor]:
     for name, value in stepper.state():
         state[f"optim.{name}"] = value
     return state
+
+
+def disk_problem(directory: Path) -> str:
+    """Say what the disk says when it is written to: torch's writer hides it in a number."""
+    probe = directory / f".probe_{os.getpid()}"
+    try:
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            os.write(descriptor, bytes(PROBE))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+            probe.unlink()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"{error.strerror or error} ({directory.parent})"
+    return ""
 
 
 def first_cause(error: BaseException) -> str:

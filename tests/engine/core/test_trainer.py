@@ -114,6 +114,28 @@ def test_a_resume_on_other_ranks_goes_on_after_the_same_samples(tmp_path: Path) 
         torch.testing.assert_close(weights[name], value, atol=1e-5, rtol=0, msg=name)
 
 
+def test_launched_again_it_goes_on_from_its_own_run(tmp_path: Path) -> None:
+    job = done(tmp_path, "again", [2], "launched_again")
+    said = job.told().splitlines()
+    resumed = [line for line in said if line.startswith("resuming")]
+    assert len(resumed) == 1
+    runs = [job.path / f"mine_2026010{day}_000000/outputs/checkpoints" for day in (1, 2, 3)]
+    assert resumed[0].startswith(f"resuming after step 6, from {runs[0]}/step_00000006: ")
+    assert "; saved by a.py on " in resumed[0]
+    passed = [line for line in said if "passed over" in line][-2:]
+    assert passed[0].startswith(f"the checkpoints in {runs[2]} are passed over: a.py on ")
+    assert "saved them with another model" in passed[0]
+    assert passed[1].startswith(f"the checkpoints in {runs[1]} are passed over: saved by b.py on ")
+    assert passed[1].endswith("this is a.py")
+
+
+def test_two_programs_and_one_directory(tmp_path: Path) -> None:
+    job = done(tmp_path, "two", [2], "reads_where_others_write")
+    for rank in range(2):
+        for told in json.loads((job.path / f"told_{rank}").read_text()):
+            assert f"{job.path / 'kept'} is in use: b.py on here (process 7) saves" in told
+
+
 def test_asked_to_stop_it_saves_and_does_not_validate(tmp_path: Path) -> None:
     done(tmp_path, "hurry", [2], "stops_in_a_hurry")
 

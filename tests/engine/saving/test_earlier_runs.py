@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.engine.core.loop import is_endless
-from orchestrator.engine.saving.checkpoint import earlier_runs
+from orchestrator.engine.saving.loading import earlier_runs
 from orchestrator.errors import CheckFailed
 from tests.records.test_checkpoint_store import save
 

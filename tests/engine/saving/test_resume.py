@@ -145,18 +145,33 @@ def test_a_flipped_bit_is_found_and_the_one_before_is_taken(tmp_path: Path) -> N
 
 
 def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, small_disk: Path) -> None:
-    """Ballast after the first save: the next one fails, the first stays, training goes on."""
+    """Ballast after the first save: the next one fails, the first stays, training goes on. The last
+    one is all that there is of the training: without it, a run has failed."""
     there = {"directory": str(small_disk / "ckpt"), "asynchronous": True}
     first = job(tmp_path, "a", [2], saving(4, **there), {"training": {"max_steps": 4}})
     assert run(first) == [[0, 0]]
     (small_disk / "ballast").write_bytes(b"x" * (free(small_disk) - 8192))
     again = job(tmp_path, "b", [2], saving(4, resume="auto", **there),
                 {"scheduler": {"total_steps": 4}})  # fmt: skip
-    assert run(again) == [[0, 0]]
+    assert run(again) == [[1, 1]]
     assert again.told().count("WARNING: NOT SAVED: the checkpoint of step 8 failed") == 1
-    assert "No space left on device" in again.told()
+    assert "the last checkpoint, of step 12, could not be saved: No space left" in again.told()
     assert max(losses(again)) == STEPS
     assert sorted(p.name for p in (small_disk / "ckpt").iterdir()) == ["step_00000004"]
+    (small_disk / "ballast").unlink()
+    room = {"directory": str(small_disk / "room"), "keep": 9}
+    probe = job(tmp_path, "r", [2], saving(4, **room), {"training": {"max_steps": 4}})
+    assert run(probe) == [[0, 0]]
+    one = sum(path.stat().st_size for path in (small_disk / "room").glob("*/*"))
+    two = job(tmp_path, "s", [2], saving(4, resume="auto", **room), {"training": {"max_steps": 8}},
+              {"scheduler": {"total_steps": 4}})  # fmt: skip
+    assert run(two) == [[0, 0]]
+    (small_disk / "ballast").write_bytes(b"x" * (free(small_disk) - one // 2))
+    tight = job(tmp_path, "t", [2], saving(4, resume="auto", **room),
+                {"scheduler": {"total_steps": 4}})  # fmt: skip
+    assert run(tight) == [[0, 0]], tight.told()  # the oldest makes room for the last
+    left = sorted(p.name for p in (small_disk / "room").iterdir())
+    assert left == ["step_00000008", "step_00000012"]
     (small_disk / "ballast").unlink()
     third = job(tmp_path, "c", [2], resumed(small_disk / "ckpt"))
     assert run(third) == [[0, 0]]
@@ -206,3 +221,11 @@ def test_what_does_not_fit_is_refused_in_words(tmp_path: Path, world: list[int])
     for refused in (other, sgd):
         assert "does not fit this model and optimizer" in refused.told()
         assert "Traceback" not in refused.told()
+
+
+def test_an_engine_without_an_experiment_says_that_it_saves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    by_hand = job(tmp_path, "a", [1], env={"ORCHESTRATOR_EXPERIMENT": ""})
+    assert run(by_hand) == [[0]]
+    assert "this run has no experiment, so nothing of it is saved" in by_hand.told()
+    assert "set checkpoint.directory" in by_hand.told()

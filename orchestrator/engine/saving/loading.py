@@ -1,0 +1,221 @@
+"""Find the checkpoint to go on from, verify it, and read it into model and optimizer.
+
+Whoever reads creates nothing, marks nothing and removes nothing: another program may be saving into
+the same directory.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
+from orchestrator.engine.saving.checkpoint import SEEN_WITHIN, Say, Steps, first_cause, state_of
+from orchestrator.engine.saving.ownership import saved_by
+from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.records import checkpoint_store
+from orchestrator.records.checkpoint_store import Checkpoint
+
+# Takes a checkpoint's progress; raises CheckFailed if this program cannot use it.
+Accept = Callable[[Any], None]
+Look = Callable[[], list[Checkpoint]]
+
+
+@dataclass(frozen=True)
+class Readers:
+    """The ranks that together read one complete checkpoint: all, or those of one node."""
+
+    group: dist.ProcessGroup | None
+    index: int
+    size: int
+
+
+def resume(
+    look: Look, ranks: Ranks, model: nn.Module, stepper: Steps, accept: Accept, say: Say
+) -> Checkpoint | None:
+    """Read the first that verifies of those that look() finds, and say whose it is."""
+    began = time.perf_counter()
+    candidates, readers = agree(look, ranks)
+    for found in candidates:
+        problems = verify(found, readers)
+        if problems:
+            say(
+                f"WARNING: step {found.step} cannot be trusted: {'; '.join(problems[:3])};"
+                " trying the one before it"
+            )
+            continue
+        accept(found.progress)
+        stepper.prime(found.progress["stepper"])
+        state = state_of(model, stepper)
+        try:
+            reader = FileSystemReader(found.path)
+            load(state, storage_reader=reader, process_group=readers.group)
+        except (Exception, CheckpointException) as error:  # noqa: BLE001 (as torch has it)
+            raise CheckFailed(
+                f"{found.path} does not fit this model and optimizer: {first_cause(error)}",
+                "resume with the model.* and optimizer.name that it was saved with",
+            ) from None
+        stepper.restore(found.progress["stepper"])
+        seconds = time.perf_counter() - began
+        say(
+            f"resuming after step {found.step}, from {found.path}: {found.size / 1e6:,.1f} MB"
+            f" verified and read in {seconds:.2f} s; {saved_by(found.progress, found.created)}"
+        )
+        return found
+    return None
+
+
+def agree(look: Look, ranks: Ranks) -> tuple[list[Checkpoint], Readers]:
+    """Find the checkpoints that all ranks see, newest first."""
+    deadline = time.monotonic() + SEEN_WITHIN
+    while True:
+        found, problem = [], ""
+        try:
+            # What was saved last comes first: steps of an older run may be higher.
+            found = sorted(look(), key=lambda checkpoint: checkpoint.created, reverse=True)
+        except OrchestratorError as error:
+            problem = str(error)
+        steps = [
+            (checkpoint.step, checkpoint.created, str(checkpoint.path)) for checkpoint in found
+        ]
+        seen = gather((problem, steps, time.monotonic() > deadline))
+        if trouble := next((other for other, _, _ in seen if other), ""):
+            raise CheckFailed(trouble)
+        if all(other == steps for _, other, _ in seen):
+            return found, Readers(host_group(), ranks.rank, ranks.world)
+        if seen[0][2]:  # rank 0's clock; on a shared disk, a file may show up a moment later
+            break
+        time.sleep(0.05)
+    common = set.intersection(*({step for step, _, _ in other} for _, other, _ in seen))
+    order = [step for step, _, _ in seen[0][1] if step in common]
+    own = {checkpoint.step: checkpoint for checkpoint in found}
+    return [own[step] for step in order], readers_of_a_node(ranks)
+
+
+def readers_of_a_node(ranks: Ranks) -> Readers:
+    """Without a shared disk, each node reads checkpoints of its own."""
+    mine = ranks.nodes[ranks.rank][0]
+    group = None
+    for node in sorted({node for node, _ in ranks.nodes}):
+        made = dist.new_group(ranks.of_node(node), backend="gloo")
+        group = made if node == mine else group
+    members = ranks.of_node(mine)
+    return Readers(group, members.index(ranks.rank), len(members))
+
+
+def verify(found: Checkpoint, readers: Readers) -> list[str]:
+    """All ranks share the reading; all come to the same answer."""
+    mine = sorted(found.files)[readers.index :: readers.size]
+    own = checkpoint_store.verify(found, mine) or ([found.problem] if found.problem else [])
+    return list(dict.fromkeys(problem for problems in gather(own) for problem in problems))
+
+
+# -- what is looked at ----------------------------------------------------------------------------
+
+
+def named(path: str) -> Look:
+    """Look at a step, a directory of steps, or an experiment."""
+    return lambda: checkpoint_store.resolve(path)
+
+
+def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Look:
+    """Look at a directory; if it may search, also at earlier runs of the same program."""
+    said: set[str] = set()  # it may look several times
+
+    def pass_over(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            say(text)
+
+    def look() -> list[Checkpoint]:
+        found = checkpoint_store.every(directory)
+        if not searches:
+            return found
+        if found and (why := why_not(found, accept)):
+            pass_over(passed_over(directory, why))
+            found = []
+        return found or earlier_runs(directory, accept, pass_over)
+
+    return look
+
+
+def earlier_runs(directory: Path, accept: Accept, say: Say = lambda text: None) -> list[Checkpoint]:
+    """Find the newest experiment of the same name, next to this one, that has a checkpoint.
+
+    One that another program wrote does not count: programs share the name by default.
+    A node that shares no disk has its own: runs/<experiment>-<id>/<node>/experiment.
+    """
+    run, inner = directory.parent.parent, Path("outputs/checkpoints")
+    if run.name == "experiment":
+        run, inner = run.parent.parent, Path("*/experiment/outputs/checkpoints")
+    same_name = re.fullmatch(r"(.+)_\d{8}_\d{6}(-\w+)?", run.name)
+    if same_name is None:
+        return []
+    pattern = f"{glob.escape(same_name[1])}_[0-9]*_[0-9]*"
+    for other in sorted(run.parent.glob(pattern), reverse=True):
+        for path in other.glob(str(inner)) if other != run else ():
+            found = checkpoint_store.every(path)
+            if found and not (why := why_not(found, accept)):
+                return found
+            if found:
+                say(passed_over(path, why))
+    return []
+
+
+def passed_over(directory: Path, why: str) -> str:
+    return f"the checkpoints in {directory} are passed over: {why}"
+
+
+def why_not(found: Iterable[Checkpoint], accept: Accept) -> str:
+    """Say why they are not this program's; one whose manifest is damaged may pass."""
+    try:
+        for checkpoint in found:
+            if checkpoint.progress is not None:
+                accept(checkpoint.progress)
+    except CheckFailed as error:
+        return error.what
+    return ""
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def refuse_unreadable(path: Path) -> None:
+    """Look before anything is made."""
+    problem: tuple[str, str] | None = None
+    if path.is_file():
+        problem = (
+            f"{path} is a file, and a checkpoint of several ranks is a directory",
+            "weights from torch.save: model.load_state_dict(torch.load(FILE)) before the Trainer",
+        )
+    else:
+        try:
+            checkpoint_store.resolve(str(path))
+        except OrchestratorError as error:
+            problem = (error.what, error.fix)
+    for rank, other in enumerate(gather(problem)):
+        if other is not None:
+            raise UsageError(f"rank {rank}: {other[0]}" if problem is None else other[0], other[1])
+
+
+def refuse_later(path: Path, step: int) -> None:
+    """Refuse to save next to later steps: new checkpoints would be the first to be removed."""
+    later = max((found.step for found in checkpoint_store.every(path)), default=0)
+    highest = max(gather(later))
+    if highest > step:
+        raise UsageError(
+            f"{path} holds step {highest} of another run, and this one is at step {step}",
+            "resume=True (checkpoint.resume=auto) goes on from it; save_to="
+            " (checkpoint.directory) names another directory",
+        )
