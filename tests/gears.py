@@ -72,6 +72,8 @@ LONG = [
             *("a child that fails", "an address that only the node itself has"),
         )
     ),
+    "tests/engine/core/test_trainer.py::test_a_signal_to_the_group_leaves_its_workers[spawn",
+    "tests/engine/core/test_trainer.py::test_a_signal_to_the_group_leaves_its_workers[forkserver",
     "tests/engine/core/test_used_parts.py::test_random_parts_in_random_micro_batches[6]",
     "tests/engine/data/test_loaders.py::test_loaders_that_people_write[nodes0]",
     "tests/engine/ranks/test_library_models.py",

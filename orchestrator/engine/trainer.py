@@ -488,6 +488,7 @@ class Trainer:
         with contextlib.closing(store) as checkpoints:
             training_loop.save(checkpoints, self.parts, self.state, self._scheduler, endless)
             checkpoints.finish()
+            checkpoints.leave()
         return checkpoint_store.final(checkpoints.directory, self.state.step)
 
     def load_checkpoint(self, directory: str | Path) -> Path:

@@ -216,6 +216,56 @@ def reads_where_others_write(place: Path) -> None:
     (place / f"told_{rank}").write_text(json.dumps(told))
 
 
+def signalled(number: int) -> None:
+    """Signal the whole process group, as torchrun, scancel and a terminal do."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(number, signal.SIG_IGN)
+        os.killpg(0, number)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def stopped_with_workers(place: Path) -> None:
+    """The group gets a signal while workers load: what was trained is saved."""
+    os.setpgid(0, 0)
+    calls = iter(range(100))
+
+    def step(model: nn.Module, batch: Any) -> Any:
+        if next(calls) == 3:
+            signalled(int(os.environ["SIGNAL"]))
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    model, kept = net(), place / "kept"
+    made = Trainer(model, optimizer(model), step=step)
+    how = os.environ["START"]
+    fit = DataLoader(samples(400), 4, num_workers=2, multiprocessing_context=how)
+    made.train(fit, epochs=1, save_every="9 epochs", save_to=kept)
+    assert (made.state.ended, made.state.step < 8) == ("asked to stop", True)
+    assert [path.name for path in kept.iterdir()] == [f"step_{made.state.step:08d}"]
+
+
+class Stopping:
+    """A validation in which a signal arrives; how many of its batches were asked for."""
+
+    asked = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in loader(400):
+            Stopping.asked += 1
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+
+def stopped_in_a_validation(place: Path) -> None:
+    model = net()
+    made = Trainer(model, optimizer(model), nn.CrossEntropyLoss())
+    made.train(loader(), Stopping(), epochs=9, save_every="9 epochs", save_to=place / "kept")
+    assert (made.state.ended, made.state.epoch, made.state.val_metrics) == ("asked to stop", 1, {})
+    assert Stopping.asked < 10
+    assert [path.name for path in (place / "kept").iterdir()] == [f"step_{made.state.step:08d}"]
+
+
 class Watched:
     """A validation that says that it began."""
 

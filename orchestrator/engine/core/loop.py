@@ -135,6 +135,7 @@ class Loop:
                 self._epoch()
             if self.checkpoints is not None:
                 self._save_last(self.checkpoints)
+                self.checkpoints.leave()
         say(f"{state.ended}: all ranks end together after step {state.step}")
 
     def _epoch(self) -> None:

@@ -8,7 +8,6 @@ The state of all this is one number, the position.
 from __future__ import annotations
 
 import itertools
-import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from orchestrator.config.schema import Config
+from orchestrator.engine.data import workers
 from orchestrator.engine.data.batch import Micro
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.data.sources import Source
@@ -127,16 +127,17 @@ def loaded(samples: Samples, places: Iterable[Place], config: Config) -> Iterato
             batch = samples[place]
             yield Batch(batch.ids, pin(batch.data)) if pinned else batch
         return
-    yield from DataLoader(
+    loader = DataLoader(
         samples,
         batch_size=None,  # a place is a whole batch
         sampler=Places(places),
         num_workers=wanted.num_workers,
         prefetch_factor=wanted.prefetch_factor,
         pin_memory=pinned,
-        worker_init_fn=quiet,
+        worker_init_fn=workers.Shield(),
         generator=torch.Generator(),  # else it would draw from the one that the model uses
     )
+    yield from workers.begin(loader)
 
 
 class Places:
@@ -147,11 +148,6 @@ class Places:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.places)
-
-
-def quiet(worker: int) -> None:
-    """A Ctrl-C reaches all processes of a terminal; the rank decides what becomes of it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def pin(data: Any) -> Any:

@@ -26,6 +26,7 @@ from torch.utils.data import (
 )
 
 from orchestrator.config.parse import one_of
+from orchestrator.engine.data import workers
 from orchestrator.engine.data.batch import Micro, seed_all
 from orchestrator.engine.data.randomness import randomness_kept
 from orchestrator.engine.data.sample_order import Order
@@ -70,6 +71,8 @@ def copied(loader: Any, **changes: Any) -> Any:
     epoch does; batches come in their order, since a rank with none left counts its last as none."""
     own = copy.copy(loader)
     always = {"_iterator": None, "generator": None, "persistent_workers": False, "in_order": True}
+    if getattr(own, "num_workers", 0):
+        changes["worker_init_fn"] = workers.Shield(own.worker_init_fn)
     # DataLoader lets nobody exchange these after it was made, for fear of a stale iterator.
     vars(own).update(always | changes)
     return own
@@ -194,7 +197,7 @@ class MapShard(Shard):
     def _draws(self, number: int, start: int) -> Iterator[Micro]:
         self.rounds, self.begun = self._rounds(number, start), deque()
         self._seed(number, -1)
-        for data in self._each(iter(self.own), number, start):
+        for data in self._each(workers.begin(self.own), number, start):
             items, real = self.begun.popleft()
             content = items if self.batch_size else items[0]
             size = len(content) if isinstance(content, (list, tuple)) else None
@@ -357,7 +360,7 @@ class UserShard(Shard):
             self.description += f"; it shows {extra} of them twice, to make the ranks equal"
 
     def _draws(self, number: int, start: int) -> Iterator[Micro]:
-        drawn = self._each(iter(self.own), number, 0)
+        drawn = self._each(workers.begin(self.own), number, 0)
         for index, data in itertools.islice(enumerate(drawn), start, None):
             left = self.part - index * (self.batch_size or 1)
             size = min(self.batch_size, left) if self.batch_size and left > 0 else None
@@ -382,7 +385,7 @@ class IterableShard(Shard):
 
     def _draws(self, number: int, start: int) -> Iterator[Micro]:
         # The seed of rank 0 for all: streams that are dealt out have to be the same.
-        drawn = self._each(iter(self.own), number, 0)
+        drawn = self._each(workers.begin(self.own), number, 0)
         if self.ranks.world == 1:
             yield from (Micro(data, None) for data in itertools.islice(drawn, start, None))
             return

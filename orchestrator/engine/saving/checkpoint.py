@@ -96,6 +96,11 @@ class Checkpoints:
         self.staged.clear()
         self.lock.release()
 
+    def leave(self) -> None:
+        """Close on all ranks: then none of them finds a trace of the others."""
+        self.close()
+        gather(None)
+
     # -- saving -------------------------------------------------------------------------------
 
     def save(

@@ -6,6 +6,7 @@ import functools
 import json
 import random
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,20 @@ def test_two_programs_and_one_directory(tmp_path: Path) -> None:
     for rank in range(2):
         for told in json.loads((job.path / f"told_{rank}").read_text()):
             assert f"{job.path / 'kept'} is in use: b.py on here (process 7) saves" in told
+
+
+@pytest.mark.parametrize(
+    ("start", "number"),
+    [("fork", signal.SIGTERM), ("spawn", signal.SIGINT), ("forkserver", signal.SIGTERM)],
+)
+def test_a_signal_to_the_group_leaves_its_workers(tmp_path: Path, start: str, number: int) -> None:
+    done(
+        tmp_path, "group", [1], "stopped_with_workers", env={"START": start, "SIGNAL": f"{number}"}
+    )
+
+
+def test_a_signal_in_a_validation_ends_it(tmp_path: Path) -> None:
+    done(tmp_path, "validation", [2], "stopped_in_a_validation")
 
 
 def test_asked_to_stop_it_saves_and_does_not_validate(tmp_path: Path) -> None:
