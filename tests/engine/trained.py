@@ -216,6 +216,56 @@ def reads_where_others_write(place: Path) -> None:
     (place / f"told_{rank}").write_text(json.dumps(told))
 
 
+class Islands(nn.Module):
+    """What bf16 cannot hold: times of a day, a table of angles, running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rates", torch.logspace(-4, 0, 6))
+        self.named = nn.Embedding(4, 6)
+        self.scale = nn.Parameter(torch.full((6,), 1.001))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.BatchNorm1d(6)) for _ in range(2)
+        )
+        self.turn = nn.Parameter(torch.eye(6))
+        self.head = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = torch.sin(x[:, :1] * self.rates) * self.scale + self.named(x[:, 1].long())
+        for layer in self.layers:
+            h = h + torch.tanh(layer(h)) @ self.turn
+        return {"out": self.head(h)}
+
+
+def low_precision(place: Path) -> None:
+    """Every strategy computes what ddp does, which is autocast around the plain model."""
+    own = torch.Generator().manual_seed(1)
+    seconds = torch.randint(0, 86400, (64, 1), generator=own).float()
+    x = torch.cat([seconds, torch.arange(64.0)[:, None] % 4], 1)
+    fit = DataLoader(TensorDataset(x, torch.sin(seconds / 7000)), 8)
+    dtypes = set()
+
+    def loss(outputs: dict[str, Tensor], targets: Tensor) -> Tensor:
+        dtypes.add(outputs["out"].dtype)
+        return nn.functional.mse_loss(outputs["out"], targets)
+
+    rank = distributed.setup_distributed()["rank"]
+    for precision in ("bf16", "fp16"):
+        found = {}
+        for strategy in MORE:
+            torch.manual_seed(0)
+            model = Islands()
+            made = Trainer(
+                model, torch.optim.SGD(model.parameters(), 0.1), loss,
+                strategy=strategy, precision=precision, accumulate=2,
+            )  # fmt: skip
+            made.train(fit, epochs=2, verbose=False)
+            found[strategy] = whole(model)
+        if rank == 0:
+            torch.save(found, place / precision)
+    assert dtypes == {torch.float32}
+
+
 def signalled(number: int) -> None:
     """Signal the whole process group, as torchrun, scancel and a terminal do."""
     child = os.fork()

@@ -101,8 +101,7 @@ class Stepper:
         """Bring a sum of losses to a size whose gradients low precision can hold."""
         if self.nominal is None:
             self.nominal = self._usual_count(count)
-        undo = self.mesh.copies if self.mesh.strategy == "ddp" else 1  # ddp averages over the ranks
-        return loss * (self.scale.to(loss.device) * (undo * real / self.nominal))
+        return loss * (self.scale.to(loss.device) * (real / self.nominal))
 
     def _usual_count(self, count: Tensor) -> float:
         """Guess what a step counts from its first micro-batch: a power of two, which rounds none

@@ -89,7 +89,10 @@ class Decoder(nn.Module):
         x = F.dropout(x, config.dropout, self.training)
         head_dim = config.model_dim // config.num_heads
         cos, sin = rotation(inputs.size(1), head_dim, config.rope_theta, x.device)
-        cos, sin = cos.to(x.dtype), sin.to(x.dtype)  # once, not in every block
+        device = x.device.type
+        low = torch.is_autocast_enabled(device)  # then x is fp32, but what is rotated is not
+        dtype = torch.get_autocast_dtype(device) if low else x.dtype
+        cos, sin = cos.to(dtype), sin.to(dtype)  # once, not in every block
         for block in self.blocks:
             x = block(x, cos, sin)
         # The head is not called but its weight used: its logits are never there all at once.

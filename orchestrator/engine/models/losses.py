@@ -128,8 +128,7 @@ class Losses:
             return totals("the step", self.step(model, batch), batch, size)
         inputs, targets = halves(batch)
         outputs = call(model, inputs)
-        if isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16):
-            outputs = outputs.float()
+        outputs = in_fp32(outputs)
         beside = targets if isinstance(targets, Tensor) else batch
         if self.counts and not targets.is_floating_point():
             result = totals("the loss", self._counted(outputs, targets), beside, size)
@@ -162,6 +161,21 @@ def totals(giver: str, result: Any, batch: Any, size: int | None) -> Totals:
         many = size_of(batch) if size is None else size
         return {"loss": (result.float() * many, number(many, result, giver))}
     return as_sums(result, giver).totals()
+
+
+def in_fp32(outputs: Any) -> Any:
+    """Losses are computed in full precision, whatever a model returns its outputs in."""
+    if isinstance(outputs, Tensor):
+        low = outputs.dtype in (torch.bfloat16, torch.float16)
+        return outputs.float() if low else outputs
+    if type(outputs) in (list, tuple):
+        return type(outputs)(in_fp32(value) for value in outputs)
+    if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
+        return type(outputs)(*(in_fp32(value) for value in outputs))
+    if isinstance(outputs, dict):  # those of transformers, too, which remember their attributes
+        for name, value in outputs.items():
+            outputs[name] = in_fp32(value)
+    return outputs
 
 
 def halves(batch: Any) -> tuple[Any, Any]:

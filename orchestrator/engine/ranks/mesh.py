@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
 from orchestrator.config.schema import COPIED, Config
-from orchestrator.engine.ranks import agreement, used_parts
+from orchestrator.engine.ranks import agreement, low_precision, used_parts
 from orchestrator.engine.ranks.blocks import blocks_of, has_sparse, kept_whole, to_shard
 from orchestrator.engine.ranks.ranks import (
     Ranks,
@@ -36,7 +36,6 @@ try:
     from torch.distributed.fsdp import (
         CPUOffloadPolicy,
         FSDPModule,
-        MixedPrecisionPolicy,
         OffloadPolicy,
         fully_shard,
         register_fsdp_forward_method,
@@ -47,7 +46,6 @@ except ImportError:
 if not hasattr(FSDPModule, "set_gradient_divide_factor"):
     raise CheckFailed(f"the engine needs torch 2.8, here is {torch.__version__}")
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 COMPUTED = "computed_by_orchestrator"  # a method that FSDP treats like a forward
 T = TypeVar("T")
 SHOWN = 8  # rows and columns of the picture
@@ -211,10 +209,7 @@ def shard(
     reshard = fsdp.reshard_after_forward and mesh.strategy != "shard_grad_op"
     if config.distributed.find_unused_parameters:
         reshard = False  # all blocks are gathered before the forward, whichever it uses
-    low = config.training.mixed_precision
-    policy = MixedPrecisionPolicy(
-        param_dtype=DTYPES[low] if low != "fp32" else None, reduce_dtype=DTYPES[fsdp.reduce_dtype]
-    )
+    policy = low_precision.policy(config.training.mixed_precision, fsdp.reduce_dtype)
     offload: OffloadPolicy = CPUOffloadPolicy() if fsdp.cpu_offload else OffloadPolicy()
     if has_sparse(model):
         raise UsageError(
@@ -236,6 +231,7 @@ def shard(
             offload_policy=offload,
             ignored_params=whole,
         )
+    low_precision.gather_others_as_they_are(model)
     parts: list[FSDPModule] = [m for m in model.modules() if isinstance(m, FSDPModule)]
     for part in parts:
         # The loss is a sum over all tokens of all ranks: gradients are summed and never averaged.
@@ -243,7 +239,12 @@ def shard(
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
     differ = config.distributed.find_unused_parameters
-    used_parts.note(model, fills=differ or mesh.copies > 1, differ=differ)
+    used_parts.note(
+        model,
+        fills=differ or mesh.copies > 1,
+        differ=differ,
+        before_sum=low_precision.equal_gradients,
+    )
     if differ:  # all blocks are gathered before each forward
         return
     prefetch(parts[1:], config)  # the first is the model itself
@@ -284,8 +285,9 @@ def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
             find_unused_parameters=made.find_unused_parameters,
             broadcast_buffers=made.broadcast_buffers,
         )
-    if not (made.find_unused_parameters or made.static_graph):
-        used_parts.watch(spread_out)
+    used_parts.sum_buckets(
+        spread_out, complete=not (made.find_unused_parameters or made.static_graph)
+    )
     return spread_out
 
 
@@ -317,11 +319,11 @@ def recompute(block: nn.Module, how: str) -> None:
 
 
 def computing(mesh: Mesh, ranks: Ranks, config: Config) -> contextlib.AbstractContextManager[Any]:
-    """Low precision where FSDP does not already cast the parameters."""
+    """Compute in low precision, the same for every strategy."""
     low = config.training.mixed_precision
-    if low == "fp32" or mesh.mesh is not None:
+    if low == "fp32":
         return contextlib.nullcontext()
-    return torch.autocast(ranks.device.type, DTYPES[low])
+    return torch.autocast(ranks.device.type, low_precision.DTYPES[low])
 
 
 def backward(

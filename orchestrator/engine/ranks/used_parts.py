@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -40,8 +39,16 @@ FIX = (
 class UsedParts:
     """The parameters that this rank used since the last step, of a sharded model."""
 
-    def __init__(self, model: nn.Module, *, fills: bool, differ: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        fills: bool,
+        differ: bool,
+        before_sum: Callable[[Any], None] = lambda group: None,
+    ) -> None:
         self.model, self.fills, self.differ = model, fills, differ
+        self.before_sum = before_sum  # called with each block
         self.parameters: set[int] = set()  # by id: those that got a gradient
         self.notes: list[str] = []  # what was summed with what, in the order of the collectives
         for module in blocks(model):
@@ -66,6 +73,7 @@ class UsedParts:
                 if self.fills:
                     whole.grad = torch.zeros_like(whole)
             self.notes.append(f"{group._module_fqn} without {idle}")
+            self.before_sum(group)
         post_backward(*unused)
 
     def note_forward(self) -> None:
@@ -92,9 +100,9 @@ class UsedParts:
         return number
 
 
-def note(model: nn.Module, *, fills: bool, differ: bool) -> None:
+def note(model: nn.Module, *, fills: bool, differ: bool, before_sum: Callable[[Any], None]) -> None:
     """Begin to note what a sharded model uses."""
-    vars(model)["_used_parts"] = UsedParts(model, fills=fills, differ=differ)
+    vars(model)["_used_parts"] = UsedParts(model, fills=fills, differ=differ, before_sum=before_sum)
 
 
 def of(model: nn.Module) -> UsedParts | None:
@@ -142,24 +150,28 @@ def summed_in_order(model: FSDPModule, *, last: bool) -> Iterator[None]:
 
 
 class SummedBuckets:
-    """Know whether ddp has summed all gradients, which it does bucket by bucket."""
+    """Sum the gradients of ddp, bucket by bucket, and know whether it has summed all."""
 
     def __init__(self) -> None:
         self.complete = False
 
     def sum(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        """Sum as ddp does by itself."""
+        """Sum, where ddp by itself averages: every strategy scales the loss alike."""
         self.complete = bucket.is_last()
-        return default_hooks.allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        assert work is not None
+        summed: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+        return summed
 
 
 SummedBuckets.sum.__annotations__ = {}  # ddp compares them with types, and these are strings
 
 
-def watch(model: DistributedDataParallel) -> None:
+def sum_buckets(model: DistributedDataParallel, *, complete: bool) -> None:
+    """Let ddp sum; `complete`: a step that does not use all parameters is refused."""
     buckets = SummedBuckets()
     model.register_comm_hook(buckets, SummedBuckets.sum)
-    vars(model)["_summed_buckets"] = buckets
+    vars(model)["_summed_buckets"] = buckets if complete else None
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from orchestrator.config.schema import Config
 from orchestrator.engine.models import build, cross_entropy, decoder, import_by_name
-from orchestrator.engine.ranks import mesh
+from orchestrator.engine.ranks import low_precision, mesh
 from orchestrator.engine.ranks.blocks import blocks_of
 from orchestrator.engine.verify.teams import World
 
@@ -96,7 +96,7 @@ def part(world: World, run: Callable[[], None], reckoned: float) -> float:
 
 def block_run(config: Config, model: nn.Module, world: World) -> Callable[[], None]:
     """Forward and backward of the first block."""
-    dtype, dim = mesh.DTYPES[config.training.mixed_precision], config.model.model_dim
+    dtype, dim = low_precision.DTYPES[config.training.mixed_precision], config.model.model_dim
     block = next(child for child in model.children() if isinstance(child, nn.ModuleList))[0]
     block.to_empty(device=world.device)
     with torch.no_grad():
@@ -123,7 +123,7 @@ def block_run(config: Config, model: nn.Module, world: World) -> Callable[[], No
 
 def head_run(config: Config, rows: int, world: World) -> Callable[[], None]:
     """Logits, loss and both of their gradients."""
-    dtype = mesh.DTYPES[config.training.mixed_precision]
+    dtype = low_precision.DTYPES[config.training.mixed_precision]
     made = {"device": world.device, "dtype": dtype, "requires_grad": True}
     hidden = torch.randn(rows, config.model.model_dim, **made)  # type: ignore[call-overload]
     weight = torch.randn(config.model.vocab_size, config.model.model_dim, **made)  # type: ignore[call-overload]

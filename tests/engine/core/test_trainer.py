@@ -137,6 +137,17 @@ def test_two_programs_and_one_directory(tmp_path: Path) -> None:
             assert f"{job.path / 'kept'} is in use: b.py on here (process 7) saves" in told
 
 
+def test_low_precision_is_the_same_arithmetic_for_every_strategy(tmp_path: Path) -> None:
+    job = done(tmp_path, "low", [2, 2], "low_precision")
+    for precision in ("bf16", "fp16"):
+        found = torch.load(job.path / precision)
+        for strategy, weights in found.items():
+            for name, value in found["ddp"].items():
+                torch.testing.assert_close(
+                    weights[name], value, atol=1e-5, rtol=0, msg=f"{precision} {strategy} {name}"
+                )
+
+
 @pytest.mark.parametrize(
     ("start", "number"),
     [("fork", signal.SIGTERM), ("spawn", signal.SIGINT), ("forkserver", signal.SIGTERM)],
