@@ -266,6 +266,38 @@ def low_precision(place: Path) -> None:
     assert dtypes == {torch.float32}
 
 
+def running_statistics(place: Path) -> None:
+    """All ranks validate one model, and save it: rank 0's, which is what an interruption leaves."""
+    rank = distributed.setup_distributed()["rank"]
+    for strategy in ("hybrid_shard", "ddp"):
+        seen: list[Tensor] = []
+
+        def statistics(model: nn.Module) -> Tensor:
+            found = [b.double().flatten() for b in model.buffers()]
+            return torch.cat(found).clone()
+
+        def step(model: nn.Module, batch: Any, seen: list[Tensor] = seen) -> Any:
+            if not model.training:
+                seen.append(statistics(model))
+            return nn.functional.cross_entropy(model(batch[0]), batch[1].clamp(min=0))
+
+        def trainer() -> Trainer:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+            return Trainer(model, torch.optim.SGD, step=step, strategy=strategy)  # noqa: B023
+
+        whole = trainer()
+        whole.train(
+            loader(40), loader(13), epochs=2, save_every="1 epoch", save_to=place / strategy
+        )
+        validated = distributed.gather_tensors(seen[-1])
+        assert all(torch.equal(validated[0], other) for other in validated)
+        again = trainer()
+        again.load_checkpoint(place / strategy)
+        loaded = distributed.gather_tensors(statistics(again.bare))
+        assert all(torch.equal(validated[0], other) for other in loaded), (rank, strategy)
+
+
 def signalled(number: int) -> None:
     """Signal the whole process group, as torchrun, scancel and a terminal do."""
     child = os.fork()

@@ -417,6 +417,7 @@ def save(
     scheduler: LrScheduler,
     endless: bool,
 ) -> None:
+    mesh.equal_buffers(parts.bare)
     progress = {
         "step": state.step,
         "position": state.position,

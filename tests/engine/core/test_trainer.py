@@ -148,6 +148,10 @@ def test_low_precision_is_the_same_arithmetic_for_every_strategy(tmp_path: Path)
                 )
 
 
+def test_one_model_is_validated_and_saved(tmp_path: Path) -> None:
+    done(tmp_path, "statistics", [2], "running_statistics")
+
+
 @pytest.mark.parametrize(
     ("start", "number"),
     [("fork", signal.SIGTERM), ("spawn", signal.SIGINT), ("forkserver", signal.SIGTERM)],
