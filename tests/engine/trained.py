@@ -252,7 +252,7 @@ def low_precision(place: Path) -> None:
     rank = distributed.setup_distributed()["rank"]
     for precision in ("bf16", "fp16"):
         found = {}
-        for strategy in MORE:
+        for strategy in ("hybrid_shard", "ddp"):
             torch.manual_seed(0)
             model = Islands()
             made = Trainer(
