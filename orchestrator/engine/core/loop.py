@@ -29,7 +29,7 @@ from orchestrator.engine.data.randomness import Randomness
 from orchestrator.engine.models.losses import Loss, Totals
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.observe.reporter import Reporter, means_of
-from orchestrator.engine.ranks import mesh, used_parts
+from orchestrator.engine.ranks import agreement, mesh, used_parts
 from orchestrator.engine.ranks.mesh import Mesh
 from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.engine.saving.checkpoint import Checkpoints
@@ -417,7 +417,7 @@ def save(
     scheduler: LrScheduler,
     endless: bool,
 ) -> None:
-    mesh.equal_buffers(parts.bare)
+    agreement.take_buffers_of_first(parts.bare)
     progress = {
         "step": state.step,
         "position": state.position,

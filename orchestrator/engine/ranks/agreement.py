@@ -27,7 +27,17 @@ def take_weights_of_first(model: nn.Module) -> None:
 
     Weights that are equal already, as after a common seed or file, are not sent.
     """
-    values = tensors(model)
+    take_values_of_first(tensors(model))
+
+
+def take_buffers_of_first(model: nn.Module) -> None:
+    """Copy rank 0's buffers to all: each has the running statistics of its own batches, and one
+    model is to be evaluated and saved, not as many as there are ranks."""
+    kept = model.state_dict().keys()  # others may have another size on each rank
+    take_values_of_first([(name, value) for name, value in model.named_buffers() if name in kept])
+
+
+def take_values_of_first(values: Sequence[tuple[str, Tensor]]) -> None:
     refuse_other_shapes(values)
     for (_, value), equal in zip(values, are_equal(values), strict=True):
         if not equal:

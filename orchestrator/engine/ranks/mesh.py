@@ -404,34 +404,10 @@ def shards_again(model: nn.Module) -> None:
             module.reshard()
 
 
-def equal_buffers(model: nn.Module) -> None:
-    """Give all ranks the first one's buffers: each has the running statistics of its own batches,
-    and one model is to be evaluated and saved, not as many as there are ranks."""
-    if dist.get_world_size() == 1:
-        return
-    kept = model.state_dict().keys()  # others may have another size on each rank
-    own = [(name, value) for name, value in model.named_buffers() if name in kept]
-    if not own:
-        return
-    sizes = {name: (tuple(value.shape), str(value.dtype)) for name, value in own}
-    first = gather(sizes)[0]
-    apart = gather(next((name for name in sizes if sizes[name] != first.get(name)), ""))
-    if any(apart):
-        raise CheckFailed(
-            f"the ranks have buffers of different sizes: {next(filter(None, apart))}",
-            "register what differs with persistent=False",
-        )
-    for _, value in own:
-        if value.numel() and not isinstance(value, DTensor):
-            flat = value.detach().contiguous().flatten().view(torch.uint8)
-            dist.broadcast(flat, 0, group=host_group() if flat.device.type == "cpu" else None)
-            value.copy_(flat.view(value.dtype).view(value.shape))
-
-
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode; afterwards each module is in the mode that it was in."""
-    equal_buffers(model)
+    agreement.take_buffers_of_first(model)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -7,6 +7,7 @@ the same directory.
 from __future__ import annotations
 
 import glob
+import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -89,16 +90,18 @@ def agree(look: Look, ranks: Ranks) -> tuple[list[Checkpoint], Readers]:
         steps = [
             (checkpoint.step, checkpoint.created, str(checkpoint.path)) for checkpoint in found
         ]
-        seen = gather((problem, steps, time.monotonic() > deadline))
-        if trouble := next((other for other, _, _ in seen if other), ""):
+        digest = hashlib.sha256(repr(steps).encode()).digest()
+        answers = gather((problem, digest, time.monotonic() > deadline))
+        if trouble := next((other for other, _, _ in answers if other), ""):
             raise CheckFailed(trouble)
-        if all(other == steps for _, other, _ in seen):
+        if all(other == digest for _, other, _ in answers):
             return found, Readers(host_group(), ranks.rank, ranks.world)
-        if seen[0][2]:  # rank 0's clock; on a shared disk, a file may show up a moment later
+        if answers[0][2]:  # rank 0's clock; on a shared disk, a file may show up a moment later
             break
         time.sleep(0.05)
-    common = set.intersection(*({step for step, _, _ in other} for _, other, _ in seen))
-    order = [step for step, _, _ in seen[0][1] if step in common]
+    seen = gather([step for step, _, _ in steps])
+    common = set.intersection(*map(set, seen))
+    order = [step for step in seen[0] if step in common]
     own = {checkpoint.step: checkpoint for checkpoint in found}
     return [own[step] for step in order], readers_of_a_node(ranks)
 
