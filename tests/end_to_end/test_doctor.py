@@ -246,9 +246,3 @@ def test_one_machine_under_two_names(ward: Head, cluster: NetnsCluster) -> None:
         findings = [f for f in examine(ward, "--quick", code=3) if f["check"] == "names"]
         cluster.known_hosts.write_text(known)
     assert "are the same machine" in only(findings, "names", "bad", one, other)["what"]
-
-
-def test_unknown_words(ward: Head) -> None:
-    wrong = ward.command("orchestrator", "doctor", "--qick")
-    assert wrong.finish() == 2
-    assert "--quick" in wrong.text

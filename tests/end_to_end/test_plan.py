@@ -91,17 +91,6 @@ def test_what_is_yours_is_shown_as_yours(head: Head) -> None:
     assert f"WARNING: NCCL_SOCKET_IFNAME=zz9 (the hook) fits no interface of {second}" in text
 
 
-def test_what_cannot_be_meant(head: Head) -> None:
-    name = head.script("show.py", SHOW)
-    text = explain(head, "--set", "nccl.profile=infinband", name, code=2)
-    assert "did you mean 'infiniband'?" in text
-    text = explain(head, "--set", "nccl.profile=infiniband", name, code=3)
-    assert "there is no InfiniBand to use on" in text and "nccl.profile=auto" in text
-    first, second = head.cluster.addresses
-    head.node_list = head.cluster.write_list([first, f"{second} ifname=nope0"], "wrong.txt")
-    assert f"{second} has no interface 'nope0'" in explain(head, name, code=3)
-
-
 # -- cards ----------------------------------------------------------------------------------------
 
 

@@ -131,7 +131,6 @@ def test_a_wrong_result_is_told_and_fails(head: Head) -> None:
         (["--max-size", "big"], "write a number with K, M or G"),
         (["--seconds", "nan"], "write how many seconds it may measure"),
         (["--backend", "ncll"], "'ncll' is not one of 'nccl', 'gloo'"),
-        (["--sekonds", "3"], "--seconds"),
     ],
 )
 def test_what_cannot_be_meant(tmp_path: Path, words: list[str], expected: str) -> None:

@@ -192,11 +192,8 @@ def test_srun_alone_makes_ranks(login: Login) -> None:
     assert "step 2/2" in command.text
 
 
-def test_half_an_environment_is_named_before_anything_starts(login: Login) -> None:
+def test_what_is_no_allocation_is_named_before_anything_starts(login: Login) -> None:
     launch, script = str(BIN / "master_launch"), login.script(TICKS)
-    half = login.command(launch, script, SLURM_JOB_ID="12")
-    assert half.finish() == 3
-    assert "half a Slurm environment: SLURM_JOB_ID is set and SLURM_JOB_NODELIST" in half.text
     outside = login.command(launch, "--launcher", "slurm", script)
     assert outside.finish() == 3
     assert "not inside an allocation" in outside.text
@@ -204,8 +201,3 @@ def test_half_an_environment_is_named_before_anything_starts(login: Login) -> No
     assert twice.finish() == 3
     assert "srun started this command 2 times" in twice.text
     assert not (login.directory / "experiments").exists()
-    engine = [str(BIN / "python"), "-m", "orchestrator.engine.train"]
-    torn = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
-    rank = login.command(*engine, **torn)
-    assert rank.finish() == 1
-    assert "SLURM_STEP_NUM_TASKS and SLURM_STEP_NODELIST is not set" in rank.text
