@@ -41,22 +41,22 @@ def checkpoint_argument(**options: Any) -> Callable[..., Any]:
 @shared
 @checkpoint_argument(required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def checkpoint_ls(where: Where, **options: Any) -> int:
+def checkpoint_ls(where: Where, experiment: str | None, as_json: bool) -> int:
     """List the checkpoints, the newest first."""
     from orchestrator.head.commands import checkpoints
 
-    return checkpoints.ls({**vars(where), **options})
+    return checkpoints.ls(where, experiment, as_json=as_json)
 
 
 @checkpoint.command("verify")
 @shared
 @checkpoint_argument(required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def checkpoint_verify(where: Where, **options: Any) -> int:
+def checkpoint_verify(where: Where, experiment: str | None, as_json: bool) -> int:
     """Compare every byte with its checksum; exit code 1 if any is damaged."""
     from orchestrator.head.commands import checkpoints
 
-    return checkpoints.verify({**vars(where), **options})
+    return checkpoints.verify(where, experiment, as_json=as_json)
 
 
 @checkpoint.command("export")
@@ -74,7 +74,7 @@ def checkpoint_export(where: Where, **options: Any) -> int:
     """Write the weights of a checkpoint to OUT, one safetensors file."""
     from orchestrator.head.commands import checkpoints
 
-    return checkpoints.export({**vars(where), **options})
+    return checkpoints.export(checkpoints.ExportOptions(where=where, **options))
 
 
 @click.command()
@@ -82,6 +82,7 @@ def checkpoint_export(where: Where, **options: Any) -> int:
     shared,
     node_list=click.Option(
         ["--nodes"],
+        type=click.Path(path_type=Path),
         is_flag=False,
         flag_value="",
         metavar="[FILE]",
@@ -113,4 +114,5 @@ def prune(where: Where, **options: Any) -> int:
     """
     from orchestrator.head.commands import prune
 
-    return prune.prune({**vars(where), **options})
+    options["on_nodes"] |= where.nodes == Path()  # --nodes without a FILE after it
+    return prune.prune(prune.PruneOptions(where=where, **options))

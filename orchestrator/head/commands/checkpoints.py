@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator import text
+from orchestrator.config.launch import Where
 from orchestrator.errors import (
     EXIT_CHECK,
     EXIT_DONE,
@@ -30,12 +32,25 @@ from orchestrator.records.checkpoint_store import Checkpoint, shown
 
 HOME = Path(__file__).parents[3]
 READERS = 4  # files read at a time: one alone does not fill a network disk
-TOLD_EVERY = 0.2  # seconds between two looks at how far it is
+PROGRESS_SECONDS = 0.2  # seconds between two looks at how far it is
 
 
-def ls(options: dict[str, Any]) -> int:
-    checkpoints = resolve(options)
-    if options["as_json"]:
+@dataclass(frozen=True)
+class ExportOptions:
+    """The options of `checkpoint export`."""
+
+    where: Where
+    experiment: tuple[str, ...]  # none, or one
+    out: Path
+    step: int | None = None
+    dtype: str | None = None
+    force: bool = False
+
+
+def ls(where: Where, experiment: str | None, *, as_json: bool) -> int:
+    """List the checkpoints, the newest first."""
+    checkpoints = checkpoint_store.resolve(experiment, where.experiments)
+    if as_json:
         tell_json(checkpoints, [about(checkpoint) for checkpoint in checkpoints])
         return EXIT_DONE
     output.tell(shown(checkpoints[0].path.parent))
@@ -65,11 +80,10 @@ def about(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def verify(options: dict[str, Any]) -> int:
+def verify(where: Where, experiment: str | None, *, as_json: bool) -> int:
     """Read every byte; the exit code is 1 if any differs from what was saved."""
-    checkpoints = resolve(options)
-    quiet = options["as_json"]
-    if not quiet:
+    checkpoints = checkpoint_store.resolve(experiment, where.experiments)
+    if not as_json:
         output.tell(shown(checkpoints[0].path.parent))
     results, newest, damaged = [], None, False
     for checkpoint in checkpoints:
@@ -80,19 +94,20 @@ def verify(options: dict[str, Any]) -> int:
         damaged = damaged or bool(problems)
         newest = newest if problems or newest else checkpoint
         results.append({**about(checkpoint), "problems": problems})
-        if quiet:
+        if as_json:
             continue
         took = f"{text.size(checkpoint.size)} in {time.monotonic() - began:.1f} s"
         output.tell(f"step {checkpoint.step}: " + ("DAMAGED" if problems else f"good ({took})"))
         for problem in problems:
             output.tell(f"  {problem}")
-    if quiet:
+    if as_json:
         tell_json(checkpoints, results, newest_good=newest.step if newest else None)
     elif newest is None:
         output.tell("no training can resume from any of them")
     elif damaged:
-        where = shlex.quote(f"checkpoint.resume={newest.path}")
-        output.tell(f"the newest good one is step {newest.step}; to resume from it: --set {where}")
+        setting = shlex.quote(f"checkpoint.resume={newest.path}")
+        message = f"the newest good one is step {newest.step}; to resume from it: --set {setting}"
+        output.tell(message)
     return EXIT_FAILED if damaged else EXIT_DONE
 
 
@@ -117,14 +132,14 @@ class Progress:
         self.what, self.size, self.done = what, size, 0
         self.lock = threading.Lock()
         self.tty = sys.stderr.isatty()
-        self.next = time.monotonic() + TOLD_EVERY
+        self.next = time.monotonic() + PROGRESS_SECONDS
         self.dirty = False
 
     def add(self, count: int) -> None:
         with self.lock:
             self.done += count
             if self.tty and time.monotonic() > self.next:
-                self.next = time.monotonic() + TOLD_EVERY
+                self.next = time.monotonic() + PROGRESS_SECONDS
                 self.dirty = True
                 output.status(f"{self.what}: {text.size(self.done)} of {text.size(self.size)}")
 
@@ -133,11 +148,11 @@ class Progress:
             output.status("")
 
 
-def export(options: dict[str, Any]) -> int:
+def export(options: ExportOptions) -> int:
     """Export in a process of its own, so that this one never imports torch."""
-    if len(options["experiment"]) > 1:
+    if len(options.experiment) > 1:
         raise UsageError(
-            f"too many arguments: {shlex.join(options['experiment'])}",
+            f"too many arguments: {shlex.join(options.experiment)}",
             "orchestrator checkpoint export [EXP_OR_DIR] OUT",
         )
     if importlib.util.find_spec("torch") is None:
@@ -145,9 +160,9 @@ def export(options: dict[str, Any]) -> int:
             f"exporting needs torch, and {sys.executable} has none",
             "run it where torch is installed, on a node for example: only it can read the weights",
         )
-    arguments = [str(options["out"].absolute())]
-    arguments += ["--dtype", options["dtype"]] if options["dtype"] else []
-    arguments += ["--force"] if options["force"] else []
+    arguments = [str(options.out.absolute())]
+    arguments += ["--dtype", options.dtype] if options.dtype else []
+    arguments += ["--force"] if options.force else []
     left = candidates(options)
     while True:
         module = [sys.executable, "-m", "orchestrator.engine.saving.export", str(left.pop(0).path)]
@@ -163,10 +178,11 @@ def export(options: dict[str, Any]) -> int:
         sys.stderr.write(f"trying the one before it, of step {left[0].step}\n")
 
 
-def candidates(options: dict[str, Any]) -> list[Checkpoint]:
+def candidates(options: ExportOptions) -> list[Checkpoint]:
     """Return the checkpoint of the wanted step, or else all that look complete, newest first."""
-    known = resolve({**options, "experiment": next(iter(options["experiment"]), None)})
-    step = options["step"]
+    experiment = next(iter(options.experiment), None)
+    known = checkpoint_store.resolve(experiment, options.where.experiments)
+    step = options.step
     if step is not None:
         wanted = [checkpoint for checkpoint in known if checkpoint.step == step]
         there = ", ".join(str(checkpoint.step) for checkpoint in known[:10])
@@ -180,10 +196,6 @@ def candidates(options: dict[str, Any]) -> list[Checkpoint]:
             f"the newest, of step {known[0].step}: {known[0].problem}",
         )
     return whole
-
-
-def resolve(options: dict[str, Any]) -> list[Checkpoint]:
-    return checkpoint_store.resolve(options["experiment"], options["experiments"])
 
 
 def tell_json(

@@ -12,13 +12,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from orchestrator import text
+from orchestrator.config.launch import Where
 from orchestrator.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -31,7 +32,7 @@ from orchestrator.errors import (
 from orchestrator.head.commands.checkpoints import Progress
 from orchestrator.head.prune import remove as removal
 from orchestrator.head.prune.remove import InTheWay
-from orchestrator.head.prune.report import conclude, foreign, show, table, tell, tell_json
+from orchestrator.head.prune.report import conclusion, foreign, show, table, to_json
 from orchestrator.head.prune.scan import OVER, PrunePlan, ScannedExperiment, scan, settled
 from orchestrator.head.screen import output
 from orchestrator.head.slurm import queue
@@ -39,6 +40,29 @@ from orchestrator.records.checkpoint_store import shown
 from orchestrator.records.experiment import Experiment, JobRecord
 
 BATCH = 100  # experiments held at a time; each takes two file descriptors
+
+
+@dataclass(frozen=True)
+class PruneOptions:
+    """The options of `prune`."""
+
+    where: Where
+    names: tuple[str, ...] = ()
+    keep: int | None = None
+    older_than: str | None = None
+    keep_failed: bool = False
+    on_nodes: bool = False
+    dry_run: bool = False
+    yes: bool = False
+    pin: bool = False
+    unpin: bool = False
+    list_all: bool = False
+    verbose: bool = False
+    as_json: bool = False
+
+    @property
+    def directory(self) -> Path:
+        return self.where.experiments.absolute()
 
 
 @dataclass(frozen=True)
@@ -85,11 +109,10 @@ def reason(entry: ScannedExperiment, position: int, now: float, rules: Rules) ->
 # -- deciding ---------------------------------------------------------------------------------
 
 
-def decide(root: int, options: Mapping[str, Any], rules: Rules) -> PrunePlan:
+def decide(root: int, options: PruneOptions, rules: Rules) -> PrunePlan:
     """Choose by the rules, ask about those that would go, and choose again."""
     entries, hidden = scan(root)
-    now, directory = time.time(), options["experiments"].absolute()
-    on_nodes = bool(options["on_nodes"])
+    now, directory, on_nodes = time.time(), options.directory, options.on_nodes
     first = [entry for entry, why in choose(entries, now, rules) if why is None]
     busy = {
         entry.name: removal.in_use(root, entry.name)
@@ -106,7 +129,7 @@ def decide(root: int, options: Mapping[str, Any], rules: Rules) -> PrunePlan:
     if to_ask:
         from orchestrator.head.prune import node_runs  # paramiko takes 0.1 s
 
-        survey = node_runs.survey(to_ask, options["ssh_config"])
+        survey = node_runs.survey(to_ask, options.where.ssh_config)
         for entry in first:
             assert entry.record is not None
             busy[entry.name] = busy[entry.name] or runs(entry.record, survey)
@@ -149,49 +172,58 @@ def runs(record: JobRecord, survey: Any) -> str:
 # -- the command ------------------------------------------------------------------------------
 
 
-def prune(options: dict[str, Any]) -> int:
-    if options["pin"] or options["unpin"]:
+def prune(options: PruneOptions) -> int:
+    """Remove the experiments that the options select, or list, pin or unpin some."""
+    if options.pin or options.unpin:
         return pins(options)
-    if options["names"]:
-        raise UsageError(f"{options['names'][0]!r}: names go with --pin or --unpin")
-    if options["list_all"]:
+    if options.names:
+        raise UsageError(f"{options.names[0]!r}: names go with --pin or --unpin")
+    if options.list_all:
         return listed(options)
-    if options["keep"] is None:
+    if options.keep is None:
         raise UsageError(
             "say how many experiments to keep",
             "orchestrator prune --keep N; --keep 0 --older-than 14d removes by age alone",
         )
-    # Without a FILE after it, --nodes is what it looks like here.
-    options = {**options, "on_nodes": options["on_nodes"] or options["nodes"] == ""}
-    age = options["older_than"]
+    age = options.older_than
     older_than = text.parse_seconds("--older-than", age) if age else 0.0
-    rules = Rules(options["keep"], older_than, options["keep_failed"])
-    with opened(options) as root:
+    rules = Rules(options.keep, older_than, options.keep_failed)
+    experiments = options.where.experiments
+    with opened(experiments) as root:
         if root is None:
-            tell(options, f"nothing to remove: there is no directory {options['experiments']}")
-            tell_json(options, PrunePlan(options["experiments"].absolute(), [], []))
+            tell(options, f"nothing to remove: there is no directory {experiments}")
+            tell_json(options, PrunePlan(options.directory, [], []))
             return EXIT_DONE
         plan = decide(root, options, rules)
-        if not options["as_json"]:
-            show(plan, verbose=options["verbose"])
-        if options["dry_run"] or not (plan.going or plan.hidden):
+        if not options.as_json:
+            show(plan, verbose=options.verbose)
+        if options.dry_run or not (plan.going or plan.hidden):
             tell_json(options, plan)
             return EXIT_DONE
-        if not (options["yes"] or agreed(options)):
+        if not (options.yes or agreed(on_nodes=options.on_nodes)):
             tell(options, "nothing was removed")
             return EXIT_STOPPED
-        remove(root, plan, options["ssh_config"])
+        remove(root, plan, options.where.ssh_config)
     tell_json(options, plan)
-    conclude(options, plan)
+    tell(options, conclusion(plan))
     if plan.unreached:
         return EXIT_NODE
     return EXIT_FAILED if plan.failed else EXIT_DONE
 
 
+def tell(options: PruneOptions, message: str) -> None:
+    if not options.as_json:
+        output.tell(message)
+
+
+def tell_json(options: PruneOptions, plan: PrunePlan) -> None:
+    if options.as_json:
+        output.tell(to_json(plan, dry_run=options.dry_run))
+
+
 @contextlib.contextmanager
-def opened(options: Mapping[str, Any]) -> Iterator[int | None]:
+def opened(path: Path) -> Iterator[int | None]:
     """Open the experiments directory, which may be a link, because the user named it."""
-    path = options["experiments"]
     try:
         root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -205,12 +237,13 @@ def opened(options: Mapping[str, Any]) -> Iterator[int | None]:
         os.close(root)
 
 
-def agreed(options: Mapping[str, Any]) -> bool:
+def agreed(*, on_nodes: bool) -> bool:
+    """Ask on the terminal."""
     if not sys.stdin.isatty():
         raise UsageError(
             "nothing was removed: there is no terminal to ask on", "confirm with --yes"
         )
-    where = ", here and on their nodes" if options["on_nodes"] else ""
+    where = ", here and on their nodes" if on_nodes else ""
     sys.stderr.write(f"remove them{where}? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -313,46 +346,46 @@ def clean_nodes(
 # -- pins -------------------------------------------------------------------------------------
 
 
-def pins(options: Mapping[str, Any]) -> int:
+def pins(options: PruneOptions) -> int:
     """Pin or unpin all of the names, or none: an unknown one is refused before anything is done."""
-    if options["pin"] and options["unpin"]:
+    if options.pin and options.unpin:
         raise UsageError("--pin and --unpin cannot go together")
-    if not options["names"]:
+    if not options.names:
         raise UsageError("which experiments?", "orchestrator prune --pin NAME...")
-    with opened(options) as root:
+    with opened(options.where.experiments) as root:
         entries = scan(root)[0] if root is not None else []
         known = {entry.name for entry in entries if entry.record is not None}
-        names = [name.rstrip("/") for name in options["names"]]
+        names = [name.rstrip("/") for name in options.names]
         for name in names:
             if name not in known:
-                there = f"there is no experiment {name!r} in {shown(options['experiments'])}"
+                there = f"there is no experiment {name!r} in {shown(options.where.experiments)}"
                 raise UsageError(there + nearest(name, known))
         for name in names:
             assert root is not None
             try:
-                removal.pin(root, name, wanted=options["pin"])
+                removal.pin(root, name, wanted=options.pin)
             except OSError as error:
                 raise UsageError(f"{shown(name)}: {error.strerror}") from error
-    change = "pinned" if options["pin"] else "not pinned any more"
-    if options["as_json"]:
-        output.tell(json.dumps({"pinned" if options["pin"] else "unpinned": names}, indent=1))
+    change = "pinned" if options.pin else "not pinned any more"
+    if options.as_json:
+        output.tell(json.dumps({"pinned" if options.pin else "unpinned": names}, indent=1))
     for name in names:
         tell(options, f"{shown(name)}: {change}")
     return EXIT_DONE
 
 
-def listed(options: Mapping[str, Any]) -> int:
+def listed(options: PruneOptions) -> int:
     """List all experiments, the newest first, without asking a node or removing anything."""
-    with opened(options) as root:
+    with opened(options.where.experiments) as root:
         entries = scan(root)[0] if root is not None else []
         decided = choose(entries, 0.0, Rules(len(entries)))
-        plan = PrunePlan(options["experiments"].absolute(), decided, [])
+        plan = PrunePlan(options.directory, decided, [])
         for entry, _ in plan.ours:
             assert root is not None
             path = plan.directory / entry.name
             plan.measured[entry.name] = removal.measure(root, entry.name, path)
-    if not options["as_json"]:
+    if not options.as_json:
         table(plan, [entry for entry, _ in plan.ours])
-        foreign(plan, verbose=options["verbose"])
+        foreign(plan, verbose=options.verbose)
     tell_json(options, plan)
     return EXIT_DONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.head.prune.scan import PrunePlan, ScannedExperiment
@@ -13,11 +13,6 @@ from orchestrator.records.checkpoint_store import shown
 from orchestrator.text import plural, size
 
 STATES = {"done": "green", "failed": "red", "lost": "red"}
-
-
-def tell(options: Mapping[str, Any], text: str) -> None:
-    if not options["as_json"]:
-        output.tell(text)
 
 
 def show(plan: PrunePlan, *, verbose: bool) -> None:
@@ -66,27 +61,24 @@ def clock(entry: ScannedExperiment) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.when))
 
 
-def conclude(options: Mapping[str, Any], plan: PrunePlan) -> None:
-    """Print the outcome."""
-    for name, why in plan.spared.items():
-        tell(options, f"kept: {shown(name)}: {why}")
-    for name, why in plan.failed.items():
-        tell(options, f"NOT REMOVED: {shown(name)}: {why}")
+def conclusion(plan: PrunePlan) -> str:
+    """Return the outcome."""
+    lines = [f"kept: {shown(name)}: {why}" for name, why in plan.spared.items()]
+    lines += [f"NOT REMOVED: {shown(name)}: {why}" for name, why in plan.failed.items()]
     gone = [entry for entry in plan.going if entry.name in plan.removed]
     summary = f"removed {plural(len(gone), 'experiment')}, {size(plan.freed)} freed"
     if plan.on_nodes:
         summary += f" here and {size(plan.freed_on_nodes)} on their nodes"
     elif gone:
         summary += "; what they left on their nodes stays there (--on-nodes removes that too)"
-    tell(options, summary)
+    return "\n".join([*lines, summary])
 
 
-def tell_json(options: Mapping[str, Any], plan: PrunePlan) -> None:
-    if not options["as_json"]:
-        return
+def to_json(plan: PrunePlan, *, dry_run: bool) -> str:
+    """Return all that is known of the experiments, and what became of each."""
     whole = {
         "directory": str(plan.directory),
-        "dry_run": options["dry_run"],
+        "dry_run": dry_run,
         "experiments": [about(plan, entry, why) for entry, why in plan.ours],
         "left_over": [
             {"name": name, "size": plan.measured[name].size, **outcome(plan, name)}
@@ -101,7 +93,7 @@ def tell_json(options: Mapping[str, Any], plan: PrunePlan) -> None:
         "freed": plan.freed,
         "freed_on_nodes": plan.freed_on_nodes,
     }
-    output.tell(json.dumps(whole, indent=1))
+    return json.dumps(whole, indent=1)
 
 
 def about(plan: PrunePlan, entry: ScannedExperiment, why: str | None) -> dict[str, Any]:

@@ -18,9 +18,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from orchestrator.config.launch import Where
 from orchestrator.engine.saving import export
 from orchestrator.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.head.commands import checkpoints
+from orchestrator.head.commands.checkpoints import ExportOptions
 from orchestrator.records import checkpoint_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # no_dist
@@ -278,10 +280,8 @@ def test_the_newest_that_verifies(tmp_path: Path) -> None:
     assert same(found["a"], torch.tensor(2.0, dtype=torch.bfloat16))
 
 
-def options(directory: Path, **more: Any) -> dict[str, Any]:
-    """As the command hands them over."""
-    given = {"experiment": (str(directory),), "experiments": directory, "out": Path("out")}
-    return {**given, "dtype": None, "force": False, "step": None, **more}
+def options(directory: Path, step: int | None = None) -> ExportOptions:
+    return ExportOptions(Where(experiments=directory), (str(directory),), Path("out"), step)
 
 
 def test_a_step_that_was_asked_for_has_no_stand_in(

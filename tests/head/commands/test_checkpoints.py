@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from orchestrator.config.launch import Where
 from orchestrator.head.commands import checkpoints
 from orchestrator.records import checkpoint_store
 from tests.records.test_checkpoint_store import change, experiment, save
@@ -212,17 +212,13 @@ def test_verify_of_one(root: Path, typed: Typed) -> None:
     assert typed("verify", str(saved(root, 31)))[0] == 0
 
 
-def options(root: Path, **more: Any) -> dict[str, Any]:
-    return {"experiments": root / "experiments", "experiment": None, "as_json": True, **more}
-
-
 def test_what_is_pruned_meanwhile_is_not_damaged(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = checkpoint_store.resolve(None, root / "experiments")
     checkpoint_store.prune(saved(root, 30).parent, 2)
     monkeypatch.setattr(checkpoint_store, "resolve", lambda *places: found)
-    assert checkpoints.verify(options(root)) == 0
+    assert checkpoints.verify(Where(experiments=root / "experiments"), None, as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["step"] for one in told["checkpoints"]] == [32, 31]
 
@@ -233,7 +229,7 @@ def test_a_terminal_sees_how_far_it_is(root: Path) -> None:
     save(big, 1, {f"__{rank}_0.distcp": bytes(1 << 20) for rank in range(6)})
     slow = "import time; from orchestrator.records import checkpoint_store as c\n"
     slow += "from orchestrator.head.commands import checkpoints as k\n"
-    slow += "read = c.digest; k.TOLD_EVERY = 0.02\n"
+    slow += "read = c.digest; k.PROGRESS_SECONDS = 0.02\n"
     slow += "c.digest = lambda *a, **o: (time.sleep(0.1), read(*a, **o))[1]\n"
     slow += "import orchestrator.entry; orchestrator.entry.main()"
     leader, follower = pty.openpty()

@@ -20,8 +20,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from orchestrator.config.launch import Where
 from orchestrator.head.commands import prune
-from orchestrator.head.commands.prune import Rules
+from orchestrator.head.commands.prune import PruneOptions, Rules
 from orchestrator.head.prune import remove, scan
 from orchestrator.head.prune.scan import ScannedExperiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -443,10 +444,9 @@ def test_one_that_is_in_use(root: Path, typed: Typed) -> None:
 
 
 def test_one_that_is_taken_up_while_the_question_waits(root: Path) -> None:
-    with prune.opened({"experiments": root}) as fd:
+    with prune.opened(root) as fd:
         assert fd is not None
-        options = {"experiments": root, "on_nodes": False, "ssh_config": None}
-        plan = prune.decide(fd, options, Rules(0))
+        plan = prune.decide(fd, PruneOptions(Where(experiments=root)), Rules(0))
         assert len(plan.going) == 3
         place = Experiment(root / "m_20260101_000000")
         assert place.lock() is None
@@ -580,11 +580,9 @@ def test_any_name(tmp_path_factory: pytest.TempPathFactory, prefix: str) -> None
     name = f"{prefix}_20250101_000000"
     made(root, name)
     before = snapshot(root)
-    with prune.opened({"experiments": root}) as fd:
+    with prune.opened(root) as fd:
         assert fd is not None
-        plan = prune.decide(
-            fd, {"experiments": root, "on_nodes": False, "ssh_config": None}, Rules(0)
-        )
+        plan = prune.decide(fd, PruneOptions(Where(experiments=root)), Rules(0))
         prune.remove(fd, plan, None)
     ours = prefix != "" and not prefix.startswith(".")
     assert plan.removed == ({name} if ours else set())
