@@ -45,9 +45,9 @@ def launch_command(**params: Any) -> int:
     return launch.launch(arguments)
 
 
-def launch_arguments(words: Sequence[str]) -> LaunchArguments:
+def launch_arguments(arguments: Sequence[str]) -> LaunchArguments:
     """Parse what follows `master_launch`; a wrong option is an error here."""
-    with launch_command.make_context("master_launch", list(words)) as context:
+    with launch_command.make_context("master_launch", list(arguments)) as context:
         return arguments_from(context.params)
 
 

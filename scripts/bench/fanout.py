@@ -111,7 +111,6 @@ def as_head(node_list: str, rounds: str) -> None:
     """Connect to all hosts, run `true` on all several times, and print the seconds as JSON."""
     from orchestrator.errors import NodeError
     from orchestrator.head.connect import fleet
-    from orchestrator.head.connect.reach import connect
     from orchestrator.head.connect.ssh import Connection, SshTransport
     from orchestrator.head.connect.ssh_config import SshConfig
     from orchestrator.head.inventory.node_list import read_nodes
@@ -128,7 +127,7 @@ def as_head(node_list: str, rounds: str) -> None:
 
     taken = []
     started = time.perf_counter()
-    found = fleet.everywhere(nodes, lambda node: true(connect(ssh, node)[1]))
+    found = fleet.everywhere(nodes, lambda node: true(ssh.connect(ssh.config.of_node(node))))
     connections = fleet.all_or_table(nodes, found, "")
     taken.append(time.perf_counter() - started)
     for _ in range(int(rounds) - 1):

@@ -121,31 +121,31 @@ def disk(case: Case) -> Iterator[Finding]:
         yield from space(node, facts.disk)
 
 
-def space(node: Examined, found: Disk) -> Iterator[Finding]:
-    where = f"{found.mounted} on {node.name}"
-    fix = f"ssh {node.name} df -h {found.mounted}; orchestrator prune --keep 5 --on-nodes"
-    if found.free < DISK_LITTLE:
-        level = BAD if found.free < DISK_LEAST else WARN
-        what = f"{where}: {memory(found.free)} free of {memory(found.total)}"
+def space(node: Examined, disk: Disk) -> Iterator[Finding]:
+    where = f"{disk.mounted} on {node.name}"
+    fix = f"ssh {node.name} df -h {disk.mounted}; orchestrator prune --keep 5 --on-nodes"
+    if disk.free < DISK_LITTLE:
+        level = BAD if disk.free < DISK_LEAST else WARN
+        what = f"{where}: {memory(disk.free)} free of {memory(disk.total)}"
         yield Finding("disk", level, (node.name,), what, fix)
-    elif found.inodes and found.inodes_free < 1000:
-        what = f"{where}: {found.inodes_free} inodes left: no more files"
-        yield Finding("disk", BAD, (node.name,), what, f"ssh {node.name} df -i {found.mounted}")
+    elif disk.inodes and disk.inodes_free < 1000:
+        what = f"{where}: {disk.inodes_free} inodes left: no more files"
+        yield Finding("disk", BAD, (node.name,), what, f"ssh {node.name} df -i {disk.mounted}")
 
 
 def shm(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
-        found = facts.shm
-        if found is None:
+        disk = facts.shm
+        if disk is None:
             yield Finding("shm", WARN, (node.name,), f"{node.name}: no /dev/shm", "mount -t tmpfs")
-        elif found.free < SHM_LEAST:
+        elif disk.free < SHM_LEAST:
             what = (
-                f"{node.name}: /dev/shm is full: {memory(found.free)} free of {memory(found.total)}"
+                f"{node.name}: /dev/shm is full: {memory(disk.free)} free of {memory(disk.total)}"
             )
             level = BAD if facts.gpus else WARN  # NCCL cannot start without; gloo does
             yield Finding("shm", level, (node.name,), what, f"ssh {node.name} ls -la /dev/shm")
-        elif found.total <= SHM_DEFAULT:
-            what = f"{node.name}: /dev/shm has {memory(found.total)} in all"
+        elif disk.total <= SHM_DEFAULT:
+            what = f"{node.name}: /dev/shm has {memory(disk.total)} in all"
             fix = "docker run --shm-size=16g, or --ipc=host; in Kubernetes an emptyDir in memory"
             yield Finding("shm", WARN, (node.name,), what, fix)
 

@@ -20,16 +20,16 @@ def net(case: Case) -> Iterator[Finding]:
         return
     speeds = []
     for node, facts in case.seen:
-        address = case.places.get(node.name)
-        found = facts.interface(address.interface) if address else None
-        if found is None:
+        address = case.addresses.get(node.name)
+        interface = facts.interface(address.interface) if address else None
+        if interface is None:
             continue
-        if found.state not in ("up", "unknown"):
-            what = f"{node.name}: {found.name} is {found.state}"
-            fix = f"on {node.name}: ip link set {found.name} up"
+        if interface.state not in ("up", "unknown"):
+            what = f"{node.name}: {interface.name} is {interface.state}"
+            fix = f"on {node.name}: ip link set {interface.name} up"
             yield Finding("net", BAD, (node.name,), what, fix)
-        if found.speed and found.kind != "loopback":
-            speeds.append((node.name, f"{found.speed} Mb/s"))
+        if interface.speed and interface.kind != "loopback":
+            speeds.append((node.name, f"{interface.speed} Mb/s"))
     yield from unequal(
         "net", WARN, "speed of the interface", speeds, "ethtool INTERFACE; the cable"
     )
@@ -37,7 +37,7 @@ def net(case: Case) -> Iterator[Finding]:
 
 
 def is_named(name: str, text: str) -> bool:
-    """10.0.0.1 is not in a sentence about 10.0.0.12."""
+    """Tell whether a text names a node: 10.0.0.1 is not in a sentence about 10.0.0.12."""
     return re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\d)", text) is not None
 
 
@@ -54,10 +54,10 @@ def ports_down(case: Case) -> Iterator[Finding]:
 def mtu(case: Case) -> Iterator[Finding]:
     sizes = []
     for node, facts in case.seen:
-        address = case.places.get(node.name)
-        found = facts.interface(address.interface) if address else None
-        if found and found.kind != "loopback":
-            sizes.append((node.name, found.mtu))
+        address = case.addresses.get(node.name)
+        interface = facts.interface(address.interface) if address else None
+        if interface and interface.kind != "loopback":
+            sizes.append((node.name, interface.mtu))
     fix = "on these nodes, as root: ip link set INTERFACE mtu {most}"
     yield from unequal("mtu", WARN, "MTU", sizes, fix)
 

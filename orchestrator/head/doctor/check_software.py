@@ -24,7 +24,7 @@ def python(case: Case) -> Iterator[Finding]:
 
 
 def torch(case: Case) -> Iterator[Finding]:
-    """Another release is another wire format; another build of the same one mostly works."""
+    """Compare releases, whose wire formats differ; another build of the same one mostly works."""
     if not case.torch_needed:
         return
     there = [(node.name, facts.torch) for node, facts in case.seen if facts.torch]
@@ -79,7 +79,7 @@ def minor(version: str) -> str:
 
 
 def release(version: str) -> str:
-    """2.13.0+cu130 -> 2.13.0"""
+    """Shorten a version to its release: 2.13.0 for 2.13.0+cu130."""
     match = re.match(r"\d+(\.\d+)*", version)
     return match.group() if match else version
 
@@ -90,11 +90,11 @@ def version_of(there: list[tuple[str, str]]) -> str:
 
 
 def nccl(case: Case) -> Iterator[Finding]:
-    found = {node.name: facts.software.nccl for node, facts in case.seen if facts.gpus}
+    versions = {node.name: facts.software.nccl for node, facts in case.seen if facts.gpus}
     for node, checkup in case.looked:
-        if node.name in found and checkup.torch and checkup.torch.nccl:
-            found[node.name] = checkup.torch.nccl
-    values = [(name, version) for name, version in found.items() if version]
+        if node.name in versions and checkup.torch and checkup.torch.nccl:
+            versions[node.name] = checkup.torch.nccl
+    values = [(name, version) for name, version in versions.items() if version]
     fix = "the same torch wheel on all nodes brings the same NCCL"
     yield from unequal("nccl", BAD, "NCCL", values, fix)
 
@@ -111,15 +111,15 @@ def code(case: Case) -> Iterator[Finding]:
     """Compare revisions and uncommitted changes, or without git the program itself."""
     yield from unknown_code(case)
     known = [(node, checkup.code) for node, checkup in case.looked]
-    commits = [(node.name, found.commit[:12] if found else "") for node, found in known]
+    commits = [(node.name, source.commit[:12] if source else "") for node, source in known]
     if any(commit for _, commit in commits):
         fix = "git pull, or rsync -a, on these nodes; or one workdir on a disk that all share"
         yield from unequal("code", BAD, "revision of the code", commits, fix)
         _, others = odd_values(commits)
         same = [pair for pair in known if not any(pair[0].name in who for who in others.values())]
-        states = [(node.name, found.diff if found else "") for node, found in same]
+        states = [(node.name, source.diff if source else "") for node, source in same]
         for _, names in odd_values(states)[1].items():
-            files = {name for node, found in same if found for name in found.changed}
+            files = {name for node, source in same if source for name in source.changed}
             what = f"uncommitted changes differ on {listed(names)}: {listed(sorted(files))}"
             yield Finding("code", BAD, tuple(names), what, "commit them, or rsync -a the workdir")
     scripts = [(node.name, checkup.script[:12]) for node, checkup in case.looked if checkup.script]

@@ -16,7 +16,7 @@ from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.head.doctor import check_machine, check_network, check_software
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Check, Examined, Finding
 from orchestrator.head.inventory.probed_node import ProbedNode
-from orchestrator.head.plan import addresses
+from orchestrator.head.plan import addresses as node_addresses
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import Message
@@ -63,7 +63,7 @@ class Ask(Protocol):
 
 @dataclass(frozen=True)
 class Needs:
-    """The things that a job needs of its nodes."""
+    """A job's demands on its nodes."""
 
     port: int  # of the master
     that_port: bool  # and no other
@@ -74,7 +74,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings, and the facts that they were drawn from."""
+    """All findings, and the facts that they were drawn from."""
 
     case: Case
     findings: tuple[Finding, ...]
@@ -99,15 +99,15 @@ def diagnose(
 ) -> Diagnosis:
     """Judge the nodes by their facts, and with `ask` by a closer look; `lost` were not reached."""
     began = time.monotonic()
-    places, error = find_places(nodes)
+    addresses, error = find_addresses(nodes)
     checkups = look_closer(nodes, needs.script, ask) if ask else [None] * len(nodes)
-    silent = dial(nodes, places, ask) if ask and places else {}
+    silent = dial(nodes, addresses, ask) if ask and addresses else {}
     case = Case(
         nodes=(*map(examined, nodes, checkups), *lost),
         full=ask is not None,
         torch_needed=needs.torch,
         engine=needs.engine,
-        places=places,
+        addresses=addresses,
         network_error=error,
         port=(needs.port, needs.that_port),
         silent=silent,
@@ -121,15 +121,15 @@ def judge(case: Case, began: float) -> Diagnosis:
     return Diagnosis(case, tuple(findings), time.monotonic() - began)
 
 
-def find_places(
+def find_addresses(
     nodes: Sequence[ProbedNode],
 ) -> tuple[dict[str, NodeAddress], tuple[str, str] | None]:
     """Find every node's address in the job's network, or the error and its fix."""
     try:
-        places = addresses.find(nodes) if nodes else []
+        addresses = node_addresses.find(nodes) if nodes else []
     except CheckFailed as error:
         return {}, (error.what, error.fix)
-    return {node.name: place for node, place in zip(nodes, places, strict=True)}, None
+    return {node.name: own for node, own in zip(nodes, addresses, strict=True)}, None
 
 
 def examined(node: ProbedNode, checkup: Checkup | OrchestratorError | None) -> Examined:
@@ -153,9 +153,9 @@ def look_closer(
 
 
 def dial(
-    nodes: Sequence[ProbedNode], places: Mapping[str, NodeAddress], ask: Ask
+    nodes: Sequence[ProbedNode], addresses: Mapping[str, NodeAddress], ask: Ask
 ) -> dict[Call, str]:
-    """Let every node call every other at its address in the job's network; who stays silent."""
+    """Let every node call every other in the job's network; return why calls failed."""
     secret = {node.name: secrets.token_hex(8) for node in nodes}
     ports = [(nodes[0].facts.port or 0, 0), *[(0,)] * (len(nodes) - 1)]
     listeners = [
@@ -172,7 +172,7 @@ def dial(
     calls = [[(n.name, name, port) for name, port in targets if name != n.name] for n in nodes]
     dials = [
         Dial(
-            places=tuple((places[name].address, port, secret[name]) for _, name, port in own),
+            places=tuple((addresses[name].address, port, secret[name]) for _, name, port in own),
             seconds=DIAL_SECONDS,
         )
         for own in calls

@@ -48,7 +48,7 @@ class Case:
     full: bool
     torch_needed: bool = True
     engine: bool = False  # the built-in one is to run, which needs OLDEST_TORCH
-    places: Mapping[str, NodeAddress] = field(default_factory=dict)  # by node
+    addresses: Mapping[str, NodeAddress] = field(default_factory=dict)  # by node
     network_error: tuple[str, str] | None = None  # what, fix
     port: tuple[int, bool] = (0, False)  # the master's: wanted, and no other
     silent: Mapping[tuple[str, str, int], str] = field(default_factory=dict)  # from, to, port: why
@@ -66,7 +66,7 @@ Check = Callable[[Case], Iterator[Finding]]
 
 
 def odd_values(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[str]]]:
-    """The most frequent value, of several the first; and each other one with who has it."""
+    """Return the most frequent value (of several the first), and each other with who has it."""
     if not values:
         return None, {}
     counts = Counter(value for _, value in values)
@@ -81,8 +81,8 @@ def odd_values(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[s
 def unequal(
     check: str, level: str, what: str, values: Sequence[tuple[str, Any]], fix: str = ""
 ) -> Iterator[Finding]:
-    """A finding for each value that most nodes do not have; `fix` may name {most} and {value}."""
+    """Report each value that most nodes do not have; `fix` may name {most} and {value}."""
     most, others = odd_values(values)
     for value, names in others.items():
-        words = f"{what}: {value or 'none'} on {listed(names)}, {most or 'none'} on the others"
-        yield Finding(check, level, tuple(names), words, fix.format(most=most, value=value))
+        sentence = f"{what}: {value or 'none'} on {listed(names)}, {most or 'none'} on the others"
+        yield Finding(check, level, tuple(names), sentence, fix.format(most=most, value=value))

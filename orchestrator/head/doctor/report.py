@@ -1,4 +1,4 @@
-"""A diagnosis as text, one table and then each problem once with its fix, or as JSON."""
+"""Write a diagnosis as text (one table, then each problem once with its fix) or as JSON."""
 
 from __future__ import annotations
 
@@ -16,25 +16,33 @@ STYLES = {"": "green", WARN: "yellow", BAD: "bold red", UNKNOWN: "cyan", "-": "d
 LEVELS = (BAD, WARN, UNKNOWN)
 
 
-def to_text(found: Diagnosis, look: Look = PLAIN, *, hints: bool = True) -> str:
-    parts = [table(found, look), problems(found.findings, look, hints=hints), summary(found)]
+def to_text(diagnosis: Diagnosis, look: Look = PLAIN, *, hints: bool = True) -> str:
+    parts = [
+        table(diagnosis, look),
+        problems(diagnosis.findings, look, hints=hints),
+        summary(diagnosis),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
-def columns(found: Diagnosis) -> list[str]:
-    """The checks that at least one node went through."""
-    return [name for name in CHECKS if any(found.level(n, name) != "-" for n in found.case.nodes)]
+def columns(diagnosis: Diagnosis) -> list[str]:
+    """List the checks that at least one node went through."""
+    return [
+        name
+        for name in CHECKS
+        if any(diagnosis.level(n, name) != "-" for n in diagnosis.case.nodes)
+    ]
 
 
-def table(found: Diagnosis, look: Look) -> str:
-    """A row for each node; several tables one below the other where the screen is too narrow."""
-    nodes = found.case.nodes
+def table(diagnosis: Diagnosis, look: Look) -> str:
+    """Draw a row for each node; several tables, one below the other, on a narrow screen."""
+    nodes = diagnosis.case.nodes
     blocks = []
     widest = max(len(node.name) for node in nodes)
-    for checks in groups(columns(found), (look.width or output.UNLIMITED) - widest):
+    for checks in groups(columns(diagnosis), (look.width or output.UNLIMITED) - widest):
         rows: list[list[Cell]] = [["", *checks]]
         for node in nodes:
-            levels = [found.level(node, name) for name in checks]
+            levels = [diagnosis.level(node, name) for name in checks]
             rows.append([node.name, *((WORDS[level], STYLES[level]) for level in levels)])
         blocks.append(output.table(rows, look, headed=True))
     return "\n\n".join(blocks)
@@ -66,27 +74,27 @@ def problems(findings: Sequence[Finding], look: Look, *, hints: bool) -> str:
     return output.table(rows, Look(color=look.color))  # unwrapped: fixes are to be copied
 
 
-def summary(found: Diagnosis) -> str:
-    count = {level: sum(f.level == level for f in found.findings) for level in LEVELS}
+def summary(diagnosis: Diagnosis) -> str:
+    count = {level: sum(f.level == level for f in diagnosis.findings) for level in LEVELS}
     what = [f"{count[level]} {WORDS[level]}" for level in LEVELS if count[level]]
-    kind = "all checks" if found.case.full else "quick checks"
-    nodes = plural(len(found.case.nodes), "node")
-    return f"{nodes}, {kind}, {found.seconds:.1f} s: {', '.join(what) or 'all is well'}"
+    kind = "all checks" if diagnosis.case.full else "quick checks"
+    nodes = plural(len(diagnosis.case.nodes), "node")
+    return f"{nodes}, {kind}, {diagnosis.seconds:.1f} s: {', '.join(what) or 'all is well'}"
 
 
-def to_json(found: Diagnosis) -> dict[str, Any]:
-    checks = columns(found)
+def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    checks = columns(diagnosis)
     return {
-        "ok": not found.bad,
-        "full": found.case.full,
-        "seconds": round(found.seconds, 3),
+        "ok": not diagnosis.bad,
+        "full": diagnosis.case.full,
+        "seconds": round(diagnosis.seconds, 3),
         "nodes": [
             {
                 "name": node.name,
                 "hostname": node.facts.hostname if node.facts else None,
-                "checks": {name: found.level(node, name) or "ok" for name in checks},
+                "checks": {name: diagnosis.level(node, name) or "ok" for name in checks},
             }
-            for node in found.case.nodes
+            for node in diagnosis.case.nodes
         ],
         "findings": [
             {
@@ -96,6 +104,6 @@ def to_json(found: Diagnosis) -> dict[str, Any]:
                 "what": finding.what,
                 "fix": finding.fix,
             }
-            for finding in found.findings
+            for finding in diagnosis.findings
         ],
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def of(directory: Path) -> dict[str, Any] | None:
-    """None outside a git repository (or without git)."""
+    """Return the revision and the edited files; None outside a git repository or without git."""
     commit = _git(directory, "rev-parse", "HEAD")
     if not commit:
         return None
@@ -20,10 +20,10 @@ def of(directory: Path) -> dict[str, Any] | None:
     }
 
 
-def _git(directory: Path, *words: str) -> str | None:
+def _git(directory: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(directory), *words],
+            ["git", "--no-optional-locks", "-C", str(directory), *arguments],
             capture_output=True,
             text=True,
             timeout=5,

@@ -45,7 +45,7 @@ def first_record(prepared: Prepared) -> JobRecord:
         job=plan.job,
         experiment=str(prepared.experiment.path),
         state="starting",
-        command=redact.redacted_words(request.command),
+        command=redact.redacted_command(request.command),
         nodes=nodes,
         started=time.time(),
         head=experiment.this_head(),
@@ -99,7 +99,7 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
     return {
         "orchestrator": __version__,
         "python": sys.version.split()[0],
-        "command": shlex.join(redact.redacted_words(request.command)),
+        "command": shlex.join(redact.redacted_command(request.command)),
         "directory": str(Path.cwd()),
         "code": git_info.of(Path.cwd()),
         "config_file": str(request.config_file) if request.config_file else None,
@@ -110,7 +110,7 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
                 "facts": machine.facts.to_json(),
                 "environment": redact.redacted(node.env),
                 "reasons": {s.name: s.why for s in node.settings},
-                "command": redact.redacted_words(node.paste),
+                "command": redact.redacted_command(node.paste),
             }
             for machine, node in pairs
         ],

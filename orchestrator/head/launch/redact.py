@@ -1,4 +1,4 @@
-"""Values that must not be written down where others can read them."""
+"""Remove values that must not be written where others can read them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def redacted(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def redacted_words(words: Sequence[str]) -> list[str]:
+def redacted_command(command: Sequence[str]) -> list[str]:
     """Remove from a command line what `--token X`, `--api-key=X` or `NAME_TOKEN=X` would reveal."""
     shown = []
     before = ""
-    for word in words:
+    for word in command:
         name, equals, _ = word.partition("=")
         if equals and SECRET.search(name.lstrip("-").replace("-", "_")):
             shown.append(f"{name}=(redacted)")

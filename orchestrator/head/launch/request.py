@@ -72,14 +72,14 @@ def target_of(arguments: LaunchArguments) -> Target:
     return Target("engine", ENGINE, ())
 
 
-def user_env(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+def user_env(variables: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Read --env K=V, or --env K for the value that K has here (a secret need not be typed)."""
     env = {}
-    for word in words:
-        name, equals, value = word.partition("=")
+    for variable in variables:
+        name, equals, value = variable.partition("=")
         if not name.replace("_", "a").isalnum() or name[:1].isdigit():
             raise UsageError(
-                f"--env {word}: {name!r} cannot name a variable", "write --env NAME=VALUE"
+                f"--env {variable}: {name!r} cannot name a variable", "write --env NAME=VALUE"
             )
         if not equals and name not in environ:
             raise UsageError(f"--env {name}: it is not set here", f"write --env {name}=VALUE")

@@ -106,7 +106,7 @@ def submit(
         job=submitted.name,
         experiment=str(submitted.path),
         state="queued",
-        command=redact.redacted_words(sys.argv),
+        command=redact.redacted_command(sys.argv),
         nodes=[],
         started=time.time(),
         head=experiment.this_head(),

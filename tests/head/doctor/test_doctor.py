@@ -84,8 +84,10 @@ def case(*changed: dict[str, Any], **fields: Any) -> Case:
         slots = change.pop("slots", None)
         found = machine(n, **change)
         nodes.append(Examined(f"gpu{n}", found, f"10.0.0.{n}", checkup=closer, slots=slots))
-    places = {f"gpu{n}": NodeAddress(f"10.0.0.{n}", "eth0") for n in range(1, 5)}
-    return Case(tuple(nodes), **{"full": True, "places": places, "port": (29500, False), **fields})
+    addresses = {f"gpu{n}": NodeAddress(f"10.0.0.{n}", "eth0") for n in range(1, 5)}
+    return Case(
+        tuple(nodes), **{"full": True, "addresses": addresses, "port": (29500, False), **fields}
+    )
 
 
 def findings(one: Case) -> list[Finding]:
@@ -253,7 +255,7 @@ def test_two_names_of_one_machine() -> None:
 def sick() -> Diagnosis:
     one = case({"torch": "2.12.1"}, {"clock_offset": 2.5})
     lost = Examined("gpu5", error="it refuses connections on port 22", fix="is sshd running?")
-    return judge(Case((*one.nodes, lost), full=True, places=one.places), 0.0)
+    return judge(Case((*one.nodes, lost), full=True, addresses=one.addresses), 0.0)
 
 
 def test_the_table(sick: Diagnosis) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.head.launch.redact import redacted, redacted_words
+from orchestrator.head.launch.redact import redacted, redacted_command
 
 HIDDEN = "(redacted)"
 
@@ -41,7 +41,7 @@ def test_what_is_none_stays(name: str) -> None:
 )
 def test_a_login_in_a_url(value: str, shown: str) -> None:
     assert redacted({"PROXY": value}) == {"PROXY": shown}
-    assert redacted_words(["run", value]) == ["run", shown]
+    assert redacted_command(["run", value]) == ["run", shown]
 
 
 def test_names_come_in_order() -> None:
@@ -63,4 +63,4 @@ def test_names_come_in_order() -> None:
     ],
 )
 def test_a_command_line(words: list[str], shown: list[str]) -> None:
-    assert redacted_words(words) == shown
+    assert redacted_command(words) == shown
