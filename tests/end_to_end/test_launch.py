@@ -202,3 +202,17 @@ def test_an_unknown_option(head: Head) -> None:
     wrong = head.launch("--nprco", "2", "x.py")
     assert wrong.finish() == 2
     assert "--nproc" in wrong.text
+
+
+def test_if_one_node_cannot_start_the_others_are_ended_again(head: Head) -> None:
+    hook = head.directory / "hook.sh"
+    hook.write_text(
+        'runs="${ORCHESTRATOR_HOME:-$HOME/.orchestrator}/runs"\n'
+        '[ "$NODE_RANK" = 0 ] || { mkdir -p "$runs"; : > "$runs/$ORCHESTRATOR_JOB"; }\n'
+    )
+    command = head.launch("--hook", str(hook), head.script("x.py", "input()"))
+    assert command.finish() == 4, command.text
+    assert "1 of 2 nodes cannot be used; the others were ended again" in command.text
+    assert (head.record["state"], head.record["verdict"]["kind"]) == ("failed", "start")
+    assert (head.experiment / "manifest.json").exists()
+    assert head.nothing_left()

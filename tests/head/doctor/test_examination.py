@@ -1,0 +1,106 @@
+"""What the doctor asks of nodes, and what it makes of their answers: here a function answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import NodeError
+from orchestrator.head.doctor.examination import Ask, Diagnosis, Needs, diagnose
+from orchestrator.head.doctor.findings import Examined
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.protocol.facts import Checkup
+from orchestrator.protocol.messages import (
+    CheckedUp,
+    Dial,
+    Dialed,
+    Examine,
+    Listen,
+    Listening,
+    Request,
+)
+from tests.head.plan.probed import facts
+
+Answer = Callable[[int, Any], Any]  # of the n-th node to a request
+
+
+def nodes(count: int) -> list[ProbedNode]:
+    return [
+        ProbedNode(Node(f"n{i}"), facts(f"eth0 10.0.0.{i}/24", port=29500), f"10.0.0.{i}")
+        for i in range(1, count + 1)
+    ]
+
+
+def sound(index: int, request: Any) -> Any:
+    if isinstance(request, Examine):
+        return CheckedUp(time=0.0, checkup=Checkup())
+    if isinstance(request, Listen):
+        return Listening(ports=tuple(port or 4000 + index for port in request.ports))
+    return Dialed(answers=("",) * len(request.places))
+
+
+def examined(answer: Answer, *lost: Examined) -> tuple[Diagnosis, list[list[Request[Any]]]]:
+    """Examine three nodes; return the diagnosis and all requests."""
+    rounds: list[list[Request[Any]]] = []
+
+    def ask(requests: Sequence[Request[Any]], timeout: float) -> list[Any]:
+        rounds.append(list(requests))
+        return [answer(index, request) for index, request in enumerate(requests)]
+
+    needs = Needs(port=29500, that_port=False, script="x.py", torch=True)
+    asking: Ask = ask
+    return diagnose(nodes(3), lost, needs, asking), rounds
+
+
+def test_every_node_calls_every_other_with_its_own_word() -> None:
+    diagnosis, (looks, listens, dials) = examined(sound)
+    assert diagnosis.case.full and not diagnosis.case.silent
+    assert [look.script for look in looks if isinstance(look, Examine)] == ["x.py"] * 3
+    secrets = [listen.word for listen in listens if isinstance(listen, Listen)]
+    assert [listen.ports for listen in listens if isinstance(listen, Listen)] == [
+        *((29500, 0), (0,), (0,))  # the master also where the ranks will meet
+    ]
+    places = [dial.places for dial in dials if isinstance(dial, Dial)]
+    first = [("10.0.0.1", 29500, secrets[0]), ("10.0.0.1", 4000, secrets[0])]
+    second, third = ("10.0.0.2", 4001, secrets[1]), ("10.0.0.3", 4002, secrets[2])
+    assert places == [(second, third), (*first, third), (*first, second)]
+
+
+def test_without_a_way_to_ask_only_the_facts_are_read() -> None:
+    lost = Examined("n4", error="no answer")
+    needs = Needs(port=29500, that_port=False, script="", torch=True)
+    case = diagnose(nodes(2), [lost], needs).case
+    assert not case.full and [node.name for node in case.nodes] == ["n1", "n2", "n4"]
+    assert case.addresses["n2"].address == "10.0.0.2"
+
+
+def test_a_call_that_failed_is_known_by_who_called_whom() -> None:
+    def answer(index: int, request: Any) -> Any:
+        if isinstance(request, Dial) and index == 2:
+            return Dialed(answers=("", "refused", ""))
+        return sound(index, request)
+
+    diagnosis, _ = examined(answer)
+    assert diagnosis.case.silent == {("n3", "n1", 4000): "refused"}
+
+
+def test_a_node_that_cannot_look_or_listen_is_still_examined() -> None:
+    def answer(index: int, request: Any) -> Any:
+        if index == 1 and not isinstance(request, Dial):
+            return NodeError("too slow")
+        return sound(index, request)
+
+    diagnosis, (_, _, dials) = examined(answer)
+    assert [node.error for node in diagnosis.case.nodes] == ["", "too slow", ""]
+    assert [len(dial.places) for dial in dials if isinstance(dial, Dial)] == [1, 3, 2]
+
+
+def test_a_node_that_is_lost_while_it_calls_is_an_error() -> None:
+    def answer(index: int, request: Any) -> Any:
+        return NodeError("it hung up") if isinstance(request, Dial) else sound(index, request)
+
+    with pytest.raises(NodeError, match="a node was lost while it called the others: it hung up"):
+        examined(answer)
