@@ -42,6 +42,7 @@ SLOW = [
     "tests/protocol/test_message.py::test_each_field_of_a_wrong_type_is_nonsense[Spec]",
     "tests/protocol/test_message.py::test_each_field_of_a_wrong_type_is_nonsense[Started]",
     "tests/records/test_checkpoint_store.py::test_pruning_keeps_its_promise",
+    "tests/scripts/test_gpu_checks.py::test_without_cuda",
     "tests/scripts/test_scripts.py::test_a_fresh_clone",
 ]
 
@@ -79,6 +80,7 @@ LONG = [
     "tests/engine/ranks/test_library_models.py",
     "tests/engine/ranks/test_models.py::test_models_train_as_in_a_plain_loop[nodes1]",
     "tests/head/commands/test_prune.py::test_interrupted_anywhere_each_is_whole_or_gone[Ctrl-C]",
+    "tests/scripts/test_gpu_checks.py::test_a_rehearsal",
     "tests/launchers/test_coming_from.py::test_all_that_a_page_says_works",
 ]
 

@@ -1,0 +1,587 @@
+#!/usr/bin/env python3
+"""Check on a machine with CUDA what no other test can see, and print a table. Under 20 minutes.
+
+    python scripts/bench/gpu.py [--only NAME,...] [--json FILE]
+
+Every check is a process of its own, so that one that crashes costs only itself. A single GPU will
+do: FSDP is made real there by a mesh of one. Exit code 0: all is as expected; 1: something is not;
+3: there is no CUDA here. `--rehearse` runs the checks on the CPU with small models, to see that the
+script itself works; what it measures then means nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+from orchestrator import Trainer  # noqa: E402
+from orchestrator.config import load, parse  # noqa: E402
+from orchestrator.config.schema import Config  # noqa: E402
+from orchestrator.engine.observe import speed  # noqa: E402
+from orchestrator.engine.ranks import mesh, ranks  # noqa: E402
+from orchestrator.engine.saving import checkpoint  # noqa: E402
+
+NO_CUDA = 3
+LIMIT = 150.0  # seconds for one check
+REHEARSING = os.environ.get("REHEARSING") == "1"
+DEVICE = torch.device("cpu" if REHEARSING else "cuda")
+WIDTH, LAYERS = (32, 2) if REHEARSING else (2048, 12)  # of the models here: 300 million weights
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The result of a check, in words; `good` is None where this machine cannot tell."""
+
+    says: str
+    good: bool | None
+
+
+Check = Callable[[Path], Seen]
+CHECKS: dict[str, tuple[str, Check]] = {}
+
+
+def check(name: str, expected: str) -> Callable[[Check], Check]:
+    def listed(function: Check) -> Check:
+        CHECKS[name] = expected, function
+        return function
+
+    return listed
+
+
+# -- parts that the checks share ------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 3 * WIDTH), nn.GELU(), nn.Linear(3 * WIDTH, WIDTH))
+            for _ in range(LAYERS)
+        )
+        self.head = nn.Linear(WIDTH, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def data(size: int = 256) -> TensorDataset:
+    torch.manual_seed(0)
+    return TensorDataset(torch.randn(size, WIDTH), torch.randint(0, 10, (size,)))
+
+
+@contextlib.contextmanager
+def sharded() -> Iterator[None]:
+    """With one process nothing is sharded; a mesh of one makes FSDP real on a single device."""
+    plain = mesh.make
+
+    def made(config: Config, everyone: Any) -> mesh.Mesh:
+        row = dist.device_mesh.init_device_mesh(DEVICE.type, (everyone.world,))
+        return mesh.Mesh(config.fsdp.sharding_strategy, 1, row)
+
+    mesh.make = made
+    try:
+        yield
+    finally:
+        mesh.make = plain
+
+
+def trainer(model: nn.Module | None = None, loss: Any = None, **more: Any) -> Trainer:
+    torch.manual_seed(0)
+    model = model or Net()
+    with sharded() if more.get("strategy") == "full_shard" else contextlib.nullcontext():
+        return Trainer(
+            model,
+            torch.optim.AdamW(model.parameters(), 1e-4),
+            loss or nn.CrossEntropyLoss(),
+            **more,
+        )
+
+
+def peak(reset: bool = False) -> float:
+    """Megabytes that tensors held at most."""
+    if DEVICE.type != "cuda":
+        return 0.0
+    found = torch.cuda.max_memory_allocated() / 1e6
+    if reset:
+        torch.cuda.reset_peak_memory_stats()
+        found = torch.cuda.memory_allocated() / 1e6
+    return found
+
+
+def engine(place: Path, sections: dict[str, Any]) -> list[dict[str, Any]]:
+    """Train with the built-in engine in this process, sharded; the lines of its metrics."""
+    os.environ["ORCHESTRATOR_EXPERIMENT"] = str(place)
+    config = parse.build(Config, sections)
+    with sharded():
+        made = Trainer.from_config(config, ranks.join(config))
+    made.train()
+    lines = (place / "outputs/rank_00_metrics.jsonl").read_text(encoding="ascii").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def llama(**training: Any) -> dict[str, Any]:
+    """config/llama_1b.yaml, or the smallest of its kind."""
+    config = asdict(load.load(ROOT / "config/llama_1b.yaml", []))
+    sections = {name: config[name] for name in ("training", "model", "dataset", "optimizer")}
+    sections["compile"] = {"enabled": not REHEARSING}
+    sections["checkpoint"] = {"at_end": False}
+    sections["logging"] = {"interval": 5}
+    sections["training"] |= {"gradient_accumulation": 1, "eval_batches": 2, **training}
+    if REHEARSING:
+        sections["model"] |= {"vocab_size": 64, "model_dim": 32, "num_layers": 2, "num_heads": 2}
+        sections["model"] |= {"num_kv_heads": 1, "mlp_hidden_dim": 32}
+        sections["dataset"] |= {"sequence_length": 16, "num_samples": 2000}
+    return sections
+
+
+def torchrun(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    count = max(1, torch.cuda.device_count())
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}",
+         *words],
+        cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "ORCHESTRATOR_EXPERIMENT": str(place)},
+    )  # fmt: skip
+
+
+# -- the checks -----------------------------------------------------------------------------------
+
+
+@check("save: copies stay on the host", "under 1 byte per weight more on the GPU")
+def staging(place: Path) -> Seen:
+    made = trainer(strategy="full_shard")
+    made.train(DataLoader(data(), 32), epochs=1, verbose=False)
+    weights = sum(p.numel() for p in made.bare.parameters())
+    before = peak(reset=True)
+    seen = []
+    write = checkpoint.Checkpoints._write
+
+    def watched(self: Any, step: int, state: dict[str, Tensor], *more: Any) -> None:
+        seen.extend({mesh.local_tensor(value).device.type for value in state.values()})
+        write(self, step, state, *more)
+
+    checkpoint.Checkpoints._write = watched  # type: ignore[method-assign]
+    made.save_checkpoint(place / "kept")
+    grown = (peak() - before) * 1e6 / weights
+    return Seen(f"{grown:.2f} bytes, written from {', '.join(seen)}", grown < 1 and seen == ["cpu"])
+
+
+@check("offload: moments survive a resume", "the same bits")
+def offloaded(place: Path) -> Seen:
+    if REHEARSING:
+        return Seen("needs a GPU to offload from", None)
+    keys = {"fsdp": {"cpu_offload": True}}
+
+    def moments(made: Trainer) -> dict[str, Tensor]:
+        state = dict(made.parts.stepper.state())
+        return {name: mesh.local_tensor(value).cpu().clone() for name, value in state.items()}
+
+    first = trainer(strategy="full_shard", config=keys)
+    first.train(DataLoader(data(), 32), epochs=1, verbose=False)
+    first.save_checkpoint(place / "kept")
+    again = trainer(strategy="full_shard", config=keys)
+    again.load_checkpoint(place / "kept")
+    one, other = moments(first), moments(again)
+    same = one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+    return Seen(f"{len(one)} tensors, {'equal' if same else 'different'}", same and bool(one))
+
+
+@check("a loss with tensors of its own", "one step")
+def weighted(place: Path) -> Seen:
+    made = trainer(loss=nn.CrossEntropyLoss(weight=torch.rand(10)))
+    (line,) = made.train(DataLoader(data(), 64), epochs=1, verbose=False)
+    return Seen(f"loss {line['train_loss']:.3f}", line["train_loss"] > 0)
+
+
+@check("the host waits for the GPU", "in no step without a line")
+def waits(place: Path) -> Seen:
+    if REHEARSING:
+        return Seen("needs a GPU to wait for", None)
+    heard: dict[int, int] = {}
+
+    def listens(made: Trainer) -> None:
+        torch.cuda.set_sync_debug_mode("warn" if 5 < made.state.step < 40 else "default")
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+
+        def counts(made: Trainer) -> None:
+            heard[made.state.step] = len(told)
+            listens(made)
+
+        made = trainer(on_step_end=counts, log_every=1000)
+        fit = DataLoader(data(32 * 60), 32, pin_memory=True)
+        made.train(fit, epochs=1, verbose=False)
+    torch.cuda.set_sync_debug_mode("default")
+    count = heard[39] - heard[6]
+    what = f": {str(told[heard[6]].message)[:80]}" if count else ""
+    return Seen(f"{count} times in 33 steps{what}", count == 0)
+
+
+@check("Trainer beside a plain loop", "at most 1.1 of its time")
+def beside_a_loop(place: Path) -> Seen:
+    steps = 20 if REHEARSING else 150
+    fit = DataLoader(data(32 * steps), 32)
+    times: list[float] = []
+
+    def ticks(made: Trainer) -> None:
+        if made.state.step in (steps // 4, steps - 1):
+            if DEVICE.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter())
+
+    trainer(on_step_end=ticks, log_every=1000).train(fit, epochs=1, verbose=False)
+    torch.manual_seed(0)
+    model = Net().to(DEVICE)
+    adam = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
+    for index, (x, y) in enumerate(fit, start=1):
+        F.cross_entropy(model(x.to(DEVICE)), y.to(DEVICE)).backward()
+        adam.step()
+        adam.zero_grad()
+        if index in (steps // 4, steps - 1):
+            if DEVICE.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter())
+    ratio = (times[1] - times[0]) / (times[3] - times[2])
+    return Seen(f"{ratio:.2f}", ratio < 1.1)
+
+
+class Conv(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        out: Tensor = x.mean((2, 3))
+        return out
+
+
+@check("BatchNorm in bf16", "sharded as on one process, to 1e-2")
+def batch_norm(place: Path) -> Seen:
+    torch.manual_seed(0)
+    pictures = TensorDataset(torch.randn(64, 3, 8, 8), torch.randint(0, 3, (64,)))
+    found = []
+    for strategy in ("none", "full_shard"):
+        made = trainer(Conv(), strategy=strategy, precision="bf16")
+        found.append(made.train(DataLoader(pictures, 8), epochs=2, verbose=False)[-1]["train_loss"])
+    apart = abs(found[0] - found[1])
+    return Seen(f"{found[0]:.4f} and {found[1]:.4f}", apart < 1e-2)
+
+
+class Clock(nn.Module):
+    """Needs the whole number that it is given: seconds of a day, of which bf16 keeps 8 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 16)])
+        self.out = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        angle = x * (2 * torch.pi / 60.0)
+        hidden = self.layers[0](torch.cat([angle.sin(), angle.cos()], 1)).tanh()
+        out: Tensor = self.out(hidden)
+        return out
+
+
+@check("large inputs in bf16", "sharded as on one process, to 1e-2")
+def large_inputs(place: Path) -> Seen:
+    torch.manual_seed(0)
+    seconds = torch.randint(0, 86400, (512, 1)).float()
+    times = TensorDataset(seconds, (seconds * (2 * torch.pi / 60.0)).sin())
+    found = []
+    for strategy in ("none", "full_shard"):
+        made = trainer(Clock(), nn.MSELoss(), strategy=strategy, precision="bf16")
+        found.append(made.train(DataLoader(times, 32), epochs=5, verbose=False)[-1]["train_loss"])
+    return Seen(f"{found[0]:.4f} and {found[1]:.4f}", abs(found[0] - found[1]) < 1e-2)
+
+
+@check("memory while a model is sharded", "at most 1.3 of its weights")
+def spreading(place: Path) -> Seen:
+    peak(reset=True)
+    made = trainer(strategy="full_shard")
+    weights = sum(p.numel() for p in made.bare.parameters()) * 4 / 1e6
+    return Seen(f"{peak() / weights:.2f} of {weights:,.0f} MB", peak() <= 1.3 * weights)
+
+
+@check("fp16 with sums of losses", "at most 5 of the first 50 steps skipped")
+def first_scale(place: Path) -> Seen:
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        logits = model(batch[0]).repeat(2048, 1)  # as many targets as in batches of long texts
+        targets = batch[1].repeat(2048)
+        return F.cross_entropy(logits, targets, reduction="sum"), len(targets)
+
+    torch.manual_seed(0)
+    model = Net()
+    made = Trainer(model, torch.optim.AdamW(model.parameters(), 1e-4), step=step, precision="fp16")
+    made.train(DataLoader(data(50 * 32), 32), epochs=1, verbose=False)
+    skipped = int(made.parts.stepper.skipped.item())
+    return Seen(f"{skipped} skipped", skipped <= 5)
+
+
+@check("a wrapper shows each rank one GPU", "local rank 1 takes it")
+def one_visible(place: Path) -> Seen:
+    if REHEARSING:
+        return Seen("needs a GPU", None)
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    code = "from orchestrator.engine.ranks import ranks; print(ranks.own_device())"
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": first, "LOCAL_RANK": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, text=True, check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    said = done.stdout.strip().splitlines()[-1:]
+    return Seen(" ".join(said)[-80:], done.returncode == 0 and said == ["cuda:0"])
+
+
+@check("workers by fork after CUDA began", "an epoch, twice")
+def forked(place: Path) -> Seen:
+    made = trainer()
+    for _ in range(2):
+        made.train(DataLoader(data(), 32, num_workers=2, multiprocessing_context="fork"),
+                   epochs=made.state.epoch + 1, verbose=False)  # fmt: skip
+    return Seen(f"{made.state.epoch} epochs", made.state.epoch == 2)
+
+
+@check("llama_1b: speed and evaluation", "an evaluation takes no more memory than training")
+def llama_1b(place: Path) -> Seen:
+    lines = engine(place, llama(max_steps=30, eval_steps=20))
+    trained = [line for line in lines if line.get("loss") is not None]
+    before = max(line["memory_peak_bytes"] for line in trained if line["step"] < 20)
+    after, last = trained[-1]["memory_peak_bytes"], trained[-1]
+    mfu = "unknown" if last["mfu"] is None else f"{last['mfu']:.1%}"
+    says = (f"{last['tokens_per_s']:,.0f} tokens/s, mfu {mfu}, {last['step_ms']:,.0f} ms/step,"
+            f" {before / 1e9:.1f} GB, with an evaluation {after / 1e9:.1f} GB")  # fmt: skip
+    return Seen(says, REHEARSING or after <= 1.05 * before)
+
+
+@check("llama_1b: a hand loop", "the engine is at most 1.05 of its time")
+def hand_loop(place: Path) -> Seen:
+    if REHEARSING:
+        return Seen("not rehearsed", None)
+    lines = engine(place, llama(max_steps=30, eval_steps=None, eval_batches=None))
+    ours = lines[-1]["step_ms"]
+    sections = llama(max_steps=30)
+    words = [
+        f"{section}.{key}={json.dumps(value)}"
+        for section in ("model", "dataset")
+        for key, value in sections[section].items()
+        if value is not None and not isinstance(value, dict)
+    ]
+    words += ["training.mixed_precision=bf16", "training.max_steps=30", "compile.enabled=true"]
+    words += [f"training.batch_size={sections['training']['batch_size']}"]
+    done = torchrun(place, str(ROOT / "scripts/bench/hand_loop.py"),
+                    *(word for setting in words for word in ("--set", setting)))  # fmt: skip
+    if done.returncode:
+        return Seen(done.stdout.strip()[-200:], False)
+    seconds = json.loads(done.stdout.strip().splitlines()[-1])
+    theirs = sorted(seconds[10:])[len(seconds[10:]) // 2] * 1e3
+    return Seen(
+        f"{ours:,.0f} ms beside {theirs:,.0f} ms: {ours / theirs:.3f}", ours / theirs < 1.05
+    )
+
+
+@check("llama_1b: torchtitan", "measured where it is installed")
+def torchtitan(place: Path) -> Seen:
+    there = importlib.util.find_spec("torchtitan") is not None
+    return Seen("installed: compare by hand" if there else "torchtitan is not installed", None)
+
+
+@check("compile: new graphs in an evaluation", "none after the first")
+def recompiles(place: Path) -> Seen:
+    from torch._dynamo.utils import counters
+
+    sections = llama(max_steps=4, eval_steps=2)
+    sections["compile"] = {"enabled": True, "backend": "eager" if REHEARSING else "inductor"}
+    graphs = []
+    said = Trainer._say
+
+    def noted(self: Trainer, text: str) -> None:
+        graphs.append((text[:24], counters["stats"]["unique_graphs"]))
+        said(self, text)
+
+    Trainer._say = noted  # type: ignore[method-assign]
+    engine(place, sections)
+    trained, evaluated = graphs[0][1], counters["stats"]["unique_graphs"]
+    layers = sections["model"]["num_layers"]
+    return Seen(f"{evaluated - trained} graphs in all for {layers} blocks", evaluated <= 3 * layers)
+
+
+@check("checkpoint: training waits", "a tenth of a save that is not asynchronous")
+def stall(place: Path) -> Seen:
+    found = []
+    save = checkpoint.Checkpoints.save
+
+    def timed(self: Any, *words: Any, **more: Any) -> None:
+        save(self, *words, **more)
+        stalled.append(self.stalled * 1e3)
+
+    checkpoint.Checkpoints.save = timed  # type: ignore[method-assign]
+    for how in (True, False):
+        stalled: list[float] = []
+        made = trainer(strategy="full_shard", config={"checkpoint": {"asynchronous": how}})
+        made.train(DataLoader(data(), 32), epochs=1, verbose=False)
+        for _ in range(2):  # the first has to make its memory
+            made.save_checkpoint(place / str(how))
+        found.append(stalled[-1])
+    return Seen(
+        f"{found[0]:,.0f} ms, else {found[1]:,.0f} ms", REHEARSING or found[0] < found[1] / 10
+    )
+
+
+@check("profile and overlap", "computation and communication are found")
+def profiled(place: Path) -> Seen:
+    sections = llama(max_steps=12, eval_steps=None, eval_batches=None)
+    sections["profiling"] = {"enabled": True}
+    engine(place, sections)
+    summary = json.loads((place / "outputs/profile/summary.json").read_text(encoding="utf-8"))
+    text = json.dumps(summary)
+    return Seen(text[:100], "compute_ms" in text)
+
+
+@check("verify over NCCL", "exit code 0")
+def verified(place: Path) -> Seen:
+    done = torchrun(place, "-m", "orchestrator.engine.verify", "--seconds", "10",
+                    "--max-size", str(1 << (20 if REHEARSING else 28)))  # fmt: skip
+    there = (place / "outputs/verify.json").exists()
+    return Seen(done.stdout.strip()[-100:] or "written", done.returncode == 0 and there)
+
+
+@check("nvidia-smi is understood", "as many GPUs as torch sees, with names and memory")
+def smi(place: Path) -> Seen:
+    if REHEARSING:
+        return Seen("needs nvidia-smi", None)
+    code = (
+        "import json; from orchestrator.node.facts import nvidia; import subprocess;"
+        "out = subprocess.run(nvidia.query('gpu', nvidia.GPU_FIELDS), stdout=-1, text=True).stdout;"
+        "print(json.dumps(nvidia.gpus(out)))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, text=True, check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    if done.returncode:
+        return Seen(done.stdout.strip()[-150:], False)
+    cards = json.loads(done.stdout)
+    whole = all(card.get("name") or card.get("model") for card in cards)
+    return Seen(json.dumps(cards[:1])[:120], len(cards) >= torch.cuda.device_count() and whole)
+
+
+@check("this card's figures", "in the table of vendors' figures")
+def figures(place: Path) -> Seen:
+    name = ranks.device_name(ranks.own_device())
+    known = speed.peak_flops(name, "bf16")
+    measured = speed.measured_matmul_flops(DEVICE, "bf16") / 1e12
+    says = f"{name}: {measured:,.0f} of {known / 1e12 if known else 0:,.0f} TFLOP/s in bf16"
+    return Seen(says, None if known is None else measured <= known / 1e12)
+
+
+@check("fp8", "measured where torchao is installed")
+def fp8(place: Path) -> Seen:
+    if importlib.util.find_spec("torchao") is None:
+        return Seen("torchao is not installed", None)
+    from torchao.float8 import convert_to_float8_training
+
+    made = trainer(convert_to_float8_training(Net()), precision="bf16", strategy="full_shard")
+    (line,) = made.train(DataLoader(data(), 64), epochs=1, verbose=False)
+    return Seen(f"loss {line['train_loss']:.3f}", line["train_loss"] > 0)
+
+
+@check("time to the first step over NCCL", "measured with two GPUs or more")
+def first_step(place: Path) -> Seen:
+    if torch.cuda.device_count() < 2:
+        return Seen("there is one GPU", None)
+    began = time.monotonic()
+    done = torchrun(place, "-m", "orchestrator.engine.train", "--set", "training.max_steps=1")
+    return Seen(f"{time.monotonic() - began:.1f} s", done.returncode == 0)
+
+
+# -- all of them ----------------------------------------------------------------------------------
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", help="names of checks, or parts of them, with commas between")
+    parser.add_argument("--json", type=Path, help="write the results there, too")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="on the CPU: does this script work?"
+    )
+    parser.add_argument("--check", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.check:
+        with tempfile.TemporaryDirectory() as place:
+            seen = CHECKS[options.check][1](Path(place))
+        sys.stdout.write("\n" + json.dumps(asdict(seen)) + "\n")
+        return 0
+    if not torch.cuda.is_available() and not options.rehearse:
+        sys.stderr.write("there is no CUDA here: nothing was checked\n")
+        return NO_CUDA
+    name = ranks.device_name(torch.device("cpu" if options.rehearse else "cuda"))
+    wanted = options.only.split(",") if options.only else [""]
+    rows = {}
+    for title, (expected, _) in CHECKS.items():
+        if any(part.lower() in title.lower() for part in wanted):
+            sys.stderr.write(f"{title} ...\n")
+            rows[title] = (expected, run_alone(title, rehearsing=options.rehearse))
+    sys.stdout.write(table(name, rows))
+    if options.json:
+        found = {title: asdict(seen) for title, (_, seen) in rows.items()}
+        options.json.write_text(json.dumps({"device": name, "checks": found}, indent=2) + "\n")
+    return int(any(seen.good is False for _, seen in rows.values()))
+
+
+def run_alone(title: str, *, rehearsing: bool) -> Seen:
+    """Run one check in a process of its own; its last line is what it has seen."""
+    env = {**os.environ, "REHEARSING": str(int(rehearsing)), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    try:
+        done = subprocess.run([sys.executable, __file__, "--check", title], text=True, env=env,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+                              timeout=LIMIT)  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Seen(f"not done within {LIMIT:.0f} s", False)
+    last = done.stdout.strip().splitlines()[-1:] or [""]
+    try:
+        return Seen(**json.loads(last[0]))
+    except (ValueError, TypeError):
+        return Seen(f"exit code {done.returncode}: {last[0][:150]}", False)
+
+
+def table(name: str, rows: dict[str, tuple[str, Seen]]) -> str:
+    words = {True: "good", False: "BAD", None: "-"}
+    lines = [
+        f"{name}, torch {torch.__version__}",
+        "",
+        "| check | seen | expected | |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {title} | {seen.says} | {expected} | {words[seen.good]} |"
+              for title, (expected, seen) in rows.items()]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
