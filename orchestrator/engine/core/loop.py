@@ -286,7 +286,7 @@ class Loop:
         if validated is not None:
             state.val_metrics = validated
             values |= {f"val_{name}": value for name, value in validated.items()}
-        state.history.append({"epoch": state.epoch, "step": state.step, **values})
+        state.add_to_history({"epoch": state.epoch, "step": state.step, **values})
         reporter.epoch(state.step, state.epoch, values, whole=whole)
         if whole and (metrics := validated or state.train_metrics):
             self.scheduler.after_epoch(metrics)

@@ -36,6 +36,13 @@ class TrainState:
     since_best: int = 0  # evaluations since then
     ended: str = ""  # why train() returned
 
+    def add_to_history(self, line: Metrics) -> None:
+        """Add an epoch; after a resume it takes the place of the part that was trained before."""
+        before = self.history[-2]["epoch"] if len(self.history) > 1 else 0
+        if self.history and self.history[-1]["epoch"] == before:
+            self.history.pop()
+        self.history.append(line)
+
 
 @dataclass(frozen=True)
 class Limit:

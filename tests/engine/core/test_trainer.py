@@ -21,6 +21,7 @@ from torch.optim import lr_scheduler
 
 from orchestrator.engine.core import duration
 from orchestrator.engine.core.loop import LrScheduler
+from orchestrator.engine.core.stopping import TrainState
 from orchestrator.engine.data import sharded_loader
 from orchestrator.engine.data.sample_order import Order
 from tests.engine import trained
@@ -353,6 +354,15 @@ def test_hooks_are_called_and_the_users_random_numbers_are_left_alone(tmp_path: 
         expected = [first, *(drawn() for _ in range(7))]
         assert [call[2] for call in [*calls, end]] == expected
         assert ended == "asked to stop"
+
+
+def test_an_epoch_that_was_interrupted_has_one_line() -> None:
+    state = TrainState()
+    seen = []
+    for epoch in (0, 0, 1, 2, 2, 3):  # complete ones: twice interrupted in the first, once later
+        state.add_to_history({"epoch": epoch})
+        seen.append([int(line["epoch"]) for line in state.history])
+    assert seen == [[0], [0], [1], [1, 2], [1, 2, 2], [1, 2, 3]]
 
 
 def test_the_best_is_kept_and_nothing_better_ends_it(tmp_path: Path) -> None:
