@@ -118,41 +118,61 @@ class Model:
             multiple("model.num_heads", self.num_heads, "model.num_kv_heads", self.num_kv_heads)
 
 
-TOKENS = only("dataset.kind", "tokens")
+RECORDS = only("dataset.kind", "records", "huggingface")
+FILES = only("dataset.kind", "tokens", "records")
+NAMED = only("dataset.kind", "tokens", "records", "huggingface")
+SPLIT = only("dataset.kind", "library", "tokens", "synthetic", "records", "huggingface")
 SYNTHETIC = only("dataset.kind", "synthetic")
 TEXT = only("dataset.kind", "library", "tokens", "synthetic")
 OWN_DATA = only("dataset.kind", "target")
+WITH_ARGS = only("dataset.kind", "target", "huggingface")
+KINDS = ("library", "synthetic", "tokens", "records", "huggingface", "target")
+SUFFIXES = (".jsonl", ".csv", ".parquet")  # of files of records
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """The data to train on. Every sample is seen once per epoch, for any number of ranks."""
+    """The data to train on. Every sample is seen once per epoch, for any number of ranks.
 
-    kind: str = "library"  # library: Python's own sources, as bytes; synthetic; tokens; target
-    path: str | None = field(default=None, metadata=TOKENS)  # a file made by scripts/make_tokens.py
-    eval_path: str | None = field(default=None, metadata=TOKENS)  # default: the end of path
+    library: Python's own sources, as bytes. synthetic. tokens: a file of scripts/make_tokens.py.
+    records: a file, or a directory of files, of JSON lines, CSV or Parquet. huggingface: a dataset
+    of the hub, or a directory of save_to_disk. target: your own.
+    """
+
+    kind: str = "library"  # one of the above; path and target imply it
+    path: str | None = field(default=None, metadata=NAMED)  # file, directory, or name on the hub
+    eval_path: str | None = field(default=None, metadata=FILES)  # default: the end of path
+    columns: dict[str, str] = field(default_factory=dict, metadata=RECORDS)  # {name: column}
     target: str | None = field(default=None, metadata=OWN_DATA)  # package.module:function
-    args: dict[str, Any] = field(default_factory=dict, metadata=OWN_DATA)
+    args: dict[str, Any] = field(default_factory=dict, metadata=WITH_ARGS)  # of it; of load_dataset
     sequence_length: int = field(default=64, metadata=TEXT)  # tokens per sample
     num_samples: int = field(default=10000, metadata=SYNTHETIC)
-    eval_fraction: float = field(default=0.05, metadata=TEXT)  # held out, without eval_path
+    eval_fraction: float = field(default=0.05, metadata=SPLIT)  # held out, without eval_path
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        implied = "target" if self.target is not None else "tokens" if self.path else self.kind
+        implied = self._implied()
         if implied != self.kind:
             if self.kind != Dataset.kind:
                 key = "target" if self.target is not None else "path"
                 raise UsageError(f"dataset.kind is {self.kind!r}, but dataset.{key} is set too")
             object.__setattr__(self, "kind", implied)
-        one_of("dataset.kind", self.kind, ("library", "synthetic", "tokens", "target"))
+        one_of("dataset.kind", self.kind, KINDS)
         if self.kind == "target" and self.target is None:
             raise UsageError("dataset.kind is 'target', but dataset.target names no function")
-        if self.kind == "tokens" and self.path is None:
-            raise UsageError("dataset.kind is 'tokens', but dataset.path names no file")
+        if self.kind in ("tokens", "records", "huggingface") and self.path is None:
+            what = "dataset" if self.kind == "huggingface" else "file"
+            raise UsageError(f"dataset.kind is {self.kind!r}, but dataset.path names no {what}")
         at_least("dataset.sequence_length", self.sequence_length, 1)
         at_least("dataset.num_samples", self.num_samples, 2)
         part("dataset.eval_fraction", self.eval_fraction)
+
+    def _implied(self) -> str:
+        if self.target is not None:
+            return "target"
+        if self.path is None or self.kind in ("records", "huggingface"):
+            return self.kind
+        return "records" if self.path.endswith(SUFFIXES) else "tokens"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from orchestrator.config.schema import Config
-from orchestrator.engine.data import synthetic, tokens
+from orchestrator.engine.data import synthetic, tables, tokens
 from orchestrator.engine.data.python_text import shared_text
 from orchestrator.engine.data.randomness import randomness_kept
 from orchestrator.engine.models import import_by_name
@@ -39,6 +39,8 @@ def sources(config: Config, device: torch.device) -> tuple[Source, Source | None
     data = config.dataset
     if data.kind == "target":
         return own_sources(config)
+    if data.kind in ("records", "huggingface"):
+        return record_sources(config)
     if data.eval_path is not None:
         return token_file(config, data.path or ""), token_file(config, data.eval_path)
     whole: Source
@@ -146,6 +148,24 @@ def token_file(config: Config, name: str) -> TokenFile:
     return TokenFile(path, header, length)
 
 
+# -- records --------------------------------------------------------------------------------------
+
+
+def record_sources(config: Config) -> tuple[Source, Source | None]:
+    data = config.dataset
+    path = expanded(data.path or "")
+    if data.kind == "huggingface":
+        table = tables.Table(tables.hugging_face(path, data.args), data.columns, path)
+    else:
+        table = tables.Table(tables.open_table(Path(path)), data.columns, path)
+    whole = OwnData(table, config, path)
+    if data.eval_path is None:
+        return split(whole, data.eval_fraction, path)
+    other = expanded(data.eval_path)
+    held_out = tables.Table(tables.open_table(Path(other)), data.columns, other)
+    return whole, OwnData(held_out, config, other)
+
+
 # -- the user's own ---------------------------------------------------------------------------
 
 
@@ -177,14 +197,14 @@ def own_source(config: Config, split: str) -> OwnData | None:
         )
     if not len(made):
         raise CheckFailed(f"dataset.target ({name}) gave a dataset without samples for {split!r}")
-    return OwnData(made, config)
+    return OwnData(made, config, f"dataset.target ({config.dataset.target})")
 
 
 class OwnData:
     """The user's dataset. A method `collate` of it makes a batch of samples, where it has one."""
 
-    def __init__(self, samples: Any, config: Config) -> None:
-        self.samples, self.config = samples, config
+    def __init__(self, samples: Any, config: Config, name: str) -> None:
+        self.samples, self.config, self.name = samples, config, name
         self.collate = getattr(samples, "collate", default_collate)
 
     def __len__(self) -> int:
@@ -197,17 +217,16 @@ class OwnData:
                 reseed(self.config.training.seed, place)
                 found.append(self.samples[index])
         batch = self.collate(found)
-        check(batch, self.config)
+        check(batch, self.config, self.name)
         return batch
 
 
 NEEDS = {"decoder": ("inputs", "targets"), "ranking": ("sparse", "dense", "label")}
 
 
-def check(batch: Any, config: Config) -> None:
+def check(batch: Any, config: Config, told: str) -> None:
     """That a built-in model can take the batch: a GPU would only say that an assertion failed."""
     model, needs = config.model, NEEDS.get(config.model.kind, ())
-    told = f"dataset.target ({config.dataset.target})"
     if needs and not (isinstance(batch, dict) and batch.keys() >= set(needs)):
         found = (
             ", ".join(map(str, batch)) if isinstance(batch, dict) else import_by_name.kind(batch)

@@ -63,7 +63,7 @@ def loss_of(config: Config) -> Loss:
 def flops_per_sample(config: Config, model: nn.Module) -> float | None:
     """Forward and backward; of a user's own model, what it says of itself. None: nobody knows."""
     if config.model.kind == "decoder":
-        if config.dataset.kind == "target":
+        if config.dataset.kind in ("target", "records", "huggingface"):
             return None  # samples are as long as the user makes them
         return decoder.flops_per_sample(config.model, config.dataset.sequence_length)
     if config.model.kind == "ranking":

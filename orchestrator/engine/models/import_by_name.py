@@ -26,13 +26,15 @@ def function(key: str, target: str) -> Callable[..., Any]:
             "such as my_models.big:build for the function build of my_models/big.py",
         )
     module = imported(key, target, name)
-    if not hasattr(module, attribute):
-        known = [word for word, found in vars(module).items() if callable(found)]
-        raise UsageError(
-            f"{key} is {target!r}, but {module.__file__ or name} defines no {attribute!r}"
-            + nearest(attribute, known)
-        )
-    found = getattr(module, attribute)
+    found: Any = module
+    for word in attribute.split("."):  # Class.method: AutoModel.from_pretrained
+        if not hasattr(found, word):
+            known = [name for name in dir(found) if callable(getattr(found, name, None))]
+            raise UsageError(
+                f"{key} is {target!r}, but {module.__file__ or name} defines no {attribute!r}"
+                + nearest(word, known)
+            )
+        found = getattr(found, word)
     if not callable(found):
         raise UsageError(
             f"{key} is {target!r}, but {attribute!r} is {kind(found)}: it cannot be called"

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine.data import dataset, tokens
+from orchestrator.engine.data import dataset, sources, tokens
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.models.losses import Sums
 from orchestrator.errors import UsageError
@@ -377,6 +377,16 @@ def test_pinning_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, workers: 
         config = parse.build(Config, {"dataloader": loading})
         next(dataset.batches(Numbers(), Order(8, 0, shuffle=False), config, 0, 1, 0))
         assert any(asked) == pinning
+
+
+@shows("dataset.columns")
+def test_columns_of_records(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n1,2\n3,4\n")
+    keys = {"dataset": {"path": str(path), "columns": {"x": "b"}}, "model": OWN["model"]}
+    train, _ = sources.sources(parse.build(Config, keys), torch.device("cpu"))
+    assert train.batch([0], 0)["x"].tolist() == [2]
+    assert train.batch([0], 0).keys() == {"x"}
 
 
 @shows("logging.trackers")

@@ -30,6 +30,13 @@ def build(size, bias=True):
 def words():
     return ["not", "a", "model"]
 
+class Auto:
+    @classmethod
+    def from_pretrained(cls, path, **more):
+        model = nn.Linear(1, 1)
+        nn.init.constant_(model.weight, len(path))
+        return model
+
 def broken():
     raise KeyError("theirs")
 
@@ -67,6 +74,12 @@ def test_a_model_is_built_from_the_working_directory_with_the_seed() -> None:
     assert build.flops_per_sample(config(size=3), made) is None
 
 
+def test_a_method_of_a_class_makes_a_model_too() -> None:
+    made = build.build(config("mine.models:Auto.from_pretrained", path="some/weights"))
+    assert isinstance(made, nn.Linear)
+    assert made.weight.tolist() == [[12.0]]
+
+
 @pytest.mark.parametrize("told", [12, lambda: 12.0])
 def test_a_model_of_the_users_may_tell_its_flops(told: Any) -> None:
     made = build.build(config(size=3))
@@ -80,6 +93,7 @@ WRONG = {
     "mine.modles:build": ("there is no module 'mine.modles'", "looked in"),
     "nowhere.models:build": ("there is no module 'nowhere'", "looked in"),
     "mine.models:biuld": ("defines no 'biuld'; did you mean 'build'?", ""),
+    "mine.models:Auto.from_pretraind": ("did you mean 'from_pretrained'?", ""),
     "mine.models:number": ("'number' is an int: it cannot be called", ""),
     "mine.models:words": ("which gave a list, not a torch.nn.Module", ""),
 }
