@@ -1,4 +1,4 @@
-"""Start the installed commands. First of all they learn to be interrupted."""
+"""Start the installed commands, after making sure that they can be interrupted."""
 
 from __future__ import annotations
 

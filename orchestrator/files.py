@@ -57,7 +57,7 @@ def replace(path: Name, content: str | bytes, mode: int = 0o666) -> None:
 
 @contextlib.contextmanager
 def opened(path: Name, dir_fd: int | None = None) -> Iterator[int]:
-    """A descriptor of a directory, which is no symbolic link."""
+    """Open a directory that is no symbolic link, and give its descriptor."""
     directory = os.open(path, DIRECTORY, dir_fd=dir_fd)
     try:
         yield directory
@@ -78,12 +78,12 @@ def sync_directory(path: Name, dir_fd: int | None = None) -> None:
 
 
 def hidden_name(name: str) -> str:
-    """A name under which a directory is deleted."""
+    """Return a hidden name under which a directory is deleted."""
     return f".{name}{GONE}{secrets.token_hex(4)}"
 
 
 def hide(path: Name, hidden: Name, dir_fd: int | None = None) -> None:
-    """Take a directory out of sight by one rename: from here on it is gone, whatever happens."""
+    """Hide a directory by one rename: from then on it is gone, whatever happens."""
     os.rename(path, hidden, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     sync_directory(os.path.dirname(os.fspath(hidden)) or ".", dir_fd)
 
@@ -127,7 +127,7 @@ def delete(
 
 
 def mounts_below(path: Name) -> list[str]:
-    """The mount points in a directory, itself among them: what they hold is not ours to delete."""
+    """Return the mount points in a directory, which may be itself: their content is not ours."""
     inside = os.path.realpath(path)
     try:
         with open(MOUNTS, "rb") as file:
@@ -140,5 +140,5 @@ def mounts_below(path: Name) -> list[str]:
 
 
 def expanded(path: Name) -> str:
-    """Put in the home directory for ~; the one of an unknown user stays as it is written."""
+    """Replace ~ by the home directory; the ~ of an unknown user stays as it is."""
     return os.path.expanduser(os.fspath(path))  # pathlib's raises for an unknown user

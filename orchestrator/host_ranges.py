@@ -21,7 +21,7 @@ class BadRange(ValueError):
 
 
 def expand(pattern: str, most: int) -> Iterator[str]:
-    """gpu[01-02] -> gpu01, gpu02. Counted, and BadRange raised, before any of them is made."""
+    """Expand gpu[01-02] to gpu01, gpu02; BadRange is raised before any name is made."""
     parts: list[list[str]] = []
     count, position = 1, 0
     for index, part in enumerate(re.split(r"\[([^][]*)\]", pattern)):
@@ -39,7 +39,7 @@ def expand(pattern: str, most: int) -> Iterator[str]:
 
 
 def _numbers(text: str, position: int, most: int) -> list[str]:
-    """01-03,7 -> 01 02 03 7: leading zeros are part of a name."""
+    """Expand 01-03,7 to 01 02 03 7: leading zeros are part of a name."""
     names: list[str] = []
     for part in text.split(","):
         match = NUMBERS.fullmatch(part)

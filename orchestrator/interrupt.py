@@ -14,7 +14,7 @@ _held: list[int] | None = None
 
 
 def answer_at_once() -> None:
-    """Install the handlers. Called first, so that even an import can be interrupted cleanly."""
+    """Install the handlers; to be called first, so that even an import can be interrupted."""
     for number in SIGNALS:
         signal.signal(number, _answer)
 

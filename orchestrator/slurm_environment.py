@@ -24,13 +24,13 @@ class BadHostlist(ValueError):
 def hosts(text: str) -> list[str]:
     """`n[1-2,07-09],gpu3` -> n1 n2 n07 n08 n09 gpu3, in Slurm's order."""
     try:
-        return [host for word in words(text) for host in host_ranges.expand(word, MOST_HOSTS)]
+        return [host for part in split(text) for host in host_ranges.expand(part, MOST_HOSTS)]
     except host_ranges.BadRange as error:
         raise BadHostlist(f"{error.what}, in {text!r}") from error
 
 
-def words(text: str) -> list[str]:
-    """Split at the commas that stand outside of brackets."""
+def split(text: str) -> list[str]:
+    """Split at the commas outside of brackets."""
     parts = re.split(r",(?![^[]*\])", text.strip())
     if not all(parts):
         raise BadHostlist(f"{text!r} is not a list of hosts")
@@ -50,7 +50,7 @@ class Given:
 
 
 def given(environ: Mapping[str, str]) -> Given | None:
-    """The allocation of this process, or None outside of one; CheckFailed for half of task."""
+    """Return the allocation of this process, or None; CheckFailed for half an environment."""
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     if not job and not listed:
@@ -97,7 +97,7 @@ class Task:
 
 
 def task(environ: Mapping[str, str]) -> Task | None:
-    """The task that this process is, or None where srun did not start it as a rank."""
+    """Return the task that this process is, or None where srun did not start it as a rank."""
     if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
         return None
     listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST")
@@ -120,14 +120,14 @@ def task(environ: Mapping[str, str]) -> Task | None:
 
 
 def alone_by_mistake(environ: Mapping[str, str]) -> int:
-    """The task count if this is a lone process that srun should have started, else 0."""
+    """Return the task count if this is a lone process that srun should have started, else 0."""
     in_batch = "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ
     tasks = environ.get("SLURM_NTASKS", "")
     return int(tasks) if in_batch and tasks.isdigit() and int(tasks) > 1 else 0
 
 
 def variables(task: Task, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that torch reads. MASTER_ADDR is still a name of Slurm's."""
+    """Return the variables that torch reads; MASTER_ADDR is still a name of Slurm's."""
     visible = environ.get("CUDA_VISIBLE_DEVICES", "")
     # With --gpus-per-task=1 every task sees one GPU, and for each of them it is number 0.
     alone = bool(visible) and "," not in visible

@@ -84,13 +84,13 @@ def number_and_unit(text: str) -> tuple[float, str] | None:
 
 
 def time_unit(word: str) -> str | None:
-    """The letter of a unit of time, however it is spelled."""
+    """Return the letter of a unit of time, however it is spelled."""
     word = word.lower()
     return TIME_UNITS.get(word) or TIME_UNITS.get(word.removesuffix("s"))
 
 
 def parse_seconds(name: str, text: str) -> float:
-    """Read `90s`, `36h`, `1.5 hours` or `14d`; the UsageError says what of it is wrong."""
+    """Read `90s`, `36h`, `1.5 hours` or `14d`; the UsageError says what is wrong with it."""
     parts = number_and_unit(text)
     if parts is None:
         raise UsageError(f"{name} {text}: not a time", "write it like 90m, 36h, 14d or 2w")

@@ -88,7 +88,7 @@ class Cluster:
             raise first
 
     def with_options(self, **options: Unpack[Options]) -> Cluster:
-        """The same machines with other options, for run() and submit()."""
+        """Return a Cluster of the same machines with other options, for run() and submit()."""
         check_names(options)
         other = Cluster(**self._where, **merged(self._options, options))
         other._jobs = self._jobs
@@ -106,8 +106,8 @@ class Cluster:
     ) -> Job:
         """Start a script (a module; without either: the built-in engine) on all nodes together.
 
-        Returns when it has started everywhere. The job does not need this process: it goes on,
-        with its logs coming home, when this process ends or is killed.
+        Returns when it has started everywhere. The job does not need this process: when it ends or
+        is killed, the job continues and its logs are still fetched.
         """
         if isinstance(args, str):
             raise UsageError(f"args={args!r} is one string", f"write a list: args={args.split()!r}")

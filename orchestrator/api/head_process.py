@@ -1,9 +1,9 @@
 """A process that does for a Python program what a command does, and outlives that program.
 
-Both ends of the pipe are here. One line of JSON is the request, lines of JSON are the answers. A
-head then stays as long as its job; what comes down the pipe are keys, as on a command's terminal;
-what it says goes to head.txt of the experiment. So the asking program, which may be a notebook,
-opens no connection, has no thread and no signal handler of ours, and no child either: what ends a
+Both ends of the pipe are here. The request is one line of JSON, the answers are lines of JSON. A
+head then stays as long as its job: it reads keys from the pipe, as a command does from a terminal,
+and writes its messages to head.txt of the experiment. So the calling program, which may be a
+notebook, opens no connection and has no thread, signal handler or child of ours: whatever ends a
 notebook's children does not end its jobs.
 """
 
@@ -50,7 +50,7 @@ class Background:
     def __init__(self, do: str, **request: Any) -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  as long as we
         process = subprocess.Popen(
-            [sys.executable, "-I", "-c", START, "orchestrator", do],  # for who reads ps
+            [sys.executable, "-I", "-c", START, "orchestrator", do],  # the last two show in ps
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -62,7 +62,7 @@ class Background:
         self.press(json.dumps({"path": sys.path, "do": do, **request}).encode() + b"\n")
 
     def press(self, key: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it is gone, and what was asked with it
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and needs no key
             self.keys.write(key)
             self.keys.flush()
 
@@ -97,7 +97,7 @@ class Background:
 
 
 class Pipe(Keys):
-    """Keys that come down the pipe; Ctrl-C becomes the signal that it is on a terminal."""
+    """Keys from the pipe; Ctrl-C becomes a signal, as on a terminal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,11 +119,11 @@ class Pipe(Keys):
 
 
 class Answers:
-    """The answers to the asking program, for as long as it is there."""
+    """Answers to the calling program, as long as it is there."""
 
     def __init__(self) -> None:
         self.out = os.fdopen(os.dup(1), "w", encoding="ascii")
-        os.dup2(2, 1)  # what anybody prints is no answer
+        os.dup2(2, 1)  # other output must not be taken for an answer
 
     def tell(self, **message: Any) -> None:
         with contextlib.suppress(BrokenPipeError):

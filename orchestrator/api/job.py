@@ -1,7 +1,7 @@
 """A job as a Python program sees it: orchestrator.Job.
 
-All of it is read from the experiment's directory, which the job's head fills; the head is a process
-of its own (head_process.py).
+Everything is read from the experiment's directory, which the job's head fills; the head is a
+process of its own (head_process.py).
 """
 
 from __future__ import annotations
@@ -96,8 +96,7 @@ class RemoteTraceback(Exception):
 class Job:
     """A job that runs, or ran.
 
-    As a context manager it is waited for at the end of the block, and stopped where an exception
-    leaves the block.
+    The end of a `with` block waits for the job; if an exception leaves the block, it is stopped.
     """
 
     def __init__(
@@ -138,22 +137,22 @@ class Job:
 
     @property
     def directory(self) -> Path:
-        """The experiment's directory: logs/, outputs/, job.json; head.txt: what its head said."""
+        """The experiment's directory: logs/, outputs/, job.json, and head.txt with its messages."""
         return self._experiment.path
 
     @property
     def status(self) -> str:
-        """queued (in Slurm), starting, running, done, failed, stopped, lost: as its head says."""
+        """The state: queued (in Slurm), starting, running, done, failed, stopped or lost."""
         return self._record().state
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; then what master_launch would have ended with."""
+        """The exit code that master_launch would have ended with; None while the job runs."""
         return self._record().exit_code
 
     @property
     def verdict(self) -> Verdict | None:
-        """Why it did not end well; None while it runs, and when it is done."""
+        """The reason why it did not end well; None while it runs, and when it is done."""
         verdict = self._record().verdict
         return Verdict.of(verdict) if verdict else None
 
@@ -163,10 +162,11 @@ class Job:
     # -- waiting ---------------------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None, *, check: bool = False) -> int:
-        """Until it is over; its exit code. With check, anything but 0 is raised as JobFailed.
+        """Wait until the job is over, and return its exit code.
 
-        TimeoutError where it takes longer; the job goes on. Ctrl-C asks the ranks to save and
-        stop, a second one kills them; then it is raised.
+        With `check`, a job that failed is raised as JobFailed. After `timeout` seconds TimeoutError
+        is raised, and the job continues. Ctrl-C asks the ranks to save and stop, a second one kills
+        them; then it is raised.
         """
         try:
             record = self._until_over(timeout)
@@ -191,7 +191,7 @@ class Job:
             self._pause(min(left, LOOK_SECONDS))
 
     def _pause(self, seconds: float) -> None:
-        """Until the next look; what nobody follows is taken up first."""
+        """Wait until the next look; a job that nobody follows is taken up first."""
         if self._head is not None and not self._head.gone(seconds):
             return
         self._head = None
@@ -200,7 +200,7 @@ class Job:
             time.sleep(seconds)
 
     def take_up(self) -> None:
-        """See to it that a head follows the job, and that its logs so far are here."""
+        """Make sure that a head follows the job, and that its logs so far are here."""
         record, now, before = self._record(), time.monotonic(), self._came
         if record.over or self._experiment.followed:
             return
@@ -229,7 +229,7 @@ class Job:
             time.sleep(0.05)
 
     def _interrupt(self) -> None:
-        """As Ctrl-C on the command: the first asks the ranks to save and stop, the second kills."""
+        """Act like Ctrl-C on the command: ask the ranks to save and stop; a second time, kill."""
         for now in (False, True):
             try:
                 if self._head is None or self._head.gone():
@@ -257,7 +257,7 @@ class Job:
     ) -> Iterator[Line]:
         """Return the log lines so far, or with `follow` all until the job is over.
 
-        str(line) has the node and the rank in front, line.text has not.
+        str(line) begins with the node and the rank; line.text is the line alone.
         """
         self._record().check_choice(node, rank, "{}={}")
         self.take_up()
@@ -289,10 +289,11 @@ class Job:
     # -- the end ---------------------------------------------------------------------------------
 
     def stop(self, *, grace: float | None = None, now: bool = False) -> tuple[Receipt, ...]:
-        """End it on all nodes and prove it; a receipt per node, none where it is over already.
+        """End the job on all nodes and prove it: return a receipt per node, none if it was over.
 
-        The ranks are asked to save and stop; what is left after the grace (or at once, with now)
-        is killed. NodeError where a node could not be reached, JobFailed where something lives on.
+        The ranks are asked to save and stop; what is left after `grace` seconds (with `now`, at
+        once) is killed. Raises NodeError if a node could not be reached, and JobFailed if a process
+        is still alive.
         """
         answer = Background("stop", **self._which, grace=0.0 if now else grace).answer()
         if answer["code"] == EXIT_NODE:
@@ -312,9 +313,10 @@ class Job:
         )
 
     def detach(self) -> None:
-        """Leave it running without a head: no log comes home until somebody takes it up again.
+        """Leave the job running without a head: no logs are fetched until a head takes it up again.
 
-        wait(), logs() and Cluster.attach() do. No `with` block waits for it or ends it.
+        wait(), logs() and Cluster.attach() start one. A `with` block neither waits for the job nor
+        ends it.
         """
         self._left = True
         if self._head is not None:
@@ -328,8 +330,8 @@ class Job:
     def results(self, timeout: float | None = None) -> list[Any]:
         """Wait for the job, and return what its function returned in each rank.
 
-        The exception that ended the job is raised as it was, with the traceback of its rank as
-        its cause; JobFailed where there was none, or where it cannot be had here.
+        The exception that ended the job is raised with its own type and the traceback of its rank
+        as the cause; JobFailed if there was none, or if it cannot be unpickled here.
         """
         if self._record().command[:1] != [CALLED]:
             raise UsageError(

@@ -42,17 +42,17 @@ class LoopbackNode:
 
     @property
     def home(self) -> Path:
-        """$HOME of everything that runs there."""
+        """Return the $HOME of everything that runs on this node."""
         return self.directory / "home"
 
     @property
     def state(self) -> Path:
-        """$ORCHESTRATOR_HOME of everything that runs there; the keeper knows processes by it."""
+        """Return the $ORCHESTRATOR_HOME of its processes, by which the keeper knows them."""
         return self.directory / "state"
 
     @property
     def log(self) -> Path:
-        """The log of its sshd."""
+        """Return the log of its sshd."""
         return self.directory / "sshd.log"
 
 
@@ -132,7 +132,7 @@ class LoopbackCluster:
             listener.wait()
 
     def environment(self, node: LoopbackNode) -> dict[str, str]:
-        """The environment of every session on `node`: its own home, and this very Python first."""
+        """Return the environment of a session on `node`: its own home, and this Python first."""
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
         environment = {"HOME": str(node.home), "ORCHESTRATOR_HOME": str(node.state), "PATH": path}
         if site.ENABLE_USER_SITE:  # `pip install --user` is looked up in $HOME
@@ -204,7 +204,7 @@ def sweep(directory: Path) -> None:
 
 
 def end(pids: Iterable[int]) -> set[int]:
-    """Kill these, and wait until they are dead; returns those that are not ours to kill.
+    """Kill these processes, wait until they are dead, and return those that are not ours to kill.
 
     By pidfd: a pid cannot be mistaken for a later process, and its end is an event.
     """
@@ -247,7 +247,7 @@ def _command(pid: int) -> bytes:
 
 
 def _belongs(pid: int, mark: bytes) -> bool:
-    """Tell whether it is an sshd with a file under `mark`, or a process with its state there."""
+    """Tell whether a process is an sshd with a file under `mark`, or has its state there."""
     if b"ORCHESTRATOR_HOME=" + mark in _read(pid, "environ"):
         return True
     command = _command(pid)
@@ -263,7 +263,7 @@ def _with_children(pids: set[int], parents: Mapping[int, int]) -> set[int]:
 
 
 def keep(directory: str) -> None:
-    """Be the keeper: standard input ends when the parent does, however it ends."""
+    """Run as the keeper, until standard input shows that the parent has ended."""
     sys.stdin.buffer.read()
     sweep(Path(directory))
 

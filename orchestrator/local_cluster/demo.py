@@ -87,7 +87,7 @@ def demo(size: int, keep: bool, options: tuple[str, ...], arguments: LaunchArgum
 
 
 def make_directory() -> Path:
-    """A directory for keys, logs and homes, which is removed when we end, also by Ctrl-C."""
+    """Make a directory for keys, logs and homes, which is removed at the end, also by Ctrl-C."""
     interrupt.hold()
     directory = Path(tempfile.mkdtemp(prefix="orch-demo-"))
     interrupt.undo_with(lambda: remove(directory))
@@ -102,7 +102,7 @@ def remove(directory: Path) -> None:
 
 
 def listed_port(size: int) -> int:
-    """The port in the node list here, if its nodes are the demo's and the port is free; else 0."""
+    """Return the port of the node list here if its nodes are the demo's and it is free, else 0."""
     from orchestrator.head.inventory.node_list import read_nodes
 
     addresses = [f"127.0.0.{2 + i}" for i in range(size)]
@@ -127,7 +127,7 @@ def listed_port(size: int) -> int:
 
 
 def launch(cluster: LoopbackCluster, arguments: Sequence[str]) -> tuple[int, bool]:
-    """Run master_launch and wait for it; returns its exit code, and whether a signal ended us."""
+    """Run master_launch and wait for it; return its exit code, and whether a signal ended us."""
     options = ["--nodes", str(cluster.node_list), "--ssh-config", str(cluster.ssh_config)]
     options += ["--config", str(settings(cluster)), *arguments]
     say("master_launch " + shlex.join(options))
@@ -165,7 +165,7 @@ def settings(cluster: LoopbackCluster) -> Path:
 
 
 def show(cluster: LoopbackCluster, root: Path) -> None:
-    """The job's loss as a curve, and what its experiment holds."""
+    """Show the job's loss as a curve, and what its experiment holds."""
     experiment = ours(cluster, root)
     if experiment is None:
         return  # it never came to an experiment; the launch has said why
@@ -185,7 +185,7 @@ def show(cluster: LoopbackCluster, root: Path) -> None:
 
 
 def speed_of(steps: Sequence[dict[str, Any]]) -> str:
-    """Add up the time of the steps, where every line tells it: a user's own program may not."""
+    """Return the speed, if every line has the time of its steps; a user's own may not."""
     if not all("step_ms" in step for step in steps) or "tokens" not in steps[-1]:
         return ""
     before = [0, *(step["step"] for step in steps)]  # step_ms is a mean since the line before
@@ -195,7 +195,7 @@ def speed_of(steps: Sequence[dict[str, Any]]) -> str:
 
 
 def ours(cluster: LoopbackCluster, root: Path) -> Experiment | None:
-    """The newest experiment that was launched on this cluster."""
+    """Return the newest experiment that was launched on this cluster."""
     for candidate in reversed(experiment.every(root)):
         try:
             if candidate.read_record().ssh_config == str(cluster.ssh_config):
@@ -246,7 +246,7 @@ def tree(directory: Path) -> list[str]:
 
 
 def invitation(cluster: LoopbackCluster) -> str:
-    """The commands for another terminal, as they have to be typed there."""
+    """Return the commands to type in another terminal."""
     reach = f"--ssh-config {shlex.quote(str(cluster.ssh_config))}"
     nodes = f"--nodes {shlex.quote(str(cluster.node_list))} {reach}"
     if listed(cluster):
@@ -279,7 +279,7 @@ def listed(cluster: LoopbackCluster) -> bool:
 
 
 def program(name: str) -> str:
-    """The name of a command if the shell finds that of this Python by it, else its path."""
+    """Return a command's name if the shell finds this Python's command by it, else its path."""
     beside = Path(sys.executable).with_name(name)
     path = shutil.which(name)
     if not beside.exists() or (path and Path(path) == beside):

@@ -39,7 +39,7 @@ SetEnv {environment}
 
 
 def sshd_program() -> str:
-    """The absolute path of sshd, which insists on being started by it."""
+    """Return the absolute path of sshd, which refuses to be started by any other name."""
     if not sys.platform.startswith("linux"):
         raise CheckFailed(
             "a cluster on loopback addresses needs Linux", "run it on a Linux machine"

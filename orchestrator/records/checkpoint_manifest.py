@@ -36,7 +36,7 @@ class Manifest:
 
 
 def shown(name: str | Path) -> str:
-    """A name as one line of text, whatever is in it."""
+    """Return a name as one line of text, whatever is in it."""
     text = str(name)
     return text if text.isprintable() else repr(text)
 
@@ -44,7 +44,7 @@ def shown(name: str | Path) -> str:
 def digest(
     path: Path, *, sync: bool = False, seen: Callable[[int], None] | None = None
 ) -> FileRecord:
-    """Size and sha256; with `sync`, of the bytes on the disk. seen() hears of every piece."""
+    """Return size and sha256; with `sync`, of the bytes on the disk. seen() gets each size read."""
     checksum, size = hashlib.sha256(), 0
     piece = memoryview(bytearray(PIECE))
     with path.open("rb", buffering=0) as file:

@@ -145,7 +145,7 @@ def _as_job_failure(what: str) -> Iterator[None]:
 
 
 def every(directory: Path) -> list[Checkpoint]:
-    """All checkpoints of a directory, newest first, among them those that have a problem."""
+    """Return all checkpoints of a directory, newest first, also those that have a problem."""
     newest: dict[int, Checkpoint] = {}
     for step, kind, path in sorted(_entries(directory), key=lambda entry: entry[1] == "aside"):
         if kind not in ("final", "aside") or (step in newest and newest[step].complete):
@@ -157,7 +157,7 @@ def every(directory: Path) -> list[Checkpoint]:
 
 
 def _entries(directory: Path) -> list[tuple[int, str, Path]]:
-    """(step, kind, path) of every directory that has a name of ours; links are not ours."""
+    """Return (step, kind, path) of every directory that has a name of ours; links are not ours."""
     try:
         with os.scandir(directory) as listing:
             entries = [entry.name for entry in listing if entry.is_dir(follow_symlinks=False)]
@@ -201,7 +201,7 @@ def verify(
     only: Sequence[str] | None = None,
     seen: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Read every byte; returns the problems. `only` names the files: ranks share the work."""
+    """Read every byte and return the problems. `only` names the files: ranks share the work."""
     if not checkpoint.files:
         return [checkpoint.problem]
     problems = []
@@ -219,7 +219,7 @@ def verify(
 
 
 def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[Checkpoint]:
-    """The checkpoints that a user means: newest first, never empty.
+    """Return the checkpoints that a user means: newest first, never empty.
 
     A step's directory, a directory of checkpoints, or an experiment by directory or by name; left
     out, the newest experiment that has any.

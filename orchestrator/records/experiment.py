@@ -44,7 +44,7 @@ class NodeRecord:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """job.json."""
+    """The content of job.json."""
 
     job: str
     experiment: str
@@ -55,14 +55,14 @@ class JobRecord:
     head: dict[str, Any]
     ssh_config: str | None = None
     master: str = ""
-    launch: Launch = field(default_factory=Launch)  # the options; `start` as it was decided
+    launch: Launch = field(default_factory=Launch)  # the options; `start` is the way chosen
     ended: float | None = None
     exit_code: int | None = None
     verdict: dict[str, Any] | None = None
     receipts: dict[str, dict[str, Any]] = field(default_factory=dict)  # of `stop`, by node
-    slurm_job: str | None = None  # the job of Slurm's whose nodes these are
+    slurm_job: str | None = None  # the Slurm job that has these nodes
     batch: bool = False  # its head is that job's batch script
-    part_of: int = 0  # run-node: the job has so many nodes, and here is the record of one of them
+    part_of: int = 0  # run-node: the number of nodes of the job; this record is of one of them
 
     def node(self, index: int) -> NodeRecord:
         return next(node for node in self.nodes if node.index == index)
@@ -137,13 +137,13 @@ class Experiment:
             record = JobRecord.from_json(parse(path.read_bytes()))
         except (OSError, ValueError, UsageError) as error:
             raise UsageError(f"{path} is not the record of a job: {error}") from error
-        if record.batch and record.slurm_job is None:  # handed in, and not begun yet
+        if record.batch and record.slurm_job is None:  # submitted, and not started yet
             return replace(record, slurm_job=self.slurm_job())
         return record
 
     @property
     def elsewhere(self) -> bool:
-        """Is this another machine's part of a job?"""
+        """Tell whether this is another machine's part of a job."""
         with contextlib.suppress(UsageError):
             record = self.read_record()
             return bool(record.part_of) and record.head["host"] != os.uname().nodename
@@ -156,7 +156,7 @@ class Experiment:
             return None
 
     def lock(self) -> dict[str, Any] | None:
-        """Become the one head of this job; who is, if somebody else is. Ends with the process."""
+        """Become the one head of this job, until this process ends; return who else is, if any."""
         path = self.path / ".head"
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -177,7 +177,7 @@ class Experiment:
 
     @property
     def followed(self) -> bool:
-        """Does a head follow this job now?"""
+        """Tell whether a head follows this job now."""
         try:
             fd = os.open(self.path / ".head", os.O_RDONLY)
         except FileNotFoundError:
@@ -191,7 +191,7 @@ class Experiment:
         return False
 
     def thief(self) -> dict[str, Any] | None:
-        """Another head that wants to take this one's place, if there is one."""
+        """Return another head that wants to take this one's place, if there is one."""
         try:
             head: dict[str, Any] = json.loads((self.path / ".steal").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -199,7 +199,7 @@ class Experiment:
         return head
 
     def steal(self, patience: float) -> dict[str, Any] | None:
-        """Become the one head in another's place; that one, if it does not leave in time."""
+        """Become the one head in another's place; return the other if it does not leave in time."""
         deadline = time.monotonic() + patience
         holder = self.lock()
         while holder is not None and time.monotonic() < deadline:
@@ -210,17 +210,20 @@ class Experiment:
         return holder
 
     def discard(self) -> None:
-        """Undo create(), and what is written before anything is started."""
+        """Undo create(), and remove what is written before anything is started."""
         if self.slurm_job() is not None:
-            return  # what waited in Slurm's queue was there before, and tells what became of it
+            return  # it was submitted before, and its record says what became of it
         for file in (".head", "job.json", "config.yaml"):
             (self.path / file).unlink(missing_ok=True)
         for inner in (self.path / "outputs", self.logs, self.path):
             inner.rmdir()
 
     def again(self) -> Experiment:
-        """The same directory for the next attempt: what the last one told is put aside, what it
-        made (outputs, checkpoints) stays. A job that was only queued has told nothing."""
+        """Prepare this directory for the next attempt of the job.
+
+        The logs and the record of the last attempt are put aside; outputs and checkpoints stay. A
+        job that was only queued has no logs.
+        """
         if self.logs.is_dir() and any(self.logs.iterdir()):
             aside = self.path / "attempts" / str(len(list(self.path.glob("attempts/*"))) + 1)
             aside.mkdir(parents=True)
@@ -242,7 +245,7 @@ def this_head() -> dict[str, Any]:
 
 
 def create(root: Path, name: str) -> Experiment:
-    """experiments/<name>_YYYYMMDD_HHMMSS, a name that nobody else has, also in the same second."""
+    """Make experiments/<name>_YYYYMMDD_HHMMSS, unique even for two launches in one second."""
     if not NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot name an experiment",
@@ -274,7 +277,7 @@ def _new_directory(root: Path, name: str) -> Path:
 
 
 def every(root: Path) -> list[Experiment]:
-    """All experiments under a root, the newest last: by the time in the name, not by the disk's."""
+    """Return all experiments under a root, the newest last, by the times in their names."""
     try:
         entries = [entry for entry in root.iterdir() if STAMP.fullmatch(entry.name)]
     except OSError:
@@ -286,8 +289,11 @@ def every(root: Path) -> list[Experiment]:
 
 
 def find(root: Path, wanted: str | None) -> Experiment | None:
-    """By directory or by name; left out, the newest. Of the parts of a job by hand, on a disk that
-    its machines share: this machine's, where it has one."""
+    """Find an experiment by directory or name; left out, the newest.
+
+    Of the parts of a job that was started by hand, on a disk that its machines share, the newest is
+    this machine's, if it has one.
+    """
     if wanted is None:
         known = every(root)[::-1]
         return next(
@@ -301,7 +307,7 @@ def find(root: Path, wanted: str | None) -> Experiment | None:
 
 
 def of_slurm_job(root: Path, job: str) -> Experiment | None:
-    """Find what was submitted, or started before, as this job of Slurm's."""
+    """Find the experiment that was submitted, or started before, as this Slurm job."""
     for candidate in reversed(every(root)):
         if candidate.slurm_job() == job:
             return Experiment(candidate.path.absolute())
@@ -309,7 +315,7 @@ def of_slurm_job(root: Path, job: str) -> Experiment | None:
 
 
 def adopt(root: Path, record: JobRecord) -> Experiment:
-    """A directory here for a job that was started elsewhere."""
+    """Make a directory here for a job that was started elsewhere."""
     experiment = Experiment(root.absolute() / record.experiment)
     try:
         experiment.logs.mkdir(parents=True)

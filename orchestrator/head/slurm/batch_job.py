@@ -34,8 +34,8 @@ def settle(experiment: Experiment, record: JobRecord, patience: float = SEEN_WIT
         return record
     entry = queue.look_up(record.slurm_job)
     deadline = time.monotonic() + patience
-    # Its last words may be on their way; and a job on its way back into the queue has failed,
-    # as Slurm puts it, for a few seconds.
+    # Its last record may be on its way; and a job on its way back into the queue counts as failed
+    # in Slurm for a few seconds.
     while entry.over and record.batch and not record.over and time.monotonic() < deadline:
         time.sleep(LOOK)
         record = experiment.read_record()
@@ -79,7 +79,7 @@ def again_later(experiment: Experiment, record: JobRecord, say: Callable[[str], 
 
 
 def begun(experiment: Experiment, record: JobRecord) -> JobRecord:
-    """Wait until Slurm has started it."""
+    """Wait until Slurm has started the job."""
     while record.state == "queued":
         time.sleep(ASK / 5)
         record = settle(experiment, experiment.read_record())
@@ -96,12 +96,12 @@ class SlurmJobView:
         self.interrupts: list[int] = []
         self.answered = 0
         self.shown = 0 if anew else self.size()
-        self.settled = False  # Slurm ended it, and we had to find the words
+        self.settled = False  # Slurm ended it, and its record had to be concluded here
         self.before = ""
         self.next_ask = 0.0
 
     def go(self) -> bool:
-        """False where the user left it."""
+        """Show the job until it is over; return False if the user left it."""
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.getsignal(number) for number in signals}
         for number in signals:
@@ -148,7 +148,7 @@ class SlurmJobView:
                 file.seek(self.shown)
                 data = file.read()
         except OSError:
-            return  # the job waits yet
+            return  # the job still waits
         self.shown += len(data)
         sys.stdout.write(data.decode("utf-8", "replace"))
         sys.stdout.flush()
@@ -160,7 +160,7 @@ def job_of(record: JobRecord) -> str:
 
 
 def end(record: JobRecord, *, now: bool) -> str:
-    """Ask for an end, and the words for what was asked."""
+    """Ask for the end of the job, and return a sentence about it."""
     job = job_of(record)
     if now or record.state == "queued":
         queue.cancel(job)
@@ -171,7 +171,7 @@ def end(record: JobRecord, *, now: bool) -> str:
 
 
 def stop(experiment: Experiment, record: JobRecord, grace: float) -> list[Receipt]:
-    """Ask, then cancel; done when the job has left Slurm's queue."""
+    """Ask the job to end, then cancel it; return when it has left Slurm's queue."""
     job, began = job_of(record), time.monotonic()
     killed: dict[str, str] = {}
     if not queue.look_up(job).over:
@@ -187,7 +187,7 @@ def stop(experiment: Experiment, record: JobRecord, grace: float) -> list[Receip
 
 
 def gone(job: str, patience: float) -> bool:
-    """Has it left the queue, with every process of its own?"""
+    """Wait for the job to leave the queue with all its processes; tell whether it has."""
     deadline = time.monotonic() + patience
     while not queue.look_up(job).over:
         if time.monotonic() > deadline:

@@ -73,7 +73,7 @@ def look_up(job: str) -> QueueEntry:
 
 
 def ask_to_stop(job: str) -> None:
-    """Signal the batch script alone, which ends the rest in good order."""
+    """Signal only the batch script, which ends the ranks in order."""
     run("scancel", "--batch", "--signal=TERM", job)
 
 

@@ -1,7 +1,7 @@
-"""Backends: Slurm, the machine where run-node was typed, or only the supervisors know of a job.
+"""The backend of a job: Slurm, the machine where run-node was typed, or the supervisors alone.
 
-A command asks the backend of a job how its nodes are reached, whether it is over, or to stop it; it
-never asks which backend that is.
+A command asks the backend how the nodes are reached, whether the job is over, or to stop it; it
+never asks which backend it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orchestrator.head.status.status import UNSCHEDULED, Scheduled
 from orchestrator.records.experiment import Experiment, JobRecord
 
 Say = Callable[[str], None]
-Conclude = Callable[[Experiment, JobRecord], int]  # tells the end, returns the exit code
+Conclude = Callable[[Experiment, JobRecord], int]  # prints the end, returns the exit code
 
 
 class SshBackend:
@@ -47,7 +47,7 @@ class SshBackend:
     def begun(
         self, experiment: Experiment, record: JobRecord, say: Say, *, wait: bool
     ) -> JobRecord:
-        """Say that the job is still queued, where it is, and with `wait` wait for its start."""
+        """Say so if the job is still queued, and with `wait` wait for its start."""
         return record
 
     def stop(self, experiment: Experiment, record: JobRecord, grace: float) -> list[Receipt] | None:
@@ -57,7 +57,7 @@ class SshBackend:
     def watch(
         self, experiment: Experiment, record: JobRecord, say: Say, conclude: Conclude
     ) -> int | None:
-        """Show a job whose head is elsewhere until it is over; None: its head can be here."""
+        """Show a job whose head is elsewhere until it is over; None if its head can be here."""
         return None
 
     def start_again(self, experiment: Experiment, record: JobRecord, say: Say) -> bool:

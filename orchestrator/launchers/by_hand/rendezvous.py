@@ -1,4 +1,4 @@
-"""Before anything starts by hand on several machines, check that all are there and agree.
+"""Check that all machines are there and agree, before a job by hand starts on any of them.
 
 Node 0 listens at the master port, which torchrun gets afterwards; every other node says who it is
 and waits for the answer. Each message is one line of JSON. Nothing is authenticated, as with
@@ -123,7 +123,7 @@ class Master:
             data = b""
         known = self.unread.get(connection, b"") + data
         if not data or connection in self.there or len(known) > LONGEST_LINE:
-            self.drop(connection)  # it has left, or it is none of ours
+            self.drop(connection)  # it has left, or is not of this job
         elif known.endswith(b"\n"):
             try:
                 self.there[connection] = Hello(**json.loads(known)["orchestrator"])

@@ -1,4 +1,4 @@
-"""`orchestrator run-node`: one machine's part of a job, by hand, by the environment, without SSH.
+"""`orchestrator run-node`: one machine's part of a job, started by hand, without SSH.
 
 It is the head of this one node: the same supervisor, log, events, verdict and exit codes.
 """

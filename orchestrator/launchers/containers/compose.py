@@ -53,9 +53,9 @@ def service(options: ContainerOptions, command: ContainerCommand, rank: int) -> 
     service: dict[str, Any] = {
         "image": container.literal(options.image),
         "hostname": host(rank),
-        # In place of what the image would run first.
+        # Replaces the entrypoint of the image.
         "entrypoint": [container.literal(word) for word in command.argv],
-        "init": True,  # process 1 that collects the ended
+        "init": True,  # a process 1 that reaps ended processes
         "environment": own,
         "networks": [NETWORK],
         "volumes": [

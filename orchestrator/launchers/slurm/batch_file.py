@@ -1,4 +1,4 @@
-"""`orchestrator generate slurm` and `submit slurm`: from what was typed to a batch file."""
+"""`orchestrator generate slurm` and `submit slurm`: write the options as a batch file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def submit(
 
 
 def checked(launch: LaunchArguments) -> Request:
-    """Resolve the options of the launch, so that what is wrong with them is an error now."""
+    """Resolve the options of the launch, so that a wrong one is an error now."""
     for name in ("detach", "dry_run"):
         if getattr(launch, name):
             option = f"--{name.replace('_', '-')}"

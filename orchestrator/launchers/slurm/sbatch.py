@@ -89,7 +89,7 @@ def text(
 
 
 def quoted(option: str) -> str:
-    """Slurm reads these lines as a shell reads words, but knows no escapes inside quotes."""
+    """Quote an option as Slurm reads it: like a shell, but without escapes inside quotes."""
     if "\n" in option or ('"' in option and "'" in option):
         raise UsageError(f"{option!r} cannot be written into a batch file")
     if ONE_WORD.fullmatch(option):
@@ -100,7 +100,7 @@ def quoted(option: str) -> str:
 def submit(
     asked: SbatchOptions, launch: Launch, command: Sequence[str], experiments: Path
 ) -> Experiment:
-    """Submit it, with an experiment whose record says that it waits before Slurm can start it."""
+    """Submit a job; its experiment says that it is queued before Slurm can start it."""
     submitted = experiment.create(experiments, launch.name)
     record = JobRecord(
         job=submitted.name,
