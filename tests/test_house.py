@@ -35,7 +35,7 @@ ARROWS: dict[str, set[str]] = {
     "node/server": {"node/facts", "node/job", "node/peers", "protocol"},
     "node": {"node/job", "node/server"},
     "engine/ranks": {"config", "errors", "slurm_environment"},
-    "engine/models": {"config", "errors"},
+    "engine/models": {"config", "errors", "engine/ranks"},
     "engine/data": {"config", "errors", "files", "engine/models", "engine/ranks"},
     "engine/saving": {"config", "errors", "files", "records", "engine/ranks"},
     "engine/observe": {"config", "errors", "files", "text", "engine/ranks"},

@@ -35,10 +35,11 @@ from orchestrator.engine.models import build
 from orchestrator.engine.models.losses import Criterion, Losses, Step
 from orchestrator.engine.observe.reporter import Measures, Reporter, say, tell
 from orchestrator.engine.observe.trackers import Tracker, Trackers
-from orchestrator.engine.ranks import auto_strategy, collectives, mesh, ranks, spawn
+from orchestrator.engine.ranks import agreement, auto_strategy, collectives, mesh, ranks, spawn
 from orchestrator.engine.ranks.blocks import described
 from orchestrator.engine.ranks.ranks import Ranks, device_name
-from orchestrator.engine.saving import loading, ownership, weights
+from orchestrator.engine.saving import loading, ownership, pretrained
+from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.files import expanded
@@ -92,6 +93,8 @@ class Trainer:
         on_step_end: called with the Trainer after every step; True ends the training.
         on_epoch_end: called with the Trainer after every epoch; True ends the training.
         log_every: steps between two lines of progress and of the metrics; 50.
+        weights: a .safetensors file, or a directory with such files as Hugging Face has it. Each
+            rank reads its part alone, so the model may be made on the meta device.
         config: further keys of docs/config.md, such as {"compile": {"enabled": True}}. A key that
             does not concern a Trainer is refused.
     """
@@ -135,6 +138,7 @@ class Trainer:
         on_step_end: Hook | None = None,
         on_epoch_end: Hook | None = None,
         log_every: int | None = None,
+        weights: str | Path | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         settings.check_arguments(strategy, scheduler_every, stream, warmup_steps, log_every)
@@ -146,15 +150,15 @@ class Trainer:
         losses.to(everyone.device)
         strategy = self._chosen(model, own, strategy, unused, everyone)
         names = names_of(model)
-        shape, whole = mesh.spread_own(model, strategy, everyone, self.config)
+        fill = self._filling(model, weights, everyone)
+        shape, whole = mesh.spread_own(model, strategy, everyone, self.config, fill)
         lr_scale = float(everyone.world) if scale_lr else 1.0
         stepper = Stepper(
             optimizer, names, model, shape, self.config.training,
             lr_factor=lambda step: lr_scale * min(1.0, step / max(1, warmup_steps)),
         )  # fmt: skip
         self._assemble(Parts(self.config, everyone, shape, whole, model, losses, stepper))
-        self._stream = stream
-        self._hooks = self._bound(on_train_begin, on_step_end, on_epoch_end)
+        self._stream, self._hooks = stream, self._bound(on_train_begin, on_step_end, on_epoch_end)
         self._scheduler = LrScheduler(scheduler, stepper.optimizer, scheduler_every)
         self._say_rates(lr_scale, warmup_steps)
         self._trackers = Trackers(trackers, everyone, self._say)
@@ -175,6 +179,25 @@ class Trainer:
         collectives.setup_distributed(backend, self.config.distributed.timeout)
         return on_device(ranks.join(self.config), device)
 
+    def _filling(
+        self, model: nn.Module, weights: str | Path | None, everyone: Ranks
+    ) -> Callable[[], None] | None:
+        """Return what gives the sharded model its memory and its values, if a file has them."""
+        if weights is None:
+            return None
+        path = as_path(weights)
+        pretrained.refuse_unknown(model, path)
+        device = torch.device("cpu") if self.config.fsdp.cpu_offload else everyone.device
+
+        empty = mesh.is_empty(model)
+
+        def fill() -> None:
+            if empty:
+                mesh.give_memory(model, device)
+            pretrained.load(model, path)
+
+        return fill
+
     def _chosen(
         self, model: nn.Module, own: dict[str, Any], strategy: str, unused: bool, everyone: Ranks
     ) -> str:
@@ -193,7 +216,11 @@ class Trainer:
         shape = mesh.make(config, everyone)
         model = build.build(config)
         place = torch.device("cpu") if config.fsdp.cpu_offload else everyone.device
-        fill = functools.partial(build.initialise, model, config.training.seed, place)
+        fill: Callable[[], None] | None = None
+        if build.is_built_in(model):
+            fill = functools.partial(build.initialise, model, config.training.seed, place)
+        else:
+            agreement.refuse_differences(model)
         whole = mesh.spread(model, shape, everyone, config, fill)
         stepper = Stepper(
             configured(config), {}, model, shape, config.training,
@@ -399,14 +426,14 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Give the whole weights, on the CPU of rank 0; {} on the others. Every rank calls it."""
-        return weights.state_dict(self.bare)
+        return whole_weights.state_dict(self.bare)
 
     def save(self, path: str | Path) -> None:
         """Write the whole weights, and nothing else, from rank 0. Every rank calls it.
 
         NAME.safetensors, NAME.pt, or a directory, which gets the layout of Hugging Face.
         """
-        weights.save(self.bare, Path(path).expanduser().absolute(), self.state.step)
+        whole_weights.save(self.bare, Path(path).expanduser().absolute(), self.state.step)
 
     def stop(self) -> None:
         """End after this step or epoch, once min_period is over; from a hook or anywhere."""

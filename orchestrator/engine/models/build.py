@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,8 @@ from torch import Tensor, nn
 from orchestrator.config.schema import Config
 from orchestrator.engine.models import decoder, import_by_name, ranking
 from orchestrator.engine.models.losses import Loss, Sums, as_sums
-from orchestrator.errors import CheckFailed, UsageError
-
-try:
-    from torch.distributed.tensor import DTensor, Shard
-except ImportError:
-    raise CheckFailed(f"the engine needs torch 2.8, here is {torch.__version__}") from None
+from orchestrator.engine.ranks.mesh import give_memory, own_rows
+from orchestrator.errors import UsageError
 
 __all__ = ["Sums", "build", "flops_per_sample", "initialise", "loss_of", "nominal_count"]
 
@@ -90,14 +87,15 @@ def nominal_count(config: Config, world: int) -> int:
 BLOCK = 1 << 16  # numbers drawn from one generator: a rank draws little that it does not keep
 
 
-def initialise(model: nn.Module, seed: int, device: torch.device) -> None:
+def is_built_in(model: nn.Module) -> TypeGuard[decoder.Decoder | ranking.Ranking]:
+    return isinstance(model, (decoder.Decoder, ranking.Ranking))
+
+
+def initialise(model: decoder.Decoder | ranking.Ranking, seed: int, device: torch.device) -> None:
     """Bring a model to its device and fill every parameter, or this rank's slice of it.
 
-    A user's own model keeps the values that it has. Before ddp wraps it, after FSDP has sharded it.
+    Before ddp wraps it, after FSDP has sharded it.
     """
-    if not isinstance(model, (decoder.Decoder, ranking.Ranking)):
-        model.to(device)
-        return
     give_memory(model, device)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -110,43 +108,9 @@ def initialise(model: nn.Module, seed: int, device: torch.device) -> None:
                 local[place].copy_(values)
 
 
-def give_memory(model: nn.Module, device: torch.device) -> None:
-    """As model.to_empty(), which would make two parameters of one that is used in two places."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
-    for module in model.modules():
-        for name, weight in list(module.named_parameters(recurse=False)):
-            if weight not in made:
-                made[weight] = nn.Parameter(torch.empty_like(weight, device=device))
-            setattr(module, name, made[weight])
-
-
 def plain(name: str) -> str:
     """Compiling a block or checkpointing its activations puts a word into its parameters' names."""
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
-
-
-def own_rows(weight: Tensor) -> tuple[Tensor, range]:
-    """The memory that this rank has of a parameter, and the rows that it stands for."""
-    first, count = 0, weight.size(0)
-    if not isinstance(weight, DTensor):
-        return weight, range(count)
-    coordinate = weight.device_mesh.get_coordinate() or ()
-    for axis, placement in enumerate(weight.placements):
-        if isinstance(placement, Shard):
-            each = -(-count // weight.device_mesh.size(axis))  # as torch.chunk deals them out
-            skipped = min(count, each * coordinate[axis])
-            first, count = first + skipped, min(each, count - skipped)
-    local = weight.to_local()
-    if placement_is_other(weight) or local.size(0) != count:
-        raise CheckFailed(
-            f"a parameter of shape {tuple(weight.shape)} lies as {weight.placements}, of which"
-            f" this rank has {tuple(local.shape)}; the engine fills only rows"
-        )
-    return local, range(first, first + count)
-
-
-def placement_is_other(weight: DTensor) -> bool:
-    return any(isinstance(item, Shard) and item.dim for item in weight.placements)
 
 
 def drawn(

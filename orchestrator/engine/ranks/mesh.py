@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
@@ -143,16 +143,18 @@ def picture(mesh: Mesh, ranks: Ranks) -> list[str]:
 
 
 def spread(
-    model: nn.Module, mesh: Mesh, ranks: Ranks, config: Config, fill: Callable[[], None]
+    model: nn.Module,
+    mesh: Mesh,
+    ranks: Ranks,
+    config: Config,
+    fill: Callable[[], None] | None = None,
 ) -> nn.Module:
     """Checkpointed, compiled and sharded block by block, so that one block is whole at a time.
 
-    A built-in model comes without memory and gets it once it is sharded, for `fill` to fill.
+    A model may come without memory; `fill` gives it memory and values once it is sharded.
     """
-    empty = any(parameter.is_meta for parameter in model.parameters())
-    if not empty:
-        agreement.refuse_differences(model)
-        model.to(ranks.device)
+    if mesh.mesh is None and not is_empty(model):
+        model.to(ranks.device)  # else a group of parameters at a time, when it is sharded
     blocks = blocks_of(model, config.fsdp.wrap)
     how = config.training.activation_checkpointing
     if how != "none" and not blocks:
@@ -174,30 +176,44 @@ def spread(
             )
     if mesh.mesh is not None:
         shard(model, blocks, mesh, ranks, config)
-    if empty:
+    if fill is not None:
         fill()
     return copied(model, ranks, config) if mesh.strategy == "ddp" else model
 
 
 def spread_own(
-    model: nn.Module, strategy: str, ranks: Ranks, config: Config
+    model: nn.Module,
+    strategy: str,
+    ranks: Ranks,
+    config: Config,
+    fill: Callable[[], None] | None = None,
 ) -> tuple[Mesh, nn.Module]:
-    """Spread a user's model over the ranks, with rank 0's weights."""
+    """Spread a user's model over the ranks, with rank 0's weights, or those that `fill` reads."""
     if any(isinstance(m, (FSDPModule, DistributedDataParallel)) for m in model.modules()):
         raise UsageError("the model is spread over the ranks already", "give the plain model")
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise UsageError("the model is on the meta device and has no weights", "make it on the CPU")
+    if fill is None and is_empty(model):
+        raise UsageError(
+            "the model is on the meta device and has no weights",
+            'say where they are: weights="model.safetensors"; or make it on the CPU',
+        )
     if ranks.world > 1 and strategy in ("dp", "none"):
         raise UsageError(
             f"strategy={strategy!r} is for one process, and here are {ranks.world}: each would"
             " train a model of its own",
             'use "ddp", or "hybrid_shard" for a model that is too large for one device',
         )
-    agreement.take_weights_of_first(model)
+    if fill is None:
+        agreement.take_weights_of_first(model)
+    else:
+        agreement.refuse_other_shapes(agreement.tensors(model))
     if strategy == "dp":
-        return Mesh("single", copies=1), Replicated(model.to(ranks.device))
+        if not is_empty(model):
+            model.to(ranks.device)
+        if fill is not None:
+            fill()
+        return Mesh("single", copies=1), Replicated(model)
     mesh = make(config, ranks)
-    return mesh, spread(model, mesh, ranks, config, fill=lambda: None)
+    return mesh, spread(model, mesh, ranks, config, fill)
 
 
 def shard(
@@ -221,6 +237,9 @@ def shard(
     for parameter in model.parameters():
         if not parameter.is_contiguous():  # channels_last, or transposed: FSDP cuts rows
             parameter.data = parameter.data.contiguous()
+    for parameter in whole:
+        if not parameter.is_meta:
+            parameter.data = parameter.data.to(ranks.device)
     for module in modules:
         fully_shard(
             module,
@@ -444,3 +463,47 @@ def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
     meta = TensorMeta(parameter.shape, parameter.stride(), value.dtype)
     spec = DTensorSpec(parameter.device_mesh, parameter.placements, tensor_meta=meta)
     return DTensor(value, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def is_empty(model: nn.Module) -> bool:
+    """Tell whether parts of it are on the meta device, without memory."""
+    return any(tensor.is_meta for _, tensor in agreement.tensors(model))
+
+
+def give_memory(model: nn.Module, device: torch.device) -> None:
+    """As model.to_empty(), which would make two parameters of one that is used in two places."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if weight not in made:
+                made[weight] = nn.Parameter(
+                    torch.empty_like(weight, device=device), requires_grad=weight.requires_grad
+                )
+            setattr(module, name, made[weight])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_meta:
+                setattr(module, name, torch.empty_like(buffer, device=device))
+
+
+def own_rows(weight: Tensor) -> tuple[Tensor, range]:
+    """The memory that this rank has of a parameter, and the rows that it stands for."""
+    first, count = 0, weight.size(0)
+    if not isinstance(weight, DTensor):
+        return weight, range(count)
+    coordinate = weight.device_mesh.get_coordinate() or ()
+    for axis, placement in enumerate(weight.placements):
+        if isinstance(placement, Shard):
+            each = -(-count // weight.device_mesh.size(axis))  # as torch.chunk deals them out
+            skipped = min(count, each * coordinate[axis])
+            first, count = first + skipped, min(each, count - skipped)
+    local = weight.to_local()
+    if placement_is_other(weight) or local.size(0) != count:
+        raise CheckFailed(
+            f"a parameter of shape {tuple(weight.shape)} lies as {weight.placements}, of which"
+            f" this rank has {tuple(local.shape)}; the engine fills only rows"
+        )
+    return local, range(first, first + count)
+
+
+def placement_is_other(weight: DTensor) -> bool:
+    return any(isinstance(item, Shard) and item.dim for item in weight.placements)
