@@ -227,19 +227,9 @@ def shard(
         reshard = False  # all blocks are gathered before the forward, whichever it uses
     policy = low_precision.policy(config.training.mixed_precision, fsdp.reduce_dtype)
     offload: OffloadPolicy = CPUOffloadPolicy() if fsdp.cpu_offload else OffloadPolicy()
-    if has_sparse(model):
-        raise UsageError(
-            "the model has an embedding with sparse=True, whose gradients cannot be sharded",
-            'use strategy="ddp" (fsdp.sharding_strategy), or sparse=False',
-        )
     modules = to_shard(model, blocks)
     whole = kept_whole(modules)
-    for parameter in model.parameters():
-        if not parameter.is_contiguous():  # channels_last, or transposed: FSDP cuts rows
-            parameter.data = parameter.data.contiguous()
-    for parameter in whole:
-        if not parameter.is_meta:
-            parameter.data = parameter.data.to(ranks.device)
+    make_shardable(model, whole, ranks.device)
     for module in modules:
         fully_shard(
             module,
@@ -267,6 +257,21 @@ def shard(
     if differ:  # all blocks are gathered before each forward
         return
     prefetch(parts[1:], config)  # the first is the model itself
+
+
+def make_shardable(model: nn.Module, whole: set[nn.Parameter], device: torch.device) -> None:
+    """Bring parameters into the form that FSDP takes, and those that it leaves to the device."""
+    if has_sparse(model):
+        raise UsageError(
+            "the model has an embedding with sparse=True, whose gradients cannot be sharded",
+            'use strategy="ddp" (fsdp.sharding_strategy), or sparse=False',
+        )
+    for parameter in model.parameters():
+        if not parameter.is_contiguous():  # channels_last, or transposed: FSDP cuts rows
+            parameter.data = parameter.data.contiguous()
+    for parameter in whole:
+        if not parameter.is_meta:
+            parameter.data = parameter.data.to(device)
 
 
 def prefetch(ordered: list[FSDPModule], config: Config) -> None:
