@@ -201,11 +201,17 @@ class Trainer:
     def _chosen(
         self, model: nn.Module, own: dict[str, Any], strategy: str, unused: bool, everyone: Ranks
     ) -> str:
-        """Replace `auto` by a strategy, and say which."""
+        """Replace `auto` by a strategy, and say which.
+
+        Its ddp takes models that leave out parts of themselves, as hybrid_shard does: what nobody
+        asked for has to work with any model. That costs ddp a look at the graph of each step.
+        """
         if strategy != "auto" or everyone.world == 1:
             return strategy
         strategy, reason = auto_strategy.choose(model, everyone, self._keys)
         say(everyone, reason)
+        static = self._keys.get("distributed", {}).get("static_graph")
+        unused = unused or (strategy == "ddp" and not static)
         self.config = settings.config_of(own, strategy, unused, self._keys)
         return strategy
 

@@ -312,6 +312,8 @@ def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
     used_parts.sum_buckets(
         spread_out, complete=not (made.find_unused_parameters or made.static_graph)
     )
+    if made.find_unused_parameters:
+        used_parts.look_in_silence(spread_out)
     return spread_out
 
 

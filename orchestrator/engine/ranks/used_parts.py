@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -172,6 +174,44 @@ def sum_buckets(model: DistributedDataParallel, *, complete: bool) -> None:
     buckets = SummedBuckets()
     model.register_comm_hook(buckets, SummedBuckets.sum)
     vars(model)["_summed_buckets"] = buckets if complete else None
+
+
+class FirstLook:
+    """Stands for ddp's reducer until its first search for unused parameters.
+
+    torch warns there that it found none, in C++, past Python's filters. But a model that uses all
+    of itself is what everybody hopes for, and `auto` lets ddp search in any.
+    """
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self.model, self.reducer = model, model.reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.reducer, name)
+
+    def prepare_for_backward(self, outputs: list[Tensor]) -> None:
+        self.model.reducer = self.reducer
+        with stderr_without(b"find_unused_parameters=True was specified"):
+            self.reducer.prepare_for_backward(outputs)
+
+
+def look_in_silence(model: DistributedDataParallel) -> None:
+    model.reducer = FirstLook(model)  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def stderr_without(words: bytes) -> Iterator[None]:
+    """Hold back what this process writes to stderr, then write the lines that lack these words."""
+    with tempfile.TemporaryFile() as held:
+        kept = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            held.seek(0)
+            os.write(2, b"".join(line for line in held if words not in line))
 
 
 @contextlib.contextmanager

@@ -101,8 +101,9 @@ BASES: dict[str, tuple[list[int], Sections]] = {
     "wsd": ([1], merged(TINY, {"scheduler": {"name": "wsd"}})),
     "few samples": ([1], merged(TINY, FEW)),
     "evaluating": ([1], merged(TINY, FEW, {"training": {"eval_steps": 2}})),
-    "falling": ([1], merged(TINY, FEW, {
-        "training": {"eval_steps": 1}, "checkpoint": {"best": "max eval_loss"}})),
+    "without progress": ([1], merged(TINY, FEW, {
+        "training": {"eval_steps": 1}, "checkpoint": {"best": "min eval_loss"},
+        "optimizer": {"lr": 0.0}})),
     "ranking": ([1], merged(without("dataset", "sequence_length"), {"model": {"kind": "ranking"}})),
     "own": ([1], merged({**TINY, "model": {}, "dataset": {}}, OWN)),
     "own on two": ([2], merged({**TINY, "model": {}, "dataset": {}}, OWN)),
@@ -152,7 +153,7 @@ ENGINE: dict[str, Change] = {
     "training.eval_steps": Change("few samples", 2, "evaluated"),
     "training.eval_seconds": Change("few samples", 1e-9, "evaluated"),
     "training.eval_batches": Change("evaluating", 1, "evaluated"),
-    "training.patience": Change("falling", 1, "logged"),
+    "training.patience": Change("without progress", 1, "logged"),
     "training.loss": Change("alone", "tests.engine.core.test_fields:doubled"),
     "model.kind": Change("ranking", "decoder"),
     "model.target": Change("own", "tests.engine.core.test_fields:other_model"),
