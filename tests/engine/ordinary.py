@@ -400,3 +400,88 @@ def habits(place: Path) -> None:
         "at home": attempt(lambda: at_home(place)),
     }
     (place / f"told_{RANK}").write_text(json.dumps(told))
+
+
+# -- numbers, and checkpoints ---------------------------------------------------------------------
+
+
+def dtypes() -> list[str]:
+    """Of the outputs under bf16, in training and in evaluations."""
+    seen: list[str] = []
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        out = model(batch[0])
+        seen.append(str(out.dtype))
+        return cross_entropy(out.float(), batch[1])
+
+    model = nn.Linear(6, 3)
+    trainer = Trainer(model, torch.optim.SGD, step=step, precision="bf16")
+    trainer.train([data()[:]], [data()[:]], epochs=1, verbose=False)
+    return seen
+
+
+def nothing_counts() -> list[Any]:
+    """Twelve steps and an evaluation of targets that are all left out."""
+    empty = [(torch.randn(4, 6), torch.full((4,), -100))] * 12
+    trainer = Trainer(nn.Linear(6, 3), torch.optim.SGD, nn.CrossEntropyLoss(), precision="fp16")
+    scale = trainer.parts.stepper.scale.item()
+    (epoch,) = trainer.train(empty, empty, epochs=1, verbose=False)
+    return [str(epoch["val_loss"]), epoch["step"], trainer.parts.stepper.scale.item() == scale]
+
+
+def saved(place: Path, optimizer: Any = torch.optim.AdamW, **more: Any) -> Path:
+    model = nn.Linear(6, 3)
+    trainer = Trainer(model, optimizer(model.parameters(), 0.1), nn.CrossEntropyLoss(), **more)
+    trainer.train(fit(), epochs=1, verbose=False)
+    return trainer.save_checkpoint(place)
+
+
+def other_names(place: Path) -> list[bool]:
+    """Whether a checkpoint is found by its experiment, and by a link to it."""
+    step = saved(Path(os.environ["ORCHESTRATOR_EXPERIMENT"], "outputs", "checkpoints"))
+    (place / "latest").symlink_to(step)
+    trainer = Trainer(nn.Linear(6, 3), torch.optim.AdamW, nn.CrossEntropyLoss())
+    names = (os.environ["ORCHESTRATOR_EXPERIMENT"], place / "latest")
+    return [trainer.load_checkpoint(name).resolve() == step.resolve() for name in names]
+
+
+def into_fp16(place: Path) -> bool:
+    step = saved(place / "fp32")
+    half = Trainer(nn.Linear(6, 3), torch.optim.AdamW, nn.CrossEntropyLoss(), precision="fp16")
+    scale = half.parts.stepper.scale.item()
+    half.load_checkpoint(step)
+    return half.parts.stepper.scale.item() == scale > 1.0
+
+
+def hooked(place: Path) -> list[int]:
+    """How often a hook of the optimizer ran after a resume, and the steps that there were."""
+    step = saved(place / "hooked")
+    model, calls = nn.Linear(6, 3), list[int]()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    trainer = Trainer(model, optimizer, nn.CrossEntropyLoss())
+    trainer.load_checkpoint(step)
+    before = trainer.state.step
+    trainer.train(fit(), epochs=2, verbose=False)
+    return [len(calls), trainer.state.step - before]
+
+
+def by_epoch() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    Trainer(model, optimizer, nn.CrossEntropyLoss(), scheduler=plateau)
+
+
+def numbers(place: Path) -> None:
+    other = Trainer(nn.Linear(6, 3), torch.optim.SGD, nn.CrossEntropyLoss())
+    told = {
+        "dtypes": attempt(dtypes),
+        "nothing counts": attempt(nothing_counts),
+        "other names": attempt(lambda: other_names(place)),
+        "into fp16": attempt(lambda: into_fp16(place)),
+        "other optimizer": message(other.load_checkpoint, saved(place / "adamw")),
+        "hooked": attempt(lambda: hooked(place)),
+        "by epoch": message(by_epoch),
+    }
+    (place / f"told_{RANK}").write_text(json.dumps(told))

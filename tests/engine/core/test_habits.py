@@ -21,3 +21,17 @@ def test_what_people_do_with_a_trainer(tmp_path: Path) -> None:
         assert told["exported"] == []
         assert told["kept open"] == [0, 0]
         assert told["at home"] == [True, True, False]
+
+
+def test_numbers_and_checkpoints_of_a_trainer(tmp_path: Path) -> None:
+    job = Job(str(tmp_path / "job"), [1], {}, call="tests.engine.ordinary:numbers")
+    (codes,) = run(job)
+    assert codes == [0], job.told()
+    told = json.loads((job.path / "told_0").read_text())
+    assert told["dtypes"] == ["torch.bfloat16"] * 2
+    assert told["nothing counts"] == ["nan", 12, True]
+    assert told["other names"] == [True, True]
+    assert told["into fp16"] is True
+    assert "it was saved with AdamW, this is SGD" in told["other optimizer"]
+    assert told["hooked"][0] == told["hooked"][1] > 0
+    assert 'say scheduler_every="epoch"' in told["by epoch"]
