@@ -33,7 +33,7 @@ from orchestrator.engine.ranks import agreement, mesh, used_parts
 from orchestrator.engine.ranks.mesh import Mesh
 from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.engine.saving.checkpoint import Checkpoints
-from orchestrator.errors import JobFailed, UsageError
+from orchestrator.errors import JobFailed, OrchestratorError, UsageError
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,8 @@ class Loop:
             self.save()
             checkpoints.wait()
         if checkpoints.failed:
-            checkpoints.prune(1)
+            with contextlib.suppress(OrchestratorError):  # of the first rank alone
+                checkpoints.prune(1)
             self.save()
             checkpoints.wait()
         if checkpoints.failed:

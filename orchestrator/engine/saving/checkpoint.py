@@ -86,7 +86,8 @@ class Checkpoints:
             self.close()
             raise CheckFailed(
                 f"{directory} is in use: {other} saves its checkpoints there",
-                "save_to= (checkpoint.directory) names another directory",
+                "save_to= (checkpoint.directory) names another directory; if the machine of that"
+                f" program is gone, remove {self.lock.path}",
             )
         if self.lock.first:  # else another one may be writing
             checkpoint_store.clean(directory, self.token)
