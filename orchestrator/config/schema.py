@@ -75,6 +75,7 @@ class Model:
     kind: str = "decoder"  # decoder, ranking, or target (implied by model.target)
     target: str | None = field(default=None, metadata=OWN_MODEL)  # package.module:function
     args: dict[str, Any] = field(default_factory=dict, metadata=OWN_MODEL)  # its arguments
+    weights: str | None = None  # values to begin with: .safetensors, or a directory of them
     vocab_size: int = field(default=256, metadata=BUILT_IN)  # tokens, or ids per sparse feature
     model_dim: int = field(default=64, metadata=BUILT_IN)
     num_layers: int = field(default=2, metadata=BUILT_IN)

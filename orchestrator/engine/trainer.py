@@ -221,11 +221,8 @@ class Trainer:
         trainer = cls.__new__(cls)
         shape = mesh.make(config, everyone)
         model = build.build(config)
-        place = torch.device("cpu") if config.fsdp.cpu_offload else everyone.device
-        fill: Callable[[], None] | None = None
-        if build.is_built_in(model):
-            fill = functools.partial(build.initialise, model, config.training.seed, place)
-        else:
+        fill = functools.partial(fill_model, model, config, everyone.device)
+        if not build.is_built_in(model):
             agreement.refuse_differences(model)
         whole = mesh.spread(model, shape, everyone, config, fill)
         stepper = Stepper(
@@ -633,6 +630,15 @@ class Trainer:
 
 def as_path(directory: str | Path) -> Path:
     return Path(expanded(directory)).absolute()
+
+
+def fill_model(model: nn.Module, config: Config, device: torch.device) -> None:
+    """Give a config's model its first values, once it is sharded: from its seed, or a file."""
+    place = torch.device("cpu") if config.fsdp.cpu_offload else device
+    if build.is_built_in(model):
+        build.initialise(model, config.training.seed, place)
+    if config.model.weights is not None:
+        pretrained.load(model, as_path(config.model.weights))
 
 
 def on_device(everyone: Ranks, device: str | torch.device | None) -> Ranks:

@@ -30,6 +30,7 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.data import dataset, sources, tokens
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.models.losses import Sums
+from orchestrator.engine.saving import export
 from orchestrator.errors import UsageError
 from tests.conftest import Cluster
 from tests.end_to_end.test_doctor import other_torch
@@ -378,6 +379,24 @@ def test_pinning_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, workers: 
         config = parse.build(Config, {"dataloader": loading})
         next(dataset.batches(Numbers(), Order(8, 0, shuffle=False), config, 0, 1, 0))
         assert any(asked) == pinning
+
+
+@shows("model.weights")
+def test_a_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
+    """As they were exported: the loss goes on where it was, also sharded over two ranks."""
+    first = merged(TINY, FEW, {"training": {"eval_steps": 4}, "checkpoint": {"at_end": True}})
+    job = Job(str(tmp_path / "first"), [1], first)
+    assert run(job) == [[0]], job.told()
+    kept = job.experiment() / "outputs/checkpoints/step_00000004"
+    export.export(kept, tmp_path / "out.safetensors")
+    still = {"optimizer": {"lr": 0.0}, "training": {"eval_steps": 1, "max_steps": 1}}
+    losses = [line["eval_loss"] for line in job.metrics() if "eval_loss" in line]
+    for nodes in ([1], [2]):
+        weights = {"model": {"weights": str(tmp_path / "out.safetensors")}}
+        again = Job(str(tmp_path / str(sum(nodes))), nodes, merged(TINY, FEW, still, weights))
+        assert run(again) == [[0] * sum(nodes)], again.told()
+        (found,) = [line["eval_loss"] for line in again.metrics() if "eval_loss" in line]
+        assert found == pytest.approx(losses[-1], abs=1e-6)
 
 
 @shows("dataset.columns")
