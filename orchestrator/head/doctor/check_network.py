@@ -100,7 +100,7 @@ def unreached(
 
 
 def port(case: Case) -> Iterator[Finding]:
-    wanted, exact = case.port
+    wanted, exact = case.needs.port, case.needs.that_port
     if not case.seen or case.nodes[0].facts is None:
         return
     master, facts = case.nodes[0], case.nodes[0].facts

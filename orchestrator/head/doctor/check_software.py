@@ -25,7 +25,7 @@ def python(case: Case) -> Iterator[Finding]:
 
 def torch(case: Case) -> Iterator[Finding]:
     """Compare releases, whose wire formats differ; another build of the same one mostly works."""
-    if not case.torch_needed:
+    if not case.needs.torch:
         return
     there = [(node.name, facts.torch) for node, facts in case.seen if facts.torch]
     for node, facts in case.seen:
@@ -45,7 +45,7 @@ def torch(case: Case) -> Iterator[Finding]:
 
 def too_old(case: Case, there: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     """The engine would say so only once all ranks have imported torch."""
-    for name, version in there if case.engine else ():
+    for name, version in there if case.needs.engine else ():
         numbers = tuple(int(part) for part in release(version).split(".")[:2] if part.isdigit())
         if numbers < OLDEST_TORCH:
             oldest = ".".join(map(str, OLDEST_TORCH))

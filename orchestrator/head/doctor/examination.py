@@ -14,7 +14,16 @@ from typing import Protocol, TypeVar
 
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.head.doctor import check_machine, check_network, check_software
-from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Check, Examined, Finding
+from orchestrator.head.doctor.findings import (
+    BAD,
+    UNKNOWN,
+    WARN,
+    Case,
+    Check,
+    Examined,
+    Finding,
+    Needs,
+)
 from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.plan import addresses as node_addresses
 from orchestrator.head.plan.model import NodeAddress
@@ -62,17 +71,6 @@ class Ask(Protocol):
 
 
 @dataclass(frozen=True)
-class Needs:
-    """A job's demands on its nodes."""
-
-    port: int  # of the master
-    that_port: bool  # and no other
-    script: str  # whose copies are compared; "" if there is none
-    torch: bool
-    engine: bool = False  # the built-in one is to run, which needs a torch that can shard
-
-
-@dataclass(frozen=True)
 class Diagnosis:
     """All findings, and the facts that they were drawn from."""
 
@@ -105,11 +103,9 @@ def diagnose(
     case = Case(
         nodes=(*map(examined, nodes, checkups), *lost),
         full=ask is not None,
-        torch_needed=needs.torch,
-        engine=needs.engine,
+        needs=needs,
         addresses=addresses,
         network_error=error,
-        port=(needs.port, needs.that_port),
         silent=silent,
     )
     return judge(case, began)

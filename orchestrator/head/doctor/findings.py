@@ -41,16 +41,25 @@ class Examined:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """A job's demands on its nodes."""
+
+    port: int = 0  # of the master
+    that_port: bool = False  # and no other
+    script: str = ""  # whose copies are compared
+    torch: bool = True
+    engine: bool = False  # the built-in one is to run, which needs OLDEST_TORCH
+
+
+@dataclass(frozen=True)
 class Case:
     """All nodes, and what was tried between them. Without `full` there are no checkups."""
 
     nodes: tuple[Examined, ...]
     full: bool
-    torch_needed: bool = True
-    engine: bool = False  # the built-in one is to run, which needs OLDEST_TORCH
+    needs: Needs = Needs()
     addresses: Mapping[str, NodeAddress] = field(default_factory=dict)  # by node
     network_error: tuple[str, str] | None = None  # what, fix
-    port: tuple[int, bool] = (0, False)  # the master's: wanted, and no other
     silent: Mapping[tuple[str, str, int], str] = field(default_factory=dict)  # from, to, port: why
 
     @property

@@ -8,8 +8,8 @@ from functools import partial
 from orchestrator.errors import CheckFailed
 from orchestrator.head.connect import fleet
 from orchestrator.head.doctor import examination, report
-from orchestrator.head.doctor.examination import Diagnosis, Needs
-from orchestrator.head.doctor.findings import WARN, Examined
+from orchestrator.head.doctor.examination import Diagnosis
+from orchestrator.head.doctor.findings import WARN, Examined, Needs
 from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.request import Request
 from orchestrator.head.plan.plan import DEFAULT_PORT

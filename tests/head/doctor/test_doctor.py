@@ -15,6 +15,7 @@ from orchestrator.head.doctor.findings import (
     Case,
     Examined,
     Finding,
+    Needs,
     odd_values,
 )
 from orchestrator.head.doctor.report import to_json, to_text
@@ -86,7 +87,7 @@ def case(*changed: dict[str, Any], **fields: Any) -> Case:
         nodes.append(Examined(f"gpu{n}", found, f"10.0.0.{n}", checkup=closer, slots=slots))
     addresses = {f"gpu{n}": NodeAddress(f"10.0.0.{n}", "eth0") for n in range(1, 5)}
     return Case(
-        tuple(nodes), **{"full": True, "addresses": addresses, "port": (29500, False), **fields}
+        tuple(nodes), **{"full": True, "addresses": addresses, "needs": Needs(port=29500), **fields}
     )
 
 
@@ -96,7 +97,7 @@ def findings(one: Case) -> list[Finding]:
 
 def test_the_engine_needs_a_torch_that_can_shard() -> None:
     changed = [{"torch": "2.7.1+cu126"}, {"torch": "2.7.1"}, {"torch": "2.8.0"}]
-    told = [found.what for found in findings(case(*changed, engine=True))]
+    told = [found.what for found in findings(case(*changed, needs=Needs(engine=True)))]
     assert "gpu2: the engine needs torch 2.8, here is 2.7.1+cu126" in told
     assert not any("gpu4: the engine needs" in what for what in told)
     assert not any("the engine needs" in found.what for found in findings(case(*changed)))
@@ -232,9 +233,9 @@ def test_who_does_not_reach_whom(pairs: Sequence[tuple[int, int]], told: list[st
 
 def test_the_masters_port() -> None:
     def port(exact: bool, **fields: Any) -> list[tuple[str, str]]:
-        one = case(port=(29500, exact))
+        one = case(needs=Needs(port=29500, that_port=exact))
         first = Examined("gpu1", machine(1, **fields), "10.0.0.1", checkup=look())
-        whole = Case((first, *one.nodes[1:]), full=True, port=one.port)
+        whole = Case((first, *one.nodes[1:]), full=True, needs=one.needs)
         return [(found.level, found.what) for found in findings(whole)]
 
     assert port(False, port=29500) == []

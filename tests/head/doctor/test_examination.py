@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import NodeError
-from orchestrator.head.doctor.examination import Ask, Diagnosis, Needs, diagnose
-from orchestrator.head.doctor.findings import Examined
+from orchestrator.head.doctor.examination import Ask, Diagnosis, diagnose
+from orchestrator.head.doctor.findings import Examined, Needs
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.protocol.facts import Checkup
@@ -50,7 +50,7 @@ def examined(answer: Answer, *lost: Examined) -> tuple[Diagnosis, list[list[Requ
         rounds.append(list(requests))
         return [answer(index, request) for index, request in enumerate(requests)]
 
-    needs = Needs(port=29500, that_port=False, script="x.py", torch=True)
+    needs = Needs(script="x.py")
     asking: Ask = ask
     return diagnose(nodes(3), lost, needs, asking), rounds
 
@@ -71,8 +71,7 @@ def test_every_node_calls_every_other_with_its_own_word() -> None:
 
 def test_without_a_way_to_ask_only_the_facts_are_read() -> None:
     lost = Examined("n4", error="no answer")
-    needs = Needs(port=29500, that_port=False, script="", torch=True)
-    case = diagnose(nodes(2), [lost], needs).case
+    case = diagnose(nodes(2), [lost], Needs()).case
     assert not case.full and [node.name for node in case.nodes] == ["n1", "n2", "n4"]
     assert case.addresses["n2"].address == "10.0.0.2"
 
