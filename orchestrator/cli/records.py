@@ -13,6 +13,8 @@ from click.shell_completion import CompletionItem
 from orchestrator.cli.options import Group, experiment_names, shared
 from orchestrator.config.launch import Where
 
+ALONE = "--on-nodes"  # what --nodes means without a FILE after it
+
 
 def checkpoint_places(
     ctx: click.Context, parameter: click.Parameter, incomplete: str
@@ -84,7 +86,7 @@ def checkpoint_export(where: Where, **options: Any) -> int:
         ["--nodes"],
         type=click.Path(path_type=Path),
         is_flag=False,
-        flag_value="",
+        flag_value=ALONE,
         metavar="[FILE]",
         help="Without FILE, the same as --on-nodes. A node list is not needed here.",
     ),
@@ -114,5 +116,5 @@ def prune(where: Where, **options: Any) -> int:
     """
     from orchestrator.head.commands import prune
 
-    options["on_nodes"] |= where.nodes == Path()  # --nodes without a FILE after it
+    options["on_nodes"] |= where.nodes == Path(ALONE)
     return prune.prune(prune.PruneOptions(where=where, **options))

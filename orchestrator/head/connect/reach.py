@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from orchestrator.head.connect.channel import NodeChannel, python_candidates
-from orchestrator.head.connect.ssh_config import Destination, Login
+from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
@@ -23,14 +23,12 @@ class Reached:
     """A node with an open channel."""
 
     node: Node
-    destination: Destination
-    connection: Connection
-    channel: NodeChannel
     facts: Facts
+    channel: NodeChannel
 
     @property
     def probed(self) -> ProbedNode:
-        return ProbedNode(self.node, self.facts, self.connection.address)
+        return ProbedNode(self.node, self.facts, self.channel.connection.address)
 
 
 def open_channel(connection: Connection, python: str | None, timeout: float) -> NodeChannel:
@@ -51,8 +49,7 @@ def ask_once(ssh: Transport, node: Login, request: Request[A], timeout: float) -
 
 def reach(ssh: Transport, node: Node, python: str | None, request: Probe) -> Reached:
     """Connect to a node, start the server there and ask for its facts, in one go."""
-    destination = ssh.config.of_node(node)
-    connection = ssh.connect(destination)
+    connection = ssh.connect(ssh.config.of_node(node))
     channel = open_channel(connection, node.python or python, ssh.timeout)
     asked = time.time()
     probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)
@@ -60,4 +57,4 @@ def reach(ssh: Transport, node: Node, python: str | None, request: Probe) -> Rea
     # The probe itself takes most of the round trip and reads its clock at the end.
     offset = probed.time - answered + min(0.001, answered - asked)
     facts = Facts(**vars(probed), clock_offset=offset)
-    return Reached(node, destination, connection, channel, facts)
+    return Reached(node, facts, channel)

@@ -1,1 +1,1 @@
-"""From a request to a running job: reach the nodes, check, record, start."""
+"""From a request to a running job: reach the nodes, plan, check, record, start."""
