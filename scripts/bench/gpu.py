@@ -560,7 +560,7 @@ def run_alone(title: str, *, rehearsing: bool) -> Seen:
     try:
         done = subprocess.run([sys.executable, __file__, "--check", title], text=True, env=env,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-                              timeout=LIMIT)  # fmt: skip
+                              timeout=LIMIT * (6 if rehearsing else 1))  # fmt: skip
     except subprocess.TimeoutExpired:
         return Seen(f"not done within {LIMIT:.0f} s", False)
     last = done.stdout.strip().splitlines()[-1:] or [""]

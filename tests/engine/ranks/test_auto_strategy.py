@@ -43,7 +43,7 @@ def begins(place: Path) -> None:
 def test_it_is_said_first(tmp_path: Path) -> None:
     job = Job(str(tmp_path), [2], {}, call="tests.engine.ranks.test_auto_strategy:begins")
     assert run(job) == [[0, 0]], job.told()
-    assert "Warning" not in job.told()
+    assert "find_unused_parameters" not in job.told()  # torch's warning that it found none
     first, second, *others = job.told().splitlines()
     assert first.startswith("strategy: ddp, the fastest for a model that fits: ")
     assert second.startswith("ddp: a whole copy of the parameters on each of 2 ranks")
