@@ -223,7 +223,7 @@ class Trainer:
         model = build.build(config)
         fill = functools.partial(fill_model, model, config, everyone.device)
         if not build.is_built_in(model):
-            agreement.refuse_differences(model)
+            refuse_unfit(model, config)
         whole = mesh.spread(model, shape, everyone, config, fill)
         stepper = Stepper(
             configured(config), {}, model, shape, config.training,
@@ -632,11 +632,27 @@ def as_path(directory: str | Path) -> Path:
     return Path(expanded(directory)).absolute()
 
 
+def refuse_unfit(model: nn.Module, config: Config) -> None:
+    """Refuse a user's model that differs between ranks, or has no values and no file of them."""
+    if not mesh.is_empty(model):
+        agreement.refuse_differences(model)
+        return
+    if config.model.weights is None:
+        raise UsageError(
+            f"model.target ({config.model.target}) made its model on the meta device",
+            "name a file with its weights: model.weights",
+        )
+    pretrained.refuse_unknown(model, as_path(config.model.weights))
+    agreement.refuse_other_shapes(agreement.tensors(model))
+
+
 def fill_model(model: nn.Module, config: Config, device: torch.device) -> None:
     """Give a config's model its first values, once it is sharded: from its seed, or a file."""
     place = torch.device("cpu") if config.fsdp.cpu_offload else device
     if build.is_built_in(model):
         build.initialise(model, config.training.seed, place)
+    elif mesh.is_empty(model):
+        mesh.give_memory(model, place)
     if config.model.weights is not None:
         pretrained.load(model, as_path(config.model.weights))
 

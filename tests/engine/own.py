@@ -63,6 +63,11 @@ def model(dim: int = 8, heads: int = 1) -> Bag:
     return Bag(dim, heads)
 
 
+def without_memory(dim: int = 8) -> Bag:
+    with torch.device("meta"):
+        return Bag(dim)
+
+
 def differs(dim: int = 8) -> Bag:
     """What nobody should write: other weights on every rank."""
     torch.manual_seed(int(os.environ["RANK"]))
