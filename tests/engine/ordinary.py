@@ -320,16 +320,20 @@ def fit() -> DataLoader[Any]:
 
 
 def frozen() -> list[float]:
-    """How far a BatchNorm moved: one that was frozen, one of a model from a library."""
+    """How far a BatchNorm moved: one that was frozen, one in on_train_begin, one of a library."""
     moved = []
-    for freeze in (True, False):
+    for freeze, begin in (
+        (True, None),
+        (False, lambda trainer: trainer.bare[1].eval()),
+        (False, None),
+    ):
         model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
         if freeze:
             model[:2].requires_grad_(False).eval()
         else:
             model.eval()
         before = model[1].running_mean.clone()
-        trainer = Trainer(model, torch.optim.SGD, nn.CrossEntropyLoss())
+        trainer = Trainer(model, torch.optim.SGD, nn.CrossEntropyLoss(), on_train_begin=begin)
         trainer.train(fit(), fit(), epochs=2, verbose=False)
         moved.append((model[1].running_mean - before).abs().max().item())
     return moved

@@ -115,7 +115,7 @@ class Loop:
     names: tuple[str, ...] = ()  # of the losses and metrics
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this step's, this rank's
     used: int = 0  # stands for the parts of the model that this rank used in this step
-    frozen: list[nn.Module] = field(default_factory=list)  # stay in eval mode while others train
+    modes: dict[nn.Module, bool] = field(default_factory=dict)  # of its parts: do they train?
 
     def run(self) -> None:
         state, ranks, say = self.state, self.parts.ranks, self.reporter.say
@@ -129,7 +129,7 @@ class Loop:
             after.callback(self._restore_randomness)
             if self.checkpoints is not None:
                 after.callback(self.checkpoints.close)
-            self.frozen = to_train(self.parts.model, self.parts.bare, self.frozen)
+            to_train(self.parts.model, self.parts.bare)
             self._call(self.hooks.on_train_begin)
             while not state.ended:
                 self._epoch()
@@ -141,7 +141,9 @@ class Loop:
     def _epoch(self) -> None:
         """Train one epoch, or what is left of it."""
         state, config = self.state, self.parts.config
-        self.frozen = to_train(self.parts.model, self.parts.bare, self.frozen)
+        if self.modes and not self.parts.bare.training:  # after an evaluation of the user's own
+            set_modes(self.modes)
+        self.modes = modes_of(self.parts.model)
         batches = self.training.epoch(state.epoch, state.position)
         index = 0  # of the micro-batch in its step
         while (micro := self._next(batches)) is not None:
@@ -375,19 +377,16 @@ def evaluation(
     return {name: value / count if count else math.nan for name, value, count in pairs}
 
 
-def to_train(model: nn.Module, bare: nn.Module, frozen: list[nn.Module]) -> list[nn.Module]:
-    """Put the model into train mode, but for the parts that the user has frozen; return those.
+def to_train(model: nn.Module, bare: nn.Module) -> None:
+    """Put the model into train mode, but for the parts that the user has frozen.
 
     Those are in eval mode on purpose: inside a model that is in train mode, and nothing of them is
-    trained. A model that as a whole is in eval mode comes from a library or from an evaluation of
-    the user's own: then the parts count that were frozen before, in `frozen`.
+    trained. A model that as a whole is in eval mode comes from a library.
     """
-    if bare.training:
-        frozen = list(outermost_frozen(bare))
+    frozen = list(outermost_frozen(bare)) if bare.training else []
     model.train()
     for module in frozen:
         module.eval()
-    return frozen
 
 
 def outermost_frozen(model: nn.Module) -> Iterator[nn.Module]:
@@ -396,6 +395,15 @@ def outermost_frozen(model: nn.Module) -> Iterator[nn.Module]:
             yield from outermost_frozen(child)
         elif not any(parameter.requires_grad for parameter in child.parameters()):
             yield child
+
+
+def modes_of(model: nn.Module) -> dict[nn.Module, bool]:
+    return {module: module.training for module in model.modules()}
+
+
+def set_modes(modes: Mapping[nn.Module, bool]) -> None:
+    for module, training in modes.items():
+        module.training = training
 
 
 def add(sums: dict[str, tuple[Tensor, Tensor]], totals: Totals, *, real: bool) -> None:
