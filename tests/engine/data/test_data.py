@@ -470,9 +470,10 @@ def test_workers_end_with_a_rank_that_is_killed() -> None:
 
 
 def ignores_interrupts(pid: int) -> bool:
+    """A worker blocks them, and waits for one that its own rank has sent."""
     status = Path(f"/proc/{pid}/status").read_text()
-    ignored = status.partition("SigIgn:")[2].split()[0]
-    return bool(int(ignored, 16) & 1 << (signal.SIGINT - 1))
+    blocked = status.partition("SigBlk:")[2].split()[0]
+    return bool(int(blocked, 16) & 1 << (signal.SIGINT - 1))
 
 
 # -- evaluation ---------------------------------------------------------------------------------
