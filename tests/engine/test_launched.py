@@ -87,7 +87,7 @@ def test_the_examples_of_the_trainer_run_alone_and_on_two_nodes(head: Head) -> N
     assert "one process on" in alone.text
     assert "training on 900 samples, shuffled by seed 0 and epoch\n" in alone.text
     both = head.run("--nproc", "2", "train.py")
-    assert "hybrid_shard: 2 copies of the parameters, each in 2 shards" in both.text
+    assert "ddp: a whole copy of the parameters on each of 4 ranks" in both.text
     assert "900 samples, shuffled by seed 0 and epoch, dealt out to 4 ranks" in both.text
     assert "3 epochs are done: all ranks end together after step 24" in both.text
     assert "tensor(2.) 4" in both.text
