@@ -33,7 +33,8 @@ def living(wanted: Iterable[Run]) -> list[Run]:
         tags = dict(entry.partition(b"=")[::2] for entry in processes.environment(process.pid))
         job, node = tags.get(b"ORCHESTRATOR_JOB", b""), tags.get(b"NODE_RANK", b"")
         for names in ((job, node), _supervised(process.pid)):
-            alive.add((os.fsdecode(names[0]), os.fsdecode(names[1])))
+            if names[0]:  # a program of somebody else may have a NODE_RANK, too
+                alive.add((os.fsdecode(names[0]), os.fsdecode(names[1])))
     return [(job, node) for job, node in wanted if (job, str(node)) in alive]
 
 
