@@ -291,6 +291,7 @@ def loaders(place: Path) -> None:
         ),
     }  # fmt: skip
     told = {name: attempt(case) for name, case in cases.items()}
+    distributed.barrier()  # whoever was refused at once takes the store of the others along
     (place / f"told_{RANK}").write_text(json.dumps(told))
 
 
@@ -403,6 +404,7 @@ def habits(place: Path) -> None:
         "kept open": attempt(lambda: kept_open(place)),
         "at home": attempt(lambda: at_home(place)),
     }
+    distributed.barrier()  # whoever was refused at once takes the store of the others along
     (place / f"told_{RANK}").write_text(json.dumps(told))
 
 
@@ -488,4 +490,5 @@ def numbers(place: Path) -> None:
         "hooked": attempt(lambda: hooked(place)),
         "by epoch": message(by_epoch),
     }
+    distributed.barrier()  # whoever was refused at once takes the store of the others along
     (place / f"told_{RANK}").write_text(json.dumps(told))

@@ -28,7 +28,7 @@ def run(function: Callable[[int, Path], None], directory: Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout

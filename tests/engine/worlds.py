@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
 NAME = "run_20260101_000000"
+PATIENCE = 10.0  # after the first failure; who then waits for that rank is killed
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Job:
     signal: int | None = None  # sent to the last rank, or to all if it is SIGKILL
     after_line: int = 3  # of the metrics of rank 0
     after_seconds: float = 0.0  # and so long after that
-    timeout: float = 60.0
+    timeout: float = 300.0  # ends what hangs; nothing is meant to
     call: str = ""  # module:function of the job's directory, instead of the engine's run
 
     @property
@@ -129,7 +130,7 @@ def ended(pid: int) -> bool:
 
 
 def finish(job: Job, pids: list[int]) -> list[int]:
-    """Exit codes; the first failure gives the others two seconds, a hang the timeout."""
+    """Exit codes; the first failure gives the others a while, a hang the timeout."""
     deadline = time.monotonic() + job.timeout
     codes: dict[int, int] = {}
     while len(codes) < len(pids):
@@ -137,7 +138,7 @@ def finish(job: Job, pids: list[int]) -> list[int]:
             if pid not in codes and ended(pid):
                 codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 if codes[pid]:
-                    deadline = min(deadline, time.monotonic() + 2)
+                    deadline = min(deadline, time.monotonic() + PATIENCE)
         if time.monotonic() > deadline:
             for pid in pids:
                 if pid not in codes:

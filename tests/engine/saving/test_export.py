@@ -87,7 +87,7 @@ def of_three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkpoints")
     place = checkpoint_store.partial(directory, 120, "run")
     words = [sys.executable, "-c", RANKS, str(place)]
-    subprocess.run(words, cwd=Path(__file__).parents[3], timeout=60, check=True)
+    subprocess.run(words, cwd=Path(__file__).parents[3], timeout=300, check=True)
     place.with_name(place.name + ".store").unlink(missing_ok=True)
     return publish(directory, 120)
 
