@@ -112,7 +112,7 @@ def reading(ranks: Sequence[StuckRank]) -> str:
         number, name, _ = next(iter(waiting[0].waits.values()))
         return f"all ranks are in {name} #{number}: the network between them, or a GPU, is stuck"
     idle = [stuck for stuck in ranks if not stuck.waits]
-    return f"no rank makes progress; {names(idle[:1])}: {doing(idle[0])}"
+    return f"no rank makes progress; rank {idle[0].rank}: {doing(idle[0])}"
 
 
 def names(ranks: Sequence[StuckRank]) -> str:
