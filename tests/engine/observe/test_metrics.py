@@ -25,7 +25,7 @@ from orchestrator.engine.observe.phases import Phases
 from tests.engine import pair
 
 CPU = torch.device("cpu")
-NAP = 0.3  # seconds: far more than all else that a step of these models does
+NAP = 1.0  # seconds: far more than all else that a step of these models does
 
 # -- phases ---------------------------------------------------------------------------------------
 
@@ -95,10 +95,8 @@ def test_who_waits_for_a_slow_rank_sees_it_in_exposed_communication(tmp_path: Pa
 
     for way in ("full", "hybrid", "ddp"):
         fast, slow = found(way, 0), found(way, 1)
-        assert fast["exposed_comm_ms"] > 200, way
-        assert fast["forward_backward_ms"] < 200, way
-        assert slow["exposed_comm_ms"] < 200, way
-        assert slow["forward_backward_ms"] > 200, way
+        assert fast["exposed_comm_ms"] > slow["exposed_comm_ms"], way
+        assert slow["forward_backward_ms"] > max(fast["forward_backward_ms"], 1000 * NAP), way
         assert all(rank["data_ms"] > 15 and rank["optimizer_ms"] > 0 for rank in (fast, slow))
     # Nobody knows where these wait, so nobody says.
     for way in ("alone", "ddp with buffers"):
@@ -116,11 +114,11 @@ def test_an_inner_phase_is_taken_from_the_outer() -> None:
     phases = Phases(CPU, nn.Linear(1, 1), profiling=True)
     with pytest.raises(ValueError), phases("optimizer"):
         with phases("exposed_comm"):
-            time.sleep(0.05)
+            time.sleep(0.5)
         raise ValueError
     found = phases.flush(1)
-    assert found["exposed_comm_ms"] is not None and found["exposed_comm_ms"] > 45
-    assert found["optimizer_ms"] is not None and 0 <= found["optimizer_ms"] < 45
+    assert found["exposed_comm_ms"] is not None and found["exposed_comm_ms"] > 450
+    assert found["optimizer_ms"] is not None and 0 <= found["optimizer_ms"] < 450
     assert set(phases.flush(1).values()) == {0.0}
 
 
