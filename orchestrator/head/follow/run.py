@@ -5,6 +5,7 @@ Launch and attach both use it. One thread; followers and signals talk to it thro
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import signal
 import time
@@ -30,6 +31,7 @@ from orchestrator.records.experiment import Experiment, JobRecord
 
 THIEF_SECONDS = 0.5  # between two looks whether another head wants to take over
 LEAVE_LIMIT = 3.0
+SAME_SIGNAL = 1.0  # between the ends of the ranks and the signal to their head
 CLOCK_IS_OFF = 2.0  # seconds: worth a word, because the log's own times will mislead
 
 
@@ -89,6 +91,7 @@ class Run:
                     follower.start()
                 while not self.end.left and not all(n.over or n.given_up for n in self.nodes):
                     self.turn(keys)
+                self.await_own_signal()
         finally:
             interrupt.hold()  # the job is over: only its record is still to be written
             for number, handler in before.items():
@@ -262,6 +265,11 @@ class Run:
             self.end.left = True
             return
         self.interrupts += 1
+        if number == signal.SIGTERM and self.ranks_were_terminated():
+            self.end.outcome = Outcome.STOPPED
+            self.say("the same signal has reached this head: the job is stopped")
+            self.end_all("stopped by the user", self.grace)
+            return
         self.out_of_time = number == signal.SIGUSR1 and self.end.open
         if self.out_of_time:
             self.say("the time limit of Slurm's job is near")
@@ -274,6 +282,25 @@ class Run:
                 self.end.outcome = Outcome.STOPPED
             self.say("killing all ranks")
             self.end_all("killed by the user", 0.0)
+
+    def ranks_were_terminated(self) -> bool:
+        """Tell whether SIGTERM alone ended this job: scancel sends it to ranks and head, in any
+        order."""
+        causes = [f for f in self.failures if not f.echo and f.kind != "ended_early"]
+        return (
+            self.end.outcome is Outcome.FAILED
+            and bool(causes)
+            and all(failure.terminated for failure in causes)
+        )
+
+    def await_own_signal(self) -> None:
+        """Wait a moment for the signal that ended the ranks, if it is meant for this head, too."""
+        deadline = time.monotonic() + SAME_SIGNAL
+        while self.ranks_were_terminated() and time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                message = self.inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+                if isinstance(message, int):
+                    self.signalled(message)
 
     def check_patience(self) -> None:
         """Give up nodes that are lost, or that do not say that they have ended."""

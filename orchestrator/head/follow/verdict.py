@@ -38,6 +38,11 @@ class Failure:
     evidence: str = ""  # more of its output, by which its kind is known
 
     @property
+    def terminated(self) -> bool:
+        """Tell whether it is a rank that SIGTERM ended, which somebody sent."""
+        return self.kind == "signal" and "(SIGTERM)" in self.message
+
+    @property
     def distance(self) -> int:
         """Say how far it is from the cause: a report that something else is gone is far."""
         text = f"{self.message}\n{self.evidence}"

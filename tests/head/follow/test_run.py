@@ -1,19 +1,32 @@
-"""What a head writes into the record when a job ends."""
+"""How a head takes the end of a job, and what it writes into the record."""
 
 from __future__ import annotations
 
 import io
+import signal
 from pathlib import Path
 
 import pytest
 
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.run import Run
+from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of
 from orchestrator.records import experiment
 from orchestrator.records.experiment import JobRecord
+
+
+def run_of(directory: experiment.Experiment, record: JobRecord) -> Run:
+    directory.write_record(record)
+    screen = Screen([], io.StringIO(), tty=False, color=False, quiet=True)
+    return Run(directory, record, Display(screen), backend_of(record))
+
+
+def job(directory: experiment.Experiment, *, batch: bool = False) -> JobRecord:
+    command = ["master_launch"]
+    return JobRecord("run-1", str(directory.path), "running", command, [], 1000.0, {}, batch=batch)
 
 
 @pytest.mark.parametrize(("out_of_time", "written"), [(True, "running"), (False, "stopped")])
@@ -22,14 +35,30 @@ def test_a_job_that_may_be_queued_again_is_not_said_to_be_over(
 ) -> None:
     """Whoever follows the record from another machine leaves a job that is over."""
     directory = experiment.create(tmp_path, "run")
-    record = JobRecord(
-        "run-1", str(directory.path), "running", ["master_launch"], [], 1000.0, {}, batch=True
-    )
-    directory.write_record(record)
-    screen = Screen([], io.StringIO(), tty=False, color=False, quiet=True)
-    run = Run(directory, record, Display(screen), backend_of(record))
+    run = run_of(directory, job(directory, batch=True))
     run.end.outcome, run.out_of_time = Outcome.STOPPED, out_of_time
     run.conclude()
     assert directory.read_record().state == written
     assert (run.record.state, run.record.exit_code) == ("stopped", 130)
     assert run.stopped_in_time is out_of_time
+
+
+@pytest.mark.parametrize(
+    ("message", "number", "state"),
+    [
+        ("killed by signal 15 (SIGTERM)", signal.SIGTERM, "stopped"),
+        ("killed by signal 11 (SIGSEGV)", signal.SIGTERM, "failed"),
+        ("killed by signal 15 (SIGTERM)", signal.SIGINT, "failed"),
+    ],
+)
+def test_a_signal_to_the_ranks_and_then_to_their_head_is_a_stop(
+    message: str, number: int, state: str, tmp_path: Path
+) -> None:
+    """scancel sends SIGTERM to all of them, and a rank's end may be heard of first."""
+    directory = experiment.create(tmp_path, "run")
+    run = run_of(directory, job(directory))
+    run.failed(Failure(1, "n2", 1, 1001.0, "signal", message))
+    run.inbox.put(number)
+    run.await_own_signal()
+    run.conclude()
+    assert run.record.state == state
