@@ -9,6 +9,7 @@ ssh), which they include [aim 1.5]; the quick ones with pdsh running `true` [aim
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 import time
@@ -72,7 +73,8 @@ def doctor(*words: str) -> Callable[[Cluster], list[Word]]:
 
 def imports(cluster: Cluster) -> list[Word]:
     """Import torch on all hosts at once, as the doctor does; `wait` returns with the slowest."""
-    line = f'ssh {{}} {sys.executable} -c \'"{IMPORT}"\' & all="$all $!"\n'
+    command = shlex.quote(shlex.join([sys.executable, "-c", IMPORT]))
+    line = f'ssh {{}} {command} & all="$all $!"\n'
     lines = "".join(line.format(address) for address in cluster.addresses)
     return ["bash", "-c", lines + "for one in $all; do wait $one || exit 1; done"]
 
