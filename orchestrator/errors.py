@@ -6,7 +6,10 @@ Raise them where the cause is known; cli/main.py prints them all. Each type has 
 from __future__ import annotations
 
 import difflib
+import importlib
+import sys
 from collections.abc import Iterable
+from typing import Any
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -66,3 +69,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
     lower = {name.lower(): name for name in known}  # HYBRID_SHARD is hybrid_shard to most people
     close = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=0.5)
     return f"; did you mean {lower[close[0]]!r}?" if close else ""
+
+
+def import_optional(module: str, package: str, need: str) -> Any:
+    """Import a module of a package that not everybody needs, or say who needs it and what to type.
+
+    `need` begins a sentence about the package, such as "these data need the package X, which".
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise CheckFailed(
+            f"{need} {sys.executable} does not have ({error})",
+            f"{sys.executable} -m pip install {package}",
+        ) from None

@@ -266,7 +266,7 @@ class Trainer:
         else:
             for line in mesh.picture(self.mesh, everyone):
                 self._say(line)
-        own = everyone.of_node(everyone.nodes[everyone.rank][0])
+        own = everyone.neighbours
         if everyone.world > 1 and everyone.rank == own[0]:
             host = f"{everyone.nodes[everyone.rank][1]}, {device_name(everyone.device)}"
             tell(f"ranks {own[0]} to {own[-1]} of {everyone.world} are here: {host}")

@@ -7,10 +7,8 @@ mapped into memory, and of each line only the place is kept, 8 bytes; the others
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import mmap
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from orchestrator.config.schema import SUFFIXES
-from orchestrator.errors import CheckFailed
+from orchestrator.errors import CheckFailed, import_optional
 
 LOOKED_AT = 100  # records of a CSV file, to know which columns are numbers
 
@@ -255,10 +253,4 @@ def hugging_face(name: str, options: Mapping[str, Any]) -> Records:
 
 
 def package(module: str, name: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise CheckFailed(
-            f"these data need the package {name}, which {sys.executable} does not have ({error})",
-            f"{sys.executable} -m pip install {name}",
-        ) from None
+    return import_optional(module, name, f"these data need the package {name}, which")

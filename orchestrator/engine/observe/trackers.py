@@ -7,16 +7,14 @@ later costs its curves and a warning, never the run.
 from __future__ import annotations
 
 import atexit
-import importlib
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.config.parse import one_of
 from orchestrator.engine.ranks.ranks import Ranks, gather
-from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.errors import CheckFailed, OrchestratorError, UsageError, import_optional
 
 
 class Tracker(Protocol):
@@ -77,13 +75,7 @@ KNOWN: dict[str, Callable[..., Tracker]] = {
 
 
 def module(package: str, name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise CheckFailed(
-            f"trackers: {package!r} needs a package that {sys.executable} does not have ({error})",
-            f"{sys.executable} -m pip install {package}",
-        ) from None
+    return import_optional(name, package, f"trackers: {package!r} needs a package that")
 
 
 class Trackers:

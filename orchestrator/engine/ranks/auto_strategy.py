@@ -34,4 +34,4 @@ def memory_of(ranks: Ranks) -> int:
         return int(torch.cuda.get_device_properties(ranks.device).total_memory)
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    return (free << 10) // len(ranks.of_node(ranks.nodes[ranks.rank][0]))
+    return (free << 10) // len(ranks.neighbours)

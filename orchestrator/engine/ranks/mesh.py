@@ -241,7 +241,7 @@ def shard(
             ignored_params=whole,
         )
     low_precision.gather_others_as_they_are(model)
-    parts: list[FSDPModule] = [m for m in model.modules() if isinstance(m, FSDPModule)]
+    parts = list(used_parts.blocks(model))
     for part in parts:
         # The loss is a sum over all tokens of all ranks: gradients are summed and never averaged.
         # A plain SUM, because gloo has no PREMUL_SUM.

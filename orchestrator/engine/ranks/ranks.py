@@ -35,6 +35,11 @@ class Ranks:
     def of_node(self, node: int) -> list[int]:
         return [rank for rank, (its, _) in enumerate(self.nodes) if its == node]
 
+    @property
+    def neighbours(self) -> list[int]:
+        """The ranks of this node, this one among them."""
+        return self.of_node(self.nodes[self.rank][0])
+
 
 @contextlib.contextmanager
 def joined(config: Config) -> Iterator[Ranks]:

@@ -255,7 +255,7 @@ def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks, config: Confi
             f"checkpoints cannot be written: {next(one for one in problems if one)}",
             "set checkpoint.directory to a place that every rank can write to",
         )
-    members = ranks.of_node(ranks.nodes[ranks.rank][0])
+    members = ranks.neighbours
     looked = [seen(directory / f".seen_{token}_{rank}") for rank in (0, members[0])]
     shared, together = everywhere(looked)
     (directory / mine).unlink()
@@ -298,7 +298,7 @@ def writers_of_a_node(mesh: Mesh, ranks: Ranks, together: bool, config: Config) 
         group = writing_group(dist.group.WORLD, tuple(ranks.of_node(node)))
         if node == ranks.nodes[ranks.rank][0]:
             made = group
-    members = ranks.of_node(ranks.nodes[ranks.rank][0])
+    members = ranks.neighbours
     first = ranks.rank == members[0]
     return Writers(made, first, members.index(ranks.rank), len(members), members[0])
 

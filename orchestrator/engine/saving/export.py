@@ -71,12 +71,12 @@ def export(path: Path, out: Path, dtype: str | None = None, force: bool = False)
         weights = weights_of(metadata, CHOICES[dtype] if dtype else None, found.progress)
         if not weights:
             raise JobFailed(f"{shown(path)} is not exported: nothing in it is called {WEIGHTS}*")
-        entries = [
+        entries = safetensors_file.in_order(
             Entry(name, weight.kind, tuple(stored(metadata, weight.key).size))
             for name, weight in weights.items()
-        ]
+        )
         head = safetensors_file.header(entries, {"step": str(found.step)})
-        tensors = (tensor(reader, metadata, *weight) for weight in weights.values())
+        tensors = (tensor(reader, metadata, *weights[entry.name]) for entry in entries)
         safetensors_file.write(out, head, tensors)
     except OSError as error:
         name = shown(error.filename or out)
@@ -90,7 +90,7 @@ class Weight(NamedTuple):
 
 
 def weights_of(metadata: Metadata, wanted: torch.dtype | None, progress: Any) -> dict[str, Weight]:
-    """Names of the tensors in OUT: the widest first, so that every tensor is aligned.
+    """Give the tensors of OUT by their names there.
 
     A tied weight is saved once and written under each of its names, as load_state_dict wants it.
     """
@@ -107,8 +107,7 @@ def weights_of(metadata: Metadata, wanted: torch.dtype | None, progress: Any) ->
             raise JobFailed(f"{shown(key)} is {kind}, which safetensors files cannot hold")
         weights[key.removeprefix(WEIGHTS)] = Weight(key, kind)
     aliases = progress.get("aliases", {}) if isinstance(progress, dict) else {}
-    weights |= {alias: weights[name] for alias, name in aliases.items() if name in weights}
-    return dict(sorted(weights.items(), key=lambda item: (-item[1].kind.itemsize, item[0])))
+    return weights | {alias: weights[name] for alias, name in aliases.items() if name in weights}
 
 
 def stored(metadata: Metadata, key: str) -> TensorStorageMetadata:

@@ -113,7 +113,7 @@ def readers_of_a_node(ranks: Ranks) -> Readers:
     for node in sorted({node for node, _ in ranks.nodes}):
         made = dist.new_group(ranks.of_node(node), backend="gloo")
         group = made if node == mine else group
-    members = ranks.of_node(mine)
+    members = ranks.neighbours
     return Readers(group, members.index(ranks.rank), len(members))
 
 

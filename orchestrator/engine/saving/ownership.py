@@ -1,4 +1,4 @@
-"""Whose checkpoints are in a directory: one program saves there at a time, and prunes its own.
+"""Know whose checkpoints a directory holds: one program saves there at a time, and prunes its own.
 
 A run that resumes goes on as the same run: it prunes what it saved before. Readers need no
 permission and leave no trace.

@@ -5,7 +5,6 @@ A file, or a directory as Hugging Face has it: one file, or several with an inde
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.engine.ranks.mesh import own_rows
-from orchestrator.engine.saving.safetensors_file import NAMES
+from orchestrator.engine.saving.safetensors_file import NAMES, memory
 from orchestrator.errors import CheckFailed, UsageError
 
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
@@ -142,8 +141,7 @@ def pieces(stored: Stored, first: int, count: int) -> Iterator[Tensor]:
         file.seek(stored.first + first * stored.dtype.itemsize)
         for start in range(0, count, each):
             piece = torch.empty(min(each, count - start), dtype=stored.dtype)
-            memory = (ctypes.c_char * piece.nbytes).from_address(piece.data_ptr())
-            if read_whole(file, memoryview(memory)) < piece.nbytes:
+            if read_whole(file, memoryview(memory(piece))) < piece.nbytes:
                 raise CheckFailed(f"{stored.path} is shorter than its header says")
             yield piece
 

@@ -29,7 +29,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class Scheduled:
-    """What a scheduler knows of a job: as text, and as further keys of the JSON."""
+    """A job as its scheduler knows it: a text to show, and further keys of the JSON."""
 
     text: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
