@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Union
@@ -79,7 +78,7 @@ def sync_directory(path: Name, dir_fd: int | None = None) -> None:
 
 def hidden_name(name: str) -> str:
     """Return a hidden name under which a directory is deleted."""
-    return f".{name}{GONE}{secrets.token_hex(4)}"
+    return f".{name}{GONE}{os.urandom(4).hex()}"
 
 
 def hide(path: Name, hidden: Name, dir_fd: int | None = None) -> None:

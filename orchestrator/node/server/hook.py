@@ -8,7 +8,6 @@ import select
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 
@@ -26,6 +25,8 @@ class HookError(Exception):
 
 def run_hook(text: str, env: dict[str, str], workdir: str) -> tuple[dict[str, str], list[str]]:
     """Return the variables that the hook (set, unset), with `env` on top of our environment."""
+    import tempfile  # not for the probe
+
     before = {**os.environ, **env}
     # Files, not pipes: a process that the hook leaves running could hold a pipe open forever.
     with tempfile.TemporaryFile() as exported, tempfile.TemporaryFile() as errors:

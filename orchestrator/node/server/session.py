@@ -17,7 +17,6 @@ from orchestrator.node.job import cleanup, stop_job
 from orchestrator.node.job.hang import Activity, collect
 from orchestrator.node.job.port import Port
 from orchestrator.node.job.run_directory import RunDir, all_runs
-from orchestrator.node.peers.peers import listen
 from orchestrator.node.server import outputs, payload, reachability
 from orchestrator.node.server.hook import HookError, run_hook
 from orchestrator.node.server.job_state import job_state
@@ -91,6 +90,8 @@ class Session:
             self.port = Port(request.port.wanted, request.port.exact)
             facts["port"] = self.port.number
             if request.port.peers:
+                from orchestrator.node.peers.peers import listen  # not for every probe
+
                 self.peers = listen(self.port.number)
                 facts["peers_port"] = self.peers.getsockname()[1] if self.peers else 0
         return messages.Probed(**facts, library=LIBRARY, time=time.time())

@@ -210,6 +210,16 @@ def test_a_login_that_hangs_is_not_waited_for() -> None:
     os.killpg(link.process.pid, signal.SIGKILL)
 
 
+def test_a_probe_pays_for_nothing_that_it_does_not_need() -> None:
+    """A head asks many nodes at once, and often: these take a quarter of the server's start."""
+    code = "import sys; import orchestrator.node.server.server; print(*sys.modules)"
+    repository = Path(__file__).parents[3]
+    command = [PYTHON, "-S", "-c", f"import sys; sys.path.insert(0, {str(repository)!r}); {code}"]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert "orchestrator.node.server.session" in loaded
+    assert not {"concurrent.futures", "hmac", "secrets", "tempfile", "logging"} & set(loaded)
+
+
 def test_it_is_installed_once_and_for_its_owner_alone(new_link: NewLink, home: Path) -> None:
     new_link()
     (library,) = (home / "lib").iterdir()
