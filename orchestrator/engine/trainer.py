@@ -35,7 +35,15 @@ from orchestrator.engine.models import build
 from orchestrator.engine.models.losses import Criterion, Losses, Step
 from orchestrator.engine.observe.reporter import Measures, Reporter, say, tell
 from orchestrator.engine.observe.trackers import Tracker, Trackers
-from orchestrator.engine.ranks import agreement, auto_strategy, collectives, mesh, ranks, spawn
+from orchestrator.engine.ranks import (
+    agreement,
+    auto_strategy,
+    collectives,
+    mesh,
+    ranks,
+    spawn,
+    used_parts,
+)
 from orchestrator.engine.ranks.blocks import described
 from orchestrator.engine.ranks.ranks import Ranks, device_name
 from orchestrator.engine.saving import loading, ownership, pretrained
@@ -413,7 +421,7 @@ class Trainer:
 
     def evaluate(self, loader: Any) -> Metrics:
         """Give the means over all samples of all ranks, each counted once. Every rank calls it."""
-        with randomness_kept():
+        with randomness_kept(), used_parts.watched(self.model):
             metrics = training_loop.evaluation(self.parts, self._shared(loader, "loader"))
         assert metrics is not None
         return metrics
@@ -424,7 +432,7 @@ class Trainer:
         Every rank calls it. `output` is called with (model, batch); without it the model is called
         with the inputs of each batch. What it returns may hold several tensors, in lists or dicts.
         """
-        with randomness_kept():
+        with randomness_kept(), used_parts.watched(self.model):
             return prediction.predict(self.parts, self._shared(loader, "loader"), output)
 
     def state_dict(self) -> dict[str, Any]:

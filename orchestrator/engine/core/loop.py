@@ -124,6 +124,7 @@ class Loop:
         with (
             contextlib.ExitStack() as after,
             self.policy.vote.listening(),
+            used_parts.watched(self.parts.model),
             Profile(profiling, outputs_directory(), ranks, say) as self.profile,
         ):
             after.callback(self._restore_randomness)

@@ -252,11 +252,18 @@ def shard(
         model,
         fills=differ or mesh.copies > 1,
         differ=differ,
+        copies=ranks_by_copy(mesh),
         before_sum=low_precision.equal_gradients,
     )
     if differ:  # all blocks are gathered before each forward
         return
     prefetch(parts[1:], config)  # the first is the model itself
+
+
+def ranks_by_copy(mesh: Mesh) -> list[list[int]]:
+    assert mesh.mesh is not None
+    rows: list[list[int]] = mesh.mesh.mesh.reshape(mesh.copies, -1).tolist()
+    return rows
 
 
 def make_shardable(model: nn.Module, whole: set[nn.Parameter], device: torch.device) -> None:

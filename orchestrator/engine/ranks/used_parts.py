@@ -15,7 +15,7 @@ import functools
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +25,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from orchestrator.engine.ranks import block_order
+from orchestrator.engine.ranks.block_order import BlockOrder
 from orchestrator.engine.ranks.ranks import host_group
 from orchestrator.errors import UsageError
 
@@ -47,15 +49,26 @@ class UsedParts:
         *,
         fills: bool,
         differ: bool,
+        copies: Sequence[Sequence[int]],
         before_sum: Callable[[Any], None] = lambda group: None,
     ) -> None:
         self.model, self.fills, self.differ = model, fills, differ
+        self.order = BlockOrder(copies)
         self.before_sum = before_sum  # called with each block
         self.parameters: set[int] = set()  # by id: those that got a gradient
         self.notes: list[str] = []  # what was summed with what, in the order of the collectives
         for module in blocks(model):
             for group in groups(module):
                 group.post_backward = functools.partial(self._sum, group, group.post_backward)
+                group.unshard = functools.partial(self._gather, group, group.unshard)
+
+    def _gather(
+        self, group: Any, unshard: Callable[..., None], *options: Any, **named: Any
+    ) -> None:
+        """Note that a block is gathered, unless it is there already."""
+        if group._all_gather_result is None and not group.is_unsharded:
+            self.order.gathers(name_of(group))
+        unshard(*options, **named)
 
     def _sum(self, group: Any, post_backward: Callable[..., None], *unused: Any) -> None:
         """Note who has a gradient, and give zeros to who has none where the layout must not change:
@@ -75,6 +88,7 @@ class UsedParts:
                 if self.fills:
                     whole.grad = torch.zeros_like(whole)
             self.notes.append(f"{group._module_fqn} without {idle}")
+            self.order.summed(name_of(group), idle)
             self.before_sum(group)
         post_backward(*unused)
 
@@ -89,6 +103,7 @@ class UsedParts:
         Gives a number that stands for what was used, unless ranks may differ in it. It is so small
         that the sum of its squares is exact.
         """
+        self.order.end_step()
         own = [p for p in self.model.parameters() if isinstance(p, DTensor)]
         used = torch.tensor([id(parameter) in self.parameters for parameter in own]).int()
         if self.differ:
@@ -102,9 +117,18 @@ class UsedParts:
         return number
 
 
-def note(model: nn.Module, *, fills: bool, differ: bool, before_sum: Callable[[Any], None]) -> None:
-    """Begin to note what a sharded model uses."""
-    vars(model)["_used_parts"] = UsedParts(model, fills=fills, differ=differ, before_sum=before_sum)
+def note(
+    model: nn.Module,
+    *,
+    fills: bool,
+    differ: bool,
+    copies: Sequence[Sequence[int]],
+    before_sum: Callable[[Any], None],
+) -> None:
+    """Begin to note what a sharded model uses; `copies` lists the ranks that share each copy."""
+    vars(model)["_used_parts"] = UsedParts(
+        model, fills=fills, differ=differ, copies=copies, before_sum=before_sum
+    )
 
 
 def of(model: nn.Module) -> UsedParts | None:
@@ -125,13 +149,26 @@ def groups(module: FSDPModule) -> list[Any]:
     return list(own) if own is not None else [state._fsdp_param_group]  # before torch 2.12
 
 
+def name_of(group: Any) -> str:
+    return group._module_fqn or "the rest of the model"
+
+
+def watched(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Name ranks that wait for each other because they use other numbers of blocks."""
+    used = of(model)
+    return block_order.watched(None if used is None or used.differ else used.order, FIX)
+
+
 def computed(model: nn.Module, call: Callable[[], T]) -> T:
     """Call it, with all blocks gathered in one order where ranks may use other ones."""
     used = of(model)
     if used is not None and used.differ:
         for block in blocks(model):
             block.unshard()
-    return call()
+    result = call()
+    if used is not None:
+        used.order.end_forward()
+    return result
 
 
 @contextlib.contextmanager

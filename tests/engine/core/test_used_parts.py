@@ -49,3 +49,15 @@ def test_ranks_that_use_other_parts_are_refused(tmp_path: Path, inside: str) -> 
             words = (place / f"refused_{rank}").read_text()
             assert "the ranks used other parts of the model" in words
             assert "find_unused_parameters=True" in words
+
+
+@pytest.mark.parametrize(("nodes", "skips"), [([2], "1"), ([2, 2], "2 3")])
+def test_ranks_that_use_fewer_blocks_are_named(
+    tmp_path: Path, nodes: list[int], skips: str
+) -> None:
+    """They would wait for distributed.timeout, which is far longer than that of this job."""
+    own = job(tmp_path, nodes, "ranks_use_fewer", SKIPS=skips)
+    assert run(own)[0][0] == 1
+    assert "the ranks use different blocks of the model" in own.told()
+    assert "find_unused_parameters=True" in own.told()
+    assert f"where rank {skips.split(maxsplit=1)[0]} " in own.told()

@@ -1,0 +1,232 @@
+"""Name the ranks that gather or sum other blocks of a sharded model than the rest, once they hang.
+
+FSDP's collectives bear no names: a rank that leaves out a block meets the others in the wrong one,
+and all wait for distributed.timeout. So each rank keeps the order of its last collectives. A thread
+looks every few seconds whether there was a new one. Where there was none, the ranks compare their
+orders through the store; two that differ at one position can never go on.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from orchestrator.errors import EXIT_FAILED, JobFailed
+
+PAUSE = 5.0  # seconds between two looks
+KEPT = 2048  # collectives: those of a few steps
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The last entries of a log, and how many there were in all."""
+
+    count: int
+    entries: Sequence[str]
+
+    def __getitem__(self, index: int) -> str:
+        return self.entries[index - self.first]
+
+    @property
+    def first(self) -> int:
+        return self.count - len(self.entries)
+
+
+class Log:
+    """What this rank did, in order: the last KEPT entries, and how many there were."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.entries: deque[str] = deque(maxlen=KEPT)
+
+    def add(self, entry: str) -> None:
+        self.entries.append(entry)
+        self.count += 1
+
+    def excerpt(self) -> Excerpt:
+        return Excerpt(self.count, tuple(self.entries))
+
+
+class BlockOrder:
+    """The order in which this rank gathers and sums the blocks of a model.
+
+    Gathers are a matter of the ranks that share a copy of the parameters; those of another copy may
+    use other blocks in an evaluation. Sums are a matter of all ranks.
+    """
+
+    def __init__(self, copies: Sequence[Sequence[int]]) -> None:
+        self.copies = copies  # the ranks that share each
+        self.collectives, self.sums = Log(), Log()
+
+    def gathers(self, block: str) -> None:
+        self.collectives.add(f"gathers {block}")
+
+    def summed(self, block: str, without: Sequence[int]) -> None:
+        entry = f"sums {block}" + (f" without its parameters {without}" if without else "")
+        self.collectives.add(entry)
+        self.sums.add(entry)
+
+    def end_forward(self) -> None:
+        self.collectives.add("ends the forward")
+
+    def end_step(self) -> None:
+        self.collectives.add("ends the step")
+        self.sums.add("ends the step")
+
+
+# -- comparing ------------------------------------------------------------------------------------
+
+
+Published = Mapping[str, Excerpt]
+
+
+def difference(
+    published: Mapping[int, Published], copies: Iterable[Sequence[int]], fix: str
+) -> JobFailed | None:
+    """Find two ranks whose collectives differ at one position."""
+    everyone = sorted(published)
+    for kind, groups in (("collectives", copies), ("sums", [everyone])):
+        for group in groups:
+            ranks = [rank for rank in group if rank in published]
+            for first, other in itertools.pairwise(ranks):
+                one, two = published[first][kind], published[other][kind]
+                both = range(max(one.first, two.first), min(one.count, two.count))
+                index = next((i for i in both if one[i] != two[i]), None)
+                if index is not None:
+                    return JobFailed(
+                        "the ranks use different blocks of the model, and would wait for each other"
+                        f" forever: rank {first} {one[index]} where rank {other} {two[index]}",
+                        fix,
+                    )
+    return None
+
+
+def packed(order: BlockOrder) -> str | None:
+    """Write the order for the store; None if this rank went on meanwhile."""
+    count = order.collectives.count
+    try:
+        kinds = {"collectives": order.collectives.excerpt(), "sums": order.sums.excerpt()}
+    except RuntimeError:  # an entry was added during the copy
+        return None
+    if order.collectives.count != count:
+        return None
+    text = json.dumps({kind: [part.count, part.entries] for kind, part in kinds.items()})
+    return base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+def unpacked(text: bytes) -> Published:
+    kinds = json.loads(zlib.decompress(base64.b64decode(text)))
+    return {kind: Excerpt(count, entries) for kind, (count, entries) in kinds.items()}
+
+
+# -- watching -------------------------------------------------------------------------------------
+
+
+class Watch:
+    """The thread that looks whether this rank stands still, and what the others say then."""
+
+    def __init__(self, order: BlockOrder, fix: str) -> None:
+        self.order, self.fix = order, fix
+        base: Any = distributed_c10d._get_default_store()
+        with contextlib.suppress(AttributeError, RuntimeError):
+            base = base.clone()  # a connection of its own: none waits for the other's requests
+        self.store = distributed_c10d.PrefixStore("orchestrator/block_order", base)
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.published = -1  # collectives, when this rank published its order
+        self.compared = 0  # orders that the ranks had published, when they were last compared
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="block_order", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def end(self) -> None:
+        """End the thread: one that is in the store while Python shuts down aborts the program."""
+        self.over.set()
+        self.thread.join(PAUSE)  # its store may be on a machine that has stopped
+
+    def _run(self) -> None:
+        count = -1
+        # Without its store, a training that goes on is none the worse for it.
+        with contextlib.suppress(RuntimeError, ValueError):
+            while not self.over.wait(PAUSE):
+                if self.order.collectives.count == count:
+                    self._compare(count)
+                count = self.order.collectives.count
+
+    def _compare(self, count: int) -> None:
+        if self.published != count:
+            text = packed(self.order)
+            if text is None:
+                return
+            self.store.set(f"order/{self.rank}", text)
+            self.store.add("published", 1)
+            self.published = count
+        if self.rank == 0:
+            self._decide()
+        if verdict := self.verdict():
+            self._give_up(verdict)
+
+    def verdict(self) -> str:
+        return self.store.get("verdict").decode() if self.store.check(["verdict"]) else ""
+
+    def _decide(self) -> None:
+        published = self.store.add("published", 0)
+        if published == self.compared:
+            return
+        self.compared = published
+        keys = {rank: f"order/{rank}" for rank in range(self.world)}
+        orders = {
+            rank: unpacked(self.store.get(key))
+            for rank, key in keys.items()
+            if self.store.check([key])
+        }
+        if (verdict := difference(orders, self.order.copies, self.fix)) is not None:
+            self.store.set("verdict", str(verdict))
+
+    def _give_up(self, verdict: str) -> None:
+        """End this process: its main thread waits in a collective, and nothing wakes it there."""
+        sys.stdout.flush()
+        sys.stderr.write(f"error: {verdict}\n")
+        sys.stderr.flush()
+        heard, deadline = self.store.add("heard", 1), time.monotonic() + 2 * PAUSE
+        # The store may be rank 0's, and the others are to read the verdict before it is gone.
+        while self.rank == 0 and heard < self.world and time.monotonic() < deadline:
+            self.over.wait(PAUSE / 10)
+            heard = self.store.add("heard", 0)
+        os._exit(EXIT_FAILED)
+
+
+@contextlib.contextmanager
+def watched(order: BlockOrder | None, fix: str) -> Iterator[None]:
+    """End with a sentence where the ranks wait for each other in different collectives."""
+    if order is None:
+        yield
+        return
+    watch = Watch(order, fix)
+    watch.start()
+    try:
+        yield
+    except RuntimeError:  # of a collective, if another rank has read the verdict first
+        verdict = ""
+        with contextlib.suppress(RuntimeError):
+            verdict = watch.verdict()
+        if verdict:
+            raise JobFailed(*verdict.split("\n  ", 1)) from None
+        raise
+    finally:
+        watch.end()
