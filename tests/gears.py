@@ -62,6 +62,7 @@ LONG = [
         f"tests/end_to_end/test_end.py::test_ctrl_c_ten_times_at_any_moment[{after}]"
         for after in (0.1, 0.3, 0.8, 1.8)
     ),
+    "tests/end_to_end/test_hang.py::test_a_master_port_that_is_closed",
     "tests/end_to_end/test_lease.py::test_a_firewall_between_the_supervisors[reject",
     "tests/end_to_end/test_prune.py::test_cut_short_at_any_moment[kill -9]",
     *(

@@ -111,7 +111,7 @@ def test_left_as_it_is_on_request(head: Head) -> None:
     assert head.record["state"] == "done"
 
 
-def test_ranks_that_never_start(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
+def walled(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> Head:
     """A firewall before the master's port: torchrun waits for the other node, without a word."""
     cluster = netns_cluster(2)
     for words in (
@@ -120,7 +120,11 @@ def test_ranks_that_never_start(netns_cluster: Callable[..., NetnsCluster], tmp_
         "add rule inet wall in tcp dport 29500 drop",
     ):
         cluster.exec(0, ["nft", words])
-    head = Head(cluster, tmp_path)
+    return Head(cluster, tmp_path)
+
+
+def test_ranks_that_never_start(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
+    head = walled(netns_cluster, tmp_path)
     command = head.launch("--hang-timeout", "4", head.script("x.py", "print('never')"))
     assert command.finish() == 1, command.text
     verdict = head.record["verdict"]
@@ -128,4 +132,18 @@ def test_ranks_that_never_start(netns_cluster: Callable[..., NetnsCluster], tmp_
     assert "no rank has started" in verdict["message"]
     assert verdict["fix"].startswith("orchestrator doctor")
     assert not (head.experiment / "hang").exists()
+    assert head.nothing_left()
+
+
+def test_a_master_port_that_is_closed(
+    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
+) -> None:
+    """The nodes call it, long before anything counts as a hang."""
+    head = walled(netns_cluster, tmp_path)
+    command = head.launch(head.script("x.py", "print('never')"))
+    assert command.finish() == 1, command.text
+    verdict, name = head.record["verdict"], head.record["nodes"][1]["name"]
+    assert verdict["kind"] == "communication"
+    assert f"node 1 ({name}): no answer in 3 s" in verdict["message"]
+    assert "orchestrator doctor" in verdict["fix"]
     assert head.nothing_left()

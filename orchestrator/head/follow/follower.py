@@ -27,6 +27,7 @@ from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS
 from orchestrator.protocol.message import Message, Nonsense, parse
 from orchestrator.protocol.messages import (
     Answered,
+    Dialed,
     Heartbeat,
     Refused,
     Request,
@@ -86,9 +87,9 @@ class ClockRead(News):
 
 @dataclass(frozen=True)
 class Answer(News):
-    """The node reports what its ranks are doing."""
+    """The node answers a question: what its ranks are doing, or which address it reaches."""
 
-    stuck: Stuck
+    answer: Stuck | Dialed
 
 
 @dataclass(frozen=True)
@@ -306,7 +307,7 @@ class NodeFollower(threading.Thread):
     def _answered(self, number: int, answer: Message) -> None:
         if isinstance(answer, messages.Left):
             self.left.set()
-        elif isinstance(answer, Stuck):
+        elif isinstance(answer, (Stuck, Dialed)):
             self.post(Answer(self.node.index, answer))
         elif isinstance(answer, messages.Clock):
             # Clocks drift apart: a good exchange is better than one of an hour ago.

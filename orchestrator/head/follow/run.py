@@ -21,11 +21,13 @@ from orchestrator.head.follow.follower import News, NodeFollower
 from orchestrator.head.follow.hang_monitor import HangMonitor
 from orchestrator.head.follow.job_end import JobEnd, Outcome
 from orchestrator.head.follow.node_state import NodeState
+from orchestrator.head.follow.start_monitor import StartMonitor
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
+from orchestrator.protocol.messages import Stuck
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records.experiment import Experiment, JobRecord
 
@@ -64,6 +66,7 @@ class Run:
         self.hang_monitor = HangMonitor(
             record.launch.hang_timeout, experiment, record.job, self.say
         )
+        self.start_monitor = StartMonitor(record.master or "")
         self.left_hanging = False
         self.inbox: queue.SimpleQueue[News | int] = queue.SimpleQueue()
         self.failures: list[Failure] = []
@@ -143,7 +146,7 @@ class Run:
         elif isinstance(news, news_of.ClockRead):
             self.set_clock(node, news.clock)
         elif isinstance(news, news_of.Answer):
-            self.hang_monitor.answer(news.node, news.stuck)
+            self.answered(news)
         elif isinstance(news, news_of.OutputsStay):
             self.say(f"node {news.node}: {news.what}")
         elif isinstance(news, news_of.DiskFull):
@@ -230,6 +233,12 @@ class Run:
         elif node.ended.left:
             left = list(node.ended.left)
             self.say(f"node {node.record.index}: processes {left} do not die (kernel?)")
+
+    def answered(self, news: news_of.Answer) -> None:
+        if isinstance(news.answer, Stuck):
+            self.hang_monitor.answer(news.node, news.answer)
+        else:
+            self.start_monitor.answer(news.node, news.answer)
 
     def set_clock(self, node: NodeState, offset: float) -> None:
         if abs(offset) > CLOCK_IS_OFF and abs(offset - node.clock) > CLOCK_IS_OFF:
@@ -331,9 +340,12 @@ class Run:
     def check_progress(self) -> None:
         if not self.end.open or self.left_hanging or any(node.lost_since for node in self.nodes):
             return
-        failure = self.hang_monitor.look(
-            [f for f, n in zip(self.followers, self.nodes, strict=True) if not n.over]
-        )
+        followers = [f for f, n in zip(self.followers, self.nodes, strict=True) if not n.over]
+        unmet = self.start_monitor.look(followers, begun=any(node.ranks for node in self.nodes))
+        if unmet is not None:
+            self.failed(unmet)
+            return
+        failure = self.hang_monitor.look(followers)
         if failure is not None and self.record.launch.on_hang == "stop":
             self.failed(failure)
         elif failure is not None:
