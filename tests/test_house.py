@@ -21,6 +21,7 @@ FILES = sorted(HOUSE.rglob("*.py"))
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "interrupt": set(),
+    "permissions": set(),
     "files": set(),
     "host_ranges": set(),
     "text": {"errors"},
@@ -33,7 +34,7 @@ ARROWS: dict[str, set[str]] = {
     "node/job": {"files", "node/peers", "protocol"},
     "node/facts": {"node/job", "protocol"},
     "node/server": {"node/facts", "node/job", "node/peers", "protocol"},
-    "node": {"node/job", "node/server"},
+    "node": {"permissions", "node/job", "node/server"},
     "engine/ranks": {"config", "errors", "slurm_environment"},
     "engine/models": {"config", "errors", "engine/ranks"},
     "engine/data": {"config", "errors", "files", "engine/models", "engine/ranks"},

@@ -1,51 +1,123 @@
 """Runs first on a node: unpacks the rest of our program, once per version, and hands over to it.
 
-Arrives on standard input and is executed as it is, so it stands alone. Must parse on any Python 3,
-to be able to say that it is too old.
+Arrives on standard input after the text of permissions.py and is executed as it is, so it imports
+nothing else of ours. Must parse on any Python 3, to be able to say that it is too old.
 """
 
+import binascii
 import json
 import os
+import shutil
+import stat
 import sys
 import zlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from orchestrator.permissions import may_rename, others
+
+LOOSE = (
+    "its %s %s: somebody else could replace what runs there as you"
+    " (chmod go-w %s there, or set ORCHESTRATOR_HOME)"
+)
 
 
 def install(digest, size, nonce):
     """Read `size` bytes of {name: source} from standard input and run the server from them."""
+    umask = os.umask(0o077)  # nothing of a job is for others; its ranks get the login's back
     blob = b""
     while len(blob) < size:
         blob += os.read(0, size - len(blob)) or sys.exit(9)
     if sys.version_info < (3, 9):
         refuse(nonce, "its Python %s is too old: 3.9 is needed" % sys.version.split()[0])
     home = os.environ.get("ORCHESTRATOR_HOME") or os.path.expanduser("~/.orchestrator")
+    home = os.path.abspath(home)
     library = os.path.join(home, "lib", digest)
     try:
-        if not os.path.isdir(library):
-            unpack(json.loads(zlib.decompress(blob)), library)
-        if os.stat(library).st_uid != os.getuid():
-            refuse(nonce, "its %s belongs to another user" % library)
+        os.makedirs(home, exist_ok=True)
+        for path, problem in loose_levels(home):
+            what = "its %s %s, who could replace the programs that run there as you" % (
+                path,
+                problem,
+            )
+            refuse(nonce, "%s: chmod go-w %s there, or set ORCHESTRATOR_HOME" % (what, path))
+        os.makedirs(os.path.join(home, "lib"), exist_ok=True)
+        provide(json.loads(zlib.decompress(blob).decode("ascii")), library)
         os.utime(library)  # those that nobody used for a while are pruned
     except OSError as error:
         refuse(nonce, "its %s cannot be written: %s" % (home, error.strerror))
     sys.path.insert(0, library)
     from orchestrator.node.server.server import main
 
-    main(nonce)
+    main(nonce, umask)
 
 
-def unpack(files, library):
-    """Unpack under another name first: a library is whole or not there."""
-    new = "%s.%d" % (library, os.getpid())
+def loose_levels(home):
+    """Return the directories that somebody else could change, and why, from the one around home on.
+
+    Links are followed: a home with little room is one to another disk.
+    """
+    levels = {os.path.dirname(home): may_rename}
+    for path in (home, os.path.join(home, "lib"), os.path.join(home, "runs")):
+        if os.path.lexists(path):
+            levels.setdefault(os.path.dirname(os.path.realpath(path)), may_rename)
+            levels[os.path.realpath(path)] = others
+    problems = [(path, judge(os.stat(path))) for path, judge in levels.items()]
+    return [(path, problem) for path, problem in problems if problem]
+
+
+def provide(files, library):
+    """Unpack the library, unless it is there, whole and ours alone."""
+    if is_sound(files, library):
+        return
+    new, damaged = hidden(library), hidden(library)
+    try:
+        unpack(files, new)
+        try:
+            os.rename(new, library)
+        except OSError:
+            if not is_sound(files, library):  # else somebody else was faster
+                os.rename(library, damaged)
+                os.rename(new, library)
+    finally:
+        for left in (new, damaged):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def hidden(library):
+    """Return a name that prune takes for what was left half deleted."""
+    directory, name = os.path.split(library)
+    token = binascii.hexlify(os.urandom(4)).decode()
+    return os.path.join(directory, ".%s.gone-%s" % (name, token))
+
+
+def is_sound(files, library):
+    """Compare every byte, and look at modes and owners.
+
+    A power failure leaves empty files behind. Reading what is there takes 2 ms; bringing it to the
+    disk before the rename took 1.5 s, and would not tell of a damage that came later.
+    """
+    try:
+        for path in {os.path.dirname(os.path.join(library, name)) for name in files} | {library}:
+            status = os.lstat(path)
+            if not stat.S_ISDIR(status.st_mode) or others(status):
+                return False
+        for name, text in files.items():
+            descriptor = os.open(os.path.join(library, name), os.O_RDONLY | os.O_NOFOLLOW)
+            with open(descriptor, "rb") as file:
+                if others(os.fstat(descriptor)) or file.read() != text.encode("utf-8"):
+                    return False
+    except OSError:
+        return False
+    return True
+
+
+def unpack(files, new):
     for name, text in files.items():
         path = os.path.join(new, name)
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    try:
-        os.rename(new, library)
-    except OSError:
-        if not os.path.isdir(library):  # else somebody else was faster
-            raise
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(text.encode("utf-8"))
 
 
 def refuse(nonce, reason):

@@ -40,7 +40,7 @@ NOISE_LIMIT = 1 << 20
 # What runs on nodes: the node's side, the engine, and what a user's script may import of us there.
 TRAVELS = (
     *("__init__.py", "distributed.py", "errors.py", "files.py", "host_ranges.py"),
-    *("slurm_environment.py", "text.py", "version.py"),
+    *("permissions.py", "slurm_environment.py", "text.py", "version.py"),
     *("config", "records", "protocol", "node", "engine"),
 )
 # No character in these that any login shell (sh, bash, zsh, csh, fish) treats specially in quotes.
@@ -48,7 +48,9 @@ CHOOSE_PYTHON = (
     'c=$1; shift; for p; do case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
     'command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$c"; done; echo "no-python-here"'
 )
+# -c puts the login's directory on sys.path, where a json.py of the user's would be found first.
 READ_PROGRAM = (
+    "import sys;sys.path[:]=filter(None,sys.path);"
     'f=open(0,"rb",0,closefd=False);exec(b"".join(iter(lambda:f.read(1)or exit(9),bytes(1))))'
 )
 
@@ -75,7 +77,8 @@ def library() -> tuple[str, bytes]:
 
 @functools.cache
 def installer() -> str:
-    return (HOUSE / "node/install.py").read_text(encoding="utf-8")
+    texts = [HOUSE / "permissions.py", HOUSE / "node/install.py"]
+    return "\n".join(path.read_text(encoding="utf-8") for path in texts)
 
 
 def python_candidates(wanted: str | None) -> list[str]:

@@ -119,6 +119,7 @@ class Supervisor:
             stdout=writing,
             stderr=writing,
             start_new_session=True,
+            umask=self.spec.umask,
             # Should we be killed, torchrun ends its ranks: nobody would read what they print.
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509  no threads
         )

@@ -23,7 +23,9 @@ class HookError(Exception):
     """The hook failed on this node."""
 
 
-def run_hook(text: str, env: dict[str, str], workdir: str) -> tuple[dict[str, str], list[str]]:
+def run_hook(
+    text: str, env: dict[str, str], workdir: str, umask: int = -1
+) -> tuple[dict[str, str], list[str]]:
     """Return the variables that the hook (set, unset), with `env` on top of our environment."""
     import tempfile  # not for the probe
 
@@ -38,6 +40,7 @@ def run_hook(text: str, env: dict[str, str], workdir: str) -> tuple[dict[str, st
             env=before,
             cwd=workdir if os.path.isdir(workdir) else None,
             start_new_session=True,
+            umask=umask,
         )
         try:
             with killed_without_head(shell):

@@ -124,9 +124,9 @@ class ChannelServer:
         self.send(JSON, json.dumps(data).encode("ascii"))
 
 
-def main(nonce: str) -> None:
+def main(nonce: str, umask: int) -> None:
     os.write(1, f"\n{nonce}\n".encode())
-    session = Session()
+    session = Session(umask)
     server = ChannelServer(session)
     server.send_message(Greeting(version=OWN))
     step = "SLURM_STEP_ID" in os.environ

@@ -60,7 +60,8 @@ def answers(
 class Session:
     """One head's visit, and what was opened, started or announced in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, umask: int = 0o077) -> None:
+        self.umask = umask  # of the login, for what is the user's own
         self.port: Port | None = None
         self.peers: socket.socket | None = None  # where the other nodes' supervisors will call
         self.streamer: FileStreamer | None = None
@@ -112,7 +113,7 @@ class Session:
 
     @answers(messages.Hook)
     def hook(self, request: messages.Hook) -> messages.Hooked:
-        changed, unset = run_hook(request.text, request.env, request.workdir)
+        changed, unset = run_hook(request.text, request.env, request.workdir, self.umask)
         return messages.Hooked(env=changed, unset=tuple(unset))
 
     # -- a job -------------------------------------------------------------------------------
@@ -144,7 +145,8 @@ class Session:
         for name, text in spec.files:
             run.write(name, text)
         # The library stays as long as this run may need it.
-        run.write_spec(spec.replace(files=(), library=LIBRARY, version=OWN))
+        spec_here = spec.replace(files=(), library=LIBRARY, version=OWN, umask=self.umask)
+        run.write_spec(spec_here)
         self.supervisor = self.start_supervisor(run, spec)
         if self.peers:
             self.peers.close()  # now it is the supervisor's alone, and closed when that ends

@@ -80,6 +80,14 @@ def test_a_job_from_start_to_end(
     assert not job.of_kind("ending")
 
 
+def test_the_ranks_have_the_umask_of_the_login(new_job: NewJob, tmp_path: Path) -> None:
+    """The supervisor's own is 077: what it writes is for nobody else."""
+    job = new_job()
+    spec = job.spec(script(tmp_path, "import os; print(os.umask(0))"))
+    job.start({**spec, "umask": 0o027}).wait()
+    assert job.output["0"] == f"{0o027}\n"
+
+
 def test_its_files_are_its_owners_alone(new_job: NewJob, tmp_path: Path) -> None:
     job = new_job()
     job.start(job.spec(script(tmp_path, "print(1)"))).wait()

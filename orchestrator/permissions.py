@@ -1,0 +1,61 @@
+"""Tell who besides us may change a file, by the rules that sshd has for key files (StrictModes).
+
+Goes to the nodes before node/install.py, as part of the program that unpacks the rest there: the
+standard library only, and text that any Python 3 can parse.
+"""
+
+import grp
+import os
+import pwd
+import stat
+
+
+def others(status: os.stat_result) -> str:
+    """Say who besides us and root may write this, as the end of a sentence; nobody: nothing.
+
+    A group may write where its one member is the owner: Debian's OpenSSH permits that too, because
+    a group for each user and umask 002 are usual there. sshd elsewhere refuses it.
+    """
+    if status.st_uid not in (0, os.geteuid()):
+        return "belongs to %s" % user_name(status.st_uid)
+    if status.st_mode & stat.S_IWOTH:
+        return "may be written by everybody"
+    if status.st_mode & stat.S_IWGRP and not is_private_group(status.st_gid, status.st_uid):
+        return "may be written by %s" % group_name(status.st_gid)
+    return ""
+
+
+def may_rename(status: os.stat_result) -> str:
+    """Say who besides us and root may put something else in our entries' place in a directory."""
+    if status.st_mode & stat.S_ISVTX and status.st_uid in (0, os.geteuid()):
+        return ""  # like /tmp: each may rename and remove its own only
+    return others(status)
+
+
+def is_private_group(gid: int, owner: int) -> bool:
+    """Tell whether a group has no member but the owner, and root."""
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(owner)
+        members = {pwd.getpwnam(name).pw_uid for name in group.gr_mem}
+    except KeyError:
+        return False
+    # A directory service need not list its users. A group that is called like its only known
+    # member is that user's own all the same.
+    members |= {entry.pw_uid for entry in pwd.getpwall() if entry.pw_gid == gid}
+    if user.pw_gid == gid and group.gr_name == user.pw_name:
+        members.add(owner)
+    return bool(members) and members <= {owner, 0}
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return "user %d" % uid
+
+
+def group_name(gid: int) -> str:
+    try:
+        return "group %s" % grp.getgrgid(gid).gr_name
+    except KeyError:
+        return "group %d" % gid

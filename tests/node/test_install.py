@@ -1,0 +1,186 @@
+"""The library on a node: whole, ours alone, and not mixed with what else is in the login's home."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import NodeError
+from orchestrator.head.connect.channel import NodeChannel, library
+from orchestrator.protocol.messages import Beat, Hook
+from orchestrator.protocol.timing import HEAD_PATIENCE
+
+SECONDS = 60.0  # more than it ever takes
+OTHER = 12345  # nobody's user and group
+
+
+class Pipes:
+    """A node's shell on this machine, spoken to as NodeChannel does through SSH."""
+
+    def __init__(self, home: Path, *before: str) -> None:
+        self.home, self.before = home, before
+
+    def run(self, command: str, timeout: float) -> Pipes:
+        line = "; ".join([*self.before, command])
+        names = ("PYTHONPATH", "PYTHONSAFEPATH", "ORCHESTRATOR_HOME")
+        env = {name: value for name, value in os.environ.items() if name not in names}
+        self.shell = subprocess.Popen(
+            ["/bin/sh", "-c", line],
+            cwd=self.home,
+            env={**env, "HOME": str(self.home)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        return self
+
+    def sendall(self, data: bytes) -> None:
+        assert self.shell.stdin
+        self.shell.stdin.write(data)
+        self.shell.stdin.flush()
+
+    def recv(self, size: int) -> bytes:
+        assert self.shell.stdout
+        return os.read(self.shell.stdout.fileno(), size)
+
+    def recv_stderr_ready(self) -> bool:
+        return False
+
+    def settimeout(self, timeout: float) -> None:
+        pass
+
+    def close(self) -> None:
+        assert self.shell.stdin
+        assert self.shell.stdout
+        self.shell.stdin.close()
+        self.shell.wait(SECONDS)
+        self.shell.stdout.close()
+
+
+class Node:
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.channels: list[NodeChannel] = []
+
+    def visit(self, *before: str) -> NodeChannel:
+        """Connect to it as a head does; `before` is what its .bashrc says."""
+        channel = NodeChannel(Pipes(self.home, *before), [sys.executable], SECONDS)  # type: ignore[arg-type]
+        self.channels.append(channel)
+        channel.begin(SECONDS)
+        channel.ask(Beat(), HEAD_PATIENCE)
+        return channel
+
+    def refusal(self, *before: str) -> str:
+        with pytest.raises(NodeError) as refused:
+            self.visit(*before)
+        return str(refused.value)
+
+    @property
+    def library(self) -> Path:
+        return self.home / ".orchestrator/lib" / library()[0]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    (tmp_path / "home").mkdir(mode=0o755)
+    node = Node(tmp_path / "home")
+    yield node
+    for channel in node.channels:
+        channel.channel.close()
+
+
+def modes(path: Path) -> set[int]:
+    return {stat.S_IMODE(found.lstat().st_mode) for found in [path, *path.rglob("*")]}
+
+
+@pytest.mark.parametrize("umask", ["000", "002", "777"])
+def test_nothing_of_it_is_for_others_whatever_the_umask(node: Node, umask: str) -> None:
+    channel = node.visit(f"umask {umask}")
+    assert modes(node.home / ".orchestrator") == {0o700, 0o600}
+    # What a hook writes is the user's own, and so is what the ranks write.
+    hooked = channel.ask(Hook(text="export SEEN=$(umask)", env={}, workdir="/"), SECONDS)
+    assert hooked.env["SEEN"] == f"0{umask}"
+
+
+def test_what_is_damaged_is_unpacked_anew(node: Node) -> None:
+    node.visit()
+    victim = node.library / "orchestrator/node/job/stop_job.py"
+    whole = victim.read_bytes()
+    for damage in (b"", whole[:-9], b"\0" * len(whole)):
+        victim.write_bytes(damage)
+        node.visit()
+        assert victim.read_bytes() == whole
+    victim.unlink()
+    victim.symlink_to("/etc/passwd")
+    node.visit()
+    assert victim.read_bytes() == whole
+    victim.chmod(0o666)
+    node.visit()
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o600
+    assert [path.name for path in node.library.parent.iterdir()] == [node.library.name]
+
+
+def test_a_file_in_its_place(node: Node) -> None:
+    node.library.parent.mkdir(parents=True, mode=0o700)
+    node.library.write_text("in the way")
+    node.visit()
+    assert (node.library / "__main__.py").is_file()
+
+
+@pytest.mark.parametrize("level", ["", ".orchestrator", ".orchestrator/lib", ".orchestrator/runs"])
+def test_a_level_that_others_may_write_is_refused(node: Node, level: str) -> None:
+    path = node.home / level
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o777)
+    said = node.refusal()
+    assert f"its {path} may be written by everybody" in said
+    assert f"chmod go-w {path} there" in said
+    path.chmod(0o755)
+    node.visit()
+
+
+def test_a_sticky_directory_around_it_will_do(node: Node) -> None:
+    node.home.chmod(0o1777)
+    node.visit()
+
+
+def test_on_another_disk_by_a_link(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(mode=0o700)
+    (node.home / ".orchestrator").symlink_to(tmp_path / "disk")
+    node.visit()
+    (tmp_path / "disk").chmod(0o770)
+    os.chown(tmp_path / "disk", -1, OTHER) if os.geteuid() == 0 else None
+    assert "may be written by" in node.refusal()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_home_that_somebody_else_made(node: Node) -> None:
+    theirs = node.home / "orch"
+    theirs.mkdir(mode=0o755)
+    os.chown(theirs, OTHER, OTHER)
+    said = node.refusal(f"export ORCHESTRATOR_HOME={shlex.quote(str(theirs))}")
+    assert f"its {theirs} belongs to user {OTHER}" in said
+    assert list(theirs.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_library_that_somebody_else_put_there_is_never_run(node: Node) -> None:
+    (node.library / "orchestrator").mkdir(parents=True)
+    (node.library / "orchestrator/__init__.py").write_text("raise SystemExit('run')")
+    os.chown(node.library, OTHER, OTHER)
+    node.library.parent.chmod(0o700)
+    node.visit()
+    assert node.library.stat().st_uid == 0
+
+
+@pytest.mark.parametrize("name", ["json", "zlib", "socket", "signal", "struct", "pwd", "random"])
+def test_files_in_the_logins_directory_are_no_modules(node: Node, name: str) -> None:
+    (node.home / f"{name}.py").write_text("raise SystemExit('it was run')")
+    node.visit()
