@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from orchestrator.cli.translate import ours
 from orchestrator.config.launch import (
     GROUPS,
     Launch,
@@ -54,6 +55,22 @@ class Group(click.Group):
         return None
 
 
+class Count(click.ParamType[int]):
+    """A number of ranks; the words that torchrun takes for one are answered with a sentence."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value in ("auto", "gpu", "cpu", "xpu"):
+            self.fail(
+                f"{value!r}: leave it out for a rank per GPU (one where there is none), or give a"
+                " number",
+                param,
+                ctx,
+            )
+        return int(click.INT.convert(value, param, ctx))
+
+
 class GroupedOption(click.Option):
     """An option that belongs under a heading of the help."""
 
@@ -64,6 +81,9 @@ class GroupedOption(click.Option):
 
 class GroupedCommand(click.Command):
     """A command whose help shows its own options first, then those of a launch in their groups."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if ctx.resilient_parsing else ours(self, args))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], **{name: [] for name in GROUPS}}
@@ -108,9 +128,10 @@ def click_option(kind: type[Any], name: str, hint: Any, option: Option) -> Group
     choice = click.Choice(option.choices) if option.choices else None
     path = FILE if base is Path else click.Path() if option.file else None
     flag = {"is_flag": True} if base is bool else {"multiple": several}
+    number = Count() if name == "nproc" else None
     return GroupedOption(
         [*(option.flags or (f"--{name.replace('_', '-')}",)), name],
-        type=None if base is bool else choice or path or (str if several else base),
+        type=None if base is bool else number or choice or path or (str if several else base),
         default=() if several else None,
         metavar=option.metavar or None,
         envvar=option.variable or None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -30,6 +32,7 @@ from orchestrator.config.launch import (
     Where,
     options_of,
 )
+from orchestrator.errors import UsageError
 from orchestrator.records.experiment import Experiment, JobRecord
 
 DEFINED: dict[str, Option] = {
@@ -117,6 +120,97 @@ def test_launcher_is_still_understood(
     arguments = launch_arguments(words)
     assert (arguments.nodes_from, arguments.start_with) == (nodes_from, start_with)
     assert launch_arguments([*words, "--no-check"]).launch == {"check": "none"}
+
+
+# -- as under torchrun ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "module", "program"),
+    [
+        ("-m pkg.train --name run1 --lr 1", "pkg.train", "--name run1 --lr 1"),
+        ("--module pkg.train --config c.yaml", "pkg.train", "--config c.yaml"),
+        ("--module=pkg.train --help", "pkg.train", "--help"),
+        ("-mpkg.train -m json --nproc 3", "pkg.train", "-m json --nproc 3"),
+        ("--no-check -m pkg.train -- --depth=2 -- x", "pkg.train", "--depth=2 -- x"),
+        ("-m pkg.train -- -- x", "pkg.train", "-- x"),
+        ("-m pkg.train", "pkg.train", ""),
+        ("--name -m -- train.py -m x --nnodes 2", None, "train.py -m x --nnodes 2"),
+        ("train.py -- -m --master_port 3", None, "train.py -- -m --master_port 3"),
+    ],
+)
+def test_what_stands_after_the_program_is_its_own(
+    typed: str, module: str | None, program: str
+) -> None:
+    arguments = launch_arguments(typed.split())
+    assert (arguments.module, " ".join(arguments.program)) == (module, program)
+    assert "nproc" not in arguments.launch
+
+
+@pytest.mark.parametrize(
+    ("typed", "given"),
+    [
+        ("--master_port 29511", {"master_port": 29511}),
+        ("--master_port=29511 --on_hang leave", {"master_port": 29511, "on_hang": "leave"}),
+        ("--nproc_per_node 2", {"nproc": 2}),
+        ("--nproc-per-node=2", {"nproc": 2}),
+        ("--num_gpus 2", {"nproc": 2}),
+        ("--start-method fork", {"start": "fork"}),
+        ("--hostfile hosts", {}),
+    ],
+)
+def test_the_options_of_torchrun_that_mean_the_same(typed: str, given: dict[str, object]) -> None:
+    arguments = launch_arguments([*typed.split(), "train.py"])
+    assert (arguments.launch, arguments.program) == (given, ("train.py",))
+    assert arguments.where.nodes == (Path("hosts") if "hostfile" in typed else None)
+
+
+def torchruns_own() -> list[str]:
+    """The options of the torchrun that is installed here."""
+    code = (
+        "from torch.distributed.run import get_args_parser as parser\n"
+        "for action in parser()._actions:\n"
+        "    print(*[flag for flag in action.option_strings if flag.startswith('--')][:1])\n"
+    )
+    words = [sys.executable, "-c", code]
+    text = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return text.split()
+
+
+def test_every_option_of_torchrun_works_or_has_its_answer() -> None:
+    flags = set(torchruns_own()) - {"--help"}
+    assert len(flags) > 20
+    for flag in flags:
+        try:
+            launch_arguments([flag, "2", "train.py"])
+            launch_arguments([flag.replace("-", "_").replace("__", "--"), "2", "train.py"])
+        except UsageError as error:
+            assert error.what == f"{flag} is no option here" and len(error.fix) > 20
+        except click.BadParameter:
+            assert flag == "--start-method"
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("--nnodes 2", "lines in the node list"),
+        ("--nnodes=2", "lines in the node list"),
+        ("--master_addr 10.0.0.1", "the first node of the list is the master"),
+        ("--rdzv_backend c10d", "no rendezvous is needed"),
+        ("--standalone", "a node list with one machine"),
+        ("--max-restarts 3", "launch it again"),
+        ("-np 4", "on each node"),
+    ],
+)
+def test_an_option_of_others_is_answered_with_ours(typed: str, answer: str) -> None:
+    with pytest.raises(UsageError, match=answer):
+        launch_arguments([*typed.split(), "train.py"])
+
+
+@pytest.mark.parametrize("word", ["auto", "gpu"])
+def test_a_word_for_the_number_of_ranks_is_answered(word: str) -> None:
+    with pytest.raises(click.BadParameter, match="leave it out for a rank per GPU"):
+        launch_arguments(["--nproc-per-node", word, "train.py"])
 
 
 # -- help -----------------------------------------------------------------------------------------

@@ -16,10 +16,11 @@ def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
     lines = [f"cd {shlex.quote(node.workdir)}"]
     lines += [f"unset {name}" for name in node.unset]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in node.env.items()]
-    if plan.start == "fork" or node.target.kind == "engine":
+    kind = node.target.kind
+    if kind == "engine" or (plan.start == "fork" and kind != "module"):
         # --run-path leaves out what `python script.py` does: the script's directory comes first.
         script = script_path(node.target, node.workdir, node.library)
-        first = node.library if node.target.kind == "engine" else posixpath.dirname(script)
+        first = node.library if kind == "engine" else posixpath.dirname(script)
         lines.append(f'export PYTHONPATH={shlex.quote(first)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
     for name, text in node.files:
         lines.append(f"cat > {shlex.quote(name)} <<'END'\n{text}END")

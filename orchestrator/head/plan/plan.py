@@ -140,8 +140,6 @@ def choose_start(
     """Choose fork where it is safe, else plain, and say why."""
     if wanted == "plain":
         return "plain", []
-    if kind == "module":
-        return "plain", [f"plain start: torchrun cannot fork a module (-m {target.name})"]
     if kind == "program":
         return "plain", [f"plain start: {target.name} is not a Python program"]
     for node in nodes:
@@ -240,10 +238,12 @@ class Draft:
         )
         program = program_words(target, workdir, facts.library)
         torchrun: tuple[str, ...] = (facts.python, "-u", "-m", "torch.distributed.run")
-        agent = torchrun
+        agent, paste = (*torchrun, *options), (*torchrun, *options, *program)
         if self.start == "fork":
-            options += ("--run-path", "--start-method=fork")
-            agent = (facts.python, "-u", posixpath.join(facts.library, AGENT))
+            fork = ("--run-path", "--start-method=fork")
+            agent = (facts.python, "-u", posixpath.join(facts.library, AGENT), *options, *fork)
+            if self.kind != "module":  # which torchrun by itself cannot fork
+                paste = (*torchrun, *options, *fork, *program)
         return NodePlan(
             index=index,
             node=probed.node,
@@ -255,9 +255,9 @@ class Draft:
             workdir=workdir,
             target=target,
             settings=(*computed, *self.settings(index, facts, own, count)),
-            agent=(*agent, *options),
+            agent=agent,
             program=program,
-            paste=(*torchrun, *options, *program),
+            paste=paste,
             library=facts.library,
         )
 

@@ -164,33 +164,30 @@ class LineSplitter:
         self._color = color
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._partial = ""  # the unfinished line, without what a \r has overwritten
-        self._moves = False  # it had a \r, so it is a progress bar
 
     def feed(self, data: bytes) -> list[str]:
         text = self._partial + self._decode(data)
         lines = text.split("\n")
         self._partial = lines.pop()
         if lines:
-            self._moves = False
             # Nearly all text is clean, and then these two loops in C are all there is to do.
             short = len(text) <= LONGEST or max(map(len, lines)) <= LONGEST
             if not short or not all(map(str.isprintable, lines)):
                 lines = [shown for line in lines for shown in self._finish(line)]
         if self._partial:
-            self._moves = self._moves or "\r" in self._partial
             pieces, self._partial = self._settle(self._partial)
             lines += pieces
         return lines
 
     @property
     def live(self) -> str:
-        """Return the line that a terminal would show of a progress bar now, or nothing."""
-        return clean(self._partial.rstrip("\r")).rstrip() if self._moves else ""
+        """Return the line that a terminal would show now: a progress bar, dots, a prompt."""
+        return clean(self._partial.rstrip("\r")).rstrip()
 
     def flush(self) -> list[str]:
         """Return the unfinished line, if it holds anything."""
         lines = self._finish(self._partial + self._decode(b"", True))
-        self._partial, self._moves = "", False
+        self._partial = ""
         return lines if clean(lines[-1]).strip() else lines[:-1]
 
     def _finish(self, line: str) -> list[str]:

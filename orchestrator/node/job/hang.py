@@ -89,18 +89,25 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
     """Ask every rank for its stacks and the collectives it remembers.
 
     Waits for none longer than a moment: one that is stopped, or stuck in the kernel, says nothing.
+    One that does not catch the signal, such as a shell script, would be killed by it: it is not
+    asked, and its state is all that is known of it.
     """
     ours = {process.pid: process for process in processes.of_job(run.job, run.node)}
     first = run.read_spec().first_rank
     asked: dict[int, tuple[int, int, int]] = {}  # rank -> PID, local rank, size of its stacks
+    silent = set()
     for pid, rank in rank_pids(run).items():
         if pid in ours:
             local = rank - first
             asked[rank] = (pid, local, size_of(stacks(run, local)))
-            processes.send(ours[pid], STACKS_SIGNAL)
-            knock(os.path.join(run.path, f"ask_{local}"))
+            if processes.catches(pid, STACKS_SIGNAL):
+                processes.send(ours[pid], STACKS_SIGNAL)
+                knock(os.path.join(run.path, f"ask_{local}"))
+            else:
+                silent.add(rank)
+    awaited = [who for rank, who in asked.items() if rank not in silent]
     deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline and not all(answered(run, *rank) for rank in asked.values()):
+    while time.monotonic() < deadline and not all(answered(run, *who) for who in awaited):
         time.sleep(0.05)  # a file that another process writes rings no bell
     return {
         rank: RankStacks(

@@ -11,10 +11,12 @@ import atexit
 import contextlib
 import gc
 import io
+import os
 import runpy
 import sys
 import threading
 import weakref
+from typing import Any
 
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
@@ -41,6 +43,26 @@ def forget_the_parent() -> None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()  # else all ranks of a node would draw the same numbers
+    let_go_of_pipes()
+
+
+def let_go_of_pipes() -> None:
+    """Replace the parent's pipes and sockets by /dev/null, under the same numbers.
+
+    torchrun waits until nobody holds the pipe of a rank that it forked: a process that outlives
+    the rank would keep the job from ending. Closed numbers would be given to the program's own
+    files, which an object of the parent might close.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        try:
+            held = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the listing's own
+            continue
+        if fd > 2 and held.startswith(("pipe:", "socket:")):
+            os.dup2(null, fd, inheritable=False)
+    os.close(null)
 
 
 def finalize_objects() -> None:
@@ -55,10 +77,19 @@ def finalize_objects() -> None:
             file.flush()
 
 
-def buffer_lines() -> None:
-    """Write whole lines at once, as on a terminal, so that lines of two threads do not tear."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+def unbuffer() -> None:
+    """Write all text at once, as under `python -u`: how torchrun starts its ranks."""
+    for name in ("stdout", "stderr"):
+        old: io.TextIOWrapper = getattr(sys, name)
+        if isinstance(old.buffer, io.RawIOBase):
+            continue  # this Python was started with -u
+        old.flush()
+        raw: Any = io.FileIO(old.fileno(), "w", closefd=False)
+        raw.name = old.name
+        new: Any = io.TextIOWrapper(raw, old.encoding, old.errors, "\n", write_through=True)
+        new.mode = old.mode
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
 
 
 def run_module(name: str, *, alter_argv: bool) -> None:

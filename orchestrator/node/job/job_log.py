@@ -36,7 +36,9 @@ class JobLog:
         self.lost = 0  # bytes that a full disk refused
         self.trouble = ""
 
-    def feed(self, stream: str, data: bytes) -> None:
+    def feed(self, stream: str, data: bytes) -> bool:
+        """Take what a stream printed; return whether the file has more than before."""
+        before = self.size
         self.last[stream] = (self.last.get(stream, b"") + data)[-LAST:]
         partial = self.partials.setdefault(stream, Partial())
         begun = bool(partial.data)
@@ -49,6 +51,7 @@ class JobLog:
         partial.data = data[end:]
         if end or not begun:  # one that only grows (dots, a bar) waits from its beginning on
             partial.since = time.monotonic()
+        return self.size > before
 
     def flush(self, *, everything: bool = False) -> float | None:
         """Write partial lines that waited long enough; return when the next is due, or None."""

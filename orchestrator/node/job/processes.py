@@ -35,6 +35,16 @@ def look(pid: int) -> Process | None:
     return Process(pid, int(fields[19]), int(fields[1]), fields[0], name)
 
 
+def catches(pid: int, signum: int) -> bool:
+    """Tell whether a process has a handler of its own for a signal."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            caught = next(line for line in file if line.startswith(b"SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+
+
 def everyone() -> dict[int, Process]:
     running = {}
     for entry in os.listdir("/proc"):

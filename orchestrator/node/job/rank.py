@@ -71,7 +71,7 @@ class Rank:
 
     def main(self) -> None:
         if os.environ.pop("ORCHESTRATOR_AFRESH", None):
-            interpreter.buffer_lines()
+            interpreter.unbuffer()
             self.run_program()
         self.forked = self.spec["start"] == "fork"
         touched = touched_device() if self.forked else ""
@@ -84,7 +84,9 @@ class Rank:
         child = os.fork()
         if child:
             self.keep(child)
-        elif touched:
+            return
+        os.setsid()  # a signal that it sends to its own group is for it and its children alone
+        if touched:
             answer_by_default()
             os.environ["ORCHESTRATOR_AFRESH"] = "1"
             os.execv(sys.executable, [sys.executable, "-u", os.path.abspath(__file__)])
@@ -98,7 +100,7 @@ class Rank:
         os.dup2(fifo, 1)
         os.dup2(fifo, 2)
         os.close(fifo)
-        interpreter.buffer_lines()
+        interpreter.unbuffer()
 
     def keep(self, child: int) -> None:
         """Wait for the rank, report its end, end the same way: by returning where it went well.
@@ -166,6 +168,7 @@ class Rank:
     def run_target(self) -> None:
         target = self.spec["target"]
         os.chdir(self.spec["workdir"])
+        os.environ["PWD"] = self.spec["workdir"]  # as a shell has it after `cd`
         if target["kind"] == "program":
             for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, not by programs
                 signal.signal(signum, signal.SIG_DFL)
@@ -288,6 +291,10 @@ def touched_device() -> str:
 def run_python(kind: str, name: str, args: list[str]) -> None:
     """Run as `python name args` (kind "script") or `python -m name args` (a module) would."""
     sys.argv = [name, *args]
+    # As torchrun starts it: a program that executes itself again takes its command from here.
+    flag = ["-m"] if kind in ("module", "engine") else []
+    if hasattr(sys, "orig_argv"):  # since Python 3.10
+        sys.orig_argv = [sys.executable, "-u", *flag, *sys.argv]
     path = os.path.join(os.getcwd(), name)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})

@@ -109,6 +109,7 @@ class Supervisor:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         env = {**os.environ, **self.spec.env, "ORCHESTRATOR_RUN": self.run.path}
+        env["PATH"] = path_with(self.spec.agent[0], env.get("PATH", os.defpath))
         for name in self.spec.unset:
             env.pop(name, None)
         self.agent = subprocess.Popen(
@@ -152,7 +153,7 @@ class Supervisor:
 
     def loop(self) -> None:
         while not self.over():
-            timeout = min(self.log.flush() or 60.0, max(0.0, self.kill_at - time.monotonic()))
+            timeout = min(self.flush_log(), max(0.0, self.kill_at - time.monotonic()))
             timeout = min(timeout, self.lease.turn())
             if self.sweep_since:
                 timeout = min(timeout, 0.02)
@@ -164,6 +165,14 @@ class Supervisor:
                 self.kill()
         self.finish()
 
+    def flush_log(self) -> float:
+        """Write unfinished lines that are due; return the seconds until the next one is."""
+        before = self.log.size
+        due = self.log.flush()
+        if self.log.size > before:
+            self.ring()
+        return 60.0 if due is None else due
+
     def read_output(self, fd: int) -> bool:
         try:
             data = os.read(fd, READ)
@@ -173,8 +182,8 @@ class Supervisor:
             self.selector.unregister(fd)
             del self.outputs[fd]
             return False
-        self.log.feed(self.outputs[fd], data)
-        self.ring()
+        if self.log.feed(self.outputs[fd], data):
+            self.ring()
         return True
 
     def read_reports(self) -> None:
@@ -403,6 +412,16 @@ def reserve(fd: int, size: int) -> None:
     """Reserve room on the disk for this file alone, where the file system can do that."""
     # FALLOC_FL_KEEP_SIZE, which os.posix_fallocate() lacks
     ctypes.CDLL(None).fallocate(fd, 1, ctypes.c_int64(0), ctypes.c_int64(size))
+
+
+def path_with(python: str, path: str) -> str:
+    """Return a PATH on which `python`, and the commands installed with it, are those of the job."""
+    directory = os.path.dirname(python)
+    for name in ("python", "python3"):
+        own = os.path.join(directory, name)
+        if os.path.exists(own) and shutil.which(name, path=path) != own:
+            return os.pathsep.join([directory, path])
+    return path
 
 
 def prctl(option: int, value: int) -> None:

@@ -93,13 +93,13 @@ def test_colours_are_kept_and_reset_where_colour_is_on(data: bytes, line: str) -
     assert lines_of(data, color=True) == [line]
 
 
-def test_live_is_the_bar_as_it_moves() -> None:
+def test_live_is_the_line_that_has_no_end_yet() -> None:
     splitter = LineSplitter()
     seen = []
     for data in (b"no", b"\r 10%|\xe2\x96", b"\x88 |", b"\r", b"\x1b[1m 20%\x1b[", b"\n", b"no"):
         assert splitter.feed(data) in ([], [" 20%"])
         seen.append(splitter.live)
-    assert seen == ["", " 10%|", " 10%|█ |", " 10%|█ |", " 20%", "", ""]
+    assert seen == ["no", " 10%|", " 10%|█ |", " 10%|█ |", " 20%", "", "no"]
 
 
 def test_a_bar_that_wiped_itself_away_is_no_longer_live() -> None:

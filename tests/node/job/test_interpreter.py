@@ -91,12 +91,20 @@ print(__main__.__file__.endswith("own.py"))
     assert said(program, tmp_path) == f"__main__ own [{str(name)!r}, 'a b']\nTrue\n"
 
 
-def test_lines_leave_at_once(tmp_path: Path) -> None:
-    program = """
-import os, sys
-i.buffer_lines()
-print("a", "line")
+def test_text_is_written_at_once_as_under_u(tmp_path: Path) -> None:
+    """However Python was started: what `-u` makes of the streams, this makes of them."""
+    show = """
+for name in ("stdout", "stderr"):
+    file = getattr(sys, name)
+    facts = [getattr(file, key) for key in ("mode", "encoding", "errors", "newlines", "closed")]
+    print(repr(file), repr(file.buffer), file.line_buffering, file.write_through, *facts,
+          file is getattr(sys, "__" + name + "__"), file.fileno())
 sys.stdout.write("a part")
 os._exit(0)
 """
-    assert said(program, tmp_path) == "a line\n"
+    program = "import os, sys\ni.unbuffer()\n"
+    wanted = said("import os, sys\n" + show, tmp_path)
+    assert wanted.endswith("a part")
+    assert said(program + show, tmp_path) == wanted
+    words = [PYTHON, "-c", LOAD + program + show]
+    assert subprocess.check_output(words, text=True) == wanted

@@ -119,6 +119,11 @@ try:
 except RuntimeError as error:
     spawn = str(error)
 process = multiprocessing.current_process()
+def link_of(fd):
+    try:
+        return os.readlink("/proc/self/fd/" + fd) if int(fd) > 2 else ""
+    except OSError:
+        return ""
 sees = dict(
     argv=sys.argv, path=sys.path, name=__name__, file=__file__, doc=__doc__, cwd=os.getcwd(),
     package=__package__, spec=str(__spec__), loader=__loader__ is not None,
@@ -134,6 +139,13 @@ sees = dict(
     hooks=[sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__],
     executable=sys.executable, prefix=sys.prefix, limit=sys.getrecursionlimit(),
     flags=str(sys.flags), trace=str(sys.gettrace()), warn=sys.warnoptions,
+    command=getattr(sys, "orig_argv", None), shells=os.environ["PWD"],
+    session=os.getpid() == os.getsid(0) == os.getpgrp(),
+    streams=[[repr(file), repr(file.buffer), file.line_buffering, file.write_through,
+              file is known] for file, known in ((sys.stdout, sys.__stdout__),
+                                                 (sys.stderr, sys.__stderr__))],
+    pipes=[link for link in map(link_of, os.listdir("/proc/self/fd"))
+           if link.startswith(("pipe", "socket"))],
 )
 with open(os.environ["SEES"], "w") as file:
     json.dump(sees, file, default=str)
@@ -170,10 +182,12 @@ def test_a_program_sees_what_python_would_show_it(
     if name.startswith("/"):
         name = f"{program_tree}{name}"
     args = ["a b", "", "--flag", "$x", "*", "é\udcff"]
-    there = {"cwd": program_tree, "stdin": subprocess.DEVNULL}
-    env = {**os.environ, "SEES": str(tmp_path / "python")}
+    env = {**os.environ, "SEES": str(tmp_path / "python"), "PWD": str(program_tree)}
     words = ["-m", name[3:]] if name.startswith("-m") else [name]
-    subprocess.run([PYTHON, *words, *args], check=True, env=env, **there)  # type: ignore[call-overload]
+    subprocess.run(
+        [PYTHON, "-u", *words, *args],
+        check=True, env=env, cwd=program_tree, stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
     kind = "module" if name.startswith("-m") else "script"
     env = {"SEES": str(tmp_path / "rank")}
     ranks = begin(start, words[-1], *args, kind=kind, workdir=program_tree, env=env)
@@ -182,9 +196,8 @@ def test_a_program_sees_what_python_would_show_it(
         json.loads(re.sub(" at 0x[0-9a-f]+", "", (tmp_path / who).read_text()))
         for who in ("python", "rank")
     )
-    if start == "plain":
-        # torchrun starts a rank with -u.
-        seen["flags"] = seen["flags"].replace("unbuffered=1", "unbuffered=0")
+    if start == "fork":  # of a Python that the stand-in started without -u
+        seen["flags"] = seen["flags"].replace("unbuffered=0", "unbuffered=1")
     assert seen == python
 
 
@@ -203,6 +216,8 @@ thing = Thing()
 weakref.finalize(thing, print, "finalized")
 kept = tempfile.TemporaryDirectory()
 open("kept.txt", "w").write(kept.name)
+print("no newline, not flushed", end=" ")
+sys.stderr.write("nor this: ")
 def deeper(depth):
     return deeper(depth - 1) if depth else [][1]
 def later():
@@ -297,31 +312,51 @@ def test_multiprocessing_works_inside(begin: Begin, tmp_path: Path, start: str) 
 
 
 @both
-def test_lines_leave_at_once_and_whole(begin: Begin, tmp_path: Path, start: str) -> None:
+def test_words_leave_at_once_in_their_order(begin: Begin, tmp_path: Path, start: str) -> None:
     text = """
 import os, sys
-def writes():
-    return int(open("/proc/self/io").read().split("syscw: ")[1].split()[0])
-for stream in (sys.stdout, sys.stderr):
-    before = writes()
-    print("one", "line", "of", 5, "words", file=stream)
-    print("writes:", writes() - before)
-sys.stdin.read()
+print(".", end="")
+sys.stderr.write("e")
 os.system("echo from a child")
-print("waiting")
+sys.stdout.write("a part")
 open("go").read()
-print("partial", end="", flush=True)
+print("the rest", end="")
 """
     os.mkfifo(tmp_path / "go")
-    (tmp_path / "lines.py").write_text(text)
-    ranks = begin(start, "lines.py")
-    ranks.wait_for("waiting\n")
-    assert ranks.output == (
-        "one line of 5 words\nwrites: 1\none line of 5 words\nwrites: 1\nfrom a child\nwaiting\n"
-    )
+    (tmp_path / "words.py").write_text(text)
+    ranks = begin(start, "words.py")
+    ranks.wait_for("a part")
+    assert ranks.output == ".efrom a child\na part"
     (tmp_path / "go").write_text("")
     assert ranks.end() == 0
-    assert ranks.output.endswith("partial")
+    assert ranks.output.endswith("a partthe rest")
+
+
+OUTLIVED = """
+import multiprocessing, os, sys
+if sys.argv[1] == "daemon":
+    wait = lambda: open("go").read()
+    multiprocessing.get_context("fork").Process(target=wait, daemon=True).start()
+    os._exit(0)
+if os.fork() == 0:
+    os.setsid()
+    open("go").read()
+    os._exit(0)
+"""
+
+
+@both
+@pytest.mark.parametrize("how", ["a daemon", "a process of multiprocessing"])
+def test_a_rank_ends_though_a_process_that_it_forked_lives(
+    begin: Begin, tmp_path: Path, start: str, how: str
+) -> None:
+    os.mkfifo(tmp_path / "go")
+    (tmp_path / "outlived.py").write_text(OUTLIVED)
+    ranks = begin(start, "outlived.py", "daemon" if how != "a daemon" else "")
+    try:
+        assert ranks.end() == 0
+    finally:
+        (tmp_path / "go").write_text("")
 
 
 @both

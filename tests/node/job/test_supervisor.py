@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.job import fast_torchrun
+from orchestrator.node.job import fast_torchrun, supervisor
 from orchestrator.node.job.supervisor import FAILED_GRACE
 from tests.node.running import PYTHON, Job, alive, script, wait_until
 
@@ -47,8 +47,9 @@ def port() -> int:
 # -- a job that goes well ---------------------------------------------------------------------
 
 TALKS = """
-import os, sys
+import os, shutil, sys
 rank = os.environ["RANK"]
+print("python", shutil.which("python3"))
 print("argument", os.fsencode(sys.argv[1]).hex())
 print("rank", rank, os.environ["NODE_RANK"], os.environ["OF_THE_SPEC"], "GONE" in os.environ)
 print("cwd", os.getcwd(), file=sys.stderr)
@@ -61,6 +62,7 @@ def test_a_job_from_start_to_end(
     new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
     monkeypatch.setenv("GONE", "1")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     job = new_job(node=3)
     target = {**script(tmp_path, TALKS), "args": ["\udcff \n"]}
     spec = job.spec(
@@ -70,7 +72,7 @@ def test_a_job_from_start_to_end(
     ended = job.start(spec).wait()
     for rank in ("4", "5"):
         said = f"argument ff200a\nrank {rank} 3 é False\ncwd {tmp_path}\nno end"
-        assert job.output[rank] == said
+        assert job.output[rank] == f"python {Path(PYTHON).parent / 'python3'}\n{said}"
     assert job.of_kind("started")[0]["supervisor"] == job.supervisor.pid  # type: ignore[union-attr]
     assert job.ended() == {4: 0, 5: 0}
     assert [event["event"] for event in job.events].count("rank_finished") == 2
@@ -104,6 +106,28 @@ random.seed(int(os.environ["RANK"]))
 for number in range(20_000):
     print(number, "x" * random.randrange(150))
 """
+
+
+@pytest.mark.parametrize(
+    ("directories", "path", "wanted"),
+    [
+        (("venv", "usr"), "{usr}", "{venv}:{usr}"),
+        (("venv", "usr"), "{usr}:{venv}", "{venv}:{usr}:{venv}"),
+        (("venv", "usr"), "{venv}:{usr}", "{venv}:{usr}"),
+        (("venv",), "{usr}:{venv}", "{usr}:{venv}"),  # nothing stands before it
+        ((), "{usr}", "{usr}"),  # a Python of another name, alone in its directory
+    ],
+)
+def test_the_jobs_python_comes_first_on_the_path(
+    tmp_path: Path, directories: tuple[str, ...], path: str, wanted: str
+) -> None:
+    names = {name: str(tmp_path / name) for name in ("venv", "usr")}
+    for directory in directories:
+        (tmp_path / directory).mkdir()
+        for name in ("python", "python3"):
+            (tmp_path / directory / name).touch(0o755)
+    python = str(tmp_path / "venv" / "python3.11")
+    assert supervisor.path_with(python, path.format(**names)) == wanted.format(**names)
 
 
 @both
