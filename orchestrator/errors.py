@@ -64,6 +64,12 @@ class NodeError(OrchestratorError):
     exit_code = EXIT_NODE
 
 
+class StoppedEarly(OrchestratorError):
+    """The job was stopped while it was being started."""
+
+    exit_code = EXIT_STOPPED
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return '; did you mean X?' or nothing, to append to an error about an unknown word."""
     lower = {name.lower(): name for name in known}  # HYBRID_SHARD is hybrid_shard to most people

@@ -81,6 +81,8 @@ class Ended(Event, event="ended"):
     killed: dict[int, str]  # PID -> name
     left: tuple[int, ...]  # processes that do not die
     ranks: dict[int, RankAtEnd]
+    lived: Optional[dict[int, str]] = None  # PID -> name: what lived when its end began
+    left_behind: Optional[dict[int, str]] = None  # ranks had left them running
     lost: int = 0  # bytes of the log that a full disk refused
     swept: bool = False  # the supervisor was killed; somebody else cleaned up
     oom_kills: int = 0

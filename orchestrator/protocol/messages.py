@@ -255,6 +255,7 @@ class StopReceipt(Message):
     took: float
     port: Optional[PortState] = None
     user: str = ""  # another's job
+    known: bool = True  # else this login has neither files nor processes of it: no proof at all
 
 
 class End(Request[Nothing], do="end"):
@@ -458,6 +459,7 @@ class SupervisorGone(Message):
 
 UNKNOWN_JOB = "unknown job"
 OTHER_VERSION = "other version"
+STOPPED = "stopped"  # before it had started
 
 
 class Refused(Message):

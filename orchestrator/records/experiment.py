@@ -21,6 +21,7 @@ from orchestrator.protocol.message import decode, parse
 
 STAMP = re.compile(r".+_\d{8}_\d{6}")
 SLURM_JOB = "slurm_job"  # a file with the number, there before anything else is
+NOT_STARTED = "not started"  # the state of the nodes of a job that was given up at its start
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 
 
@@ -158,7 +159,13 @@ class Experiment:
     def lock(self) -> dict[str, Any] | None:
         """Become the one head of this job, until this process ends; return who else is, if any."""
         path = self.path / ".head"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise UsageError(
+                f"{self.name} cannot be followed from here: {path}: {error.strerror}",
+                "only the login that owns the experiment can; `orchestrator status` works",
+            ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -180,7 +187,7 @@ class Experiment:
         """Tell whether a head follows this job now."""
         try:
             fd = os.open(self.path / ".head", os.O_RDONLY)
-        except FileNotFoundError:
+        except OSError:  # nobody ever did, or it is another login's
             return False
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

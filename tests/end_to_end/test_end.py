@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from orchestrator.config.schema import Config
 from tests.clusters.netns import NetnsCluster
 from tests.conftest import Cluster
-from tests.launching import Command, Head
+from tests.launching import PATIENCE, Command, Head
 
 # Rank 3 fails at step 5; the others wait for it in a collective, or ignore every polite word.
 FAIL = """
@@ -223,6 +224,65 @@ def test_stop_ends_one_job_and_proves_it(head: Head) -> None:
     again = head.command("emergency_stop")
     assert again.finish() == 0
     assert "nothing of ours" in again.text
+
+
+SLOW = """#!/bin/bash
+case " $* " in *" supervise "*) touch {reached}; read < {go};; esac
+exec -a "$0" {python} "$@"
+"""
+
+
+def slow_python(directory: Path, reached: Path) -> Path:
+    """Make an environment like this one, whose Python never gets to start a supervisor."""
+    go, python = directory / "go", directory / "slow" / "bin" / "python"
+    os.mkfifo(go)
+    python.parent.mkdir(parents=True)
+    for name in ("pyvenv.cfg", "lib"):
+        (directory / "slow" / name).symlink_to(Path(sys.prefix, name))
+    python.write_text(SLOW.format(reached=reached, go=go, python=sys.executable))
+    python.chmod(0o755)
+    return python
+
+
+def test_a_stop_while_the_job_is_being_started(head: Head) -> None:
+    """One node has started, the other has not got so far; both are proved, and the launch ends."""
+    reached = head.directory / "reached"
+    python = slow_python(head.directory, reached)
+    first, second = head.node_list.read_text().splitlines()
+    (head.directory / "slow_nodes").write_text(f"{first}\n{second} python={python}\n")
+    script = head.script("save.py", SAVE)
+    command = head.launch("--nodes", "slow_nodes", "--detach", script, "polite")
+    deadline = time.monotonic() + PATIENCE
+    while not reached.exists():
+        assert command.process.poll() is None and time.monotonic() < deadline, command.text
+        time.sleep(0.05)
+    stop = head.command("orchestrator", "stop", "--now")
+    assert stop.finish() == 0, stop.text
+    assert stop.text.count("nothing left") == 2
+    assert command.finish() == 130, command.text
+    assert "was stopped before it had started" in command.text
+    assert (head.record["state"], head.record["exit_code"]) == ("stopped", 130)
+    assert head.nothing_left() and sleepers(head.cluster) == 0
+    again = head.command("orchestrator", "stop")
+    assert again.finish() == 0 and "is over already (stopped)" in again.text
+
+
+def test_a_stop_of_what_this_login_cannot_see_proves_nothing(head: Head) -> None:
+    head.run(head.script("x.py", "print(1)"))
+    path = head.experiment / "job.json"
+    record = {**head.record, "job": "somebody_elses-000000", "state": "running"}
+    path.write_text(json.dumps(record))
+    stop = head.command("orchestrator", "stop")
+    assert stop.finish() == 1, stop.text
+    assert stop.text.count("NOTHING IS KNOWN of it there") == 2
+    assert head.record["state"] == "running"
+    assert [receipt["known"] for receipt in head.record["receipts"].values()] == [False, False]
+    (head.experiment / ".head").unlink()
+    (head.experiment / ".head").mkdir()  # as closed to root as to anybody
+    for words in (("stop",), ("attach",), ("logs",)):
+        command = head.command("orchestrator", *words)
+        assert command.finish() == 2
+        assert "cannot be followed from here" in command.text and "Traceback" not in command.text
 
 
 def test_a_node_that_is_lost_for_good(

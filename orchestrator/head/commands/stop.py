@@ -42,8 +42,9 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
     if not nodes:
         return Ended(record, None)
     receipts = stopping.stop_job(job.transport, record, nodes, grace)
-    problem = stopping.conclude(job.experiment, receipts) if isinstance(job, FoundJob) else ""
-    return Ended(record, receipts, problem)
+    if not isinstance(job, FoundJob):
+        return Ended(record, receipts)
+    return Ended(record, *stopping.conclude(job.experiment, receipts))
 
 
 def stop(where: Where, wanted: str | None, *, grace: float | None, as_json: bool) -> int:

@@ -14,6 +14,7 @@ from orchestrator.records.experiment import NodeRecord
 class NodeState:
     record: NodeRecord
     over: bool = False
+    grace: float = 0.0  # that its ranks have to save, once its end has begun
     ended: Ended | None = None  # the supervisor's last event
     lost_since: float = 0.0  # monotonic; 0: connected
     lost_why: str = ""

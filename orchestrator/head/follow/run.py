@@ -179,6 +179,7 @@ class Run:
                     " an end on one will not be an end on the other"
                 )
         elif isinstance(event, events.Ending):
+            node.grace = event.grace
             if self.end.open:
                 self.ending(node, event, when)
         elif isinstance(event, events.Ended):
@@ -204,12 +205,23 @@ class Run:
 
     def ended(self, node: NodeState, event: events.Ended, when: float) -> None:
         node.ended = event
+        self.say_what_was_killed(node, event)
         if not self.end.open:
             return
         if event.swept:
             self.failed(failure_of(node, when, "supervisor", event.why))
         elif event.agent != 0 and not event.why:
             self.failed(verdict.of_torchrun(node.record.index, node.record.name, event, when))
+
+    def say_what_was_killed(self, node: NodeState, event: events.Ended) -> None:
+        """Say what did not end by itself: what it had not saved is lost."""
+        if event.left_behind:
+            self.say(f"{node.who}: ended what ranks had left running: {listed(event.left_behind)}")
+        ranks = {rank.pid: f"rank {number}" for number, rank in event.ranks.items() if rank.pid}
+        unsaved = {pid: ranks[pid] for pid in event.killed if pid in ranks}
+        if unsaved and self.end.outcome is Outcome.STOPPED and node.grace:
+            who = ", ".join(unsaved.values())
+            self.say(f"{node.who}: killed {who}: still there {node.grace:g} s after it was asked")
 
     def rank_done(self, node: NodeState, rank: int, when: float) -> None:
         # It closes its connections between its last line and its end: others may fail before that.
@@ -438,3 +450,7 @@ def failure_of(
     node: NodeState, when: float, kind: str, message: str, rank: int | None = None
 ) -> Failure:
     return Failure(node.record.index, node.record.name, rank, when, kind, message)
+
+
+def listed(processes: dict[int, str]) -> str:
+    return ", ".join(f"{name} (process {pid})" for pid, name in processes.items())

@@ -21,7 +21,7 @@ from orchestrator.head.follow import verdict
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.messages import Stop, StopAll, StopReceipt
-from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
 
 HEAD_SECONDS = 5.0
 PROOF_SECONDS = 20.0  # beyond the grace: SIGKILL, the sweep, and looking again
@@ -42,6 +42,7 @@ class Receipt:
     gpu_unknown: str = ""
     port: dict[str, Any] | None = None  # the master's
     error: str = ""
+    known: bool = True  # else the node has neither files nor processes of it, for this login
 
     @staticmethod
     def of(name: str, proof: StopReceipt) -> Receipt:
@@ -53,6 +54,7 @@ class Receipt:
             job=proof.job,
             took=proof.took,
             user=proof.user,
+            known=proof.known,
             ended=by_pid(proof.ended),
             killed=by_pid(proof.killed),
             left=proof.left,
@@ -63,7 +65,7 @@ class Receipt:
 
     @property
     def proved(self) -> bool:
-        return not (self.error or self.left or self.gpu_memory)
+        return self.known and not (self.error or self.left or self.gpu_memory)
 
 
 def stop_job(
@@ -134,6 +136,11 @@ def described(receipt: Receipt) -> str:
     if receipt.error:
         return f"NOT REACHED: {receipt.error}"
     whose = f"{receipt.user}'s {receipt.job}" if receipt.user else receipt.job
+    if not receipt.known:
+        return (
+            f"{whose}: NOTHING IS KNOWN of it there, so nothing is proved: another login started"
+            " it, the node was installed anew, or this address is another machine's now"
+        )
     if receipt.left:
         return f"{whose}: STILL ALIVE: {', '.join(map(str, receipt.left))}"
     if receipt.gpu_memory:
@@ -143,7 +150,8 @@ def described(receipt: Receipt) -> str:
     many = len({**receipt.ended, **receipt.killed})
     if receipt.ended:  # else it had ended before
         how = f", {len(receipt.killed)} of them killed" if receipt.killed else ""
-        parts[0] = f"ended {many} processes{how} in {receipt.took:.1f} s, nothing left"
+        noun = "process" if many == 1 else "processes"
+        parts[0] = f"ended {many} {noun}{how} in {receipt.took:.1f} s, nothing left"
     if receipt.port:
         state = "free" if receipt.port["free"] else "in use by a process that is not of this job"
         parts.append(f"port {receipt.port['number']} {state}")
@@ -156,17 +164,20 @@ def to_json(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
     return [asdict(receipt) for receipt in receipts]
 
 
-def conclude(experiment: Experiment, receipts: Sequence[Receipt]) -> str:
+def conclude(experiment: Experiment, receipts: list[Receipt]) -> tuple[list[Receipt], str]:
     """Write the receipts, and the end of a job that no head follows, into job.json.
 
-    Return the reason why that failed, or nothing.
+    Return the receipts, with what the job's own head knew better, and the reason why they could not
+    be written, or nothing.
     """
     deadline = time.monotonic() + HEAD_SECONDS
     while experiment.lock() is not None:  # the head that follows it sees the end itself, and leaves
         if time.monotonic() > deadline:
-            return f"another head holds {experiment.name}"
+            return receipts, f"another head holds {experiment.name}"
         time.sleep(0.05)
     record = experiment.read_record()
+    idle = {node.name for node in record.nodes if node.state == NOT_STARTED}
+    receipts = [replace(r, known=r.known or r.node in idle) for r in receipts]
     proofs = {receipt.node: receipt for receipt in receipts}
     over = {name for name, receipt in proofs.items() if receipt.proved}
     nodes = [replace(node, state="ended") if node.name in over else node for node in record.nodes]
@@ -184,7 +195,7 @@ def conclude(experiment: Experiment, receipts: Sequence[Receipt]) -> str:
     try:
         experiment.write_record(record)
     except OSError as error:
-        return f"{experiment.path}: {error.strerror}"
+        return receipts, f"{experiment.path}: {error.strerror}"
     finally:
         experiment.unlock()
-    return ""
+    return receipts, ""

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.launch import payload, preflight
 from orchestrator.head.launch.nodes import Nodes
@@ -80,9 +80,11 @@ def start_supervisors(prepared: Prepared, meeting: Meeting) -> None:
     """Start the supervisors of all nodes; if one cannot start, end the others again."""
     plan, reached = prepared.plan, prepared.nodes.reached
     starts = [Start(spec=spec) for spec in specs(prepared.request, plan, meeting)]
+    results = fleet.ask(reached, starts, START_TIMEOUT)
     try:
-        fleet.ask_all(reached, starts, START_TIMEOUT, "; the others were ended again")
-    except NodeError:
+        payload.raise_if_stopped(results)
+        fleet.all_or_table([n.node for n in reached], results, "; the others were ended again")
+    except OrchestratorError:
         ends = [End(job=plan.job, node=n.index, why="not started", grace=0.0) for n in plan.nodes]
         fleet.ask(reached, ends, END_TIMEOUT)  # one that cannot be ended is in the error already
         raise

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.errors import CheckFailed
+from orchestrator.errors import CheckFailed, StoppedEarly
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.plan.model import NodePlan, Plan
-from orchestrator.protocol.messages import Parcel
+from orchestrator.protocol.messages import STOPPED, Parcel
 
 CALL = "orchestrator.node.job.run_function"  # travels with what is shipped to every node
 PIECE = 4 << 20  # until the node is heard of
@@ -44,7 +44,15 @@ def deliver(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
         send_files(pair[0].channel, plan.job, pair[1].index, directory)
 
     results = fleet.everywhere(list(zip(reached, plan.nodes, strict=True)), send)
+    raise_if_stopped(results)
     fleet.all_or_table([node.node for node in reached], results, "; nothing was started")
+
+
+def raise_if_stopped(results: Sequence[object]) -> None:
+    """Raise what a node says to a head that goes on starting a job after it was stopped."""
+    for result in results:
+        if isinstance(result, Declined) and result.kind == STOPPED:
+            raise StoppedEarly(result.what)
 
 
 def send_files(channel: NodeChannel, job: str, node: int, directory: Path) -> None:

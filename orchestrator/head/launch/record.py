@@ -14,7 +14,7 @@ from typing import Any
 
 from orchestrator import interrupt
 from orchestrator.config import load
-from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.errors import OrchestratorError, StoppedEarly, UsageError
 from orchestrator.head.follow import verdict
 from orchestrator.head.launch import git_info, redact
 from orchestrator.head.launch.prepare import Prepared
@@ -74,13 +74,20 @@ def record_job(prepared: Prepared) -> JobRecord:
     return record
 
 
-def record_failure(experiment: Experiment, record: JobRecord, error: OrchestratorError) -> None:
-    """Record that the job could not be started."""
+def record_failure(place: Experiment, record: JobRecord, error: OrchestratorError) -> None:
+    """Record that the job could not be started, or was stopped before it had."""
     now = time.time()
-    cause = verdict.not_started(error.what, now)
-    failed = replace(record, state="failed", exit_code=error.exit_code, ended=now, verdict=cause)
+    stopped = isinstance(error, StoppedEarly)
+    failed = replace(
+        record,
+        state="stopped" if stopped else "failed",
+        exit_code=error.exit_code,
+        ended=now,
+        verdict=(verdict.stopped if stopped else verdict.not_started)(error.what, now),
+        nodes=[replace(node, state=experiment.NOT_STARTED) for node in record.nodes],
+    )
     with contextlib.suppress(OSError):  # a full disk must not hide why it did not start
-        experiment.write_record(failed)
+        place.write_record(failed)
 
 
 def write_manifest(prepared: Prepared) -> str:

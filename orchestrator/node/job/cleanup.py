@@ -25,27 +25,18 @@ Run = tuple[str, int]  # a job, and the index of a node in it
 
 
 def living(wanted: Iterable[Run]) -> list[Run]:
-    """Return the runs of which anything lives here: a process with its tag, or its supervisor."""
+    """Return the runs of which anything lives here: a process with its tag, or its supervisor.
+
+    The command line of a supervisor counts only with its owner: anybody can write such a line.
+    """
     alive: set[tuple[str, str]] = set()
     for process in processes.everyone().values():
         if process.state in "ZX" or process.pid == os.getpid():
             continue
-        tags = dict(entry.partition(b"=")[::2] for entry in processes.environment(process.pid))
-        job, node = tags.get(b"ORCHESTRATOR_JOB", b""), tags.get(b"NODE_RANK", b"")
-        for names in ((job, node), _supervised(process.pid)):
-            if names[0]:  # a program of somebody else may have a NODE_RANK, too
-                alive.add((os.fsdecode(names[0]), os.fsdecode(names[1])))
+        alive.add(processes.tag(processes.environment(process.pid)))
+        if processes.owner_of(process.pid) == os.getuid():
+            alive.add(processes.supervised(process.pid))
     return [(job, node) for job, node in wanted if (job, str(node)) in alive]
-
-
-def _supervised(pid: int) -> tuple[bytes, bytes]:
-    """Return whose supervisor a process is: `python -IS <library> supervise JOB NODE`."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            argv = file.read().split(b"\0")
-    except OSError:
-        return (b"", b"")
-    return (argv[-3], argv[-2]) if argv[-4:-3] == [b"supervise"] else (b"", b"")
 
 
 def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
@@ -82,8 +73,14 @@ def _run(job: str, node: int) -> RunDir:
 
 def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
     job = os.path.dirname(run.path)
-    if not os.path.lexists(run.path):
-        return  # removed before, or never here
+    if os.path.islink(job):
+        raise ValueError(f"{job} is not a directory of ours")
+    with contextlib.suppress(OSError):
+        os.unlink(run.stopped)
+    if not os.path.lexists(run.path):  # removed before, or never here
+        with contextlib.suppress(OSError):
+            os.rmdir(job)
+        return
     for path in (job, run.path):
         if os.path.islink(path) or not os.path.isdir(path):
             raise ValueError(f"{path} is not a directory of ours")

@@ -1,17 +1,24 @@
 """Find the processes of a job on this node, and end exactly those.
 
 A process is ours when its environment carries the job's tag, or when it descends from the job's
-supervisor (a child may have scrubbed its environment). A PID alone is never trusted: every signal
-goes through a pidfd whose start time was checked, so a reused PID cannot be hit.
+supervisor (a child may have scrubbed its environment). The tag counts only beside ORCHESTRATOR_RUN,
+which supervisors alone set: a shell into which somebody pasted a dry run is no job. A PID alone is
+never trusted: every signal goes through a pidfd whose start time was checked, so a reused PID
+cannot be hit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
+import time
 from typing import NamedTuple
 
 from orchestrator.node.job.run_directory import JOB_NAME
+
+LOOK_SECONDS = 0.02  # between two looks where there is no pidfd to wait for
 
 
 class Process(NamedTuple):
@@ -32,7 +39,10 @@ def look(pid: int) -> Process | None:
     # The name stands in parentheses and may hold spaces and parentheses itself.
     name = text[text.index("(") + 1 : text.rindex(")")]
     fields = text[text.rindex(")") + 2 :].split()
-    return Process(pid, int(fields[19]), int(fields[1]), fields[0], name)
+    state = fields[0]
+    if state == "Z" and int(fields[17]) > 1:
+        state = "S"  # its first thread has ended, others have not: they hold its files
+    return Process(pid, int(fields[19]), int(fields[1]), state, name)
 
 
 def catches(pid: int, signum: int) -> bool:
@@ -57,18 +67,27 @@ def everyone() -> dict[int, Process]:
 
 def environment(pid: int) -> set[bytes]:
     """Return the environment a process was started with; empty if we may not look."""
+    text = _contents(f"/proc/{pid}/environ")
+    if not text:  # its first thread may have ended before the others
+        with contextlib.suppress(OSError):
+            threads = os.listdir(f"/proc/{pid}/task")
+            texts = (_contents(f"/proc/{pid}/task/{thread}/environ") for thread in threads)
+            text = next(filter(None, texts), b"")
+    return set(text.split(b"\0"))
+
+
+def _contents(path: str) -> bytes:
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return set(file.read().split(b"\0"))
+        with open(path, "rb") as file:
+            return file.read()
     except OSError:
-        return set()
+        return b""
 
 
 def of_job(job: str, node: int, supervisor: int = 0) -> list[Process]:
     """Return all living processes of one job on one node, except the supervisor itself."""
-    tags = {f"ORCHESTRATOR_JOB={job}".encode(), f"NODE_RANK={node}".encode()}
     processes = everyone()
-    roots = {pid for pid in processes if tags <= environment(pid)}
+    roots = {pid for pid in processes if tag(environment(pid)) == (job, str(node))}
     # A descendant belongs to the job even if it left its session and cleared its environment.
     ours = roots | _descendants(processes, roots | ({supervisor} if supervisor else set()))
     return [
@@ -80,8 +99,119 @@ def of_job(job: str, node: int, supervisor: int = 0) -> list[Process]:
     ]
 
 
+def tag(variables: set[bytes]) -> tuple[str, str]:
+    """Return the job and the node that an environment names, or two empty words."""
+    values = dict(variable.partition(b"=")[::2] for variable in variables)
+    if b"ORCHESTRATOR_RUN" not in values:
+        return "", ""
+    job, node = values.get(b"ORCHESTRATOR_JOB", b""), values.get(b"NODE_RANK", b"")
+    return os.fsdecode(job), os.fsdecode(node)
+
+
+def supervised(pid: int) -> tuple[str, str]:
+    """Return whose supervisor a process is, or two empty words.
+
+    Its command line is `python -IS <library> supervise JOB NODE`, from its first moment on.
+    """
+    words = _contents(f"/proc/{pid}/cmdline").split(b"\0")
+    if words[-4:-3] != [b"supervise"]:
+        return "", ""
+    return os.fsdecode(words[-3]), os.fsdecode(words[-2])
+
+
+class JobProcesses:
+    """The processes of a job on this node: each, once seen, until it is gone with all it held.
+
+    A dying process loses its environment, and with that its tag, before it closes its files and
+    ports. Its pidfd becomes readable when all of that is done.
+    """
+
+    def __init__(self, job: str, node: int, supervisor: int = 0, owner: int | None = None) -> None:
+        self.job, self.node = job, node
+        self.supervisor = supervisor  # the asking process itself; 0: the supervisor is looked for
+        self.owner = os.getuid() if owner is None else owner
+        self.supervisors: set[tuple[int, int]] = set()  # PID and start time
+        self.seen: dict[tuple[int, int], tuple[Process, int | None]] = {}  # each with its pidfd
+
+    def living(self) -> list[Process]:
+        """Look again; return what is not gone yet."""
+        supervisors = self.find_supervisors()
+        self.supervisors |= {(process.pid, process.started) for process in supervisors}
+        for process in [*of_job(self.job, self.node, self.supervisor), *supervisors]:
+            if (process.pid, process.started) not in self.seen:
+                self.seen[process.pid, process.started] = (process, open_pidfd(process))
+        for key, (process, pidfd) in list(self.seen.items()):
+            if gone(process, pidfd):
+                self.forget(key)
+        return [process for process, _ in self.seen.values()]
+
+    def ranks(self) -> list[Process]:
+        """Look again; return what is not gone yet, but for the supervisor."""
+        return [p for p in self.living() if (p.pid, p.started) not in self.supervisors]
+
+    def find_supervisors(self) -> list[Process]:
+        """Return its supervisor, also one that has only just been started."""
+        if self.supervisor:
+            return []
+        names = (self.job, str(self.node))
+        return [
+            process
+            for process in everyone().values()
+            if process.state not in "ZX"
+            and supervised(process.pid) == names
+            and owner_of(process.pid) == self.owner
+        ]
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until none is left, at most so long; return whether that is so."""
+        deadline = time.monotonic() + seconds
+        while self.living():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            poll = select.poll()
+            for _, pidfd in self.seen.values():
+                if pidfd is None:
+                    left = min(left, LOOK_SECONDS)
+                else:
+                    poll.register(pidfd, select.POLLIN)
+            poll.poll(left * 1000)
+        return True
+
+    def forget(self, key: tuple[int, int]) -> None:
+        pidfd = self.seen.pop(key)[1]
+        if pidfd is not None:
+            os.close(pidfd)
+
+    def close(self) -> None:
+        for key in list(self.seen):
+            self.forget(key)
+
+
+def open_pidfd(process: Process) -> int | None:
+    """Open a pidfd of exactly this process; None where there is none to be had."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except (OSError, AttributeError):  # it is gone; a kernel before 5.3; too many open files
+        return None
+    now = look(process.pid)
+    if now is not None and now.started == process.started:
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
+def gone(process: Process, pidfd: int | None) -> bool:
+    """Tell whether a process has ended, its files and ports closed."""
+    if pidfd is None:
+        return not alive(process)
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 class Tagged(NamedTuple):
-    """A job, as found in the environment of its processes."""
+    """A job, as found in the environment of its processes or in its supervisor's command line."""
 
     job: str
     node: int
@@ -93,19 +223,21 @@ def tagged_jobs() -> set[Tagged]:
     """Find the jobs of all processes that we may look into, wherever their files are."""
     jobs = set()
     for pid in everyone():
-        tags = dict(entry.partition(b"=")[::2] for entry in environment(pid))
-        job, node = os.fsdecode(tags.get(b"ORCHESTRATOR_JOB", b"")), tags.get(b"NODE_RANK", b"")
-        owner = _owner(pid)
-        if JOB_NAME.fullmatch(job) and node.isdigit() and owner >= 0:
-            run = os.fsdecode(tags.get(b"ORCHESTRATOR_RUN", b""))
-            jobs.add(Tagged(job, int(node), owner, run))
+        variables, owner = environment(pid), owner_of(pid)
+        job, node = tag(variables)
+        run = next((v for v in variables if v.startswith(b"ORCHESTRATOR_RUN=")), b"")
+        if not job:
+            (job, node), run = supervised(pid), b""
+        if JOB_NAME.fullmatch(job) and node.isascii() and node.isdigit() and owner >= 0:
+            jobs.add(Tagged(job, int(node), owner, os.fsdecode(run.partition(b"=")[2])))
     return jobs
 
 
-def _owner(pid: int) -> int:
+def owner_of(pid: int) -> int:
+    """Return the user of a process, -1 if it has ended meanwhile."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
-    except OSError:  # it has ended in the meantime
+    except OSError:
         return -1
 
 
@@ -125,24 +257,20 @@ def _descendants(processes: dict[int, Process], roots: set[int]) -> set[int]:
 
 def send(process: Process, signum: int) -> bool:
     """Signal exactly this process; False if it is gone or not ours to signal."""
-    try:
-        fd = os.pidfd_open(process.pid)
-    except (OSError, AttributeError):
+    pidfd = open_pidfd(process)
+    if pidfd is None:
         return _send_without_pidfd(process, signum)
     try:
-        now = look(process.pid)
-        if now is None or now.started != process.started:
-            return False
-        signal.pidfd_send_signal(fd, signum)
-        return True
+        signal.pidfd_send_signal(pidfd, signum)
     except OSError:
         return False
     finally:
-        os.close(fd)
+        os.close(pidfd)
+    return True
 
 
 def _send_without_pidfd(process: Process, signum: int) -> bool:
-    """Check, then signal, in two steps: for kernels before 5.3."""
+    """Check, then signal, in two steps: for kernels before 5.3, and without a free descriptor."""
     now = look(process.pid)
     if now is None or now.started != process.started:
         return False

@@ -46,10 +46,24 @@ class RunDir:
         self.reports = os.path.join(self.path, "reports")
         self.parcel = os.path.join(self.path, "parcel")  # see parcel.py
         self.ending = os.path.join(self.path, "ending")  # there once its end was asked for
+        self.stopped = f"{self.path}.stopped"  # there once it must not start any more
 
     def create(self) -> None:
         os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
         os.mkdir(self.path, 0o700)
+
+    def forbid_start(self) -> None:
+        """Leave a mark that this part of the job must not start, whoever is about to start it.
+
+        Whoever stops a job leaves the mark and then looks for it; whoever starts one makes itself
+        visible and then looks for the mark. So one of them sees the other, whatever their order.
+        """
+        os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+        os.close(os.open(self.stopped, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+
+    @property
+    def start_is_forbidden(self) -> bool:
+        return os.path.lexists(self.stopped)
 
     def fifo(self, local_rank: int) -> str:
         return os.path.join(self.path, f"out_{local_rank}")
@@ -82,6 +96,14 @@ class RunDir:
         except (OSError, Nonsense):
             return Version()
 
+    def append_event(self, event: Event) -> None:
+        """Add an event in the place of a supervisor that is gone, on a line of its own."""
+        with open(self.events, "ab+") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - 1))
+            rest = b"" if file.read(1) in (b"", b"\n") else b"\n"  # it had written half a line
+            file.write(rest + json.dumps(events.to_data(event)).encode("ascii") + b"\n")
+
     def read_events(self) -> Iterator[Event]:
         try:
             with open(self.events, "rb") as file:
@@ -100,6 +122,27 @@ class RunDir:
             if isinstance(event, kind):
                 newest = event
         return newest
+
+
+def stop_of_all() -> str:
+    """Return what names the last stop of all jobs here: another one has another name."""
+    try:
+        with open(_stop_of_all(), encoding="ascii") as file:
+            return file.read()
+    except (OSError, ValueError):
+        return ""
+
+
+def note_stop_of_all() -> None:
+    """Leave a mark that forbids the start of every job whose head is here already."""
+    os.makedirs(os.path.dirname(_stop_of_all()), mode=0o700, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with open(os.open(_stop_of_all(), flags, 0o600), "w", encoding="ascii") as file:
+        file.write(os.urandom(8).hex())
+
+
+def _stop_of_all() -> str:
+    return os.path.join(home(), "runs", ".stopped")
 
 
 def all_runs() -> Iterator[RunDir]:

@@ -1,9 +1,11 @@
-"""Ends jobs on this node: asks their supervisors, and sweeps up after those that are gone."""
+"""Ends jobs on this node: asks their supervisors, and sweeps up after those that are gone.
+
+What has not started yet never will: a stop leaves a mark before it looks (RunDir.forbid_start).
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pwd
 import signal
@@ -13,20 +15,30 @@ import time
 from functools import partial
 
 from orchestrator.node.job import processes
-from orchestrator.node.job.processes import Tagged
-from orchestrator.node.job.run_directory import RunDir, all_runs, connect, connect_in
-from orchestrator.node.job.stop_receipt import receipt
-from orchestrator.protocol import control, events
-from orchestrator.protocol.events import Ended, EndOrder
+from orchestrator.node.job.processes import JobProcesses, Tagged
+from orchestrator.node.job.run_directory import (
+    RunDir,
+    all_runs,
+    connect,
+    connect_in,
+    note_stop_of_all,
+)
+from orchestrator.node.job.stop_receipt import Stopped, receipt
+from orchestrator.protocol import control
+from orchestrator.protocol.events import Ended, EndOrder, Started
 from orchestrator.protocol.messages import Stop, StopAll, StopReceipt
 from orchestrator.protocol.timing import SWEEP_PATIENCE
 
 AT_ONCE = 16
 GONE = "its supervisor was killed"
+LAST_WORD_SECONDS = 2.0
+KILL_SECONDS = 0.2  # between two looks whether something was born while others were killed
 
 
 def end(run: RunDir, why: str, grace: float) -> None:
-    """Ask the supervisor, and do not wait."""
+    """Ask the supervisor, and do not wait. What has not started yet is not going to."""
+    with contextlib.suppress(OSError):
+        run.forbid_start()
     with contextlib.suppress(OSError), connect(run) as supervisor:
         supervisor.sendall(control.to_line(EndOrder(why=why, grace=grace)))
 
@@ -34,29 +46,53 @@ def end(run: RunDir, why: str, grace: float) -> None:
 def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
     """Ask the supervisor and wait, or kill what is left where there is none; prove the end."""
     began = time.monotonic()
-    before = processes.of_job(run.job, run.node)
-    try:
-        with connect(run) as supervisor:
-            ask_and_wait(supervisor, request)
-    except OSError:
-        pass  # no supervisor: it has ended, or was killed
+    problem = forbid_start(run)
+    ours = JobProcesses(run.job, run.node)
+    before = ours.ranks()
+    known = bool(ours.seen) or os.path.isdir(run.path)
+    with contextlib.suppress(OSError), connect(run) as supervisor:  # else it is gone, or not there
+        ask_and_wait(supervisor, request)
+    if run.last(Ended) is not None:
+        ours.wait(SWEEP_PATIENCE)  # its last word comes before its own end
+    killed = sweep(ours)
     ended = run.last(Ended)
-    if ended is not None:
-        return receipt(run, began, ended, before, {})
-    killed = sweep(run)
-    proof = receipt(run, began, None, before, killed)
-    if not proof.left and os.path.isdir(run.path):
-        why = ": ".join(filter(None, (GONE, last_words(run))))
-        last = Ended(
-            time=time.time(), agent=None, why=why, killed=killed, left=(), ranks={}, swept=True
-        )
-        with open(run.events, "a", encoding="utf-8") as file:
-            file.write(json.dumps(events.to_data(last)) + "\n")
-    return proof
+    if ended is None and problem is not None and run.last(Started) is None:
+        raise problem  # it could still start
+    left = ours.living()
+    if ended is None and not left and os.path.isdir(run.path):
+        run.append_event(last_event(run, request.why, killed))
+    ours.close()
+    return receipt(run, Stopped(request.why, began, known, before, killed, left), ended)
+
+
+def forbid_start(run: RunDir) -> OSError | None:
+    """Leave the mark; return why that cannot be, on a full disk."""
+    try:
+        run.forbid_start()
+    except OSError as error:
+        return error
+    return None
+
+
+def last_event(run: RunDir, why: str, killed: dict[int, str]) -> Ended:
+    """Return what a supervisor that was killed can no longer say."""
+    begun = run.last(Started) is not None
+    words = (GONE, last_words(run)) if begun else ("not started", why)
+    return Ended(
+        time=time.time(),
+        agent=None,
+        why=": ".join(filter(None, words)),
+        killed=killed,
+        left=(),
+        ranks={},
+        swept=begun,
+    )
 
 
 def stop_all(request: StopAll) -> list[StopReceipt]:
     """End every job here of this user, or of all; known by its directory or only by its tag."""
+    with contextlib.suppress(OSError):
+        note_stop_of_all()
     known = {(run.job, run.node) for run in all_runs() if run.last(Ended) is None}
     tagged = processes.tagged_jobs()
     known |= {(job.job, job.node) for job in tagged if job.owner == os.getuid()}
@@ -74,15 +110,17 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
     """End another user's job, as root, without touching their files: links could lead anywhere."""
     began = time.monotonic()
     run = RunDir(job.job, job.node)
-    before = processes.of_job(job.job, job.node)
-    try:
-        with connect_in(job.directory) as supervisor:
-            if peer_of(supervisor) == job.owner:
-                ask_and_wait(supervisor, request)
-    except OSError:
-        pass  # nobody there: the sweep is all that is left to do
-    killed = sweep(run)
-    return receipt(run, began, None, before, killed).replace(user=name_of(job.owner))
+    ours = JobProcesses(job.job, job.node, owner=job.owner)
+    before = ours.ranks()
+    with contextlib.suppress(OSError), connect_in(job.directory) as supervisor:
+        if peer_of(supervisor) == job.owner:
+            ask_and_wait(supervisor, request)
+            ours.wait(SWEEP_PATIENCE)
+    killed = sweep(ours)
+    left = ours.living()
+    ours.close()
+    proof = receipt(run, Stopped(request.why, began, True, before, killed, left), None)
+    return proof.replace(user=name_of(job.owner))
 
 
 def ask_and_wait(supervisor: socket.socket, request: Stop | StopAll) -> None:
@@ -113,18 +151,17 @@ def name_of(uid: int) -> str:
         return str(uid)
 
 
-def sweep(run: RunDir) -> dict[int, str]:
-    """Kill everything with the job's tag, at once: its supervisor is gone. PID -> name."""
+def sweep(ours: JobProcesses) -> dict[int, str]:
+    """Kill what lives of a job, at once, and wait until it is gone. PID -> name."""
     killed: dict[int, str] = {}
-    deadline = time.monotonic() + SWEEP_PATIENCE
-    while time.monotonic() < deadline:
-        living = processes.of_job(run.job, run.node)
-        if not living:
-            break
-        for process in living:
+    began = time.monotonic()
+    while ours.living() and time.monotonic() - began < SWEEP_PATIENCE:
+        # Its supervisor may still say how all the others have ended.
+        spared = time.monotonic() - began < LAST_WORD_SECONDS
+        for process in ours.ranks() if spared else ours.living():
             if processes.send(process, signal.SIGKILL):
                 killed[process.pid] = process.name
-        time.sleep(0.02)  # the kernel tells nobody but the parent when a process is gone
+        ours.wait(KILL_SECONDS)
     return killed
 
 

@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.port import port_is_free
+from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.messages import PortState, StopReceipt
@@ -23,29 +25,41 @@ MACHINE_PIDS = 0xEFFFFFFC  # the inode of the PID namespace that no container ha
 AMD = "/sys/class/kfd/kfd/proc"  # a directory per process that uses a GPU
 
 
-def receipt(
-    run: RunDir,
-    began: float,
-    ended: Ended | None,
-    before: Iterable[processes.Process],
-    killed: dict[int, str],
-) -> StopReceipt:
-    """Say what was ended and how, and what is left. `began` is monotonic, `before` lived then."""
-    left = [process.pid for process in processes.of_job(run.job, run.node)]
-    names = {process.pid: process.name for process in before if process.pid not in left}
-    killed = {**(ended.killed if ended else {}), **killed}
-    ranks = {rank.pid for rank in ended.ranks.values() if rank.pid} if ended else set()
+class Stopped(NamedTuple):
+    """What a stop did, and what it saw."""
+
+    why: str  # the order's
+    began: float  # monotonic
+    known: bool  # there was something of the job here
+    before: Sequence[Process]  # lived when it began
+    killed: dict[int, str]
+    left: Sequence[Process]
+
+
+def receipt(run: RunDir, stopped: Stopped, ended: Ended | None) -> StopReceipt:
+    """Say what was ended and how, and what is left."""
+    left = {process.pid for process in stopped.left}
+    lived = {process.pid: process.name for process in stopped.before}
+    killed = dict(stopped.killed)
+    ranks: set[int] = set()
+    if ended is not None:
+        # A stop on another node may have come here first, through the supervisors.
+        lived = {**(ended.lived or {} if ended.why == stopped.why else {}), **lived}
+        killed = {**ended.killed, **killed}
+        ranks = {rank.pid for rank in ended.ranks.values() if rank.pid}
+    names = {pid: name for pid, name in lived.items() if pid not in left}
     held, unknown = gpu_memory({*names, *killed, *ranks})
     return StopReceipt(
         job=run.job,
         node=run.node,
+        known=stopped.known,
         ended=names,
         killed=killed,
-        left=tuple(left),
+        left=tuple(sorted(left)),
         gpu_memory=held,
         gpu_unknown=unknown,
         port=port_of(run),
-        took=time.monotonic() - began,
+        took=time.monotonic() - stopped.began,
     )
 
 

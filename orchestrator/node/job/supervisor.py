@@ -23,6 +23,7 @@ from typing import Any
 from orchestrator.node.job import processes
 from orchestrator.node.job.job_log import JobLog
 from orchestrator.node.job.oom_evidence import Evidence, last_words
+from orchestrator.node.job.processes import JobProcesses
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.peers.lease import Lease
 from orchestrator.protocol import control, events
@@ -81,7 +82,11 @@ class Supervisor:
         self.end_since = float("inf")  # Unix time
         self.kill_at = float("inf")
         self.sweep_since = 0.0
+        self.processes = JobProcesses(run.job, run.node, os.getpid())
         self.killed: dict[int, str] = {}
+        self.lived: dict[int, str] = {}  # PID -> name: when its end began
+        self.outlived: dict[int, str] = {}  # PID -> name: torchrun,
+        self.left_behind: dict[int, str] = {}  # and had to be ended
         self.lease = Lease(self, self.spec)
 
     # -- start -------------------------------------------------------------------------------
@@ -103,6 +108,8 @@ class Supervisor:
         self.reports = open_fifo(self.run.reports)
         self.watch(self.reports, self.read_reports)
         self.listen()
+        if self.run.start_is_forbidden:  # whoever stops it later finds us listening
+            raise Forbidden(f"job {self.run.job} was stopped before it had started")
         self.start_agent()
 
     def start_agent(self) -> None:
@@ -311,6 +318,8 @@ class Supervisor:
         if not first:
             return
         self.event(events.Ending(time=time.time(), **vars(order)))
+        if not order.failed:  # for the receipt; a failure must be passed on at once
+            self.lived = {process.pid: process.name for process in self.living()}
         known = [rank for rank in self.ranks.values() if rank.process]
         for rank in known:
             assert rank.process is not None
@@ -335,7 +344,7 @@ class Supervisor:
                 self.killed[process.pid] = process.name
 
     def living(self) -> list[processes.Process]:
-        return processes.of_job(self.run.job, self.run.node, os.getpid())
+        return self.processes.living()
 
     def reap(self) -> None:
         """Collect every child that ended: torchrun, and orphans that fell to us."""
@@ -354,13 +363,19 @@ class Supervisor:
                 if self.agent_code and not self.why:
                     why = f"torchrun on node {self.run.node} ended with {self.agent_code}"
                     self.lease.pass_on(EndOrder(why=why, grace=PEER_GRACE, failed=True))
+                self.outlived = {process.pid: process.name for process in self.living()}
                 for process in self.living():
                     processes.send(process, signal.SIGTERM)
             else:
                 self.orphan_ended(pid, os.waitstatus_to_exitcode(status))
 
     def orphan_ended(self, pid: int, code: int) -> None:
-        """Report the end of a rank whose keeper was killed: it is a child of ours since then."""
+        """Report the end of a rank whose keeper was killed: it is a child of ours since then.
+
+        Also note what ranks had left running after themselves, if it did not end by itself.
+        """
+        if pid in self.outlived and code in (-signal.SIGTERM, -signal.SIGKILL):
+            self.left_behind[pid] = self.outlived[pid]
         for number, rank in self.ranks.items():
             if rank.pid == pid and rank.state != "ended":
                 who = {"rank": number, "local": rank.local, "pid": pid, "code": code}
@@ -399,6 +414,8 @@ class Supervisor:
             },
             killed=self.killed,
             left=tuple(process.pid for process in self.living()),
+            lived=self.lived or None,
+            left_behind=None if self.why or self.agent_code else self.left_behind or None,
             lost=self.log.lost,
             **more,
         )
@@ -406,6 +423,10 @@ class Supervisor:
         with contextlib.suppress(OSError):
             os.ftruncate(self.events, os.fstat(self.events).st_size)  # the rest of its room
         self.lease.goodbye()
+
+
+class Forbidden(OSError):
+    """Raised for a job that was stopped before it had started."""
 
 
 def reserve(fd: int, size: int) -> None:

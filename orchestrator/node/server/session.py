@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -16,7 +17,7 @@ from orchestrator.node.facts.probe import probe
 from orchestrator.node.job import cleanup, stop_job
 from orchestrator.node.job.hang import Activity, collect
 from orchestrator.node.job.port import Port
-from orchestrator.node.job.run_directory import RunDir, all_runs
+from orchestrator.node.job.run_directory import RunDir, all_runs, stop_of_all
 from orchestrator.node.server import outputs, payload, reachability
 from orchestrator.node.server.hook import HookError, run_hook
 from orchestrator.node.server.job_state import job_state
@@ -70,6 +71,7 @@ class Session:
         self.piece = bytearray()  # what the next request is about
         self.parcels: dict[str, RunDir] = {}  # that wait for the start of their jobs
         self.listed: set[tuple[str, str]] = set()  # outputs that the head knows
+        self.stop_of_all = stop_of_all()  # the last one before this visit
 
     def answer(self, request: Request[Any]) -> Message:
         """Do what is asked; raise a Refusal where that cannot be."""
@@ -122,6 +124,7 @@ class Session:
     def parcel(self, request: messages.Parcel) -> Nothing:
         run = RunDir(request.job, request.node)
         self.parcels[run.path] = run
+        self.refuse_if_stopped(run)
         piece, self.piece = self.piece, bytearray()
         payload.keep(run, request.name, piece)
         return Nothing()
@@ -134,6 +137,12 @@ class Session:
             run.create()
         except FileExistsError:
             raise Refusal(f"job {spec.job} already has node {spec.node} here") from None
+        try:
+            self.refuse_if_stopped(run)
+        except Refusal:
+            with contextlib.suppress(OSError):  # a stop has written its last event there
+                os.rmdir(run.path)
+            raise
         payload.hand_over(run)
         shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
         if not shared:
@@ -153,6 +162,11 @@ class Session:
             self.peers = None
         return messages.StartedHere(supervisor=self.supervisor.pid, shared=shared, run=run.path)
 
+    def refuse_if_stopped(self, run: RunDir) -> None:
+        """Refuse a job that was stopped while its head was still starting it."""
+        if run.start_is_forbidden or stop_of_all() != self.stop_of_all:
+            raise Refusal(f"job {run.job} was stopped before it had started", messages.STOPPED)
+
     def start_supervisor(self, run: RunDir, spec: Spec) -> subprocess.Popen[bytes]:
         """Start it and wait until torchrun is on its way, or raise the reason why it is not."""
         held = [open_.fileno() for open_ in (self.port and self.port.holder, self.peers) if open_]
@@ -171,6 +185,7 @@ class Session:
             word = supervisor.stdout.readline()
         if word != b"ready\n":
             supervisor.kill()  # one that is only slow would start the job when nobody expects it
+            self.refuse_if_stopped(run)
             with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
                 why = word + file.read()[-2000:]
             raise Refusal(why.decode("utf-8", "replace").strip() or "its supervisor did not start")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of
+from orchestrator.protocol.events import Ended, RankAtEnd
 from orchestrator.records import experiment
-from orchestrator.records.experiment import JobRecord
+from orchestrator.records.experiment import JobRecord, NodeRecord
 
 
 def run_of(directory: experiment.Experiment, record: JobRecord) -> Run:
@@ -62,3 +64,20 @@ def test_a_signal_to_the_ranks_and_then_to_their_head_is_a_stop(
     run.await_own_signal()
     run.conclude()
     assert run.record.state == state
+
+
+def test_what_did_not_end_by_itself_is_named(tmp_path: Path) -> None:
+    directory = experiment.create(tmp_path, "run")
+    node = NodeRecord(0, "n1", "n1", None, None, "10.0.0.1", "python3", 0, 2)
+    run = run_of(directory, replace(job(directory), nodes=[node]))
+    ranks = {number: RankAtEnd(state="ended", pid=50 + number) for number in (0, 1)}
+    ended = Ended(time=0.0, agent=0, why="", killed={}, left=(), ranks=ranks)
+    run.say_what_was_killed(run.nodes[0], ended.replace(left_behind={7: "sleep"}))
+    run.end.outcome, run.nodes[0].grace = Outcome.STOPPED, 5.0
+    run.say_what_was_killed(run.nodes[0], ended.replace(killed={51: "python", 8: "worker"}))
+    run.say_what_was_killed(run.nodes[0], ended)
+    said = [run.display.messages.get_nowait() for _ in range(run.display.messages.qsize())]
+    assert said == [
+        "orchestrator: node 0 (n1): ended what ranks had left running: sleep (process 7)",
+        "orchestrator: node 0 (n1): killed rank 1: still there 5 s after it was asked",
+    ]

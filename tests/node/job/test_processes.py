@@ -9,11 +9,20 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from orchestrator.node.job import processes
-from orchestrator.node.job.processes import Process, Tagged, look, of_job, send, tagged_jobs
+from orchestrator.node.job.processes import (
+    JobProcesses,
+    Process,
+    Tagged,
+    look,
+    of_job,
+    send,
+    tagged_jobs,
+)
 from tests.node.running import PYTHON, ROOT, alive, wait_until
 
 SLEEP = ["sleep", "1000"]
@@ -31,7 +40,8 @@ def start() -> Iterator[Start]:
     running: list[subprocess.Popen[bytes]] = []
 
     def begin(job: str, node: int, *command: str, **env: str) -> int:
-        tags = {"ORCHESTRATOR_JOB": job, "NODE_RANK": str(node), "PATH": os.environ["PATH"], **env}
+        tags = {"ORCHESTRATOR_JOB": job, "NODE_RANK": str(node), "ORCHESTRATOR_RUN": "/run"}
+        tags = {**tags, "PATH": os.environ["PATH"], **env}
         running.append(subprocess.Popen(command or SLEEP, env=tags, start_new_session=True))
         pid = running[-1].pid
         # Between fork and exec it still has the test's own environment.
@@ -69,11 +79,22 @@ def test_only_the_exact_tags_count(job: str, start: Start) -> None:
     assert pids(job, 1) != ours
 
 
+def test_a_shell_with_the_exports_of_a_dry_run_is_no_job(job: str) -> None:
+    env = {**os.environ, "ORCHESTRATOR_JOB": job, "NODE_RANK": "0"}
+    env.pop("ORCHESTRATOR_RUN", None)
+    with subprocess.Popen(SLEEP, env=env) as shell:
+        tags = {f"ORCHESTRATOR_JOB={job}".encode()}
+        wait_until(lambda: tags <= processes.environment(shell.pid))
+        assert pids(job) == set()
+        assert not {one for one in tagged_jobs() if one.job == job}
+        shell.kill()
+
+
 def test_a_test_runner_with_a_job_of_its_own_finds_no_more(job: str, start: Start) -> None:
     """The asking process itself is never among them."""
     code = "import sys; sys.path.insert(0, sys.argv[1]);"
     code += f"from orchestrator.node.job import processes; print(processes.of_job({job!r}, 0))"
-    env = {**os.environ, "ORCHESTRATOR_JOB": job, "NODE_RANK": "0"}
+    env = {**os.environ, "ORCHESTRATOR_JOB": job, "NODE_RANK": "0", "ORCHESTRATOR_RUN": "/run"}
     assert subprocess.check_output([PYTHON, "-c", code, str(ROOT)], env=env) == b"[]\n"
 
 
@@ -122,6 +143,54 @@ def test_the_dead_do_not_count(job: str, start: Start) -> None:
     assert process(pid).state == "Z"
     assert pids(job) == set()
     assert not processes.alive(process(pid))
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+def test_a_process_counts_until_its_last_thread_has_ended(
+    job: str, start: Start, monkeypatch: pytest.MonkeyPatch, pidfd: bool
+) -> None:
+    """Its first thread is a zombie in /proc; the others hold its files and ports."""
+    if not pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
+    pid = start(job, 0, PYTHON, "-c", FIRST_THREAD_ENDS)
+    shown = Path(f"/proc/{pid}/stat")
+    wait_until(lambda: shown.read_text().rpartition(")")[2].split()[0] == "Z")
+    ours = JobProcesses(job, 0)
+    assert [one.pid for one in ours.living()] == [pid]
+    os.kill(pid, signal.SIGKILL)
+    assert ours.wait(30.0)
+    assert not alive(pid)
+
+
+def test_a_dying_process_counts_though_its_environment_is_gone(
+    job: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes the environment away before it closes files and ports."""
+    pid = start(job, 0)
+    ours = JobProcesses(job, 0)
+    assert [one.pid for one in ours.living()] == [pid]
+    monkeypatch.setattr(processes, "environment", lambda _: set())
+    assert [one.pid for one in ours.living()] == [pid]
+    os.kill(pid, signal.SIGKILL)
+    assert ours.wait(30.0)
+    assert ours.living() == []
+
+
+def test_a_supervisor_counts_from_its_first_moment(job: str, start: Start) -> None:
+    """It has no tag, and is known by its command line, where its owner is the one who asks."""
+    words = [PYTHON, "-c", "import time; time.sleep(1000)", "supervise", job, "0"]
+    pid = start("x", 0, *words)
+    start("x", 0, *words[:-1], "1")
+    assert [one.pid for one in JobProcesses(job, 0).living()] == [pid]
+    assert JobProcesses(job, 0).ranks() == []
+    assert JobProcesses(job, 0, owner=os.getuid() + 1).living() == []
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
@@ -181,7 +250,7 @@ def test_jobs_are_known_by_their_tags(job: str, start: Start) -> None:
     start(f"no job's name, {job}", 0)
     start(job, 0, NODE_RANK="many")
     found = {one for one in tagged_jobs() if job in one.job}
-    assert found == {Tagged(job, 0, os.getuid(), ""), Tagged(job, 3, os.getuid(), "")}
+    assert found == {Tagged(job, 0, os.getuid(), "/run"), Tagged(job, 3, os.getuid(), "/run")}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a process of another user")
@@ -199,7 +268,6 @@ def test_a_process_that_ends_meanwhile_disturbs_nothing(
     known = process(gone.pid)
     gone.wait()
     monkeypatch.setattr(processes, "everyone", lambda: {gone.pid: known, pid: process(pid)})
-    monkeypatch.setattr(
-        processes, "environment", lambda _: {b"ORCHESTRATOR_JOB=" + job.encode(), b"NODE_RANK=0"}
-    )
-    assert tagged_jobs() == {Tagged(job, 0, os.getuid(), "")}
+    tags = {b"ORCHESTRATOR_JOB=" + job.encode(), b"NODE_RANK=0", b"ORCHESTRATOR_RUN=/run"}
+    monkeypatch.setattr(processes, "environment", lambda _: tags)
+    assert tagged_jobs() == {Tagged(job, 0, os.getuid(), "/run")}

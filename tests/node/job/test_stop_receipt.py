@@ -14,6 +14,7 @@ import pytest
 from orchestrator.node.job import stop_receipt
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.stop_receipt import Stopped
 from orchestrator.protocol.events import Ended, RankAtEnd
 from orchestrator.protocol.messages import PortState
 from tests.node.running import bare_spec
@@ -125,10 +126,19 @@ def ended_with(pid: int, killed: dict[int, str]) -> Ended:
 def test_what_was_ended_and_what_was_killed(home: Path) -> None:
     gone = Process(DEAD, 1, 1, "S", "python")
     ended = ended_with(DEAD + 2, {DEAD + 1: "sleep"})
-    found = stop_receipt.receipt(RunDir("job-x", 1), time.monotonic(), ended, [gone], {})
+    stopped = Stopped("enough", time.monotonic(), True, [gone], {}, [])
+    found = stop_receipt.receipt(RunDir("job-x", 1), stopped, ended)
     assert found.ended == {DEAD: "python"}
     assert found.killed == {DEAD + 1: "sleep"}
     assert (found.left, found.port, found.gpu_unknown) == ((), None, "")
+
+
+def test_what_the_same_stop_had_ended_before_it_was_heard_of_here(home: Path) -> None:
+    """The supervisors pass an end on among themselves: that is often faster than the head."""
+    ended = ended_with(DEAD + 2, {}).replace(why="enough", lived={DEAD: "python"})
+    for why, names in (("enough", {DEAD: "python"}), ("another stop, later", {})):
+        stopped = Stopped(why, time.monotonic(), True, [], {}, [])
+        assert stop_receipt.receipt(RunDir("job-x", 1), stopped, ended).ended == names
 
 
 def test_memory_of_ranks_is_looked_for_again_later(
@@ -137,7 +147,8 @@ def test_memory_of_ranks_is_looked_for_again_later(
     """`stop` again: nothing lives, but its ranks are known from the last word."""
     nvidia(f"echo {DEAD}, 9")
     ended = ended_with(DEAD, {})
-    found = stop_receipt.receipt(RunDir("job-x", 1), time.monotonic(), ended, [], {})
+    stopped = Stopped("enough", time.monotonic(), True, [], {}, [])
+    found = stop_receipt.receipt(RunDir("job-x", 1), stopped, ended)
     assert found.gpu_memory == {DEAD: "9 MiB"}
 
 

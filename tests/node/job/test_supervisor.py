@@ -381,6 +381,7 @@ def test_leftovers_of_a_finished_job_are_swept(new_job: NewJob, tmp_path: Path, 
     assert job.ended() == {0: 0}
     assert (tmp_path / "polite").exists()
     assert "sh" in ended["killed"].values()
+    assert list(ended["left_behind"].values()) == ["sh"]  # the polite one ended itself
     assert not any(alive(int(pid)) for pid in ended["killed"])
     assert (ended["agent"], ended["why"], ended["left"]) == (0, "", [])
     assert job.living() == []
