@@ -112,8 +112,8 @@ ARROWS: dict[str, set[str]] = {
         *("launchers", "launchers/by_hand", "launchers/containers", "launchers/slurm"),
     },
     "api": {
-        *("cli", "config", "errors", "interrupt", "records"),
-        *("head/commands", "head/follow", "head/launch", "head/screen", "head/status"),
+        *("cli", "config", "errors", "interrupt", "records", "head/commands"),
+        *("head/follow", "head/inventory", "head/launch", "head/screen", "head/status"),
     },
     "entry": {"cli", "interrupt"},
     "__main__": {"entry"},

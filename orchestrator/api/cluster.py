@@ -28,6 +28,8 @@ from orchestrator.records.experiment import NAME, Experiment
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from orchestrator.head.inventory.machine import Machine
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -147,11 +149,24 @@ class Cluster:
         """
         return self.submit(function, *args, **kwargs).results()
 
+    def nodes(self) -> list[Machine]:
+        """Describe what each machine is: CPUs, memory, GPUs, driver, networks, torch, free disk.
+
+        One that cannot be reached is among them, with `reached` False and its `problem`.
+        """
+        from orchestrator.head.inventory import machine
+
+        answer = Background("nodes", arguments=self._arguments(self._options)).answer()
+        return [machine.from_json(described) for described in answer["nodes"]]
+
+    def _arguments(self, options: Options) -> list[str]:
+        paths = [f"--{name.replace('_', '-')}={path}" for name, path in self._where.items()]
+        return [*paths, *as_arguments(options)]
+
     def _start(
         self, options: Options, target: list[str], command: list[str], payload: str | None = None
     ) -> Job:
-        arguments = [f"--{name.replace('_', '-')}={path}" for name, path in self._where.items()]
-        arguments += [*as_arguments(options), *target]
+        arguments = [*self._arguments(options), *target]
         head = Background("launch", arguments=arguments, command=command, payload=payload)
         try:
             directory = head.answer()["place"]

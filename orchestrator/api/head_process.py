@@ -140,7 +140,9 @@ def main(request: dict[str, Any]) -> NoReturn:
     # The asking program may be Slurm's batch script; this process is not.
     os.environ.pop("ENVIRONMENT", None)
     answers = Answers()
-    actions: dict[str, Callable[..., None]] = {"launch": launch, "take_up": take_up, "stop": stop}
+    actions: dict[str, Callable[..., None]] = {
+        **{"launch": launch, "take_up": take_up, "stop": stop, "nodes": nodes},
+    }
     do = request.pop("do")
     try:
         actions[do](answers, Pipe(), **request)
@@ -224,6 +226,17 @@ def stop(
         text=stopping.to_text(receipts),
         why=ended.problem,
     )
+
+
+def nodes(answers: Answers, keys: Pipe, arguments: list[str]) -> None:
+    """Describe the machines, as `orchestrator nodes --json` does."""
+    from orchestrator.cli.launch import launch_arguments
+    from orchestrator.head.inventory import machine
+    from orchestrator.head.launch.machines import find_machines
+    from orchestrator.head.launch.request import resolve
+
+    machines = find_machines(resolve(launch_arguments(arguments)))
+    answers.tell(nodes=[machine.to_json(described) for described in machines])
 
 
 def where_of(paths: dict[str, str]) -> Where:

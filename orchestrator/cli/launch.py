@@ -1,4 +1,4 @@
-"""The commands that take a launch's options: launch, plan, doctor and verify."""
+"""The commands that take a launch's options: launch, plan, doctor, verify and nodes."""
 
 from __future__ import annotations
 
@@ -121,3 +121,18 @@ def doctor_command(
     return doctor.examine(
         arguments_from(params), full=not quick, hints=hints, as_json=as_json, color=color
     )
+
+
+@click.command("nodes", cls=GroupedCommand, params=[*launch_options("nodes")])
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
+)
+def nodes_command(as_json: bool, color: bool | None, **params: Any) -> int:
+    """List what each machine is: CPUs, memory, GPUs, driver, networks, torch, free disk.
+
+    Exit code 4 if one cannot be reached.
+    """
+    from orchestrator.head.commands import nodes
+
+    return nodes.nodes(arguments_from(params), as_json=as_json, color=color)

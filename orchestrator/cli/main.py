@@ -15,6 +15,7 @@ from orchestrator.cli.launch import (
     doctor_command,
     launch_arguments,
     launch_command,
+    nodes_command,
     plan_command,
     verify_command,
 )
@@ -56,7 +57,7 @@ def run(command: click.Command, name: str) -> NoReturn:
 
 HEADINGS = {
     "Run a job": ("launch", "attach", "logs", "status", "stop", "emergency-stop"),
-    "Look before a launch": ("plan", "doctor", "verify", "demo"),
+    "Look before a launch": ("nodes", "plan", "doctor", "verify", "demo"),
     "What jobs leave": ("checkpoint", "prune"),
     "Other launchers": ("run-node", "submit", "generate"),
 }
@@ -178,7 +179,10 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
     return demo.demo(size, keep, arguments, launch_arguments(arguments))
 
 
-for command in (launch_command, plan_command, doctor_command, verify_command, checkpoint, prune):
+for command in (
+    *(launch_command, nodes_command, plan_command, doctor_command, verify_command),
+    *(checkpoint, prune),
+):
     cli.add_command(command)
 for command in (*launchers.groups(Group), launchers.run_node):
     cli.add_command(command)

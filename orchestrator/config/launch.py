@@ -25,7 +25,8 @@ FAILURE = "Failures"
 OUTPUT = "Output"
 GROUPS = (COMMON, NODES, PROGRAM, FAILURE, OUTPUT)
 
-EXAMINE = ("launch", "plan", "doctor", "verify")  # commands that reach the nodes
+EXAMINE = ("launch", "plan", "doctor", "verify")  # commands that look at the nodes for a job
+REACH = (*EXAMINE, "nodes")  # all that reach them
 PLAN = ("launch", "plan", "doctor")  # those that take a program of the user's
 RUN = ("launch", "plan", "verify")  # those that plan or start ranks
 START = ("launch",)
@@ -95,7 +96,7 @@ class Launch:
         None,
         "The Python on nodes that have no python= in the list.",
         PROGRAM,
-        commands=EXAMINE,
+        commands=REACH,
         metavar="PATH",
         file=True,
     )
@@ -103,7 +104,7 @@ class Launch:
         None,
         "Directory to run in on nodes that have no workdir= in the list.",
         PROGRAM,
-        commands=EXAMINE,
+        commands=REACH,
         shown="the current directory",
         metavar="DIR",
         file=True,
@@ -179,7 +180,7 @@ class Launch:
         10.0,
         "Seconds to wait for a node to answer.",
         NODES,
-        commands=EXAMINE,
+        commands=REACH,
         least=0,
         metavar="SECONDS",
     )
@@ -187,7 +188,7 @@ class Launch:
         False,
         "Refuse nodes whose host key known_hosts does not list.",
         NODES,
-        commands=EXAMINE,
+        commands=REACH,
     )
 
     def __post_init__(self) -> None:
@@ -209,7 +210,7 @@ class Where:
         None,
         "The node list. Its first node is the master.",
         COMMON,
-        commands=EXAMINE,
+        commands=REACH,
         shown=str(DEFAULT_NODES),
         metavar="FILE",
         file=True,
@@ -218,7 +219,7 @@ class Where:
         None,
         "Use this ssh_config in place of yours.",
         NODES,
-        commands=EXAMINE,
+        commands=REACH,
         metavar="FILE",
         file=True,
     )
@@ -263,7 +264,7 @@ class LaunchArguments:
         None,
         "Read the settings from a YAML file.",
         COMMON,
-        commands=EXAMINE,
+        commands=REACH,
         shown=f"{DEFAULT_CONFIG} for the built-in engine",
         metavar="FILE",
         flags=("--config",),
@@ -275,7 +276,7 @@ class LaunchArguments:
         (),
         "Override one setting of the config: --set training.max_steps=100.",
         COMMON,
-        commands=EXAMINE,
+        commands=REACH,
         metavar="KEY=VALUE",
         flags=("--set",),
         keyword="set",
@@ -304,7 +305,7 @@ class LaunchArguments:
         None,
         "Take the nodes from the node list, or from the Slurm allocation this runs in.",
         NODES,
-        commands=EXAMINE,
+        commands=REACH,
         shown="the list if there is one",
         choices=("list", "slurm"),
     )

@@ -16,6 +16,7 @@ from orchestrator.cli.launch import (
     doctor_command,
     launch_arguments,
     launch_command,
+    nodes_command,
     plan_command,
     verify_command,
 )
@@ -43,6 +44,7 @@ COMMANDS = {
     "plan": plan_command,
     "doctor": doctor_command,
     "verify": verify_command,
+    "nodes": nodes_command,
 }
 RECORD = JobRecord("job-1", "/e", "done", ["master_launch"], [], 1000.0, {})
 

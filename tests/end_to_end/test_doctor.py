@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from orchestrator import Cluster
 from tests.clusters.netns import NetnsCluster
 from tests.conftest import require_namespaces
 from tests.end_to_end.test_verdicts import SKEWED
@@ -126,6 +128,23 @@ def test_shared_memory_that_is_full_or_small(ward: Head, cluster: NetnsCluster) 
         with broken(cluster, 2, fill, "rm /dev/shm/full"):
             found = only(examine(ward, "--quick", code=0), "shm", "warn", cluster.addresses[2])
     assert "/dev/shm is full" in found["what"]
+
+
+def test_the_machines_and_the_one_that_is_missing(ward: Head, cluster: NetnsCluster) -> None:
+    three = cluster.addresses
+    ward.node_list = cluster.write_list([*three, "10.77.77.99"])
+    shown = ward.command("orchestrator", "nodes", "--json", "--connect-timeout", "3")
+    assert shown.finish() == 4
+    *found, missing = json.loads(shown.text)["nodes"]
+    assert [(one["name"], one["reached"]) for one in found] == [(name, True) for name in three]
+    assert {one["torch"].split("+")[0] for one in found} == {torch.__version__.split("+")[0]}
+    for one in found:
+        assert one["name"] in [a for net in one["networks"] for a in net["addresses"]]
+        assert one["hostname"] and one["cpus"] and one["memory"] and one["disk_free"]
+    assert (missing["name"], missing["reached"]) == ("10.77.77.99", False) and missing["problem"]
+    known = Cluster(ward.node_list, ssh_config=cluster.ssh_config, connect_timeout=3.0).nodes()
+    assert [one.name for one in known if one.reached] == three
+    assert ward.nothing_left()
 
 
 HOLDS = """

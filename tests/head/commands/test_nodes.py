@@ -1,0 +1,94 @@
+"""What the table of machines shows of each, and how it fits a narrow screen."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import NodeError
+from orchestrator.head.commands.nodes import to_text
+from orchestrator.head.inventory import machine
+from orchestrator.head.inventory.facts import Facts
+from orchestrator.head.inventory.machine import Machine
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.head.screen.output import PLAIN, Look
+from orchestrator.protocol.facts import Card, Checkup, Disk, Gpu
+from tests.head.plan.probed import facts, infiniband, interface, software
+
+H100 = "NVIDIA H100 80GB HBM3"
+DISK = Disk("/job", 2 * 10**12, 10**12, 0, 0, "/", "ext4", "/dev/sda", True)
+
+
+def node(name: str, **fields: Any) -> Node:
+    return Node(name, line=1, **fields)
+
+
+def described(name: str, known: Facts, checkup: Checkup | None = None, **fields: Any) -> Machine:
+    return machine.machine(ProbedNode(node(name, **fields), known, name), checkup)
+
+
+@pytest.fixture
+def machines() -> list[Machine]:
+    gpus = facts(
+        *("eth0 10.0.0.1/24", "ib0 10.1.0.1/24", "lo2 fe80::1/64"),
+        hostname="gpu-one",
+        memory_kb=1 << 30,
+        gpus=8,
+        software=software(),
+        disk=DISK,
+        cards=(Card("nvidia", H100),) * 8,
+        interfaces=(
+            interface("eth0", speed=25000),
+            interface("ib0", "infiniband"),
+            interface("docker0", "bridge"),
+        ),
+        rdma=(infiniband("mlx5_0"), infiniband("mlx5_1", state="DOWN")),
+    )
+    gpu = Gpu(vendor="nvidia", index=0, model=H100, memory=80 << 30, driver="570.86.15")
+    asked = Checkup(gpus=(gpu,) * 8)
+    cpus = facts("eth0 10.0.0.2/24", hostname="cpu-two", torch="", disk=DISK)
+    error = NodeError("it does not answer: no route to host", "ping 10.0.0.3")
+    return [
+        described("10.0.0.1", gpus, asked),
+        described("10.0.0.2", cpus, spare=True),
+        machine.lost(node("10.0.0.3"), error),
+    ]
+
+
+def test_each_machine_is_a_row_with_all_that_it_is(machines: list[Machine]) -> None:
+    head, one, two, three, _, heading, *why = to_text(machines, PLAIN).splitlines()
+    assert head.split("  ")[0] == "NODE"
+    for words in ("gpu-one", "1 TiB", "1 TB of 2 TB", "2.9.1+cu128", "570.86.15"):
+        assert words in one
+    assert f"8 x {H100}, 80 GiB each" in one
+    assert one.endswith("eth0 25 Gb/s, ib0 infiniband, mlx5_0:1 400 Gb/s InfiniBand")
+    assert two.startswith("10.0.0.2 (spare)") and two.count("none") == 2 and two.endswith("eth0")
+    assert three.split()[:2] == ["10.0.0.3", "unreachable"]
+    assert heading == "1 of 3 nodes cannot be reached"
+    assert why == ["  10.0.0.3: it does not answer: no route to host", "    -> ping 10.0.0.3"]
+
+
+def test_a_terminal_of_eighty_columns_shows_all_of_it(machines: list[Machine]) -> None:
+    text = to_text(machines[:2], Look(width=80))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("10.0.0.2 (spare)") == 2
+    shown = " ".join(text.split())
+    for words in ("gpu-one", "1 TB of 2 TB", "2.9.1+cu128", "570.86.15", "mlx5_0:1"):
+        assert words in shown
+    assert to_text(machines[:2], Look(width=300)).count("10.0.0.2 (spare)") == 1
+
+
+def test_what_slurm_gives_of_a_machine_is_told_apart_from_what_it_has() -> None:
+    known = facts(gpus=2, cards=(Card("nvidia", H100),) * 8)
+    assert machine.gpu_text(described("a", known)) == f"2 of 8 x {H100}"
+    assert machine.gpu_text(described("a", facts(gpus=2))) == "2 GPUs"
+
+
+def test_json_has_every_field_of_every_machine(machines: list[Machine]) -> None:
+    for each in machines:
+        data = json.loads(json.dumps(machine.to_json(each)))
+        assert set(data) == set(Machine.__annotations__)
+        assert machine.from_json(data) == each
