@@ -1,16 +1,37 @@
-"""Answer Ctrl-C at once while no job runs yet, whatever is going on. Imports next to nothing."""
+"""Answer Ctrl-C at once while no job runs yet, and leave the process. Imports next to nothing."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _undo: Callable[[], None] | None = None
 _held: list[int] | None = None
+_before_exit: list[Callable[[], None]] = []
+
+
+def before_exit(call: Callable[[], None]) -> None:
+    """Call this when the process leaves; it must neither wait nor fail."""
+    if not _before_exit:
+        atexit.register(_prepare_exit)
+    _before_exit.append(call)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit at once: threads that still wait for a dead node must not hold the process."""
+    _prepare_exit()
+    os._exit(code)
+
+
+def _prepare_exit() -> None:
+    while _before_exit:
+        _before_exit.pop()()
 
 
 def answer_at_once() -> None:
@@ -28,7 +49,7 @@ def _answer(number: int, frame: FrameType | None) -> None:
     if _undo is not None:
         _undo()
     os.write(2, b"\ninterrupted\n")
-    os._exit(130)
+    leave(130)
 
 
 def undo_with(undo: Callable[[], None] | None) -> None:

@@ -26,6 +26,7 @@ SLOW = [
     "tests/head/commands/test_prune.py::test_interrupted_anywhere",
     "tests/head/connect/test_channel.py::test_the_engine_and_a_users_imports",
     "tests/head/connect/test_ssh_config.py::test_the_shortcut_gives_what_ssh_gives",
+    "tests/head/connect/test_ssh_verdicts.py",
     "tests/head/plan/test_plan.py::test_torchrun_understands",
     "tests/head/screen/test_screen.py::test_a_terminal_far_behind",
     "tests/head/screen/test_screen.py::test_memory_is_bounded",
@@ -64,6 +65,7 @@ LONG = [
     ),
     "tests/end_to_end/test_hang.py::test_a_master_port_that_is_closed",
     "tests/end_to_end/test_lease.py::test_a_firewall_between_the_supervisors[reject",
+    "tests/head/connect/test_ssh_verdicts.py::test_the_verdict_is_that_of_ssh_in_rarer_cases",
     "tests/end_to_end/test_prune.py::test_cut_short_at_any_moment[kill -9]",
     *(
         f"tests/end_to_end/test_verdicts.py::test_the_cause_is_named[{planted}]"

@@ -56,7 +56,7 @@ ARROWS: dict[str, set[str]] = {
     "head": set(),
     "head/inventory": {"errors", "host_ranges", "protocol", "text"},
     "head/screen": {"text"},
-    "head/connect": {"errors", "protocol", "text", "head/inventory"},
+    "head/connect": {"errors", "interrupt", "protocol", "text", "head/inventory"},
     "head/plan": {"config", "errors", "protocol", "text", "head/inventory"},
     "head/verify": {"config", "text", "head/screen"},
     "head/doctor": {
@@ -108,7 +108,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/inventory", "head/screen"),
     },
     "cli": {
-        *("config", "errors", "version", "head/commands", "local_cluster"),
+        *("config", "errors", "interrupt", "version", "head/commands", "local_cluster"),
         *("launchers", "launchers/by_hand", "launchers/containers", "launchers/slurm"),
     },
     "api": {

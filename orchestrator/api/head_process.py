@@ -158,7 +158,7 @@ def main(request: dict[str, Any]) -> NoReturn:
     except BaseException:  # noqa: BLE001  a defect of ours: Background.last_words shows it
         sys.excepthook(*sys.exc_info())
     sys.stdout.flush()
-    os._exit(0)  # threads that still wait for a dead node must not hold the exit
+    interrupt.leave(0)
 
 
 def launch(

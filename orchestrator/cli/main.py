@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
+from orchestrator import interrupt
 from orchestrator.cli import launchers
 from orchestrator.cli.launch import (
     doctor_command,
@@ -51,8 +52,7 @@ def run(command: click.Command, name: str) -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    # Threads that still wait for a dead node must not hold the exit.
-    os._exit(code if isinstance(code, int) else 0)
+    interrupt.leave(code if isinstance(code, int) else 0)
 
 
 HEADINGS = {

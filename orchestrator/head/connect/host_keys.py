@@ -1,4 +1,4 @@
-"""Is the machine that answers the one we knew? known_hosts as OpenSSH reads it.
+"""Decide whether the machine that answers is the one that was known, as OpenSSH would.
 
 An unknown host is recorded on first use (accept-new), a changed one is refused. One table is shared
 by all connections of a launch: a file of a thousand lines is read once, not once per node.
@@ -11,15 +11,24 @@ import fnmatch
 import functools
 import hashlib
 import hmac
+import ipaddress
+import re
+import subprocess
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paramiko.hostkeys import HostKeys
 
 from orchestrator.errors import NodeError
+from orchestrator.head.connect.host_certificate import Certificate, why_invalid
 from orchestrator.head.connect.light_paramiko import paramiko
+from orchestrator.head.connect.revoked_keys import refuse_revoked
 from orchestrator.head.connect.ssh_config import Destination
+
+COMMAND_SECONDS = 10.0  # a KnownHostsCommand asks a server, at most
+CERTIFICATE = "-cert-v01@openssh.com"
 
 _recording = threading.Lock()
 
@@ -29,7 +38,7 @@ class KnownKey:
     patterns: str
     kind: str
     blob: bytes
-    revoked: bool
+    marker: str  # @revoked, @cert-authority or nothing
     where: str  # file:line
 
     def names(self, host: str) -> bool:
@@ -66,67 +75,192 @@ def fingerprint(blob: bytes) -> str:
 
 
 def listed_name(destination: Destination) -> str:
-    name = destination.known_as.lower()
-    return name if destination.port == 22 else f"[{name}]:{destination.port}"
+    """Return the name that known_hosts lists a host under; an alias stands for any port."""
+    if destination.alias:
+        return destination.alias
+    return _with_port(destination.host, destination.port)
+
+
+def _with_port(host: str, port: int) -> str:
+    return host.lower() if port == 22 else f"[{host.lower()}]:{port}"
 
 
 @functools.cache
 def _read(path: Path) -> tuple[KnownKey, ...]:
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        return _parse(path.read_text(errors="replace"), str(path))
     except OSError:
         return ()
+
+
+def _parse(text: str, source: str) -> tuple[KnownKey, ...]:
     keys = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.splitlines(), 1):
         fields = line.split()
         marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
-        if len(fields) < 3 or fields[0].startswith("#") or marker == "@cert-authority":
+        if len(fields) < 3 or fields[0].startswith("#"):
             continue
         try:
             blob = base64.b64decode(fields[2])
         except ValueError:
             continue
-        where = f"{path}:{number}"
-        keys.append(KnownKey(fields[0], fields[1], blob, marker == "@revoked", where))
+        keys.append(KnownKey(fields[0], fields[1], blob, marker, f"{source}:{number}"))
     return tuple(keys)
 
 
-def known_keys(destination: Destination) -> list[KnownKey]:
-    """Return every line about this host, the user's files first."""
-    name = listed_name(destination)
+def known_keys(
+    destination: Destination, key: paramiko.PKey | None = None, name: str | None = None
+) -> list[KnownKey]:
+    """Return every line about this host, the user's files first.
+
+    `key` is what the host has shown, if it has: a KnownHostsCommand may ask for it.
+    """
+    name = name or listed_name(destination)
     files = destination.user_known_hosts + destination.global_known_hosts
-    return [key for file in files for key in _read(file) if key.names(name)]
+    lines = [line for file in files for line in _read(file)]
+    if destination.known_hosts_command:
+        lines += _run_command(destination, name, key)
+    return [line for line in lines if line.names(name)]
 
 
-def check(destination: Destination, key: paramiko.PKey, *, strict: bool) -> None:
-    """Return if the host may be trusted; a host seen for the first time is recorded."""
-    blob, name = key.asbytes(), listed_name(destination)
+def _run_command(
+    destination: Destination, name: str, key: paramiko.PKey | None
+) -> tuple[KnownKey, ...]:
+    """Run the user's KnownHostsCommand, which prints lines as known_hosts has them."""
+    values = {"%": "%", "H": name, "I": "ORDER", "K": "NONE", "f": "NONE", "t": "NONE"}
+    if key is not None:
+        values |= {"I": "HOSTNAME", "K": key.get_base64(), "t": key.get_name()}
+        values |= {"f": fingerprint(key.asbytes())}
+    words = [
+        re.sub("%(.)", lambda match: values[match[1]], word)
+        for word in destination.known_hosts_command
+    ]
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_SECONDS,
+            check=False,
+        )
+    except OSError:  # ssh, too, does without a program that it cannot start
+        return ()
+    except subprocess.TimeoutExpired:
+        raise NodeError(
+            f"the KnownHostsCommand for it does not answer within {COMMAND_SECONDS:.0f} s",
+            f"try it: {' '.join(words)}",
+        ) from None
+    if done.returncode != 0:
+        raise NodeError(
+            f"the KnownHostsCommand for it fails (exit code {done.returncode}: "
+            f"{done.stderr.strip()[-300:]})",
+            f"try it: {' '.join(words)}",
+        )
+    return _parse(done.stdout, words[0])
+
+
+def preferred_algorithms(destination: Destination, supported: Sequence[str]) -> tuple[str, ...]:
+    """Order the kinds of host key to ask for as ssh does: first those that can be verified."""
+    wanted = destination.algorithms.host_keys or supported
     known = known_keys(destination)
-    shown = f"{key.get_name()} {fingerprint(blob)}"
-    for entry in known:
-        if entry.blob == blob and entry.revoked:
-            raise NodeError(
-                f"its host key is revoked in {entry.where}: {shown}", "do not connect to it"
-            )
-    if any(entry.blob == blob for entry in known):
+    kinds = {line.kind for line in known}
+    authority = any(line.marker == "@cert-authority" for line in known)
+
+    def rank(name: str) -> int:
+        if name.endswith(CERTIFICATE):
+            return 0 if authority else 2
+        return 0 if re.sub("^rsa-sha2-.*", "ssh-rsa", name) in kinds else 1
+
+    return tuple(sorted((name for name in wanted if name in supported), key=rank))
+
+
+# -- the verdict ------------------------------------------------------------------------------
+
+
+def check(destination: Destination, key: paramiko.PKey, *, strict: bool, address: str = "") -> None:
+    """Return if the host may be trusted; a host seen for the first time is recorded.
+
+    `address` is the IP address at the other end, "" behind a jump host or a ProxyCommand.
+    """
+    local = bool(address) and ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    if local and destination.trust_localhost and not destination.alias:
         return
-    valid = [entry for entry in known if not entry.revoked]
-    if valid:
-        old = next((entry for entry in valid if entry.kind == key.get_name()), valid[0])
-        raise NodeError(
-            f"its host key has changed: it shows {shown}, {old.where} says "
-            f"{old.kind} {fingerprint(old.blob)}",
-            f"if you know that it was reinstalled: ssh-keygen -R '{name}'"
-            f" -f '{old.where.rpartition(':')[0]}'; if not, someone may be"
-            " intercepting the connection",
-        )
+    certificate, blob, name = Certificate.of_key(key), key.asbytes(), listed_name(destination)
+    shown = f"{key.get_name()} {fingerprint(blob)}"
+    if key.get_name() == "ssh-rsa" and key.get_bits() < destination.smallest_rsa:
+        raise NodeError(f"its host key is shorter than RequiredRSASize allows: {shown}")
+    if destination.revoked_keys:
+        refuse_revoked(destination.revoked_keys, key, certificate, shown)
+    known = known_keys(destination, key)
+    revoked = _marked(known, "@revoked", blob, certificate)
+    if revoked and not destination.lax:
+        raise NodeError(f"its host key is revoked in {revoked}: {shown}", "do not connect to it")
+    why = ""
+    if certificate and _marked(known, "@cert-authority", b"", certificate):
+        known_as = destination.alias or destination.host.lower()
+        why = why_invalid(certificate, known_as, destination.algorithms.authorities)
+        if not why:
+            return
+    plain = [line for line in known if not line.marker]
+    if destination.lax and (plain or revoked):
+        return  # whatever key it has: the user said so
+    if destination.check_address and address and not local:
+        _compare_address(destination, key, address, shown)
+    if plain and all(line.blob != blob for line in plain):
+        _refuse_changed(plain, key, name, shown)
+    if plain or _known_without_port(destination, key):
+        return
     if strict or destination.strict:
-        raise NodeError(
-            f"its host key is not known ({shown})",
-            f"compare the fingerprint, then: ssh-keyscan -p {destination.port} {destination.host}"
-            " >> ~/.ssh/known_hosts",
-        )
+        invalid = f"; its certificate {why}" if why else ""
+        raise NodeError(f"its host key is not known ({shown}{invalid})", _how_to_add(destination))
     _record(destination, name, key)
+
+
+def _marked(
+    known: list[KnownKey], marker: str, blob: bytes, certificate: Certificate | None
+) -> str:
+    """Return the place of a line with this marker about a key, or about what certifies it."""
+    blobs = {blob, certificate.authority if certificate else blob}
+    lines = (line.where for line in known if line.marker == marker and line.blob in blobs)
+    return next(lines, "")
+
+
+def _refuse_changed(known: list[KnownKey], key: paramiko.PKey, name: str, shown: str) -> None:
+    old = next((line for line in known if line.kind == key.get_name()), known[0])
+    raise NodeError(
+        f"its host key has changed: it shows {shown}, {old.where} says "
+        f"{old.kind} {fingerprint(old.blob)}",
+        f"if you know that it was reinstalled: ssh-keygen -R '{name}'"
+        f" -f '{old.where.rpartition(':')[0]}'; if not, someone may be"
+        " intercepting the connection",
+    )
+
+
+def _compare_address(
+    destination: Destination, key: paramiko.PKey, address: str, shown: str
+) -> None:
+    """Refuse a key that differs from the known one of the address, where CheckHostIP asks."""
+    listed = _with_port(address, destination.port)
+    known = [line for line in known_keys(destination, key, listed) if not line.marker]
+    if known and not destination.lax and all(line.blob != key.asbytes() for line in known):
+        _refuse_changed(known, key, listed, shown)
+
+
+def _known_without_port(destination: Destination, key: paramiko.PKey) -> bool:
+    """Tell whether the name without the port has this key, which is enough for ssh."""
+    if destination.alias or destination.port == 22:
+        return False
+    known = known_keys(destination, key, destination.host.lower())
+    return any(not line.marker and line.blob == key.asbytes() for line in known)
+
+
+def _how_to_add(destination: Destination) -> str:
+    scan = f"ssh-keyscan -p {destination.port} {destination.host}"
+    if destination.alias:
+        scan += f" | sed 's/^[^ ]*/{destination.alias}/'"
+    return f"compare the fingerprint, then: {scan} >> ~/.ssh/known_hosts"
 
 
 def _record(destination: Destination, name: str, key: paramiko.PKey) -> None:

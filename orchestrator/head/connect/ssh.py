@@ -8,15 +8,16 @@ import logging
 import os
 import random
 import socket
-import subprocess
-import threading
+import stat
 import time
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.errors import NodeError
 from orchestrator.head.connect import host_keys
+from orchestrator.head.connect.jump_hosts import JumpHosts
 from orchestrator.head.connect.light_paramiko import paramiko
+from orchestrator.head.connect.proxy_command import ProxyCommand
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
 
 KEEPALIVE_SECONDS = 15
@@ -27,6 +28,16 @@ FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 
+class Transport(paramiko.Transport):
+    """A transport that asks for these kinds of host key, and no others."""
+
+    host_key_kinds: tuple[str, ...]
+
+    @property
+    def preferred_keys(self) -> tuple[str, ...]:
+        return self.host_key_kinds
+
+
 class Connection:
     """An authenticated connection to one machine, and those it passes through."""
 
@@ -34,9 +45,7 @@ class Connection:
         self, transport: paramiko.Transport, address: str, through: Connection | None
     ) -> None:
         self.transport = transport
-        self.address = (
-            address  # the other end's IP address as the head sees it, "" behind a jump host
-        )
+        self.address = address  # the other end's as the head sees it, "" behind a jump host
         self.through = through
 
     def run(self, command: str, timeout: float) -> paramiko.Channel:
@@ -67,14 +76,18 @@ class SshTransport:
         self.config = config
         self.timeout = timeout
         self.strict = strict
-        self._jumps: dict[str, Connection] = {}
-        self._jumping = threading.Lock()
+        self._jumps: JumpHosts[Connection] = JumpHosts(config, self._connect)
 
     def connect(self, destination: Destination, timeout: float | None = None) -> Connection:
-        deadline = time.monotonic() + (timeout or self.timeout)
+        return self._connect(destination, time.monotonic() + (timeout or self.timeout))
+
+    def _connect(
+        self, destination: Destination, deadline: float, behind: tuple[Destination, ...] = ()
+    ) -> Connection:
+        """Connect, with some more tries; `behind` are the machines to which this is the way."""
         while True:
             try:
-                return self._connect_once(destination, deadline)
+                return self._connect_once(destination, deadline, behind)
             except ConnectionDropped as dropped:
                 # sshd drops connections at random while many others are logging in (MaxStartups).
                 pause = random.uniform(0.1, 0.5)
@@ -85,26 +98,35 @@ class SshTransport:
                     ) from dropped
                 time.sleep(pause)
 
-    def _connect_once(self, destination: Destination, deadline: float) -> Connection:
-        through = self._jump(destination.jump, deadline) if destination.jump else None
+    def _connect_once(
+        self, destination: Destination, deadline: float, behind: tuple[Destination, ...]
+    ) -> Connection:
+        through = self._jumps.reach(destination, deadline, behind) if destination.jump else None
         sock = self._socket(destination, through, deadline)
         address = ""
-        if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
+        if isinstance(sock, socket.socket):
             address = str(sock.getpeername()[0])
-        transport = paramiko.Transport(sock)
+        transport = Transport(sock)  # type: ignore[arg-type]  # a ProxyCommand is socket enough
         try:
-            self._shake_hands(transport, destination, deadline)
-            host_keys.check(destination, transport.get_remote_server_key(), strict=self.strict)
+            shake_hands(transport, destination, deadline)
+            host_keys.check(
+                destination,
+                transport.get_remote_server_key(),
+                strict=self.strict,
+                address=address,
+            )
             log_in(transport, destination, deadline)
-        except BaseException:
+        except BaseException as error:
             transport.close()
+            if isinstance(error, ConnectionDropped) and isinstance(sock, ProxyCommand):
+                sock.refuse_failed()
             raise
         transport.set_keepalive(KEEPALIVE_SECONDS)
         return Connection(transport, address, through)
 
     def _socket(
         self, destination: Destination, through: Connection | None, deadline: float
-    ) -> socket.socket | paramiko.Channel:
+    ) -> socket.socket | paramiko.Channel | ProxyCommand:
         where = (destination.host, destination.port)
         if through is not None:
             try:
@@ -116,58 +138,8 @@ class SshTransport:
                     f"the jump host {destination.jump} cannot reach {where[0]}:{where[1]} ({error})"
                 ) from error
         if destination.proxy_command:
-            return run_proxy(destination.proxy_command)
+            return ProxyCommand(destination.proxy_command)
         return dial(where, destination.bind_address, deadline)
-
-    def _jump(self, jump: str, deadline: float) -> Connection:
-        """Connect to the last machine of a ProxyJump list, once for all nodes behind it."""
-        with self._jumping:
-            known = self._jumps.get(jump)
-            if known is None or not known.alive:
-                before, _, last = jump.rpartition(",")
-                destination = self._parse_jump(last, before)
-                try:
-                    known = self.connect(destination, left(deadline))
-                except NodeError as error:
-                    raise NodeError(f"its jump host {last}: {error.what}", error.fix) from error
-                self._jumps[jump] = known
-            return known
-
-    def _parse_jump(self, text: str, before: str) -> Destination:
-        text = text.removeprefix("ssh://")
-        user, _, rest = text.rpartition("@")
-        host, colon, port = rest.rpartition(":")
-        if not colon or (host.count(":") and not rest.startswith("[")):
-            host, port = rest, ""
-        destination = self.config.destination(
-            host.strip("[]"), user or None, int(port) if port else None
-        )
-        return replace(destination, jump=before or destination.jump)
-
-    def _shake_hands(
-        self, transport: paramiko.Transport, destination: Destination, deadline: float
-    ) -> None:
-        transport.banner_timeout = transport.handshake_timeout = left(deadline)
-        options = transport.get_security_options()
-        ciphers = list(options.ciphers)
-        options.ciphers = tuple(sorted(ciphers, key=lambda name: name not in FAST_CIPHERS))
-        kinds = {key.kind for key in host_keys.known_keys(destination)}
-        if "ssh-rsa" in kinds:
-            kinds |= {"rsa-sha2-256", "rsa-sha2-512"}
-        options.key_types = tuple(sorted(options.key_types, key=lambda name: name not in kinds))
-        try:
-            transport.start_client(timeout=left(deadline))
-        except paramiko.ssh_exception.IncompatiblePeer as error:
-            raise NodeError(f"its sshd and our client have no common algorithm: {error}") from error
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            if time.monotonic() < deadline - 0.2:
-                raise ConnectionDropped(str(error) or "end of file") from error
-        if not transport.initial_kex_done:  # at a timeout start_client just returns
-            raise NodeError(
-                "it accepts the connection, then hangs in the SSH handshake",
-                f"is port {destination.port} really its sshd? try: ssh -v -p {destination.port} "
-                f"{destination.user}@{destination.host}",
-            )
 
 
 class ConnectionDropped(Exception):
@@ -207,17 +179,60 @@ def dial(where: tuple[str, int], bind_address: str, deadline: float) -> socket.s
     return sock
 
 
-def run_proxy(command: str) -> socket.socket:
-    """Start the user's ProxyCommand with a socket pair as its standard streams."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        subprocess.Popen(
-            ["/bin/sh", "-c", f"exec {command}"],  # the user's own config, as ssh runs it
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
-            start_new_session=True,
+# -- handshake --------------------------------------------------------------------------------
+
+
+def shake_hands(transport: Transport, destination: Destination, deadline: float) -> None:
+    """Agree on keys with the other side, which shows that it owns its host key."""
+    transport.banner_timeout = transport.handshake_timeout = left(deadline)
+    negotiate(transport, destination)
+    try:
+        transport.start_client(timeout=left(deadline))
+    except paramiko.ssh_exception.IncompatiblePeer as error:
+        raise NodeError(
+            f"its sshd and our client have no common algorithm: {error}",
+            "look at HostKeyAlgorithms, KexAlgorithms, Ciphers and MACs in both configurations",
+        ) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        if time.monotonic() < deadline - 0.2:
+            raise ConnectionDropped(str(error) or "end of file") from error
+    if transport.initial_kex_done:  # at a timeout start_client just returns
+        return
+    if destination.proxy_command and not destination.jump:
+        raise NodeError(
+            "its ProxyCommand stays silent, and leads to no SSH server",
+            f"try it: {destination.proxy_command}",
         )
-    return ours
+    raise NodeError(
+        "it accepts the connection, then hangs in the SSH handshake",
+        f"is port {destination.port} really its sshd? try: ssh -v -p {destination.port} "
+        f"{destination.user}@{destination.host}",
+    )
+
+
+def negotiate(transport: Transport, destination: Destination) -> None:
+    """Offer what ssh_config allows and paramiko can do, the fastest ciphers first."""
+    options, allowed = transport.get_security_options(), destination.algorithms
+    transport.host_key_kinds = host_keys.preferred_algorithms(
+        destination, super(Transport, transport).preferred_keys
+    )
+    ciphers = sorted(options.ciphers, key=lambda name: name not in FAST_CIPHERS)
+    options.ciphers = common("Ciphers", ciphers, allowed.ciphers)
+    options.digests = common("MACs", options.digests, allowed.macs)
+    options.kex = common("KexAlgorithms", options.kex, allowed.kex)
+    common("HostKeyAlgorithms", transport.host_key_kinds, allowed.host_keys)
+
+
+def common(keyword: str, ours: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
+    """Return what paramiko can do of what ssh_config allows."""
+    both = tuple(name for name in ours if name in allowed or not allowed)
+    if not both:
+        raise NodeError(
+            f"{keyword} of your ssh_config allows nothing that this program can do: "
+            f"{', '.join(allowed)}",
+            f"allow one of {', '.join(ours)}" if ours else "",
+        )
+    return both
 
 
 # -- login ------------------------------------------------------------------------------------
@@ -300,6 +315,12 @@ def load_key(path: Path, certificates: tuple[Path, ...]) -> paramiko.PKey | str 
     """Return the key in a file, why it cannot be used, or None if there is no such file."""
     if not path.is_file():
         return None
+    status = path.stat()
+    if status.st_uid == os.getuid() and status.st_mode & 0o077:
+        return (
+            f"{path} is open to others, mode {stat.S_IMODE(status.st_mode):04o}, and therefore not "
+            f"used: chmod 600 {path}"
+        )
     try:
         key = paramiko.PKey.from_path(path)
     except paramiko.PasswordRequiredException:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import getpass
 import glob
+import os
 import re
+import shlex
 import shutil
+import socket
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,24 +22,45 @@ DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 
 @dataclass(frozen=True)
+class Algorithms:
+    """What may be negotiated, best first; nothing where ssh was not there to be asked."""
+
+    host_keys: tuple[str, ...] = ()
+    authorities: tuple[str, ...] = ()  # by which the authority of a host certificate may sign
+    kex: tuple[str, ...] = ()
+    ciphers: tuple[str, ...] = ()
+    macs: tuple[str, ...] = ()
+
+
+NEGOTIATED = ("hostkeyalgorithms", "casignaturealgorithms", "kexalgorithms", "ciphers", "macs")
+
+
+@dataclass(frozen=True)
 class Destination:
     """The address and options of one machine, with every default filled in."""
 
     host: str  # the name or address to connect to
     user: str
     port: int
-    known_as: str  # the name that known_hosts lists it under
     keys: tuple[Path, ...]
+    alias: str = ""  # HostKeyAlias: the name of its host key, without any port
     certificates: tuple[Path, ...] = ()
     only_these_keys: bool = False
     agent: str = ""  # socket of an agent named in the config; "none" for no agent
     jump: str = ""
     proxy_command: str = ""
     bind_address: str = ""
-    strict: bool = False
+    strict: bool = False  # StrictHostKeyChecking yes: an unknown host is refused, too
+    lax: bool = False  # StrictHostKeyChecking no: not even a changed key is refused
+    trust_localhost: bool = False  # NoHostAuthenticationForLocalhost
+    check_address: bool = False  # CheckHostIP
     user_known_hosts: tuple[Path, ...] = ()
     global_known_hosts: tuple[Path, ...] = ()
     hash_known_hosts: bool = False
+    known_hosts_command: tuple[str, ...] = ()  # its words; %H, %I, %K, %f and %t are still there
+    revoked_keys: Path | None = None
+    smallest_rsa: int = 0  # bits
+    algorithms: Algorithms = Algorithms()
 
 
 class Login(Protocol):
@@ -62,13 +86,13 @@ class SshConfig:
     file: Path | None = None
 
     def destination(
-        self, host: str, user: str | None = None, port: int | None = None
+        self, host: str, user: str | None = None, port: int | None = None, jump: str = ""
     ) -> Destination:
+        """Ask how a host is reached; `jump` is a ProxyJump that wins over that of the file."""
         if not _same_for_all(self.file):
-            return _destination(host, user, port, ask(self.file, host, user, port))
-        answers = _ask_once(self.file)
-        destination = _destination(host, user, port, answers)
-        return replace(destination, host=host, known_as=answers.get("hostkeyalias", [host])[0])
+            return _destination(host, user, port, ask(self.file, host, user, port, jump))
+        common = _destination(host, user, port, _ask_once(self.file))
+        return replace(common, host=host, jump=jump or common.jump)
 
     def of_node(self, node: Login) -> Destination:
         return self.destination(node.host, node.user, node.port)
@@ -80,7 +104,11 @@ def _ask_once(file: Path | None) -> dict[str, list[str]]:
 
 
 def ask(
-    file: Path | None, host: str, user: str | None = None, port: int | None = None
+    file: Path | None,
+    host: str,
+    user: str | None = None,
+    port: int | None = None,
+    jump: str = "",
 ) -> dict[str, list[str]]:
     """Run `ssh -G` for one host, and return keyword -> values."""
     program = shutil.which("ssh")
@@ -91,12 +119,15 @@ def ask(
                 "install it (Debian, Ubuntu: apt-get install openssh-client)",
             )
         return {}
-    options = [("-F", file), ("-l", user), ("-p", port)]  # what a Match block may ask for
+    # The user and the port are what a Match block may ask for.
+    options = [("-F", file), ("-l", user), ("-p", port), ("-J", jump)]
     given = [word for name, value in options if value for word in (name, str(value))]
     command = [program, "-G", *given, "--", host]
     done = subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
+    if "jumphost loop" in done.stderr:
+        raise loop(done.stderr.strip())
     if done.returncode != 0:
         raise UsageError(f"ssh cannot read its configuration: {done.stderr.strip()}")
     answers: dict[str, list[str]] = {}
@@ -104,6 +135,14 @@ def ask(
         key, _, value = line.partition(" ")
         answers.setdefault(key, []).append(value)
     return answers
+
+
+def loop(jump: str) -> UsageError:
+    """Return the error for a machine that would be reached through itself."""
+    return UsageError(
+        f"the ProxyJump of your ssh_config leads back to the same machine ({jump})",
+        "give the jump host a block of its own, with ProxyJump none, above that line",
+    )
 
 
 @functools.cache
@@ -155,37 +194,83 @@ def _destination(
     name = first("hostname", host)
     login = user or first("user") or getpass.getuser()
     number = port or int(first("port", "22"))
-    tokens = {"%": "%", "h": name, "n": host, "p": str(number), "r": login}
-    tokens |= {"d": str(Path.home()), "u": getpass.getuser()}
+    alias = first("hostkeyalias").lower()
+    tokens = _about_here() | {"h": name, "n": host, "p": str(number), "r": login}
+    tokens["k"] = alias or host
 
     def paths(key: str) -> tuple[Path, ...]:
         values = [word for value in answers.get(key, []) for word in _words(key, value)]
-        return tuple(Path(_expand(word, tokens)).expanduser() for word in values if word != "none")
+        words = [_expand(key, word, tokens) for word in values if word != "none"]
+        return tuple(Path(word).expanduser() for word in words)
 
+    if first("proxycommand") and first("proxyusefdpass") == "yes":
+        raise UsageError(
+            f"only ssh itself can do ProxyUseFdpass, which your ssh_config says: {host}"
+        )
     ssh = Path.home() / ".ssh"
+    strictness = first("stricthostkeychecking")
     return Destination(
         host=name,
         user=login,
         port=number,
-        known_as=first("hostkeyalias", name),
+        alias=alias,
         keys=paths("identityfile") or tuple(ssh / key for key in DEFAULT_KEYS),
         certificates=paths("certificatefile"),
         only_these_keys=first("identitiesonly") == "yes",
         agent=answers.get("identityagent", [""])[0],
-        jump=first("proxyjump"),
-        proxy_command=_expand(first("proxycommand"), tokens),
+        jump=_expand("proxyjump", first("proxyjump"), tokens),
+        proxy_command=_expand("proxycommand", first("proxycommand"), tokens),
         bind_address=first("bindaddress"),
-        strict=first("stricthostkeychecking") in ("yes", "true"),
+        strict=strictness in ("yes", "true"),
+        lax=strictness in ("no", "false", "off"),
+        trust_localhost=first("nohostauthenticationforlocalhost") == "yes",
+        check_address=first("checkhostip") == "yes",
         user_known_hosts=paths("userknownhostsfile") if answers else (ssh / "known_hosts",),
         global_known_hosts=paths("globalknownhostsfile"),
         hash_known_hosts=first("hashknownhosts") == "yes",
+        known_hosts_command=_command(first("knownhostscommand"), tokens),
+        revoked_keys=next(iter(paths("revokedhostkeys")), None),
+        smallest_rsa=int(first("requiredrsasize", "0")),
+        algorithms=Algorithms(*(tuple(filter(None, first(key).split(","))) for key in NEGOTIATED)),
     )
+
+
+def _about_here() -> dict[str, str]:
+    """Return the tokens of ssh_config that do not depend on the host."""
+    name = socket.gethostname()
+    here = {"%": "%", "d": str(Path.home()), "u": getpass.getuser(), "i": str(os.getuid())}
+    return here | {"l": name, "L": name.partition(".")[0]}
 
 
 def _words(key: str, value: str) -> list[str]:
     """Split a value: known-hosts options list several files, and `ssh -G` drops the quotes."""
-    return re.split(r" (?=[/~%])", value) if key.endswith("knownhostsfile") else [value.strip('"')]
+    return re.split(r" (?=[/~%$])", value) if key.endswith("knownhostsfile") else [value.strip('"')]
 
 
-def _expand(text: str, tokens: dict[str, str]) -> str:
-    return re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), text)
+def _command(command: str, tokens: dict[str, str]) -> tuple[str, ...]:
+    """Split a KnownHostsCommand; what stands for the key is filled in where there is a key."""
+    later = {name: f"%{name}" for name in "HIKft%"}
+    values = {name: value.replace("%", "%%") for name, value in tokens.items()} | later
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"KnownHostsCommand {command}: {error}") from None
+    return tuple(_expand("knownhostscommand", word, values) for word in words)
+
+
+def _expand(key: str, text: str, tokens: dict[str, str]) -> str:
+    """Fill in ssh's tokens and ${VARIABLES}, or refuse what cannot be: a wrong name is worse."""
+
+    def value(match: re.Match[str]) -> str:
+        name, known = (match[1], tokens) if match[1] else (match[2], os.environ)
+        if name not in known:
+            raise UsageError(
+                f"{match[0]} in the {key} of your ssh_config ({text}) is not "
+                + ("understood here" if match[1] else "set here"),
+                "write out what it stands for",
+            )
+        return known[name]
+
+    if key.startswith("proxy"):  # a shell reads the variables of this one
+        return re.sub(r"%(.)()", value, text)
+    return re.sub(r"%(.)|\$\{(\w+)\}", value, text)

@@ -36,7 +36,7 @@ class LiteralHosts:
 
     def of_node(self, node: Login) -> Destination:
         host, user, port = node.host, node.user or "", node.port or 0
-        return Destination(host=host, user=user, port=port, known_as=host, keys=())
+        return Destination(host=host, user=user, port=port, keys=())
 
 
 class SrunTransport:

@@ -38,7 +38,7 @@ def known_hosts(tmp_path: Path) -> Path:
 
 
 def destination(known_hosts: Path, host: str = "gpu01", port: int = 22) -> Destination:
-    return Destination(host, "bob", port, host, (), user_known_hosts=(known_hosts,))
+    return Destination(host, "bob", port, (), user_known_hosts=(known_hosts,))
 
 
 def write(path: Path, text: str) -> Path:
@@ -109,8 +109,9 @@ def test_what_is_no_key_is_passed_over(known_hosts: Path) -> None:
     text += "@cert-authority " + line("gpu01") + "@revoked " + line("gpu01", OTHER) + "\0\xff\n"
     path = write(known_hosts, text)
     found = known_keys(destination(path))
-    assert [key.blob for key in found if key.blob] == [OURS.asbytes(), OTHER.asbytes()]
-    assert [key.revoked for key in found if key.blob] == [False, True]
+    blobs = [OURS.asbytes(), OURS.asbytes(), OTHER.asbytes()]
+    assert [key.blob for key in found if key.blob] == blobs
+    assert [key.marker for key in found if key.blob] == ["", "@cert-authority", "@revoked"]
 
 
 # -- who may be trusted -----------------------------------------------------------------------
@@ -222,10 +223,34 @@ def test_a_name_is_recorded_hashed_where_ssh_would(known_hosts: Path) -> None:
     check(there, OURS, strict=True)
 
 
-def test_an_alias_is_what_is_known(known_hosts: Path) -> None:
-    """HostKeyAlias: many addresses, one machine."""
-    check(replace(destination(known_hosts), known_as="alias"), OURS, strict=False)
+@pytest.mark.parametrize("port", [22, 2222])
+def test_an_alias_is_what_is_known(known_hosts: Path, port: int) -> None:
+    """HostKeyAlias: many addresses and ports, one machine."""
+    there = replace(destination(known_hosts, port=port), alias="alias")
+    check(there, OURS, strict=False)
     assert known_hosts.read_text() == line("alias")
+    with pytest.raises(NodeError, match="changed"):
+        check(there, OTHER, strict=False)
+
+
+def test_the_key_of_the_name_without_a_port_is_enough(known_hosts: Path) -> None:
+    """It is to ssh, too, which then records nothing; another key there says nothing."""
+    there = destination(write(known_hosts, line("gpu01")), port=2222)
+    check(there, OURS, strict=True)
+    assert known_hosts.read_text() == line("gpu01")
+    check(there, OTHER, strict=False)
+    assert known_hosts.read_text() == line("gpu01") + line("[gpu01]:2222", OTHER)
+
+
+def test_the_key_of_the_address_counts_where_it_is_asked_for(known_hosts: Path) -> None:
+    """CheckHostIP, which ssh leaves out for an address of this machine."""
+    there = destination(write(known_hosts, line("gpu01") + line("10.0.0.7", OTHER)))
+    check(there, OURS, strict=False, address="10.0.0.7")
+    wary = replace(there, check_address=True)
+    with pytest.raises(NodeError, match=r"changed.*known_hosts:2"):
+        check(wary, OURS, strict=False, address="10.0.0.7")
+    check(wary, OURS, strict=False, address="10.0.0.8")
+    check(replace(wary, lax=True), OURS, strict=False, address="10.0.0.7")
 
 
 @pytest.mark.parametrize("whose", ["option", "config"])

@@ -45,7 +45,7 @@ def reach(directory: Path, text: str, node: str) -> Destination:
 
 def test_an_empty_config(tmp_path: Path) -> None:
     there = reach(tmp_path, "", "gpu01")
-    assert (there.host, there.known_as, there.user, there.port) == ("gpu01", "gpu01", ME, 22)
+    assert (there.host, there.alias, there.user, there.port) == ("gpu01", "", ME, 22)
     assert HOME / ".ssh/id_ed25519" in there.keys
     assert HOME / ".ssh/id_rsa" in there.keys
     assert there.user_known_hosts[0] == HOME / ".ssh/known_hosts"
@@ -65,9 +65,7 @@ def test_the_list_wins_over_the_config(tmp_path: Path) -> None:
 def test_an_alias(tmp_path: Path) -> None:
     text = "Host big\n  HostName 10.0.0.7\n  User bob\n  Port 2200\nHost *\n  User other\n"
     there = reach(tmp_path, text, "big")
-    assert (there.host, there.known_as, there.user, there.port) == (
-        *("10.0.0.7", "10.0.0.7", "bob", 2200),
-    )
+    assert (there.host, there.alias, there.user, there.port) == ("10.0.0.7", "", "bob", 2200)
     assert reach(tmp_path, text, "small").user == "other"
 
 
@@ -137,7 +135,15 @@ ProxyCommand nc -x %r@%h:%p %n %%
         ("StrictHostKeyChecking no", "strict", False),
         ("StrictHostKeyChecking ask", "strict", False),
         ("HashKnownHosts yes", "hash_known_hosts", True),
-        ("HostKeyAlias one", "known_as", "one"),
+        ("HostKeyAlias One", "alias", "one"),
+        ('RevokedHostKeys "/my keys/revoked"', "revoked_keys", Path("/my keys/revoked")),
+        ('KnownHostsCommand /bin/x "a b" %n 5%%', "known_hosts_command", "/bin/x|a b|gpu01|5%%"),
+        ("KnownHostsCommand /bin/x %H %t", "known_hosts_command", "/bin/x|%H|%t"),
+        ("NoHostAuthenticationForLocalhost yes", "trust_localhost", True),
+        ("CheckHostIP yes", "check_address", True),
+        ("StrictHostKeyChecking no", "lax", True),
+        ("StrictHostKeyChecking accept-new", "lax", False),
+        ("RequiredRSASize 3072", "smallest_rsa", 3072),
         ("UserKnownHostsFile /dev/null", "user_known_hosts", (Path("/dev/null"),)),
         ("UserKnownHostsFile none", "user_known_hosts", ()),
         ('IdentityFile "/my keys/id"', "keys", (Path("/my keys/id"),)),
@@ -145,7 +151,22 @@ ProxyCommand nc -x %r@%h:%p %n %%
 )
 @pytest.mark.parametrize("block", ["", "Host gpu01\n  "])
 def test_what_is_honoured(tmp_path: Path, block: str, line: str, field: str, value: object) -> None:
-    assert getattr(reach(tmp_path, f"{block}{line}\n", "gpu01"), field) == value
+    found = getattr(reach(tmp_path, f"{block}{line}\n", "gpu01"), field)
+    assert ("|".join(found) if field == "known_hosts_command" else found) == value
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("IdentityFile ~/.ssh/id_%C", "%C in the identityfile"),
+        ("IdentityFile ${NO_SUCH_VARIABLE}/id", "NO_SUCH_VARIABLE.* is not set here"),
+        ("ProxyCommand nc -x %C %h", "%C in the proxycommand"),
+        ("ProxyCommand nc %h %p\n ProxyUseFdpass yes", "ProxyUseFdpass"),
+    ],
+)
+def test_what_is_not_understood_is_refused(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        reach(tmp_path, f"Host gpu01\n  {line}\n", "gpu01")
 
 
 @pytest.mark.parametrize("host", ["2001:db8::1", "fe80::1%eth0", "10.0.0.1", "a_b-c.d"])

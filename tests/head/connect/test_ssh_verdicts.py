@@ -1,0 +1,338 @@
+"""Cases of ssh_config, each tried by `ssh` and by us against one sshd: the verdict is the same.
+
+Node 0 has three kinds of host key, each with a certificate that is good, over, or for another host.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.head.connect import host_keys, ssh
+from orchestrator.head.connect.fleet import everywhere
+from orchestrator.head.connect.ssh import SshTransport
+from orchestrator.head.connect.ssh_config import SshConfig
+from tests.clusters.loopback import FaultyLoopback
+from tests.clusters.require import require_sshd
+
+pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh to compare with")
+
+KINDS = ("ed25519", "ecdsa", "rsa")
+PLAIN = {"ed25519": "ssh-ed25519", "ecdsa": "ecdsa-sha2-nistp256", "rsa": "rsa-sha2-512"}
+
+
+def keygen(*words: object) -> None:
+    subprocess.run(["ssh-keygen", "-q", *map(str, words)], check=True, capture_output=True)
+
+
+@dataclass
+class Site:
+    """Three sshd, an authority, and files that speak of their keys."""
+
+    cluster: FaultyLoopback
+    directory: Path
+
+    def public(self, name: str) -> str:
+        """The kind and the base64 of a public key."""
+        return " ".join((self.directory / f"{name}.pub").read_text().split()[:2])
+
+    def values(self) -> dict[str, str]:
+        """What the text of a case may name in braces."""
+        node = self.cluster.nodes[0]
+        keys = {name: self.public(name) for name in (*KINDS, "authority", "wrong")}
+        return {
+            **keys,
+            "dir": str(self.directory),
+            "host": node.address,
+            "port": str(node.port),
+            "name": f"[{node.address}]:{node.port}",
+            "jump1": f"{self.cluster.nodes[1].address}:{node.port}",
+            "jump2": f"{self.cluster.nodes[2].address}:{node.port}",
+        }
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    require_sshd()
+    directory = tmp_path_factory.mktemp("site")
+    for name in ("authority", "wrong", "stranger"):
+        keygen("-t", "ed25519", "-N", "", "-f", directory / name)
+    certified = {"ed25519": ("127.0.0.2", "+1d"), "ecdsa": ("127.0.0.2", "20200101:20200102")}
+    certified["rsa"] = ("elsewhere,big-cluster", "+1d")
+    lines = []
+    for kind in KINDS:
+        keygen("-t", kind, "-N", "", "-f", directory / kind)
+        principals, validity = certified[kind]
+        keygen(
+            *("-s", directory / "authority", "-I", kind, "-h", "-n", principals),
+            *("-V", validity, directory / f"{kind}.pub"),
+        )
+        lines += [f"HostKey {directory / kind}", f"HostCertificate {directory / kind}-cert.pub"]
+    write_lists(directory)
+    with FaultyLoopback(3, directory / "cluster") as cluster:
+        there = cluster.nodes[0].directory / "sshd_config"
+        own = [line for line in there.read_text().splitlines() if not line.startswith("HostKey")]
+        there.write_text("\n".join([*lines, *own, "MaxStartups 100", ""]))
+        cluster.kill_sshd(0)
+        cluster.start_sshd(0)
+        yield Site(cluster, directory)
+
+
+def write_lists(directory: Path) -> None:
+    """Write what the cases name: lists of revoked keys, and commands that print known hosts."""
+    for name in ("ed25519", "authority", "stranger"):
+        shutil.copy(directory / f"{name}.pub", directory / f"revoked_{name}")
+        keygen("-k", "-f", directory / f"krl_{name}", directory / f"{name}.pub")
+    (directory / "commented").write_text("# none\n\n")
+    scripts = {
+        "right": f"echo \"$1 $(cut -d' ' -f1,2 {directory}/ed25519.pub)\"",
+        "wrong": f"echo \"$1 $(cut -d' ' -f1,2 {directory}/wrong.pub)\"",
+        "echo": 'test "$2" = HOSTNAME || exit 0\necho "$1 $3 $4"',
+        "fails": "exit 3",
+    }
+    for name, text in scripts.items():
+        (directory / f"print_{name}").write_text(f"#!/bin/sh\n{text}\n")
+        (directory / f"print_{name}").chmod(0o755)
+
+
+@dataclass(frozen=True)
+class Case:
+    config: str
+    known: str  # the known_hosts file before
+    words: str = ""  # of our refusal; nothing: the host is trusted
+    alone: bool = False  # refused by us alone, and in words
+
+    def __str__(self) -> str:
+        return self.config.partition("\n")[0][:40] or self.known[:40]
+
+
+ONLY = "HostKeyAlgorithms "
+STRICT = "StrictHostKeyChecking yes\n"
+CERT = "-cert-v01@openssh.com"
+CERTIFIED = "@cert-authority * {authority}\n"
+CASES = [
+    # known, unknown, changed, in each strictness
+    Case("", "{name} {ed25519}\n"),
+    Case("", "{host} {ed25519}\n"),
+    Case("", ""),
+    Case("", "{name} {wrong}\n", "host key has changed"),
+    Case("", "{host} {wrong}\n"),
+    Case("", "@revoked * {ed25519}\n", "is revoked in"),
+    Case("StrictHostKeyChecking yes", "", "is not known"),
+    Case("StrictHostKeyChecking yes", "{host} {ed25519}\n"),
+    Case("StrictHostKeyChecking yes", "{host} {wrong}\n", "is not known"),
+    # an alias has no port
+    Case("HostKeyAlias big-cluster", "big-cluster {ed25519}\n"),
+    Case("HostKeyAlias big-cluster", "big-cluster {wrong}\n", "host key has changed"),
+    Case("HostKeyAlias big-cluster", "{name} {wrong}\n"),
+    # revoked keys
+    Case("RevokedHostKeys {dir}/revoked_ed25519", "{name} {ed25519}\n", "is revoked in"),
+    Case("RevokedHostKeys {dir}/krl_ed25519", "{name} {ed25519}\n", "is revoked in"),
+    Case("RevokedHostKeys {dir}/revoked_authority", CERTIFIED, "is revoked in"),
+    Case("RevokedHostKeys {dir}/krl_authority", CERTIFIED, "is revoked in"),
+    Case("RevokedHostKeys {dir}/revoked_ed25519\nStrictHostKeyChecking no", "", "is revoked in"),
+    # a command that knows the hosts
+    Case("StrictHostKeyChecking yes\nKnownHostsCommand {dir}/print_right %H", ""),
+    Case("KnownHostsCommand {dir}/print_wrong %H", "", "host key has changed"),
+    Case("KnownHostsCommand {dir}/print_wrong %H", "{name} {ed25519}\n"),
+    Case("KnownHostsCommand {dir}/print_fails", "{name} {ed25519}\n", "exit code 3"),
+    # certificates
+    Case("StrictHostKeyChecking yes", CERTIFIED),
+    Case("StrictHostKeyChecking yes", "@cert-authority {name} {authority}\n"),
+    Case("StrictHostKeyChecking yes", "@cert-authority * {wrong}\n", "is not known"),
+    Case(
+        f"{STRICT}{ONLY}ecdsa-sha2-nistp256{CERT}",
+        CERTIFIED,
+        "not valid at this",
+    ),
+    Case(
+        f"{STRICT}{ONLY}rsa-sha2-512{CERT}",
+        CERTIFIED,
+        "is for elsewhere",
+    ),
+    Case(
+        f"{STRICT}HostKeyAlias big-cluster\n{ONLY}rsa-sha2-256{CERT}",
+        CERTIFIED,
+    ),
+    Case("StrictHostKeyChecking yes\nHostKeyAlias other", CERTIFIED, "is for 127.0.0.2"),
+    Case("", CERTIFIED + "@revoked * {authority}\n", "is revoked in"),
+    Case("", CERTIFIED + "@revoked * {ed25519}\n", "is revoked in"),
+    # what may be negotiated
+    Case("Ciphers chacha20-poly1305@openssh.com", "", "Ciphers of your ssh_config", alone=True),
+    # the login
+    Case("IdentityFile {dir}/lax_key", "", "chmod 600"),
+    # ways there; each also goes by the keys of the jump hosts
+    Case("ProxyJump {jump1}", "{name} {ed25519}\n"),
+    Case("ProxyJump {jump1}", "{name} {wrong}\n", "host key has changed"),
+    Case("ProxyJump {jump1}", "{jump1_name} {wrong}\n", "its jump host 127.0.0.3: .* has changed"),
+    Case("ProxyJump {jump1},{jump2}", ""),
+    Case("ProxyJump {jump1},{host}:{port}", "", "leads back to the same machine"),
+    Case("ProxyJump {jump1}\nHost 127.0.0.3\nProxyJump {jump2}", ""),
+    Case("ProxyJump {host}:{port}", "", "leads back to the same machine"),
+    Case("Host *\nProxyJump {jump1}", "", "leads back to the same machine"),
+    Case("ProxyCommand ssh -F {config} -W %h:%p {jump1_host}", "{name} {ed25519}\n"),
+    Case("ProxyCommand sh -c 'echo no route to %n >&2; exit 3'", "", "code 3: no route to 127"),
+]
+RARER = [
+    Case("HashKnownHosts yes", ""),
+    Case("", "{name} {ecdsa}\n"),
+    Case("", "*,!{name} {wrong}\n"),
+    Case("StrictHostKeyChecking no", ""),
+    Case("StrictHostKeyChecking no", "{name} {wrong}\n"),
+    Case("StrictHostKeyChecking no", "@revoked * {ed25519}\n"),
+    Case("HostKeyAlias BIG-cluster", "big-cluster {ed25519}\n"),
+    Case("HostKeyAlias big-cluster", "[big-cluster]:{port} {wrong}\n"),
+    Case("RevokedHostKeys {dir}/revoked_ed25519", "{name} {ecdsa}\n"),
+    Case("RevokedHostKeys {dir}/krl_ed25519", "{name} {ecdsa}\n"),
+    Case("RevokedHostKeys {dir}/revoked_stranger", ""),
+    Case("RevokedHostKeys {dir}/krl_stranger", ""),
+    Case("RevokedHostKeys {dir}/commented", ""),
+    Case("RevokedHostKeys {dir}/missing", "{name} {ed25519}\n", "missing: No such file"),
+    Case("KnownHostsCommand {dir}/print_wrong elsewhere", ""),
+    Case(f"{STRICT}{ONLY}ssh-ed25519\nKnownHostsCommand {{dir}}/print_echo %H %I %t %K", ""),
+    Case("KnownHostsCommand {dir}/missing", "{name} {ed25519}\n"),
+    Case("StrictHostKeyChecking yes", "@cert-authority *.lan {authority}\n", "is not known"),
+    Case("StrictHostKeyChecking yes", "* {authority}\n", "host key has changed"),
+    Case("StrictHostKeyChecking yes", "@cert-authority * {ed25519}\n", "is not known"),
+    Case(f"{ONLY}ecdsa-sha2-nistp256{CERT}", CERTIFIED),
+    Case("StrictHostKeyChecking yes\nCASignatureAlgorithms rsa-sha2-512", CERTIFIED, "signed with"),
+    Case(f"{ONLY}ecdsa-sha2-nistp256", "{name} {ed25519}\n", "host key has changed"),
+    Case(f"{ONLY}rsa-sha2-256", "{name} {rsa}\n"),
+    Case(f"{ONLY}ecdsa-sha2-nistp521", "", "no common algorithm"),
+    Case(f"{ONLY}rsa-sha2-256\nRequiredRSASize 8192", "{name} {rsa}\n", "RequiredRSASize"),
+    Case("Ciphers aes256-ctr\nMACs hmac-sha2-512\nKexAlgorithms ecdh-sha2-nistp384", ""),
+    Case("NoHostAuthenticationForLocalhost yes", "{name} {wrong}\n"),
+    Case("NoHostAuthenticationForLocalhost yes\nHostKeyAlias a", "a {wrong}\n", "has changed"),
+    Case("ProxyJump {jump2},{jump1},{jump2}", ""),
+    Case("ProxyJump {jump1},{jump2}\nHost 127.0.0.4\nProxyJump {jump2}", ""),
+    Case("ProxyJump 127.0.0.1:1", "", "its jump host 127.0.0.1: it refuses"),
+    Case("ProxyJump {jump1},127.0.0.1:1", "", "cannot reach 127.0.0.1:1"),
+]
+
+
+def write_case(site: Site, directory: Path, case: Case) -> Path:
+    """Write the ssh_config and known_hosts of a case; return the config."""
+    directory.mkdir()
+    config, known = directory / "config", directory / "known_hosts"
+    values = {**site.values(), "config": str(config)}
+    values["jump1_host"] = values["jump1"].partition(":")[0]
+    values["jump1_name"] = f"[{values['jump1_host']}]:{values['port']}"
+    lines = f"Host {values['host']}\n{case.config}".format(**values)
+    key = "" if "IdentityFile" in case.config else f"IdentityFile {site.cluster.key}\n"
+    config.write_text(
+        f"{lines}\nHost *\nPort {values['port']}\n{key}IdentitiesOnly yes\nConnectTimeout 20\n"
+        f"UserKnownHostsFile {known}\nGlobalKnownHostsFile /dev/null\nUpdateHostKeys no\n"
+        "StrictHostKeyChecking accept-new\n"
+    )
+    known.write_text(case.known.format(**values))
+    return config
+
+
+def by_ssh(config: Path) -> tuple[bool, str]:
+    words = ["ssh", "-F", str(config), "-o", "BatchMode=yes", "127.0.0.2", "true"]
+    done = subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    return done.returncode == 0, done.stderr
+
+
+def by_us(config: Path) -> tuple[bool, str]:
+    host_keys._read.cache_clear()
+    ssh.load_key.cache_clear()
+    own = SshConfig(config)
+    try:
+        SshTransport(own, timeout=20).connect(own.destination("127.0.0.2")).close()
+    except OrchestratorError as error:
+        return False, str(error)
+    return True, ""
+
+
+def kinds_and_names(known: Path) -> list[list[str]]:
+    """What a known_hosts file lists, but for the salt of hashed names."""
+    lines = [line.split() for line in known.read_text().splitlines()]
+    return sorted([line[0] if line[0][0] != "|" else "|", *line[1:]] for line in lines)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_verdict_is_that_of_ssh(site: Site, tmp_path: Path, case: Case) -> None:
+    compare(site, tmp_path, case)
+
+
+@pytest.mark.parametrize("case", RARER, ids=str)
+def test_the_verdict_is_that_of_ssh_in_rarer_cases(site: Site, tmp_path: Path, case: Case) -> None:
+    compare(site, tmp_path, case)
+
+
+def compare(site: Site, tmp_path: Path, case: Case) -> None:
+    lax = site.directory / "lax_key"
+    shutil.copy(site.cluster.key, lax)
+    lax.chmod(0o644)
+    theirs, ours = (write_case(site, tmp_path / who, case) for who in ("theirs", "ours"))
+    trusted, said = by_us(ours)
+    accepted, complaint = by_ssh(theirs)
+    assert accepted == trusted or (case.alone and accepted), f"ssh: {complaint}\nwe: {said}"
+    if case.words:
+        assert not trusted
+        with pytest.raises(NodeError, match=f"(?s){case.words}"):
+            raise NodeError(said)
+    else:
+        assert trusted, said
+        recorded = [kinds_and_names(config.with_name("known_hosts")) for config in (theirs, ours)]
+        assert recorded[0] == recorded[1]
+
+
+# -- several jump hosts at once ---------------------------------------------------------------
+
+
+def test_a_dead_jump_host_holds_up_nobody_else(site: Site, tmp_path: Path) -> None:
+    """One accepts and stays silent; meanwhile another node is reached through another."""
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        place = f"127.0.0.1:{dead.getsockname()[1]}"
+        config = write_case(site, tmp_path / "case", Case("ProxyJump {jump1}", ""))
+        config.write_text(f"Host behind-dead\nProxyJump {place}\n" + config.read_text())
+        own = SshConfig(config)
+        transport = SshTransport(own, timeout=60)
+        refused: list[str] = []
+
+        def wait_in_vain() -> None:
+            try:
+                transport.connect(own.destination("behind-dead"), timeout=60)
+            except OrchestratorError as error:
+                refused.append(error.what)
+
+        waiting = [threading.Thread(target=wait_in_vain) for _ in range(2)]
+        for thread in waiting:
+            thread.start()
+        held = dead.accept()[0]
+        transport.connect(own.destination("127.0.0.2")).close()
+        assert [thread.is_alive() for thread in waiting] == [True, True] and not refused
+        dead.close()
+        held.close()
+        for thread in waiting:
+            thread.join()
+    assert len(refused) == 2 and all("its jump host 127.0.0.1: it" in what for what in refused)
+
+
+def test_one_connection_to_a_jump_host_for_all_nodes(site: Site, tmp_path: Path) -> None:
+    own = SshConfig(write_case(site, tmp_path / "case", Case("ProxyJump {jump1}", "")))
+    transport = SshTransport(own, timeout=60)
+    nodes = [own.destination("127.0.0.2", port=site.cluster.nodes[0].port) for _ in range(4)]
+    connections = [
+        connection
+        for connection in everywhere(nodes, transport.connect)
+        if not isinstance(connection, OrchestratorError)
+    ]
+    (through,) = {connection.through for connection in connections}
+    assert len(connections) == 4 and through is not None and through.alive
+    through.close()
+    again = transport.connect(nodes[0])
+    assert again.through is not through, "an ended connection is made anew"
+    again.close()
