@@ -78,7 +78,7 @@ class Launch:
     )
     nproc: int | None = option(
         None,
-        "Start N ranks on each node.",
+        "Start N ranks on each node, whatever slots= in the node list says.",
         COMMON,
         commands=EXAMINE,
         shown="slots= in the node list, else the number of GPUs, else 1",

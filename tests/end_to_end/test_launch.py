@@ -97,9 +97,21 @@ def test_the_dry_run_pastes_into_a_shell(head: Head) -> None:
 def test_nodes_with_different_numbers_of_ranks(head: Head) -> None:
     first, second = head.cluster.addresses
     head.node_list = head.cluster.write_list([f"{first} slots=1", f"{second} slots=3"])
-    command = head.run("--nproc", "2", head.script("sum.py", ALL_REDUCE))
+    head.run(head.script("sum.py", ALL_REDUCE))
     assert "sum 6 3 2 4 1 2 3" in head.log(1).decode()
-    assert "runs 1 ranks because of slots= in the list, not --nproc 2" in command.text
+
+
+def test_the_option_wins_over_the_list_and_the_plan_refuses_what_it_knows(head: Head) -> None:
+    first, second = head.cluster.addresses
+    head.node_list = head.cluster.write_list([f"{first} slots=1", f"{second} slots=3"])
+    for words in (["master_launch", "--dry-run"], ["orchestrator", "doctor", "--quick"]):
+        refused = head.command(*words)
+        assert refused.finish() == 3
+        assert "all nodes need the same number of ranks; here they have 1, 3" in refused.text
+    allowed = head.command("master_launch", "--dry-run", "--nproc", "2")
+    assert allowed.finish() == 0
+    assert f"--nproc 2 wins over slots= in the list ({first}, {second})" in allowed.text
+    assert "4 ranks" in allowed.text
 
 
 def test_a_taken_port_is_left_alone_and_said(head: Head) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
 from orchestrator.config.schema import COPIED, Config
+from orchestrator.config.sharding import check_offload, group_size
 from orchestrator.engine.ranks import agreement, low_precision, used_parts
 from orchestrator.engine.ranks.blocks import blocks_of, has_sparse, kept_whole, to_shard
 from orchestrator.engine.ranks.ranks import (
@@ -79,38 +80,6 @@ def make(config: Config, ranks: Ranks) -> Mesh:
     mesh = init_device_mesh(ranks.device.type, (copies, size), mesh_dim_names=names)
     wait_as_long(config, *mesh.get_all_groups())
     return Mesh(strategy, copies, mesh)
-
-
-def group_size(nodes: Sequence[int], wanted: int | None) -> int:
-    """Return how many ranks share one copy: those of a node, or as many as the config wants.
-
-    `nodes` has the node of every rank. A group must not end in the middle of a node and go on in
-    the next: every gather of its parameters would cross the slow links without anybody asking.
-    """
-    counts = [nodes.count(node) for node in sorted(set(nodes))]
-    size = wanted or counts[0]
-    fix = "make the nodes equal with slots= in the list, or use fsdp.sharding_strategy=full_shard"
-    if wanted is None and len(set(counts)) > 1:
-        raise CheckFailed(
-            "hybrid_shard keeps one copy per node, so all nodes need the same number of ranks;"
-            f" here they have {', '.join(map(str, counts))}",
-            f"{fix}, or set fsdp.shard_size to a divisor of all of them",
-        )
-    if len(nodes) % size:
-        raise CheckFailed(
-            f"fsdp.shard_size is {size}, which does not divide the {len(nodes)} ranks", fix
-        )
-    groups = [nodes[first : first + size] for first in range(0, len(nodes), size)]
-    for number, group in enumerate(groups):
-        whole = all(list(group).count(node) == nodes.count(node) for node in set(group))
-        if len(set(group)) > 1 and not whole:
-            first = number * size
-            raise CheckFailed(
-                f"with fsdp.shard_size {size}, ranks {first} to {first + size - 1} would share one"
-                f" copy across the edge between nodes {group[0]} and {group[-1]}",
-                "use a divisor of the ranks of each node, or a multiple that covers whole nodes",
-            )
-    return size
 
 
 def picture(mesh: Mesh, ranks: Ranks) -> list[str]:
@@ -220,8 +189,8 @@ def shard(
     model: nn.Module, blocks: list[nn.Module], mesh: Mesh, ranks: Ranks, config: Config
 ) -> None:
     fsdp = config.fsdp
-    if fsdp.cpu_offload and ranks.device.type != "cuda":
-        raise CheckFailed("fsdp.cpu_offload is set, but there is no GPU to offload from")
+    if ranks.device.type != "cuda":
+        check_offload(config)
     reshard = fsdp.reshard_after_forward and mesh.strategy != "shard_grad_op"
     if config.distributed.find_unused_parameters:
         reshard = False  # all blocks are gathered before the forward, whichever it uses

@@ -39,11 +39,21 @@ def gpus(case: Case) -> Iterator[Finding]:
         if facts.cards
     ]
     yield from unequal("gpus", WARN, "GPU models", models, "the slowest sets the pace")
-    for node, facts in case.seen:
-        if facts.gpus and node.slots and node.slots > facts.gpus:
-            what = f"{node.name} has {facts.gpus} GPUs, and slots={node.slots} in the node list"
-            yield Finding("gpus", BAD, (node.name,), what, f"slots={facts.gpus}")
+    yield from too_many_ranks(case)
     yield from sick(case)
+
+
+def too_many_ranks(case: Case) -> Iterator[Finding]:
+    """Find nodes with more ranks than GPUs; a program may mean --nproc, and use no GPU."""
+    nproc = case.needs.nproc
+    for node, facts in case.seen:
+        wanted = nproc or node.slots
+        if facts.gpus and wanted and wanted > facts.gpus:
+            source = f"--nproc is {nproc}" if nproc else f"slots={node.slots} in the node list"
+            what = f"{node.name} has {facts.gpus} GPUs, and {source}"
+            fix = f"--nproc {facts.gpus}" if nproc else f"slots={facts.gpus}"
+            level = WARN if nproc and not case.needs.engine else BAD
+            yield Finding("gpus", level, (node.name,), what, fix)
 
 
 def sick(case: Case) -> Iterator[Finding]:

@@ -54,6 +54,13 @@ def too_old(case: Case, there: Sequence[tuple[str, str]]) -> Iterator[Finding]:
             yield Finding("torch", BAD, (name,), what, fix)
 
 
+def config(case: Case) -> Iterator[Finding]:
+    """Report what the config asks of the engine, and these nodes cannot give."""
+    if case.needs.refused:
+        what, fix = case.needs.refused
+        yield Finding("config", BAD, tuple(node.name for node, _ in case.seen), what, fix)
+
+
 def imports(case: Case) -> Iterator[Finding]:
     for node, checkup in case.looked:
         if checkup.torch is None:

@@ -40,6 +40,7 @@ CHECKS: dict[str, Check] = {
     "torch": check_software.torch,
     "nccl": check_software.nccl,
     "driver": check_software.driver,
+    "config": check_software.config,
     "gpus": check_machine.gpus,
     "busy": check_machine.busy,
     "ours": check_machine.ours,

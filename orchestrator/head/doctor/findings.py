@@ -49,6 +49,8 @@ class Needs:
     script: str = ""  # whose copies are compared
     torch: bool = True
     engine: bool = False  # the built-in one is to run, which needs OLDEST_TORCH
+    nproc: int | None = None  # ranks on each node, where the user said so
+    refused: tuple[str, str] | None = None  # what the engine could not do on these nodes; the fix
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from orchestrator.head.doctor.examination import Diagnosis
 from orchestrator.head.doctor.findings import WARN, Examined, Needs
 from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.request import Request
-from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.head.plan import plan
+from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
 
 
 def check(request: Request, nodes: Nodes, say: Callable[[str], None]) -> None:
@@ -40,7 +41,22 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
         script=request.target.name if kind == "auto" else "",
         torch=kind != "program",
         engine=kind == "engine",
+        nproc=launch.nproc,
+        refused=refused(request, nodes),
     )
     lost = [Examined(node.name, error=error.what, fix=error.fix) for node, error in nodes.lost]
     ask = partial(fleet.ask, nodes.reached)
     return examination.diagnose(nodes.probed, lost, needs, ask if full else None)
+
+
+def refused(request: Request, nodes: Nodes) -> tuple[str, str] | None:
+    """Return what the built-in engine could not do on these nodes, and how to fix that."""
+    probed = [node.probed for node in nodes.reached if not node.node.spare]
+    if request.target.name != ENGINE or nodes.lost:
+        return None
+    counts = [plan.count_ranks(node, request.config.launch.nproc)[0] for node in probed]
+    try:
+        plan.check_engine(request.config, counts, probed)
+    except CheckFailed as error:
+        return error.what, error.fix
+    return None

@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from orchestrator.config import sharding
 from orchestrator.config.schema import Config
 from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.head.inventory.probed_node import ProbedNode, names
 from orchestrator.head.plan import nccl_env
 from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan, Target
 
@@ -62,6 +63,8 @@ def make(
     check_torch(nodes)
     start, notes = choose_start(config.launch.start, kind, target, nodes)
     layout = agreed or lay_out(nodes, config)
+    if target.kind == "engine" and target.name == ENGINE:
+        check_engine(config, layout.counts, nodes)
     first, master = layout.index, layout.master_ip or None
     theirs = frozenset({*config.nccl.variables, *config.env, *user_env})
     net = nccl_env.make(nodes, config.nccl.profile, theirs, hinted, master=master, first=first)
@@ -134,6 +137,14 @@ def check_torch(nodes: Sequence[ProbedNode]) -> None:
         )
 
 
+def check_engine(config: Config, counts: Sequence[int], nodes: Sequence[ProbedNode]) -> None:
+    """Refuse what the built-in engine would refuse in every rank, with nodes as they are."""
+    sharding.check_layout(config, counts)
+    for node in nodes:
+        if not node.facts.gpus:
+            sharding.check_without_gpu(config, node.name, sum(counts))
+
+
 def choose_start(
     wanted: str, kind: str, target: Target, nodes: Sequence[ProbedNode]
 ) -> tuple[str, list[str]]:
@@ -169,14 +180,18 @@ def choose_port(config: Config, master: ProbedNode) -> tuple[int, list[str]]:
 
 
 def count_ranks(node: ProbedNode, nproc: int | None) -> tuple[int, str]:
-    if node.node.slots is not None:
-        why = "slots= in the list" if node.node.line else "--ntasks-per-node"
-        return node.node.slots, why
     if nproc is not None:
         return nproc, "--nproc"
+    if node.node.slots is not None:
+        return node.node.slots, listed_ranks(node.node)
     if node.facts.gpus:
         return node.facts.gpus, f"{node.facts.gpus} GPUs found"
     return 1, "no GPU found"
+
+
+def listed_ranks(node: Node) -> str:
+    """Name the source of a node's `slots`."""
+    return "slots= in the list" if node.line else "--ntasks-per-node"
 
 
 def uneven_notes(
@@ -188,9 +203,12 @@ def uneven_notes(
             f"{node.name}: {n}" for node, (n, _) in zip(nodes, counts, strict=True)
         )
         notes.append(f"nodes have different numbers of ranks ({differences})")
-    for node, (count, why) in zip(nodes, counts, strict=True):
-        if nproc is not None and count != nproc:
-            notes.append(f"{node.name} runs {count} ranks because of {why}, not --nproc {nproc}")
+    overruled = [
+        node for node in nodes if nproc is not None and node.node.slots not in (None, nproc)
+    ]
+    if overruled:
+        which = listed_ranks(overruled[0].node)
+        notes.append(f"--nproc {nproc} wins over {which} ({names(overruled)})")
     versions = {node.facts.torch for node in nodes}
     if len(versions) > 1:
         differences = ", ".join(f"{node.name}: {node.facts.torch}" for node in nodes)

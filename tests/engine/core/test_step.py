@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.config.schema import Scheduler
+from orchestrator.config.sharding import group_size
 from orchestrator.engine.core.step import schedule
-from orchestrator.engine.ranks.mesh import group_size
 from orchestrator.errors import CheckFailed
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.config.launch import Launch
-from orchestrator.config.schema import Config, Nccl
+from orchestrator.config.schema import Config, Distributed, Fsdp, Nccl
 from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.node_list import Node, parse_nodes
 from orchestrator.head.inventory.probed_node import ProbedNode
@@ -95,7 +95,9 @@ def test_ranks_with_unequal_slots() -> None:
 @pytest.mark.parametrize(
     ("line", "gpus", "nproc", "count", "why"),
     [
-        ("a slots=3", 8, 2, 3, "slots= in the list"),
+        ("a slots=3", 8, 2, 2, "--nproc"),
+        ("a slots=2", 8, 2, 2, "--nproc"),
+        ("a slots=3", 8, None, 3, "slots= in the list"),
         ("a", 8, 2, 2, "--nproc"),
         ("a", 8, None, 8, "8 GPUs found"),
         ("a", 0, None, 1, "no GPU found"),
@@ -106,8 +108,43 @@ def test_how_many_ranks_and_why(
 ) -> None:
     made = make(found(line, gpus=gpus), nproc=nproc)
     assert (made.nodes[0].nproc, made.nodes[0].nproc_why) == (count, why)
-    overruled = [note for note in made.notes if "not --nproc" in note]
-    assert bool(overruled) == (nproc is not None and count != nproc)
+    overruled = (
+        ["--nproc 2 wins over slots= in the list (a)"] if (line, nproc) == ("a slots=3", 2) else []
+    )
+    assert [note for note in made.notes if "--nproc" in note] == overruled
+
+
+ENGINE = Target("engine", plan.ENGINE, ())
+
+
+@pytest.mark.parametrize(
+    ("listed", "gpus", "settings", "words"),
+    [
+        (
+            "a slots=2\nb slots=1",
+            0,
+            {},
+            "all nodes need the same number of ranks; here they have 2, 1",
+        ),
+        ("a slots=2\nb slots=1", 0, {"fsdp": Fsdp("full_shard")}, ""),
+        ("a slots=2\nb slots=2", 0, {"fsdp": Fsdp(shard_size=3)}, "does not divide the 4 ranks"),
+        ("a", 1, {"fsdp": Fsdp(shard_size=3)}, ""),  # one rank shards nothing
+        ("a slots=2", 0, {"fsdp": Fsdp(cpu_offload=True)}, "no GPU to offload from on a"),
+        ("a slots=1", 0, {"fsdp": Fsdp(cpu_offload=True)}, ""),  # the engine ignores it there
+        ("a slots=2", 2, {"fsdp": Fsdp(cpu_offload=True)}, ""),
+        ("a", 0, {"distributed": Distributed(backend="nccl")}, "is nccl, but a has no GPU"),
+    ],
+)
+def test_what_the_engine_could_not_do_is_refused_in_the_plan(
+    listed: str, gpus: int, settings: dict[str, Any], words: str
+) -> None:
+    machines = found(listed, gpus=gpus)
+    make(machines, config=Config(**settings))  # a program of the user's reads no such key
+    if not words:
+        make(machines, ENGINE, config=Config(**settings))
+        return
+    with pytest.raises(CheckFailed, match=words):
+        make(machines, ENGINE, config=Config(**settings))
 
 
 # -- the port ---------------------------------------------------------------------------------
