@@ -221,6 +221,7 @@ class Follow(Request[Following], do="follow"):
     ranks: int
     events: int
     head: Optional[float] = None  # when this head came, by its clock; None for one that looks on
+    patience: Optional[float] = None  # a head that is silent for so long is lost
 
 
 class Left(Message):

@@ -11,7 +11,7 @@ from orchestrator.errors import EXIT_DONE, EXIT_STOPPED
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
-from orchestrator.head.follow.follower import NodeFollower
+from orchestrator.head.follow.follower import NodeFollower, NodeLogs, open_logs
 from orchestrator.head.follow.run import Run
 from orchestrator.head.launch.launch import Launched
 from orchestrator.head.screen.display import Display
@@ -22,13 +22,15 @@ from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of
 from orchestrator.records.experiment import Experiment, JobRecord
 
+SHORTEST = 4.0  # seconds of silence that a busy machine may need: it beats once a second at most
+
 
 def follow_launched(launched: Launched, view: View, keys: Keys | None = None) -> int:
     """Follow a job from its start, over the channels that started it."""
     screen = make_screen(launched.experiment, launched.record, view)
     display, nodes = Display(screen), launched.nodes
-    channels = [node.channel for node in nodes.reached]
-    return follow(launched.experiment, launched.record, nodes.transport, display, channels, keys)
+    open_parts = [(n.channel, logs) for n, logs in zip(nodes.reached, launched.logs, strict=True)]
+    return follow(launched.experiment, launched.record, nodes.transport, display, open_parts, keys)
 
 
 def follow_again(
@@ -42,7 +44,8 @@ def follow_again(
     screen = make_screen(experiment, record, view)
     screen.skip_to_end()
     display = Display(screen)
-    return follow(experiment, record, transport, display, [None] * len(record.nodes), keys)
+    open_parts = [(None, logs) for logs in open_logs(experiment, record.nodes)]
+    return follow(experiment, record, transport, display, open_parts, keys)
 
 
 def follow(
@@ -50,17 +53,23 @@ def follow(
     record: JobRecord,
     transport: Transport,
     display: Display,
-    channels: Sequence[NodeChannel | None],
+    open_parts: Sequence[tuple[NodeChannel | None, NodeLogs]],
     keys: Keys | None,
 ) -> int:
     display.start()
     backend = backend_of(record)
     running = Run(experiment, record, display, backend)
+    launch = record.launch
     followers = [
         NodeFollower(
-            transport, record.job, node, experiment, running.post, channel, head=running.since
+            *(transport, record.job, node, experiment, running.post, channel),
+            logs=logs,
+            head=running.since,
+            patience=max(SHORTEST, launch.node_loss_timeout)
+            if launch.on_head_loss == "stop"
+            else None,
         )
-        for node, channel in zip(record.nodes, channels, strict=True)
+        for node, (channel, logs) in zip(record.nodes, open_parts, strict=True)
     ]
     try:
         running.go(followers, keys)

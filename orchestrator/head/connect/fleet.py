@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.head.connect import open_files
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.protocol.message import Message
@@ -20,6 +21,7 @@ A = TypeVar("A", bound=Message)
 
 def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | OrchestratorError]:
     """Do work(item) for all items at once; return each one's result or its error, in order."""
+    open_files.raise_limit()
     results: list[R | OrchestratorError | None] = [None] * len(items)
     crashes: list[BaseException] = []
 

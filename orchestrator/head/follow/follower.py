@@ -10,12 +10,13 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import NodeError, OrchestratorError, UsageError
+from orchestrator.head.connect import open_files
 from orchestrator.head.connect.channel import Declined, NodeChannel, nonsense, read_message
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
@@ -34,12 +35,16 @@ from orchestrator.protocol.messages import (
     Stuck,
     SupervisorGone,
 )
-from orchestrator.protocol.timing import HEAD_BEAT, HEAD_PATIENCE, SWEEP_PATIENCE
+from orchestrator.protocol.timing import HEAD_BEAT, HEAD_PATIENCE, SERVER_PATIENCE, SWEEP_PATIENCE
 from orchestrator.records.experiment import Experiment, NodeRecord
 
 CLOCK_READS = 3  # the shortest round trip of these tells best
 RETRY_TIMEOUT = 5.0
+BEATS_IN_PATIENCE = 4
 LONGEST_EVENT = 1 << 24  # bytes
+
+
+OPEN_WHILE_FOLLOWED = 2  # files a node, now and then: an output that comes home, a log to show
 
 
 # -- what a follower tells the run ------------------------------------------------------------
@@ -135,18 +140,21 @@ class NodeFollower(threading.Thread):
         post: Callable[[News], None],
         channel: NodeChannel | None = None,
         *,
+        logs: NodeLogs | None = None,
         head: float | None = None,
+        patience: float | None = None,
     ) -> None:
         super().__init__(daemon=True, name=f"follow-{node.index}")
         self.ssh = ssh
         self.job = job
         self.node = node
-        self.text = AppendOnly(experiment.log(node))
-        self.ranks = AppendOnly(experiment.ranks(node))
+        logs = logs or NodeLogs.of(experiment, node)
+        self.text, self.ranks = logs.text, logs.ranks
         self.outputs = experiment.path / "outputs"
         self.post = post
         self.channel = channel
         self.head = head  # when this head came; None for one that only looks on
+        self.patience = patience  # after which the node takes us for lost; None: the usual
         self.left = threading.Event()
         self.writing = threading.Lock()
         self.ended = False
@@ -270,6 +278,7 @@ class NodeFollower(threading.Thread):
             ranks=self.ranks.size,
             events=0,
             head=self.head,
+            patience=self.patience,
         )
         channel.ask(request, HEAD_PATIENCE)
         self.post(Connected(self.node.index, self.clock.offset))
@@ -300,7 +309,8 @@ class NodeFollower(threading.Thread):
     def _beat(self, channel: NodeChannel) -> None:
         """Send a sign of life: the server leaves when it hears nothing for a minute."""
         if time.monotonic() >= self.next_beat:
-            self.next_beat = time.monotonic() + HEAD_BEAT
+            patience = self.patience or SERVER_PATIENCE
+            self.next_beat = time.monotonic() + min(HEAD_BEAT, patience / BEATS_IN_PATIENCE)
             sent = time.time()
             self.beats[channel.tell(messages.Beat())] = sent
 
@@ -380,3 +390,27 @@ class AppendOnly:
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+@dataclass(frozen=True)
+class NodeLogs:
+    """The local files of one node's log, open for as long as the job is followed."""
+
+    text: AppendOnly
+    ranks: AppendOnly
+
+    @staticmethod
+    def of(experiment: Experiment, node: NodeRecord) -> NodeLogs:
+        return NodeLogs(AppendOnly(experiment.log(node)), AppendOnly(experiment.ranks(node)))
+
+
+def open_logs(experiment: Experiment, nodes: Sequence[NodeRecord]) -> list[NodeLogs]:
+    """Open the files of all nodes, with room for what else a head opens while it follows them."""
+    logs = [NodeLogs.of(experiment, node) for node in nodes]
+    if open_files.room() < open_files.SPARE + OPEN_WHILE_FOLLOWED * len(nodes):
+        raise UsageError(
+            f"the logs of {len(nodes)} nodes cannot be kept open: {open_files.limit()} files are"
+            " all that this process may open",
+            "allow more: ulimit -n 65536, or by its hard limit in /etc/security/limits.conf",
+        )
+    return logs

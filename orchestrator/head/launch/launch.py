@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
+from orchestrator.head.follow.follower import NodeLogs, open_logs
 from orchestrator.head.launch import payload, preflight
 from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.prepare import Prepared, discarded_on_error
@@ -30,6 +31,7 @@ class Launched:
     experiment: Experiment
     record: JobRecord
     nodes: Nodes
+    logs: Sequence[NodeLogs]  # the local files, open
 
 
 def launch(prepared: Prepared, say: Say) -> Launched:
@@ -48,6 +50,7 @@ def start(prepared: Prepared, record: JobRecord, meeting: Meeting, say: Say) -> 
     announce(plan, say)
     say(f"logs in {prepared.experiment.logs}")
     try:
+        logs = open_logs(prepared.experiment, record.nodes)  # after the start it is too late
         if request.payload is not None:
             payload.deliver(nodes.reached, plan, request.payload)
         start_supervisors(prepared, meeting)
@@ -58,7 +61,7 @@ def start(prepared: Prepared, record: JobRecord, meeting: Meeting, say: Say) -> 
         problem = write_manifest(prepared)
         if problem:
             say(problem)
-    return Launched(prepared.experiment, record, nodes)
+    return Launched(prepared.experiment, record, nodes, logs)
 
 
 def announce(plan: Plan, say: Say) -> None:

@@ -12,20 +12,34 @@ from orchestrator.head.plan.plan import script_path
 
 
 def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
-    """Write the lines that run a node's part when they are pasted into a shell there."""
-    lines = [f"cd {shlex.quote(node.workdir)}"]
-    lines += [f"unset {name}" for name in node.unset]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in node.env.items()]
+    """Write the lines that run a node's part when they are pasted into a shell there.
+
+    The variables are those of torchrun alone: the shell stays as it is.
+    """
+    lines = [f"cd {quoted(node.workdir)}"]
+    for name, text in node.files:
+        lines.append(f"cat > {quoted(name)} <<'END'\n{text}END")
+    env = dict(node.env)
+    python_path = ""
     kind = node.target.kind
     if kind == "engine" or (plan.start == "fork" and kind != "module"):
         # --run-path leaves out what `python script.py` does: the script's directory comes first.
         script = script_path(node.target, node.workdir, node.library)
         first = node.library if kind == "engine" else posixpath.dirname(script)
-        lines.append(f'export PYTHONPATH={shlex.quote(first)}"${{PYTHONPATH:+:$PYTHONPATH}}"')
-    for name, text in node.files:
-        lines.append(f"cat > {shlex.quote(name)} <<'END'\n{text}END")
-    lines.append(" ".join(map(shlex.quote, node.paste)))
-    return lines
+        theirs = env.pop("PYTHONPATH", "")
+        rest = quoted(f":{theirs}") if theirs else '"${PYTHONPATH:+:$PYTHONPATH}"'
+        python_path = f"PYTHONPATH={quoted(first)}{rest}"
+    words = ["env", *(f"-u {name}" for name in node.unset)]
+    words += [f"{name}={quoted(value)}" for name, value in env.items()]
+    words += [python_path] if python_path else []
+    words.append(" ".join(map(quoted, node.paste)))
+    return [*lines, " \\\n  ".join(words)]
+
+
+def quoted(word: str) -> str:
+    """Quote a word for a shell, zsh included: there, =eth0 is the path of a program eth0."""
+    safe = shlex.quote(word)
+    return f"'{word}'" if safe == word and word.startswith("=") else safe
 
 
 def to_text(plan: Plan) -> str:

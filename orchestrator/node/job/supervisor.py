@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import selectors
 import shutil
 import signal
@@ -83,6 +84,7 @@ class Supervisor:
         self.kill_at = float("inf")
         self.sweep_since = 0.0
         self.processes = JobProcesses(run.job, run.node, os.getpid())
+        self.open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.killed: dict[int, str] = {}
         self.lived: dict[int, str] = {}  # PID -> name: when its end began
         self.outlived: dict[int, str] = {}  # PID -> name: torchrun,
@@ -93,6 +95,8 @@ class Supervisor:
 
     def start(self) -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
+        # Node 0's has a connection to each of the others; the ranks keep the login's limit.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self.open_files[1], self.open_files[1]))
         wake, self.wakeup = os.pipe()
         for fd in (wake, self.wakeup):
             os.set_blocking(fd, False)
@@ -128,13 +132,18 @@ class Supervisor:
             stderr=writing,
             start_new_session=True,
             umask=self.spec.umask,
-            # Should we be killed, torchrun ends its ranks: nobody would read what they print.
-            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509  no threads
+            preexec_fn=self.prepare_agent,  # noqa: PLW1509  no threads
         )
         os.close(writing)
         self.watch_output(reading, "-")
         pids = {"agent": self.agent.pid, "supervisor": os.getpid()}
         self.event(events.Started(time=time.time(), version=OWN, **pids))
+
+    def prepare_agent(self) -> None:
+        """Do what is left to do in the process that becomes torchrun."""
+        # Should we be killed, torchrun ends its ranks: nobody would read what they print.
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        resource.setrlimit(resource.RLIMIT_NOFILE, self.open_files)
 
     def listen(self) -> None:
         # A socket's path may have 108 bytes only; relative to the run directory it is short.
@@ -258,7 +267,10 @@ class Supervisor:
     # -- listeners ---------------------------------------------------------------------------
 
     def accept(self, server: socket.socket) -> None:
-        listener, _ = server.accept()
+        try:
+            listener, _ = server.accept()
+        except OSError:  # it left again, or too many files are open
+            return
         listener.setblocking(False)
         self.listeners.append(listener)
         self.watch(listener.fileno(), lambda: self.hear(listener))

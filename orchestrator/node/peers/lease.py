@@ -6,6 +6,7 @@ of node 0 for as long as its lease lasts ends its part by itself: it may be the 
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from typing import Protocol
@@ -43,9 +44,9 @@ class Lease:
         self.waits = terms.wait
         self.needs_head = terms.head == "stop"
         self.grace = terms.grace
-        self.here: set[int] = set()  # the heads' connections
+        self.here: dict[int, float] = {}  # the heads' connections, and when each came
         self.heads_elsewhere: dict[int, bool] = {}  # other node -> is there a head, as it says
-        self.attached_at = 0.0  # the last time that a head came, or left on purpose, by its clock
+        self.attached_at = 0.0  # the last time that a head came, or left on purpose
         self.left_at = -1.0 if terms.attached else 0.0
         self.head_at = self.turned = time.monotonic()
         self.order: EndOrder | None = None  # the end, once there is one
@@ -152,15 +153,15 @@ class Lease:
     # -- heads -------------------------------------------------------------------------------
 
     def head_says(self, connection: int, news: HeadNews) -> None:
+        # Clocks go back, and the next head has another one: what is heard later is later.
         if news.head == "here":
-            self.here.add(connection)
-            self.attached_at = max(self.attached_at, news.at)
+            self.here[connection] = max(news.at, math.nextafter(self.left_at, math.inf))
+            self.attached_at = max(self.attached_at, self.here[connection])
         else:
-            self.here.discard(connection)
-            self.left_at = max(self.left_at, news.at)
+            self.left_at = max(self.left_at, news.at, self.here.pop(connection, 0.0))
 
     def head_hung_up(self, connection: int) -> None:
-        self.here.discard(connection)
+        self.here.pop(connection, None)
 
     def heads(self) -> tuple[bool, float, float]:
         """Return what the others should know. Node 0 knows it of all, and tells all."""

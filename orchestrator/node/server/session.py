@@ -26,6 +26,7 @@ from orchestrator.protocol import messages
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.messages import Nothing, Request
 from orchestrator.protocol.spec import Spec
+from orchestrator.protocol.timing import SERVER_PATIENCE
 from orchestrator.protocol.version import OWN, conflict
 
 START_SECONDS = 20.0
@@ -71,6 +72,7 @@ class Session:
         self.piece = bytearray()  # what the next request is about
         self.parcels: dict[str, RunDir] = {}  # that wait for the start of their jobs
         self.listed: set[tuple[str, str]] = set()  # outputs that the head knows
+        self.patience = SERVER_PATIENCE
         self.stop_of_all = stop_of_all()  # the last one before this visit
 
     def answer(self, request: Request[Any]) -> Message:
@@ -201,6 +203,7 @@ class Session:
             raise Refusal(other, messages.OTHER_VERSION)
         self.streamer = FileStreamer(run, request.log, request.ranks, request.events)
         self.activity = Activity(run)
+        self.patience = min(SERVER_PATIENCE, request.patience or SERVER_PATIENCE)
         if request.head is not None:
             self.streamer.tell_head("here", request.head)
         return messages.Following(time=time.time())

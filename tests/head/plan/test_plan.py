@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.node_list import Node, parse_nodes
 from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.plan import plan
-from orchestrator.head.plan.dry_run import shell_lines, to_json, to_text
+from orchestrator.head.plan.dry_run import quoted, shell_lines, to_json, to_text
 from orchestrator.head.plan.model import Plan, Target
 from orchestrator.protocol.messages import ProbeTarget
 from tests.head.plan.probed import facts
@@ -300,6 +301,25 @@ def pasted(made: Plan, index: int, shell: str = "bash") -> tuple[list[str], str,
     count = int(said[0])
     environment = dict(word.partition("=")[::2] for word in said[count + 2 :])
     return said[1 : count + 1], said[count + 1], environment
+
+
+@pytest.mark.parametrize("word", ["=eth0", "a=b", "~", "$x", "it's", ""])
+def test_a_word_is_quoted_for_zsh_too(word: str) -> None:
+    """There is no zsh here: what it would replace by a program's path, =eth0, stands in quotes."""
+    text = quoted(word)
+    assert shlex.split(text) == [word]
+    assert not text.startswith(("=", "~", "$"))
+
+
+def test_what_is_pasted_leaves_no_variable_in_the_shell(echo: str, tmp_path: Path) -> None:
+    """What is started in that shell later would pass for the job's."""
+    machines = found("a\nb", python=echo, workdir=str(tmp_path), target=program("script"))
+    made = make(machines, AUTO)
+    lines = "\n".join([*shell_lines(made, made.nodes[0]), "printf MARK; env -0"])
+    env = {"PATH": "/usr/bin:/bin"}
+    said = subprocess.run(["sh", "-c", lines], stdout=subprocess.PIPE, check=True, env=env).stdout
+    before, _, after = said.partition(b"MARK")
+    assert b"ORCHESTRATOR_JOB=" in before and b"ORCHESTRATOR" not in after
 
 
 @pytest.mark.parametrize("shell", ["bash", "sh"])

@@ -28,6 +28,7 @@ from orchestrator.node.server import session as node_session
 from orchestrator.node.server.session import Session
 from orchestrator.protocol import messages
 from orchestrator.protocol.messages import PortWish, ProbeTarget, StopAll
+from orchestrator.protocol.timing import SERVER_PATIENCE
 from tests.node.running import PATIENCE, PYTHON, Job, alive, script, spec_of, streams, wait_until
 
 OFFSET = struct.Struct(">Q")
@@ -262,6 +263,19 @@ def test_the_link_leaves_with_the_head(new_link: NewLink) -> None:
     link = new_link()
     link.close()
     assert link.process.wait(PATIENCE) == 0
+
+
+def test_a_head_that_stands_still_is_left_as_soon_as_it_allows(
+    new_link: NewLink, new_job: NewJob
+) -> None:
+    """With --on-head-loss stop a frozen head is lost after --node-loss-timeout, not a minute."""
+    job = new_job()
+    job.run.create()
+    link = new_link()
+    words = messages.Follow(job=job.run.job, node=0, log=0, ranks=0, events=0, patience=0.5)
+    link.ask(words, PATIENCE)
+    assert PATIENCE < SERVER_PATIENCE
+    link.process.wait(PATIENCE)
 
 
 def test_a_heartbeat_comes_every_second(new_link: NewLink) -> None:

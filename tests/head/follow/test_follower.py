@@ -1,0 +1,60 @@
+"""The files and the signs of life of whoever follows a node."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import UsageError
+from orchestrator.head.follow import follower as following
+from orchestrator.head.follow.follower import NodeFollower, open_logs
+from orchestrator.protocol.timing import HEAD_BEAT
+from orchestrator.records import experiment
+from orchestrator.records.experiment import NodeRecord
+
+NODES = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in range(3)]
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """As with `ulimit -n`: a few more than are open now, too few for the logs of three nodes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = sum(1 for _ in os.scandir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 20, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_files")
+def test_logs_that_cannot_be_kept_open_are_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the logs of 3 nodes cannot be kept open"):
+        open_logs(experiment.create(tmp_path, "run"), NODES)
+
+
+def test_a_head_beats_as_often_as_the_node_expects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(following.time, "monotonic", lambda: now)
+    directory, transport, channel = experiment.create(tmp_path, "run"), Any, Beats()
+    for patience, beat in ((None, HEAD_BEAT), (4.0, 1.0), (600.0, HEAD_BEAT)):
+        follower = NodeFollower(
+            transport,
+            "run-1",
+            NODES[0],
+            directory,
+            print,
+            patience=patience,  # type: ignore[arg-type]
+        )
+        follower._beat(channel)  # type: ignore[arg-type]
+        assert follower.next_beat == now + beat
+
+
+class Beats:
+    def tell(self, request: object) -> int:
+        return 1
