@@ -98,8 +98,9 @@ class Trainer:
         backend: nccl, gloo or mpi; nccl where there are GPUs.
         trackers: "tensorboard", "wandb", "mlflow" or objects with log(values, step) and close().
         on_train_begin: called with the Trainer before the first step.
-        on_step_end: called with the Trainer after every step; True ends the training.
-        on_epoch_end: called with the Trainer after every epoch; True ends the training.
+        on_step_end: called with the Trainer after every step.
+        on_epoch_end: called with the Trainer after every epoch. Each of these hooks ends the
+            training there, on all ranks, if it returns True on any of them.
         log_every: steps between two lines of progress and of the metrics; 50.
         weights: a .safetensors file, or a directory with such files as Hugging Face has it. Each
             rank reads its part alone, so the model may be made on the meta device.
@@ -447,7 +448,10 @@ class Trainer:
         whole_weights.save(self.bare, Path(path).expanduser().absolute(), self.state.step)
 
     def stop(self) -> None:
-        """End after this step or epoch, once min_period is over; from a hook or anywhere."""
+        """End on all ranks, once min_period is over: as a hook that returns True.
+
+        From elsewhere (`step`, a thread) it is this step, or the next one if there are other ranks.
+        """
         if self._policy is not None:
             self._policy.request_end()
 

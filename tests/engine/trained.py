@@ -705,7 +705,7 @@ def tells_its_owner(place: Path) -> None:
 
     def stepped(made: Trainer) -> bool:
         told.append(["step", made.state.step, drawn()])
-        return made.state.step == 5
+        return made.state.step == 5 and made.ranks.rank == 1
 
     def epoch(made: Trainer) -> None:
         told.append(["epoch", made.state.step, drawn()])
@@ -719,6 +719,15 @@ def tells_its_owner(place: Path) -> None:
         np.random.seed(7)
         made.train(loader(shuffle=True), epochs=9, max_period="12 steps")
         told.append(["end", made.state.step, drawn()])
+    steps = []
+    for hooks in (
+        {"on_train_begin": lambda made: made.ranks.rank == 1},
+        {"on_step_end": lambda made: made.stop() if made.ranks.rank == 1 else None},
+    ):
+        short = trainer(**hooks)
+        short.train(loader(), epochs=2, save_every="1 step", save_to=place / f"short{len(steps)}")
+        steps.append(short.state.step)
+    told.append([steps, [path.name for path in (place / "short0").glob("step_*")]])
     (place / f"told_{made.ranks.rank}").write_text(json.dumps([made.state.ended, *told]))
 
 

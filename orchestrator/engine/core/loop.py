@@ -54,7 +54,10 @@ Hook = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions of the user's, called on every rank; a result that is true ends the training."""
+    """Functions of the user's, called on every rank.
+
+    A result that is true, on any rank, ends the training there and then on all.
+    """
 
     on_train_begin: Hook | None = None  # the model is in training mode already
     on_step_end: Hook | None = None  # weights and step are new, the next batch is not read yet
@@ -116,6 +119,7 @@ class Loop:
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this step's, this rank's
     used: int = 0  # stands for the parts of the model that this rank used in this step
     modes: dict[nn.Module, bool] = field(default_factory=dict)  # of its parts: do they train?
+    votes_late: bool = False  # after the step, not at its beginning
 
     def run(self) -> None:
         state, ranks, say = self.state, self.parts.ranks, self.reporter.say
@@ -131,11 +135,16 @@ class Loop:
             if self.checkpoints is not None:
                 after.callback(self.checkpoints.close)
             to_train(self.parts.model, self.parts.bare)
+            # A hook is heard after its step, so all vote after it; else while the step computes.
+            self.votes_late = any(gather(ranks.world == 1 or self.hooks.on_step_end is not None))
             self._call(self.hooks.on_train_begin)
+            self.policy.before_first_step()
+            trains = not state.ended
             while not state.ended:
                 self._epoch()
             if self.checkpoints is not None:
-                self._save_last(self.checkpoints)
+                if trains:
+                    self._save_last(self.checkpoints)
                 self.checkpoints.leave()
         say(f"{state.ended}: all ranks end together after step {state.step}")
 
@@ -148,7 +157,7 @@ class Loop:
         batches = self.training.epoch(state.epoch, state.position)
         index = 0  # of the micro-batch in its step
         while (micro := self._next(batches)) is not None:
-            if index == 0:
+            if index == 0 and not self.votes_late:
                 self.policy.vote.post()  # who wants to stop, save, evaluate: sent while it computes
             complete = micro.last or index + 1 == config.training.gradient_accumulation
             self._micro(micro, index, complete=complete)
@@ -211,6 +220,8 @@ class Loop:
         self.sums = {}
         self.scheduler.after_step()
         self._call(self.hooks.on_step_end)
+        if self.votes_late:
+            self.policy.vote.post()
         with self.reporter.estimate.pause():  # writing a trace takes its time
             self.profile.step()
 

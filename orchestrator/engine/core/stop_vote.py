@@ -2,7 +2,8 @@
 
 A rank that left on its own would leave the others waiting in a collective. So a rank only requests,
 and what any of them requested is done by all after the same step. The message travels while the
-step computes, so that nobody waits for it, and no GPU is asked.
+step computes, so that nobody waits for it, and no GPU is asked. Only where a hook runs after each
+step, which may end the training, does it travel after the hook.
 """
 
 from __future__ import annotations

@@ -103,6 +103,11 @@ class StopPolicy:
     def nothing_to_do(self) -> bool:
         return self._agreed(self._done() or bool(self._over("steps", "epochs")))
 
+    def before_first_step(self) -> None:
+        """Hear what on_train_begin asked for, or a signal that came before it."""
+        self._hear(self.vote.poll())
+        self._end_if_enough()
+
     def after_step(self, *, epoch_over: bool) -> None:
         """Hear what the ranks voted during the step, and look at the clock."""
         state, seconds = self.state, self.seconds()
@@ -135,11 +140,11 @@ class StopPolicy:
             done = self.epochs is not None and state.epoch >= self.epochs
             reason = limit.reason if limit else "max_period is over"
             state.ended = f"{state.epoch} epochs are done" if done else reason
-        elif self.enough and self._agreed(self._may_end()):
-            state.ended = self.enough_reason
+        else:
+            self._end_if_enough()
 
     def request_end(self, reason: str = "asked to stop") -> None:
-        """End after this step or epoch, once min_period is over; any rank may ask for it."""
+        """End with the next vote, once min_period is over; any rank may ask for it."""
         if not self.vote.requests(stop_vote.ENOUGH):
             self.enough_reason = reason
         self.vote.request(stop_vote.ENOUGH)
@@ -164,6 +169,10 @@ class StopPolicy:
             self.state.ended = "asked to stop"
         else:
             self.state.ended = self.enough_reason if self.enough else clocks[0]
+
+    def _end_if_enough(self) -> None:
+        if self.enough and not self.state.ended and self._agreed(self._may_end()):
+            self.state.ended = self.enough_reason
 
     def _done(self) -> bool:
         return self.epochs is not None and self.state.epoch >= self.epochs and self._may_end()
