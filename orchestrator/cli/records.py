@@ -26,7 +26,7 @@ def checkpoint_places(
 
 @click.group(cls=Group)
 def checkpoint() -> None:
-    """List saved states, verify them, or export their weights as one file.
+    """List saved states, verify them, or export their weights.
 
     EXP_OR_DIR is an experiment (its name or directory), a directory of checkpoints, or one
     checkpoint; left out, the newest experiment that has any.
@@ -71,9 +71,15 @@ def checkpoint_verify(where: Where, experiment: str | None, as_json: bool) -> in
     type=click.Choice(["fp32", "bf16", "fp16"]),
     help="Convert the weights. [default: as they were saved]",
 )
+@click.option(
+    "--layout",
+    type=click.Choice(["file", "huggingface"]),
+    default="file",
+    help="OUT is one file, or a directory for from_pretrained. [default: file]",
+)
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def checkpoint_export(where: Where, **options: Any) -> int:
-    """Write the weights of a checkpoint to OUT, one safetensors file."""
+    """Write the weights of a checkpoint to OUT: a safetensors file, or a directory of them."""
     from orchestrator.head.commands import checkpoints
 
     return checkpoints.export(checkpoints.ExportOptions(where=where, **options))

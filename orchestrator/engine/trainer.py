@@ -186,7 +186,10 @@ class Trainer:
         self.config = settings.config_of(own, strategy, unused, self._keys)
         settings.make_deterministic(self.config)
         collectives.setup_distributed(backend, self.config.distributed.timeout)
-        return on_device(ranks.join(self.config), device)
+        everyone = ranks.join(self.config)
+        if device is None:
+            say_unused_accelerator(everyone)
+        return on_device(everyone, device)
 
     def _filling(
         self, model: nn.Module, weights: str | Path | None, everyone: Ranks
@@ -228,6 +231,7 @@ class Trainer:
     def from_config(cls, config: Config, everyone: Ranks) -> Trainer:
         """Build the model, the optimizer and the data that a config names; then call train()."""
         trainer = cls.__new__(cls)
+        say_unused_accelerator(everyone)
         shape = mesh.make(config, everyone)
         model = build.build(config)
         fill = functools.partial(fill_model, model, config, everyone.device)
@@ -667,6 +671,15 @@ def fill_model(model: nn.Module, config: Config, device: torch.device) -> None:
         mesh.give_memory(model, place)
     if config.model.weights is not None:
         pretrained.load(model, as_path(config.model.weights))
+
+
+def say_unused_accelerator(everyone: Ranks) -> None:
+    if kind := ranks.unused_accelerator(everyone.device):
+        say(
+            everyone,
+            f"WARNING: the training runs on the CPU: this machine has an accelerator ({kind}), but"
+            " only GPUs of CUDA or ROCm are used",
+        )
 
 
 def on_device(everyone: Ranks, device: str | torch.device | None) -> Ranks:

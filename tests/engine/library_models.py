@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
 from orchestrator import Trainer, distributed
+from orchestrator.engine.saving import export
 from tests.engine.trained import message, world
 
 VOCABULARY, CLASSES = 50, 3
@@ -118,8 +119,9 @@ def data() -> list[dict[str, Tensor]]:
     ]
 
 
-def trained(name: str) -> list[float]:
-    """The loss of the second step, and the blocks that are gathered one at a time."""
+def trained(name: str, place: Path) -> list[float]:
+    """The loss of the second step, the blocks that are gathered one at a time, the loss of an
+    evaluation, and the same of the model that from_pretrained makes of an export."""
     import transformers
 
     model_class, config_class, keys, reads = MODELS[name]
@@ -131,7 +133,17 @@ def trained(name: str) -> list[float]:
     fit = DataLoader(data(), 8 // world())
     history = trainer.train(fit, epochs=2, verbose=False)
     blocks = sum(isinstance(module, FSDPModule) for module in model.modules()) - 1
-    return [history[-1]["train_loss"], blocks]
+    step = trainer.save_checkpoint(place / name)
+    expected = trainer.evaluate(fit)["loss"]
+    if trainer.ranks.rank:
+        return []
+    out = place / f"{name} exported"
+    export.export(step, out, layout="huggingface")
+    again = getattr(transformers, model_class).from_pretrained(out)
+    (batch,) = DataLoader(data(), 8)
+    with torch.no_grad():
+        exported = loss(reads)(again, batch).item()
+    return [history[-1]["train_loss"], blocks, expected, exported]
 
 
 def all_of_them(place: Path) -> None:
@@ -140,6 +152,6 @@ def all_of_them(place: Path) -> None:
     told: dict[str, Any] = {}
     for name in MODELS:
         kept: list[Any] = []
-        raised = message(lambda name=name, kept=kept: kept.append(trained(name)))
+        raised = message(lambda name=name, kept=kept: kept.append(trained(name, place)))
         told[name] = kept[0] if kept else raised
     (place / f"told_{os.environ['RANK']}").write_text(json.dumps(told))

@@ -21,7 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from orchestrator import Trainer, distributed
 from orchestrator.engine import train
-from orchestrator.engine.saving import ownership, weights
+from orchestrator.engine.saving import huggingface, ownership
 
 BATCH = 8  # of all ranks together
 SAMPLES = 41  # the last batch of all ranks has one
@@ -789,9 +789,10 @@ def gives_itself_away(place: Path) -> None:
         assert state.keys() == (expected.keys() if first else set())
         assert all(torch.equal(value, expected[name]) for name, value in state.items())
         assert not first or state["again.weight"] is state["layers.0.weight"]
-        weights.LARGEST_FILE = 200  # two matrices of 144 bytes do not fit into one file
+        huggingface.LARGEST_FILE = 200  # two matrices of 144 bytes do not fit into one file
         for name in ("one.safetensors", "one.pt", "whole"):
             made.save(place / strategy / name if name == "whole" else place / f"{strategy}-{name}")
+        made.save_checkpoint(place / strategy / "kept")
         numbers = {
             "batches": made.predict(loader(batch_size=3)),
             "of one's own": made.predict(loader(), lambda model, batch: {"out": model(batch[0])}),

@@ -32,6 +32,7 @@ from orchestrator.engine.observe.reporter import Reporter, means_of
 from orchestrator.engine.ranks import agreement, mesh, used_parts
 from orchestrator.engine.ranks.mesh import Mesh
 from orchestrator.engine.ranks.ranks import Ranks, gather
+from orchestrator.engine.saving import huggingface
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.errors import JobFailed, OrchestratorError, UsageError
 
@@ -448,6 +449,7 @@ def save(
         "scheduler": scheduler.state(),
         "endless": endless,
         "aliases": aliases_of(parts.bare),
+        "configs": configs_of(parts.bare) if checkpoints.writers.first else {},
         "run": dataclasses.asdict(checkpoints.run),
     }
     best = state.best is not None and state.best_step == state.step
@@ -475,6 +477,14 @@ def aliases_of(model: nn.Module) -> dict[str, str]:
             if own != name and name in kept:
                 aliases[name] = own
     return aliases
+
+
+def configs_of(model: nn.Module) -> dict[str, str]:
+    """Give the files that Hugging Face has beside the weights, for an export of the checkpoint."""
+    try:
+        return huggingface.configs_of(model, mesh.plain_class(model).__name__)
+    except Exception:  # noqa: BLE001 (code of a user's; the weights are worth more than this)
+        return {}
 
 
 def is_endless(progress: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Write the weights of a checkpoint as one safetensors file.
+"""Write the weights of a checkpoint as one safetensors file, or as Hugging Face has them.
 
 `python -m orchestrator.engine.saving.export CHECKPOINT OUT` does it by hand.
 
@@ -11,8 +11,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,68 +23,143 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from orchestrator.engine.saving import safetensors_file
+from orchestrator import files
+from orchestrator.engine.ranks.low_precision import DTYPES
+from orchestrator.engine.saving import huggingface, safetensors_file
 from orchestrator.engine.saving.safetensors_file import NAMES, Entry
 from orchestrator.errors import EXIT_STOPPED, CheckFailed, JobFailed, OrchestratorError, UsageError
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import shown
 
 WEIGHTS = "model."  # what engine/checkpoint.py puts before the names of parameters and buffers
-CHOICES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LAYOUTS = ("file", "huggingface")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m orchestrator.engine.saving.export")
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--dtype", choices=CHOICES, help="of floating-point tensors")
+    parser.add_argument("--dtype", choices=DTYPES, help="of floating-point tensors")
+    parser.add_argument("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="what OUT becomes")
     parser.add_argument("--force", action="store_true", help="replace OUT")
     options = parser.parse_args()
     try:
-        told = export(options.checkpoint, options.out, options.dtype, options.force)
+        report = export(
+            options.checkpoint, options.out, options.dtype, options.force, options.layout
+        )
     except OrchestratorError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_STOPPED
-    sys.stdout.write(told + "\n")
+    sys.stdout.write(report + "\n")
     return 0
 
 
-def export(path: Path, out: Path, dtype: str | None = None, force: bool = False) -> str:
-    """Write OUT, whole or not at all; what was written, in words.
+def export(
+    path: Path, out: Path, dtype: str | None = None, force: bool = False, layout: str = "file"
+) -> str:
+    """Write OUT, whole or not at all, and report it in a sentence.
 
     CheckFailed only where the checkpoint is damaged: then an older one may do.
     """
-    if out.is_dir() or not out.parent.is_dir():
-        problem = "is a directory" if out.is_dir() else "is in a directory that does not exist"
-        raise UsageError(f"{shown(out)} {problem}", "name the file to write")
-    if os.path.lexists(out) and not force:
-        raise UsageError(f"{shown(out)} is there already", "--force replaces it")
-    found = checkpoint_store.load(path)
-    problems = checkpoint_store.verify(found)
-    if problems:
-        raise CheckFailed(f"{shown(path)} is not exported: {'; '.join(problems[:3])}")
-    if ".metadata" not in found.files:
-        raise JobFailed(f"{shown(path)} is not exported: it has no .metadata")
+    refuse_target(out, force=force, layout=layout)
+    wanted = DTYPES[dtype] if dtype else None
     try:
-        reader = FileSystemReader(path)
-        metadata = reader.read_metadata()
-        reader.set_up_storage_reader(metadata, is_coordinator=True)
-        weights = weights_of(metadata, CHOICES[dtype] if dtype else None, found.progress)
-        if not weights:
-            raise JobFailed(f"{shown(path)} is not exported: nothing in it is called {WEIGHTS}*")
-        entries = safetensors_file.in_order(
-            Entry(name, weight.kind, tuple(stored(metadata, weight.key).size))
-            for name, weight in weights.items()
-        )
-        head = safetensors_file.header(entries, {"step": str(found.step)})
-        tensors = (tensor(reader, metadata, *weights[entry.name]) for entry in entries)
-        safetensors_file.write(out, head, tensors)
+        source = Source.of(path, wanted)
+        if layout == "file":
+            source.write(out, source.entries)
+            size, comment = out.stat().st_size, ""
+        else:
+            size, comment = write_directory(source, out, wanted)
     except OSError as error:
         name = shown(error.filename or out)
         raise JobFailed(f"{shown(out)} is not written: {name}: {error.strerror}") from error
-    return f"step {found.step}: {len(weights)} tensors, {out.stat().st_size:,} bytes: {shown(out)}"
+    count = len(source.weights)
+    return f"step {source.step}: {count} tensors, {size:,} bytes: {shown(out)}{comment}"
+
+
+def refuse_target(out: Path, *, force: bool, layout: str) -> None:
+    if not out.parent.is_dir():
+        raise UsageError(
+            f"{shown(out)} is in a directory that does not exist", "name the file to write"
+        )
+    if layout == "file" and out.is_dir():
+        raise UsageError(
+            f"{shown(out)} is a directory",
+            "name the file to write; --layout huggingface writes a directory",
+        )
+    if layout != "file" and os.path.lexists(out) and not out.is_dir():
+        raise UsageError(f"{shown(out)} is a file", "name the directory to write")
+    empty = layout != "file" and out.is_dir() and not any(out.iterdir())
+    if os.path.lexists(out) and not empty and not force:
+        raise UsageError(f"{shown(out)} is there already", "--force replaces it")
+
+
+def write_directory(source: Source, out: Path, wanted: torch.dtype | None) -> tuple[int, str]:
+    """Write the layout of Hugging Face; return the bytes of it, and what is to be said of it.
+
+    The files move to their place when all are written, weights of an earlier export leave it first.
+    """
+    parts = huggingface.parts_of(source.entries)
+    texts = huggingface.index_of(parts) | huggingface.with_dtype(source.configs, wanted)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as directory:
+        new = Path(directory)
+        for part in parts:
+            source.write(new / part.name, part.entries)
+        for name, text in texts.items():
+            files.replace(new / name, text)
+        out.mkdir(exist_ok=True)
+        for old in (*out.glob("*.safetensors"), out / huggingface.INDEX):
+            old.unlink(missing_ok=True)
+        for path in new.iterdir():
+            path.replace(out / path.name)
+    size = sum((out / name).stat().st_size for name in [*(p.name for p in parts), *texts])
+    comment = "" if source.configs else "\n  without config.json: the checkpoint has none"
+    return size, comment
+
+
+@dataclass(frozen=True)
+class Source:
+    """The weights of a checkpoint that was verified."""
+
+    step: int
+    reader: FileSystemReader
+    metadata: Metadata
+    weights: Mapping[str, Weight]
+    configs: Mapping[str, str]  # texts of config.json and the like, by their names
+
+    @staticmethod
+    def of(path: Path, wanted: torch.dtype | None) -> Source:
+        checkpoint = checkpoint_store.load(path)
+        problems = checkpoint_store.verify(checkpoint)
+        if problems:
+            raise CheckFailed(f"{shown(path)} is not exported: {'; '.join(problems[:3])}")
+        if ".metadata" not in checkpoint.files:
+            raise JobFailed(f"{shown(path)} is not exported: it has no .metadata")
+        reader = FileSystemReader(path)
+        metadata = reader.read_metadata()
+        reader.set_up_storage_reader(metadata, is_coordinator=True)
+        progress = checkpoint.progress if isinstance(checkpoint.progress, dict) else {}
+        weights = weights_of(metadata, wanted, progress.get("aliases", {}))
+        if not weights:
+            raise JobFailed(f"{shown(path)} is not exported: nothing in it is called {WEIGHTS}*")
+        configs = progress.get("configs", {})
+        return Source(checkpoint.step, reader, metadata, weights, configs)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return safetensors_file.in_order(
+            Entry(name, weight.kind, tuple(stored(self.metadata, weight.key).size))
+            for name, weight in self.weights.items()
+        )
+
+    def write(self, out: Path, entries: Sequence[Entry]) -> None:
+        head = safetensors_file.header(entries, {"step": str(self.step)})
+        tensors = (
+            tensor(self.reader, self.metadata, *self.weights[entry.name]) for entry in entries
+        )
+        safetensors_file.write(out, head, tensors)
 
 
 class Weight(NamedTuple):
@@ -89,7 +167,9 @@ class Weight(NamedTuple):
     kind: torch.dtype  # in OUT
 
 
-def weights_of(metadata: Metadata, wanted: torch.dtype | None, progress: Any) -> dict[str, Weight]:
+def weights_of(
+    metadata: Metadata, wanted: torch.dtype | None, aliases: Mapping[str, str]
+) -> dict[str, Weight]:
     """Give the tensors of OUT by their names there.
 
     A tied weight is saved once and written under each of its names, as load_state_dict wants it.
@@ -106,14 +186,13 @@ def weights_of(metadata: Metadata, wanted: torch.dtype | None, progress: Any) ->
         if kind not in NAMES:
             raise JobFailed(f"{shown(key)} is {kind}, which safetensors files cannot hold")
         weights[key.removeprefix(WEIGHTS)] = Weight(key, kind)
-    aliases = progress.get("aliases", {}) if isinstance(progress, dict) else {}
     return weights | {alias: weights[name] for alias, name in aliases.items() if name in weights}
 
 
 def stored(metadata: Metadata, key: str) -> TensorStorageMetadata:
-    found = metadata.state_dict_metadata[key]
-    assert isinstance(found, TensorStorageMetadata)
-    return found
+    entry = metadata.state_dict_metadata[key]
+    assert isinstance(entry, TensorStorageMetadata)
+    return entry
 
 
 def tensor(reader: FileSystemReader, metadata: Metadata, key: str, kind: torch.dtype) -> Tensor:

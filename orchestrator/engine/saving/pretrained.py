@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.engine.ranks.mesh import own_rows
+from orchestrator.engine.saving.huggingface import INDEX
 from orchestrator.engine.saving.safetensors_file import NAMES, memory
 from orchestrator.errors import CheckFailed, UsageError
 
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 PIECE = 1 << 24  # bytes read at a time
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # as JSON may be
+AGAIN = "fetch or copy it again"
 LARGEST_HEADER = 1 << 27  # bytes; a number that makes no sense is not one of this format
 
 
@@ -90,35 +94,69 @@ def contents(path: Path) -> dict[str, Stored]:
 def files_of(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    index = path / "model.safetensors.index.json"
+    index = path / INDEX
     if index.exists():
-        weights: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        return [path / name for name in dict.fromkeys(weights.values())]
-    found = sorted(path.glob("*.safetensors"))
-    if not found:
+        return [path / name for name in dict.fromkeys(weight_map(index).values())]
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
         raise UsageError(f"weights: there is no .safetensors file in {path}")
-    return found
+    return files
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Read which file has which tensor."""
+    try:
+        weights = json.loads(index.read_bytes())["weight_map"]
+        if not all(isinstance(name, str) and name for name in weights.values()):
+            raise ValueError
+    except OSError as error:
+        raise UsageError(f"weights: {index} cannot be read: {error.strerror}") from None
+    except MALFORMED:
+        raise UsageError(
+            f"weights: {index} is damaged: it does not say which file has which tensor", AGAIN
+        ) from None
+    return dict(weights)
 
 
 def header(path: Path) -> dict[str, Stored]:
+    """Read where each tensor is; every one of them is in the file with all of its bytes."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            entries: dict[str, Any] = json.loads(file.read(size) if size < LARGEST_HEADER else b"")
+            text = file.read(size) if size < LARGEST_HEADER else b""
+            end = os.fstat(file.fileno()).st_size
+        entries: dict[str, Any] = json.loads(text)
+        entries.pop("__metadata__", None)
+        return {name: stored_at(path, 8 + size, end, name, entries[name]) for name in entries}
     except OSError as error:
         raise UsageError(f"weights: {path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise UsageError(f"weights: {path} is not a safetensors file") from None
-    entries.pop("__metadata__", None)
-    return {
-        name: Stored(
-            path,
-            8 + size + entry["data_offsets"][0],
-            DTYPES[entry["dtype"]],
-            tuple(entry["shape"]),
+    except MALFORMED:
+        raise UsageError(
+            f"weights: {path} is not a safetensors file, or is damaged", AGAIN
+        ) from None
+
+
+def stored_at(path: Path, begin: int, end: int, name: str, entry: Any) -> Stored:
+    """Check one entry of a header against the file, whose tensors are between these bytes."""
+    first, last = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    if entry["dtype"] not in DTYPES:
+        raise UsageError(
+            f"weights: {path} has {name} as {entry['dtype']}, which this program cannot read",
+            "convert it to one of " + ", ".join(DTYPES),
         )
-        for name, entry in entries.items()
-    }
+    dtype = DTYPES[entry["dtype"]]
+    if not all(type(number) is int and number >= 0 for number in (first, last, *shape)):
+        raise ValueError
+    if last - first != math.prod(shape) * dtype.itemsize:
+        raise ValueError
+    if begin + last > end:
+        raise UsageError(
+            f"weights: {path} is cut off: its header names {begin + last:,} bytes, and it has"
+            f" {end:,}",
+            AGAIN,
+        )
+    return Stored(path, begin + first, dtype, shape)
 
 
 def read_into(tensor: Tensor, stored: Stored) -> None:
@@ -126,10 +164,10 @@ def read_into(tensor: Tensor, stored: Stored) -> None:
     local, rows = own_rows(tensor) if tensor.dim() else (tensor, range(1))
     width = math.prod(stored.shape[1:])
     flat = local.detach().reshape(-1) if local.is_contiguous() else torch.empty_like(local).view(-1)
-    place = 0
+    done = 0
     for piece in pieces(stored, rows.start * width, len(rows) * width):
-        flat[place : place + piece.numel()].copy_(piece)
-        place += piece.numel()
+        flat[done : done + piece.numel()].copy_(piece)
+        done += piece.numel()
     if not local.is_contiguous():
         local.copy_(flat.view(local.shape))
 

@@ -6,8 +6,7 @@ more than the largest tensor beside its own shards.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from torch.distributed.tensor import DTensor
 from orchestrator import files
 from orchestrator.engine.ranks.mesh import plain_class, shards_again
 from orchestrator.engine.ranks.ranks import gather, is_first
-from orchestrator.engine.saving import safetensors_file
+from orchestrator.engine.saving import huggingface, safetensors_file
 from orchestrator.engine.saving.safetensors_file import NAMES, Entry
 from orchestrator.errors import JobFailed, OrchestratorError, UsageError
 
-LARGEST_FILE = 5 * 10**9  # bytes, as Hugging Face's save_pretrained has it
 TORCH = (".pt", ".pth", ".bin")
 
 
@@ -85,8 +83,8 @@ def on_first(path: Path, action: Callable[[], None]) -> None:
         problem = type(error), error.what, error.fix
     except (OSError, RuntimeError) as error:
         problem = JobFailed, f"{path} is not written: {error}", ""
-    if told := gather(problem)[0]:
-        kind, what, fix = told
+    if first := gather(problem)[0]:
+        kind, what, fix = first
         raise kind(what, fix)
 
 
@@ -105,30 +103,22 @@ def _write_torch(path: Path, state: dict[str, Any]) -> None:
 
 
 def _write_directory(model: nn.Module, path: Path, step: int) -> None:
-    """Write model.safetensors, in parts if it is large, and the config of a model that has one."""
-    parts, names = parts_of(entries_of(model)), ["model.safetensors"]
-    if len(parts) > 1:
-        count = range(1, len(parts) + 1)
-        names = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in count]
-    on_first(path, lambda: _write_config(model, path))
-    for name, entries in zip(names, parts, strict=True):
-        _write_file(model, path / name, entries, step)
-    if len(parts) > 1:
-        where = {e.name: name for name, part in zip(names, parts, strict=True) for e in part}
-        size = sum(entry.size for part in parts for entry in part)
-        index = {"metadata": {"total_size": size}, "weight_map": where}
-        text = json.dumps(index, indent=2) + "\n"
-        on_first(path, lambda: files.replace(path / "model.safetensors.index.json", text))
+    """Write the layout of Hugging Face, with the config of a model that has one."""
+    parts = huggingface.parts_of(entries_of(model))
 
+    def write_configs() -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        for name, text in huggingface.configs_of(model, plain_class(model).__name__).items():
+            files.replace(path / name, text)
 
-def _write_config(model: nn.Module, path: Path) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    for name in ("config", "generation_config"):
-        config: Any = getattr(model, name, None)
-        if hasattr(config, "save_pretrained"):
-            if name == "config":
-                config.architectures = [plain_class(model).__name__]
-            config.save_pretrained(path)
+    def write_index() -> None:
+        for name, text in huggingface.index_of(parts).items():
+            files.replace(path / name, text)
+
+    on_first(path, write_configs)
+    for part in parts:
+        _write_file(model, path / part.name, part.entries, step)
+    on_first(path, write_index)
 
 
 def entries_of(model: nn.Module) -> list[Entry]:
@@ -143,20 +133,7 @@ def entries_of(model: nn.Module) -> list[Entry]:
     return safetensors_file.in_order(found)
 
 
-def parts_of(entries: list[Entry]) -> list[list[Entry]]:
-    """Split into files of at most LARGEST_FILE, but with at least one tensor each."""
-    parts: list[list[Entry]] = [[]]
-    size = 0
-    for entry in entries:
-        if parts[-1] and size + entry.size > LARGEST_FILE:
-            parts.append([])
-            size = 0
-        parts[-1].append(entry)
-        size += entry.size
-    return parts
-
-
-def _write_file(model: nn.Module, path: Path, entries: list[Entry], step: int) -> None:
+def _write_file(model: nn.Module, path: Path, entries: Sequence[Entry], step: int) -> None:
     """Write on rank 0 what all put together; all go on to the end, should its disk be full."""
     shards_again(model)
     wholes = _wholes(model.state_dict(keep_vars=True), entries)
@@ -177,7 +154,7 @@ def _write_file(model: nn.Module, path: Path, entries: list[Entry], step: int) -
     on_first(path, report)
 
 
-def _wholes(state: Mapping[str, Any], entries: list[Entry]) -> Iterator[Tensor]:
+def _wholes(state: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator[Tensor]:
     for entry in entries:
         whole = whole_tensor(state[entry.name])
         yield whole.to("cpu").contiguous() if is_first() else whole

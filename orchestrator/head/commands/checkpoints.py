@@ -1,4 +1,4 @@
-"""`orchestrator checkpoint`: list checkpoints, verify them, export their weights as one file."""
+"""`orchestrator checkpoint`: list checkpoints, verify them, export their weights."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class ExportOptions:
     out: Path
     step: int | None = None
     dtype: str | None = None
+    layout: str = "file"
     force: bool = False
 
 
@@ -160,7 +161,7 @@ def export(options: ExportOptions) -> int:
             f"exporting needs torch, and {sys.executable} has none",
             "run it where torch is installed, on a node for example: only it can read the weights",
         )
-    arguments = [str(options.out.absolute())]
+    arguments = [str(options.out.absolute()), "--layout", options.layout]
     arguments += ["--dtype", options.dtype] if options.dtype else []
     arguments += ["--force"] if options.force else []
     left = candidates(options)

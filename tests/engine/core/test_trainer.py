@@ -24,6 +24,7 @@ from orchestrator.engine.core.loop import LrScheduler
 from orchestrator.engine.core.stopping import TrainState
 from orchestrator.engine.data import sharded_loader
 from orchestrator.engine.data.sample_order import Order
+from orchestrator.engine.saving import export, huggingface
 from tests.engine import trained
 from tests.engine.worlds import Job, run
 
@@ -398,7 +399,9 @@ def test_a_step_may_use_all_of_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nodes", [[1], [2, 2]], ids=str)
-def test_whole_weights_and_predictions_in_order(tmp_path: Path, nodes: list[int]) -> None:
+def test_whole_weights_and_predictions_in_order(
+    tmp_path: Path, nodes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     model = trained.Tied()
     with torch.no_grad():
@@ -414,21 +417,28 @@ def test_whole_weights_and_predictions_in_order(tmp_path: Path, nodes: list[int]
             outputs["of one's own"] = outputs["of one's own"]["out"]
             for name, value in outputs.items():
                 torch.testing.assert_close(value, expected, msg=f"{strategy} {name}")
+    monkeypatch.setattr(huggingface, "LARGEST_FILE", 200)
     for strategy in told:
-        place = job.path / strategy / "whole"
-        index = json.loads((place / "model.safetensors.index.json").read_text())
-        parts = {name: load_file(place / name) for name in index["weight_map"].values()}
-        state = {name: parts[file][name] for name, file in index["weight_map"].items()}
-        assert len(parts) > 2
-        assert json.loads((place / "config.json").read_text()) == {"architectures": ["Tied"]}
+        place = job.path / strategy
+        export.export(place / "kept/step_00000000", place / "exported", layout="huggingface")
         for found in (
-            state,
+            read_directory(place / "whole"),
+            read_directory(place / "exported"),
             load_file(job.path / f"{strategy}-one.safetensors"),
             torch.load(job.path / f"{strategy}-one.pt"),
         ):
             trained.Tied().load_state_dict(found, strict=True)
             for name, value in model.state_dict().items():
                 assert torch.equal(found[name], value), (strategy, name)
+
+
+def read_directory(place: Path) -> dict[str, torch.Tensor]:
+    """Read the weights as Hugging Face does, from the parts that the index names."""
+    index = json.loads((place / "model.safetensors.index.json").read_text())
+    parts = {name: load_file(place / name) for name in index["weight_map"].values()}
+    assert len(parts) > 2
+    assert json.loads((place / "config.json").read_text()) == {"architectures": ["Tied"]}
+    return {name: parts[file][name] for name, file in index["weight_map"].items()}
 
 
 @pytest.mark.parametrize(

@@ -46,5 +46,7 @@ def test_models_of_transformers_learn_the_same(tmp_path: Path, libraries: Path) 
         assert isinstance(alone[name], list), (name, alone[name])
         assert isinstance(sharded[name], list), (name, sharded[name])
         assert sharded[name][1] >= 1, name
+        for losses in (alone[name], sharded[name]) if name != "clip" else (alone[name],):
+            assert losses[3] == pytest.approx(losses[2], abs=1e-5), (name, "from_pretrained")
         if name not in BY_BATCH:
             assert sharded[name][0] == pytest.approx(alone[name][0], abs=1e-4), name

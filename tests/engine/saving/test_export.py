@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from orchestrator.config.launch import Where
-from orchestrator.engine.saving import export
+from orchestrator.engine.ranks.low_precision import DTYPES
+from orchestrator.engine.saving import export, huggingface
 from orchestrator.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.head.commands import checkpoints
 from orchestrator.head.commands.checkpoints import ExportOptions
@@ -68,18 +69,18 @@ WHOLE = {
 }
 
 
-def publish(directory: Path, step: int) -> Path:
+def publish(directory: Path, step: int, progress: Any = None) -> Path:
     place = checkpoint_store.partial(directory, step, "run")
     files = {path.name: checkpoint_store.digest(path) for path in place.iterdir()}
-    return checkpoint_store.publish(place, directory, step, None, 3, files)
+    return checkpoint_store.publish(place, directory, step, progress, 3, files)
 
 
-def save(directory: Path, step: int, state: dict[str, Any]) -> Path:
+def save(directory: Path, step: int, state: dict[str, Any], progress: Any = None) -> Path:
     """By one rank."""
     place = checkpoint_store.partial(directory, step, "run")
     directory.mkdir(exist_ok=True)
     dcp.save(state, storage_writer=dcp.FileSystemWriter(place), no_dist=True)
-    return publish(directory, step)
+    return publish(directory, step, progress)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +158,7 @@ def test_only_floating_point_changes_its_dtype(
     found = load_file(tmp_path / "out")
     for key, value in WHOLE.items():
         floating = value.dtype.is_floating_point
-        assert same(found[key], value.to(export.CHOICES[name]) if floating else value), key
+        assert same(found[key], value.to(DTYPES[name]) if floating else value), key
 
 
 def test_a_model_comes_back(tmp_path: Path) -> None:
@@ -231,6 +232,48 @@ def test_what_is_there_is_replaced_only_when_asked(
 def test_where_nothing_can_be_written(tmp_path: Path, out: str) -> None:
     with pytest.raises(UsageError, match=r"is a directory|does not exist"):
         export.export(tmp_path, tmp_path / out)
+
+
+def test_a_directory_for_from_pretrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {f"model.{name}": torch.full((4,), float(i)) for i, name in enumerate("abc")}
+    configs = {"config.json": '{"dtype": "float32", "width": 4}', "generation_config.json": "{}"}
+    progress = {"aliases": {"d": "a"}, "configs": configs}
+    place = save(tmp_path / "checkpoints", 1, state, progress)
+    out = tmp_path / "out"
+    out.mkdir()
+    report = export.export(place, out, layout="huggingface")
+    assert (
+        report
+        == f"step 1: 4 tensors, {sum(p.stat().st_size for p in out.iterdir()):,} bytes: {out}"
+    )
+    names = ["config.json", "generation_config.json", "model.safetensors"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    assert (out / "config.json").read_text() == configs["config.json"]
+    assert load_file(out / "model.safetensors").keys() == set("abcd")
+
+    with pytest.raises(UsageError, match="is there already"):
+        export.export(place, out, layout="huggingface")
+    (out / "tokenizer.json").write_text("the user's own")
+    monkeypatch.setattr(huggingface, "LARGEST_FILE", 16)  # two tensors of bf16
+    export.export(place, out, "bf16", force=True, layout="huggingface")
+    parts = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        [*names[:2], *parts, "model.safetensors.index.json", "tokenizer.json"]
+    )
+    assert json.loads((out / "config.json").read_text()) == {"dtype": "bfloat16", "width": 4}
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert index["metadata"] == {"total_size": 32}
+    for name, file in index["weight_map"].items():
+        expected = state[f"model.{'a' if name == 'd' else name}"].bfloat16()
+        assert same(load_file(out / file)[name], expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "out"]
+
+
+def test_a_model_without_a_config_has_its_weights_exported(tmp_path: Path) -> None:
+    place = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)})
+    report = export.export(place, tmp_path / "out", layout="huggingface")
+    assert "without config.json: the checkpoint has none" in report
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
 
 def test_memory_is_that_of_the_largest_tensor_twice(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""The directory that Hugging Face's from_pretrained reads: weights in parts, an index, configs."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from orchestrator.engine.saving.safetensors_file import Entry
+
+LARGEST_FILE = 5 * 10**9  # bytes, as save_pretrained has it
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the files with weights."""
+
+    name: str
+    entries: Sequence[Entry]
+
+
+def parts_of(entries: Sequence[Entry]) -> list[Part]:
+    """Split into files of at most LARGEST_FILE, but with at least one tensor each."""
+    parts: list[list[Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        if parts[-1] and size + entry.size > LARGEST_FILE:
+            parts.append([])
+            size = 0
+        parts[-1].append(entry)
+        size += entry.size
+    if len(parts) == 1:
+        return [Part(WEIGHTS, parts[0])]
+    return [
+        Part(f"model-{number:05d}-of-{len(parts):05d}.safetensors", own)
+        for number, own in enumerate(parts, 1)
+    ]
+
+
+def index_of(parts: Sequence[Part]) -> dict[str, str]:
+    """Give the text of the index by its name, which only weights in several parts have."""
+    if len(parts) == 1:
+        return {}
+    where = {entry.name: part.name for part in parts for entry in part.entries}
+    size = sum(entry.size for part in parts for entry in part.entries)
+    index = {"metadata": {"total_size": size}, "weight_map": where}
+    return {INDEX: json.dumps(index, indent=2) + "\n"}
+
+
+def configs_of(model: nn.Module, class_name: str) -> dict[str, str]:
+    """Give the texts of config.json, generation_config.json and what belongs to them by their
+    names, as the model's own config writes them; nothing for a model that has none."""
+    texts: dict[str, str] = {}
+    for name in ("config", "generation_config"):
+        config: Any = getattr(model, name, None)
+        if not hasattr(config, "save_pretrained"):
+            continue
+        if name == "config":
+            config.architectures = [class_name]
+        with tempfile.TemporaryDirectory() as directory:
+            config.save_pretrained(Path(directory))
+            for path in sorted(Path(directory).iterdir()):
+                texts[path.name] = path.read_text(encoding="utf-8")
+    return texts
+
+
+def with_dtype(configs: Mapping[str, str], dtype: torch.dtype | None) -> dict[str, str]:
+    """Let config.json name the dtype that the weights were converted to: they are loaded as it."""
+    texts = dict(configs)
+    if dtype is None or "config.json" not in texts:
+        return texts
+    config = json.loads(texts["config.json"])
+    for key in ("dtype", "torch_dtype"):  # the latter before transformers 5
+        if key in config:
+            config[key] = str(dtype).removeprefix("torch.")
+    return texts | {"config.json": json.dumps(config, indent=2, sort_keys=True) + "\n"}
