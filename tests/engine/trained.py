@@ -22,6 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 from orchestrator import Trainer, distributed
 from orchestrator.engine import train
 from orchestrator.engine.saving import huggingface, ownership
+from orchestrator.errors import OrchestratorError
 
 BATCH = 8  # of all ranks together
 SAMPLES = 41  # the last batch of all ranks has one
@@ -389,6 +390,57 @@ def meets_nan(place: Path) -> None:
         assert torch.tensor(epoch["train_loss"]).isfinite()
         assert all(value.isfinite().all() for value in whole(model).values())
         assert made.parts.stepper.skipped.item() == 1
+
+
+# -- every optimizer of torch ---------------------------------------------------------------------
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "ASGD": {}, "Adadelta": {"lr": 1.0}, "Adafactor": {"lr": 0.05}, "Adagrad": {"lr": 0.1},
+    "Adam": {"amsgrad": True}, "AdamW": {}, "Adamax": {}, "Muon": {}, "NAdam": {}, "RAdam": {},
+    "RMSprop": {"momentum": 0.9, "centered": True}, "Rprop": {},
+    "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+}  # fmt: skip
+
+
+class Matrices(nn.Module):
+    """Muon takes matrices alone."""
+
+    def __init__(self, *, narrow: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6, bias=False) for _ in range(2))
+        self.head = nn.Linear(6, 3, bias=False)
+        # Fewer rows than there are shards: some ranks have none of it.
+        self.narrow = nn.Linear(3, 1, bias=False) if narrow else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        out: Tensor = self.head(x)
+        return out if self.narrow is None else out * (1 + self.narrow(out))
+
+
+def stepped(name: str, *, narrow: bool) -> Any:
+    """The weights after some steps of an optimizer, or what it was refused with."""
+    torch.manual_seed(0)
+    model = Matrices(narrow=narrow)
+    optimizer = getattr(torch.optim, name)(model.parameters(), **OPTIMIZERS[name])
+    made = Trainer(model, optimizer, nn.CrossEntropyLoss(), strategy="hybrid_shard")
+    try:
+        made.train(loader(), epochs=1, verbose=False)
+    except OrchestratorError as error:
+        return str(error)
+    return whole(model)
+
+
+def every_optimizer(place: Path) -> None:
+    rank = distributed.setup_distributed()["rank"]
+    names = [name for name in OPTIMIZERS if hasattr(torch.optim, name)]  # Muon since torch 2.9
+    found = {name: stepped(name, narrow=True) for name in names}
+    if "Muon" in names:
+        torch.Tensor.bfloat16 = torch.Tensor.float  # else its iteration rounds, in another order
+        found["Muon, wide"] = stepped("Muon", narrow=False)
+    if rank == 0:
+        torch.save(found, place / "found")
 
 
 # -- loaders ----------------------------------------------------------------------------------

@@ -398,6 +398,21 @@ def test_a_step_may_use_all_of_a_model(tmp_path: Path) -> None:
             torch.testing.assert_close(parameters[key], own, atol=1e-5, rtol=0, msg=f"{name} {key}")
 
 
+def test_every_optimizer_of_torch_steps_as_on_one_process_or_is_refused(tmp_path: Path) -> None:
+    alone, sharded = (
+        torch.load(done(tmp_path, str(nodes), nodes, "every_optimizer").path / "found")
+        for nodes in ([1], [2, 2])
+    )
+    for name, weights in sharded.items():
+        if isinstance(weights, str):
+            assert name in ("Adafactor", "Muon", "Rprop"), (name, weights)
+            assert f"torch cannot compute {name} with sharded parameters" in weights
+            assert 'strategy="ddp"' in weights
+            continue
+        for key, value in alone[name].items():
+            torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=0, msg=f"{name} {key}")
+
+
 @pytest.mark.parametrize("nodes", [[1], [2, 2]], ids=str)
 def test_whole_weights_and_predictions_in_order(
     tmp_path: Path, nodes: list[int], monkeypatch: pytest.MonkeyPatch
