@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.parse import build, rest_of
-from orchestrator.config.schema import Config
+from orchestrator.config import aorta
+from orchestrator.config.parse import collect, raise_all, rest_of
+from orchestrator.config.schema import Config, unread
 from orchestrator.errors import UsageError, nearest
 
 VARIABLES = ("nccl", "env")  # the sections that hold environment variables of the ranks
@@ -21,10 +22,20 @@ SECTIONS = {
 }
 
 
+SWITCHED = ("compile", "profiling")  # sections that `enabled` switches
+
+
 def load(
     file: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
 ) -> Config:
     """Apply a config file (or the defaults), ORCHESTRATOR_SECTION_KEY, then section.key=value."""
+    return load_and_note(file, overrides, environment)[0]
+
+
+def load_and_note(
+    file: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+) -> tuple[Config, list[str]]:
+    """Load a config; say which keys of another program were understood."""
     data: dict[str, Any] = {}
     if file is not None:
         try:
@@ -40,8 +51,30 @@ def load(
         data.update({section: written[section] for section in VARIABLES if section in data})
     for override in [*_from(environment), *overrides]:
         _override(data, override)
-    _refuse_misplaced(data)
-    return build(Config, data)
+    translated = aorta.translate(data)
+    problems = [UsageError(problem) for problem in translated.problems]
+    problems += _take_misplaced(translated.data)
+    return _checked(translated.data, problems), translated.notes
+
+
+def _checked(data: dict[str, Any], problems: list[UsageError]) -> Config:
+    """Build the config, or name all that is wrong with it, here and in what was found before."""
+    sections, wrong = collect(Config, data)
+    problems += wrong
+    for name in SWITCHED:
+        inner = data.get(name)
+        if name in sections and isinstance(inner, dict) and inner.get("enabled") is False:
+            sections[name] = type(sections[name])()  # switched off: its other keys may stay
+    if problems:
+        whole = {
+            item.name: sections[item.name] if item.name in sections else item.default_factory()
+            for item in dataclasses.fields(Config)
+            if (item.name in sections or item.name not in data)
+            and item.default_factory is not dataclasses.MISSING
+        }
+        problems += unread(whole)
+    raise_all(problems)
+    return Config(**sections)
 
 
 def dump(config: Config) -> str:
@@ -112,12 +145,14 @@ def _override(data: dict[str, Any], text: str) -> None:
     data[key] = _parse(value, f"--set {text}", as_written=path.split(".")[0] in VARIABLES)
 
 
-def _refuse_misplaced(data: Mapping[str, Any]) -> None:
-    """Refuse a key in the wrong section, and name the right one."""
+def _take_misplaced(data: dict[str, Any]) -> list[UsageError]:
+    """Take out each key in the wrong section, and name the right one."""
+    problems = []
     for section, inner in data.items():
-        for key in inner if isinstance(inner, dict) and section in SECTIONS else ():
+        for key in list(inner) if isinstance(inner, dict) and section in SECTIONS else ():
             homes = [f"{other}.{key}" for other, keys in SECTIONS.items() if key in keys]
             if key not in SECTIONS[section] and homes:
-                raise UsageError(
-                    f"unknown key '{section}.{key}' in the config; did you mean {homes[0]!r}?"
-                )
+                del inner[key]
+                what = f"unknown key '{section}.{key}' in the config; did you mean {homes[0]!r}?"
+                problems.append(UsageError(what))
+    return problems

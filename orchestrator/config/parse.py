@@ -29,23 +29,52 @@ NAMES = {
 
 
 def build(cls: type[T], data: Any, where: str = "") -> T:
-    """Build a dataclass; an unknown key is an error that suggests the nearest one."""
+    """Build a dataclass; all unknown keys and wrong values are named in one error."""
+    values, problems = collect(cls, data, where)
+    raise_all(problems)
+    return cls(**values)
+
+
+def collect(cls: type[T], data: Any, where: str = "") -> tuple[dict[str, Any], list[UsageError]]:
+    """Return the fields that can be built from the data, and what is wrong with the others."""
     if data is None:
         data = {}
     if not isinstance(data, Mapping):
-        raise UsageError(f"{where or 'the config'} must hold keys, not {data!r}")
+        return {}, [UsageError(f"{where or 'the config'} must hold keys, not {data!r}")]
     hints = typing.get_type_hints(cls)
     names = [item.name for item in dataclasses.fields(typing.cast(Any, cls))]
-    values = {}
+    values: dict[str, Any] = {}
+    problems: list[UsageError] = []
     rest = rest_of(cls)
     for key, value in (_gathered(data, rest) if rest else data).items():
         name = where if rest and key == rest else f"{where}.{key}" if where else str(key)
         if key not in names:
             capitals = "; variables are written in capitals" if rest else ""
             hint = nearest(str(key), names) or capitals
-            raise UsageError(f"unknown key {name!r} in the config{hint}")
-        values[key] = _value(hints[key], value, name)
-    return cls(**values)
+            problems.append(UsageError(f"unknown key {name!r} in the config{hint}"))
+            continue
+        try:
+            values[key] = _value(hints[key], value, name)
+        except UsageError as error:
+            problems += getattr(error, "parts", [error])
+    return values, problems
+
+
+class Mistakes(UsageError):
+    """Several mistakes of one config, in one table."""
+
+    def __init__(self, parts: Sequence[UsageError]) -> None:
+        lines = [f"  {part.what}" + (f": {part.fix}" if part.fix else "") for part in parts]
+        super().__init__("\n".join([f"{len(parts)} mistakes in the config:", *lines]))
+        self.parts = list(parts)
+
+
+def raise_all(problems: Sequence[UsageError]) -> None:
+    """Raise what is wrong, if anything is."""
+    if len(problems) > 1:
+        raise Mistakes(problems)
+    for problem in problems:
+        raise problem
 
 
 def rest_of(cls: Any) -> str | None:

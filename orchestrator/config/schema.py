@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.config.launch import Launch
-from orchestrator.config.parse import REST, above, at_least, multiple, one_of, part
+from orchestrator.config.parse import REST, above, at_least, multiple, one_of, part, raise_all
 from orchestrator.errors import UsageError, nearest
 
 SHARDED = ("hybrid_shard", "full_shard", "shard_grad_op")
@@ -430,26 +430,36 @@ def refuse(config: Config) -> None:
 
 
 def what_nobody_reads(config: Config) -> None:
-    """Refuse a value that another value makes meaningless: it is a mistake."""
-    for section in dataclasses.fields(config):
-        inner = getattr(config, section.name)
+    """Refuse each value that another value makes meaningless: it is a mistake."""
+    parts = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
+    raise_all(unread(parts))
+
+
+def unread(sections: Mapping[str, Any]) -> list[UsageError]:
+    """Find the values that nothing reads, as far as both sections are there."""
+    problems = []
+    for section, inner in sections.items():
         for item in dataclasses.fields(inner) if dataclasses.is_dataclass(inner) else ():
             if "only" not in item.metadata or not changed(inner, item.name):
                 continue
             name, values = item.metadata["only"]
             other, key = name.split(".")
-            value = getattr(getattr(config, other), key)
-            if value not in values:
+            value = getattr(sections[other], key) if other in sections else None
+            if value is not None and value not in values:
                 wanted = " or ".join(str(allowed).lower() for allowed in values)
-                raise UsageError(
-                    f"{section.name}.{item.name} is set, but nothing reads it while {name} is"
+                what = (
+                    f"{section}.{item.name} is set, but nothing reads it while {name} is"
                     f" {str(value).lower()}; it is for {wanted}"
                 )
-    if changed(config.dataloader, "prefetch_factor") and not config.dataloader.num_workers:
-        raise UsageError(
+                problems.append(UsageError(what))
+    loader = sections.get("dataloader")
+    if loader and changed(loader, "prefetch_factor") and not loader.num_workers:
+        what = (
             "dataloader.prefetch_factor is set, but dataloader.num_workers is 0: nothing loads in"
             " advance"
         )
+        problems.append(UsageError(what))
+    return problems
 
 
 def changed(section: Any, name: str) -> bool:

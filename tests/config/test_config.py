@@ -330,7 +330,7 @@ def test_contradictions_name_both(overrides: list[str], names: list[str]) -> Non
         ("model.args=[1]", "model.args must be keys and values, not [1]"),
         ("scheduler.min_lr_ratio=2", "scheduler.min_lr_ratio is 2; it must be from 0 to 1"),
         ("training.max_minutes=0", "training.max_minutes is 0; it must be above 0"),
-        ("dataset.vocab_size=5", "'dataset.vocab_size' in the config; did you mean 'model.vocab"),
+        ("dataset.num_heads=5", "'dataset.num_heads' in the config; did you mean 'model.num_heads"),
         ("training.lr=5", "'training.lr' in the config; did you mean 'optimizer.lr'"),
         ("fsdp.sharding_strategy=HYBRID_SHARD", "did you mean 'hybrid_shard'"),
     ],

@@ -30,6 +30,7 @@ def make_plan(
         planned = accelerate.planned(planned, by, probed, agreed)
     if hook_text:
         planned = hook.run(planned, nodes, hook_text, config.launch.hook)
+    planned = replace(planned, notes=(*request.notes, *planned.notes))
     return warned(planned, probed)
 
 

@@ -33,6 +33,7 @@ class Request:
     detached: bool = False  # nobody will follow it from here
     payload: Path | None = None  # a directory that travels to the nodes beside the program
     accelerate: Accelerate | None = None  # starts the ranks, in place of torchrun
+    notes: tuple[str, ...] = ()  # what was read from the config that is written otherwise
 
 
 def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> Request:
@@ -41,7 +42,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
     file = arguments.config_file
     if file is None and target.kind == "engine" and arguments.payload is None:
         file = DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
-    config = load.load(file, arguments.overrides)
+    config, notes = load.load_and_note(file, arguments.overrides)
     launch = replace(config.launch, **arguments.launch)
     by = accelerate.asked(arguments.start_with, arguments.accelerate_config, target.kind)
     if by is not None:
@@ -59,6 +60,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         detached=arguments.detach,
         payload=arguments.payload,
         accelerate=by,
+        notes=tuple(notes),
     )
 
 
