@@ -108,7 +108,8 @@ ARROWS: dict[str, set[str]] = {
         *("head/inventory", "head/screen"),
     },
     "cli": {
-        *("config", "errors", "interrupt", "version", "head/commands", "local_cluster"),
+        *("config", "errors", "interrupt", "version"),
+        *("head/commands", "head/screen", "local_cluster"),
         *("launchers", "launchers/by_hand", "launchers/containers", "launchers/slurm"),
     },
     "api": {
@@ -285,6 +286,40 @@ def test_the_head_never_loads_torch() -> None:
     code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\n"
     code += "assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, *names], check=True)
+
+
+# -- one way to the terminal -------------------------------------------------------------------
+
+# Who may write there: these clean what they write, or write nothing but words of our own.
+MOUTHS = {"head/screen/output.py", "head/screen/screen.py", "interrupt.py"}
+
+
+def writes_to_the_terminal(path: Path) -> Iterator[int]:
+    """The lines of a file that write to the terminal by themselves."""
+    for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            called, first = ast.unparse(node.func), ast.unparse(node.args[0]) if node.args else ""
+            direct = called in ("print", "click.echo", "click.secho", "input", "click.confirm")
+            stream = called.startswith(("sys.stdout.write", "sys.stderr.write", "sys.__std"))
+            if direct or stream or (called == "os.write" and first in ("1", "2")):
+                yield node.lineno
+
+
+def test_one_module_writes_to_the_terminal() -> None:
+    """What a node, a file or a stranger says is cleaned there, so that no escape gets through."""
+    shown = {
+        f"{show(path)}:{line}"
+        for path in FILES
+        if room(path).split("/")[0] not in ("engine", "node") and show(path) not in MOUTHS
+        for line in writes_to_the_terminal(path)
+    }
+    assert shown == set()
+
+
+def test_whoever_writes_to_the_terminal_is_seen(tmp_path: Path) -> None:
+    for text in ("print(1)", "import sys\nsys.stderr.write('')", "import os\nos.write(2, b'')"):
+        (tmp_path / "bad.py").write_text(text)
+        assert list(writes_to_the_terminal(tmp_path / "bad.py"))
 
 
 # -- short ------------------------------------------------------------------------------------

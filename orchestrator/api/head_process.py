@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from orchestrator import errors
 from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.head.screen import output
 from orchestrator.head.screen.keyboard import Keys
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def main(request: dict[str, Any]) -> NoReturn:
             parent for parent in type(error).__mro__ if parent.__module__ == errors.__name__
         )
         answers.tell(error=kind.__name__, what=error.what, fix=error.fix)
-        sys.stderr.write(f"orchestrator: {error}\n")  # into head.txt, once it is the head of a job
+        output.complain(f"orchestrator: {error}")  # into head.txt, once it is the head of a job
     except OSError as error:  # a full disk, most of all
         where = f"{error.filename}: " if error.filename else ""
         answers.tell(error="OrchestratorError", what=f"{where}{error.strerror}", fix="")
@@ -257,6 +258,6 @@ def speak_into(experiment: Experiment) -> None:
         fd = os.open(experiment.path / "head.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(fd, 1)
         os.dup2(fd, 2)
-        os.close(fd)
         at = time.strftime("%Y-%m-%d %H:%M:%S")
-        os.write(1, f"orchestrator: {at}: process {os.getpid()} follows this job\n".encode())
+        os.write(fd, f"orchestrator: {at}: process {os.getpid()} follows this job\n".encode())
+        os.close(fd)

@@ -30,12 +30,18 @@ __all__ = ["cli", "emergency_stop_command", "launch_command", "run"]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no defect of ours, wherever it is met
 
 
+def complain(text: str) -> None:
+    from orchestrator.head.screen import output
+
+    output.complain(text)
+
+
 def run(command: click.Command, name: str) -> NoReturn:
     """Run a command; print every error as a sentence and exit with its code."""
     try:
         code = command.main(prog_name=name, standalone_mode=False)
     except OrchestratorError as error:
-        click.echo(f"error: {error}", err=True)
+        complain(f"error: {error}")
         code = error.exit_code
     except click.exceptions.Exit as leaving:
         code = leaving.exit_code
@@ -46,7 +52,7 @@ def run(command: click.Command, name: str) -> NoReturn:
         if error.errno not in FULL:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"error: {where}{error.strerror}", err=True)
+        complain(f"error: {where}{error.strerror}")
         code = EXIT_USAGE
     try:
         sys.stdout.flush()

@@ -176,7 +176,7 @@ def export(options: ExportOptions) -> int:
             )
         if code != EXIT_CHECK or not left:
             return code
-        sys.stderr.write(f"trying the one before it, of step {left[0].step}\n")
+        output.complain(f"trying the one before it, of step {left[0].step}")
 
 
 def candidates(options: ExportOptions) -> list[Checkpoint]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 
 from orchestrator.config.launch import Where
@@ -13,7 +12,7 @@ from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.follow import stop as stopping
 from orchestrator.head.follow.stop import Receipt
 from orchestrator.head.inventory.node_list import read_nodes
-from orchestrator.head.screen.output import tell
+from orchestrator.head.screen.output import complain, tell
 from orchestrator.head.status.find_job import FoundJob, find_job
 from orchestrator.records.experiment import JobRecord
 
@@ -55,7 +54,7 @@ def stop(where: Where, wanted: str | None, *, grace: float | None, as_json: bool
         return EXIT_DONE
     code = show_receipts(ended.receipts, as_json=as_json)
     if ended.problem:
-        sys.stderr.write(f"orchestrator: these receipts are not in job.json: {ended.problem}\n")
+        complain(f"orchestrator: these receipts are not in job.json: {ended.problem}")
     return code
 
 

@@ -29,8 +29,8 @@ def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
         theirs = env.pop("PYTHONPATH", "")
         rest = quoted(f":{theirs}") if theirs else '"${PYTHONPATH:+:$PYTHONPATH}"'
         python_path = f"PYTHONPATH={quoted(first)}{rest}"
-    words = ["env", *(f"-u {name}" for name in node.unset)]
-    words += [f"{name}={quoted(value)}" for name, value in env.items()]
+    words = ["env", *(f"-u {quoted(name)}" for name in node.unset)]
+    words += [f"{quoted(name)}={quoted(value)}" for name, value in env.items()]
     words += [python_path] if python_path else []
     words.append(" ".join(map(quoted, node.paste)))
     return [*lines, " \\\n  ".join(words)]
@@ -48,13 +48,20 @@ def to_text(plan: Plan) -> str:
         ranks = f"rank {node.first_rank}"
         if node.nproc > 1:
             ranks = f"ranks {node.first_rank}-{node.last_rank}"
-        head = f"# node {node.index}: {node.node.name} ({ranks}: {node.nproc_why})"
+        head = comment(f"node {node.index}: {node.node.name} ({ranks}: {node.nproc_why})")
         blocks.append("\n".join([head, *shell_lines(plan, node)]))
-    heading = [f"# {len(plan.nodes)} nodes, {plan.world_size} ranks, {plan.start} start"]
-    heading[0] += f", master {plan.master_address}:{plan.master_port}"
-    heading += [f"# note: {note}" for note in plan.notes]
-    heading += [f"# spare: {name}" for name in plan.spares]
+    start = f"{len(plan.nodes)} nodes, {plan.world_size} ranks, {plan.start} start"
+    heading = [
+        comment(f"{start}, master {plan.master_address}:{plan.master_port}"),
+        *(comment(f"note: {note}") for note in plan.notes),
+        *(comment(f"spare: {name}") for name in plan.spares),
+    ]
     return "\n".join(heading) + "\n\n" + "\n\n".join(blocks) + "\n"
+
+
+def comment(text: str) -> str:
+    """Write a comment of one line: what a node says in it must not become a command."""
+    return " ".join(["#", *text.split()])
 
 
 def to_json(plan: Plan) -> str:

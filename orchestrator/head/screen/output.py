@@ -1,6 +1,8 @@
-"""The one way to standard output: plain text for pipes, tables and colours for a terminal.
+"""The one way to the terminal: plain text for pipes, tables and colours for who looks on.
 
-Rich draws what a terminal gets. It is imported only then, and never sees text as its markup.
+Whatever is printed may quote a node, a file or a machine that nobody has authenticated, so nothing
+but line breaks, tabs and colours gets through. Rich draws what a terminal gets. It is imported only
+then, and never sees text as its markup.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from orchestrator import text
+from orchestrator.head.screen.log_reader import clean
 
 Cell = str | tuple[str, str]  # a text, or a text and its style, such as "bold red"
 UNLIMITED = 1 << 20  # columns
@@ -41,12 +44,31 @@ def look(color: bool | None = None, out: TextIO | None = None) -> Look:
 
 
 def tell(text: str) -> None:
-    """Write to standard output, even a Latin-1 one; a reader that has left is no error."""
+    """Print lines on standard output, even a Latin-1 one; a reader that has left is no error."""
+    pass_on(text if text.endswith("\n") or not text else text + "\n")
+
+
+def pass_on(text: str) -> None:
+    """Print text that may end within a line."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(text if text.endswith("\n") or not text else text + "\n")
+        sys.stdout.write(safe(text))
         sys.stdout.flush()
+
+
+def complain(text: str, end: str = "\n") -> None:
+    """Print an error, a note or a question on standard error."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(safe(text) + end)
+        sys.stderr.flush()
+
+
+def safe(text: str) -> str:
+    """Return text that a terminal only shows: line breaks, tabs and colours stay."""
+    return "\n".join(
+        "\t".join(clean(part, color=True) for part in line.split("\t")) for line in text.split("\n")
+    )
 
 
 def say(text: str) -> None:
@@ -62,13 +84,13 @@ def clear() -> None:
 
 def status(line: str) -> None:
     """Replace the last line of a terminal on standard error; an empty one goes away."""
-    sys.stderr.write(f"\r\x1b[K{line}")
+    sys.stderr.write(f"\r\x1b[K{clean(line)}")
     sys.stderr.flush()
 
 
 def printable(text: str) -> str:
-    """Replace what a terminal would act on: text from a node or a file name may hold anything."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    """Return text without anything that a terminal would act on, not even colours."""
+    return "\n".join(map(clean, text.split("\n")))
 
 
 def paint(text: str, style: str, look: Look) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +16,7 @@ from orchestrator.errors import EXIT_FAILED, EXIT_NODE, EXIT_STOPPED, Orchestrat
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.stop import Receipt
 from orchestrator.head.screen.keyboard import Keys
+from orchestrator.head.screen.output import pass_on
 from orchestrator.head.slurm import queue
 from orchestrator.records.experiment import Experiment, JobRecord
 
@@ -150,8 +150,7 @@ class SlurmJobView:
         except OSError:
             return  # the job still waits
         self.shown += len(data)
-        sys.stdout.write(data.decode("utf-8", "replace"))
-        sys.stdout.flush()
+        pass_on(data.decode("utf-8", "replace"))
 
 
 def job_of(record: JobRecord) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +10,7 @@ from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.errors import UsageError
 from orchestrator.head.launch.request import resolve
 from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.head.screen.output import complain
 from orchestrator.text import parse_size
 
 EXPERIMENTS = "/experiments"  # a volume in every container, which outlives them
@@ -64,7 +64,7 @@ def command_of(
         if str(request.config_file) not in asked.arguments:
             command += ["--config", str(request.config_file)]  # from CONFIG_FILE, or the default
         if request.config_file.is_absolute():
-            sys.stderr.write(f"note: {request.config_file} has to be in the image, too\n")
+            complain(f"note: {request.config_file} has to be in the image, too")
     name = asked.name or chosen.name
     if "name" not in launch.launch:
         command += ["--name", name]

@@ -11,7 +11,7 @@ from orchestrator.config.launch import LaunchArguments
 from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head.commands.follow import tell_end
 from orchestrator.head.launch.request import Request, resolve
-from orchestrator.head.screen.output import say, tell
+from orchestrator.head.screen.output import complain, say, tell
 from orchestrator.head.status.backend import watch_batch
 from orchestrator.launchers.slurm import sbatch
 from orchestrator.launchers.slurm.sbatch import SbatchOptions
@@ -57,9 +57,9 @@ def command_line(asked: SbatchOptions, given: Sequence[str], request: Request) -
     if asked.requeue and request.target.kind == "engine" and not resumes:
         command += ["--set", "checkpoint.resume=auto"]
     if asked.cpus_per_task is None and "--cpus-per-task" not in " ".join(asked.more):
-        sys.stderr.write(
+        complain(
             "note: without --cpus-per-task Slurm may give each node one processor only, for all of"
-            " its ranks and their data loaders\n"
+            " its ranks and their data loaders"
         )
     return [*command, *given]
 

@@ -414,6 +414,26 @@ def test_the_text_of_a_dry_run() -> None:
     assert second.endswith("--run-path --start-method=fork /job/train.py")
 
 
+def test_what_a_node_says_stays_a_comment() -> None:
+    """A version of torch, a name of a spare, a variable: none of them becomes a command."""
+    made = make(found("a"), spares=[Node("c", spare=True)])
+    setting = replace(made.nodes[0].settings[0], name="A;halt", value="1\nhalt")
+    lying = replace(
+        made,
+        notes=("torch 2\nrm -rf ~\r\nrm -rf /",),
+        spares=("c\nhalt",),
+        nodes=(replace(made.nodes[0], settings=(setting,), unset=("B\nhalt",), paste=("true",)),),
+    )
+    shell = subprocess.run(
+        ["bash", "-c", f"halt() {{ echo called; }}; rm() {{ echo called; }}\n{to_text(lying)}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "called" not in shell.stdout
+    assert "# note: torch 2 rm -rf ~ rm -rf /" in to_text(lying)
+
+
 def test_the_json_of_a_dry_run() -> None:
     made = make(found("a slots=2\nb slots=1"), Target("auto", "train.py", ("a b",)))
     data = json.loads(to_json(made))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Look
@@ -41,7 +44,7 @@ def test_a_terminal_gets_its_width_and_colours() -> None:
 @pytest.mark.parametrize("look", [output.PLAIN, Look(40), Look(40, color=True)])
 def test_nothing_from_elsewhere_reaches_the_terminal(look: Look) -> None:
     drawn = output.table([["a\x1b[2J", "b\x9b1m\r"]], look)
-    assert drawn == "a?[2J  b?1m?"
+    assert drawn == "a  b\N{REPLACEMENT CHARACTER}1m␍"
 
 
 class Terminal(io.StringIO):
@@ -86,3 +89,37 @@ def test_a_pipe_does_not_wait_for_rich() -> None:
         check=True,
     )
     assert done.stdout == b"a  \\xe9\n"
+
+
+# -- what gets through to the terminal --------------------------------------------------------
+
+EVIL = "\x1b]52;c;ZXZpbA==\x07\x1b]0;title\x1b\\\x1b[2J\x1b[31mred\x9b2J\r\x08\u202e\x00"
+TEXT_OF_STRANGERS = st.text(st.sampled_from("ab \n\t\x1b[]0;m31\x07\\\r\x08\x9b\x9d\x00é\u202e"))
+
+
+@given(TEXT_OF_STRANGERS)
+@example(EVIL)
+@example("\x1b[31m" * 3)
+@example("\x1b\t[31m\x1b\n]0;x")
+def test_only_lines_tabs_and_colours_get_through(text: str) -> None:
+    left = re.sub(r"\x1b\[[0-9;:]*m", "", output.safe(text))
+    assert all(c.isprintable() or c in "\n\t" for c in left), left
+    assert output.safe(text).count("\n") == text.count("\n")
+    assert all(c.isprintable() or c == "\n" for c in output.printable(text))
+
+
+@given(st.text(st.characters(exclude_categories=["C", "Z"])))
+def test_what_is_harmless_is_unchanged(text: str) -> None:
+    assert output.safe(f"\x1b[1m{text}\x1b[0m\n\t{text}").replace("\x1b[0m", "") == (
+        f"\x1b[1m{text}\n\t{text}"
+    )
+
+
+def test_every_way_out_is_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
+    ways = (output.tell, output.pass_on, output.complain, output.say, output.status)
+    for write in ways:
+        write(EVIL)
+        out, err = capsys.readouterr()
+        assert "red" in out + err
+        shown = re.sub(r"\x1b\[[0-9;:]*m", "", (out + err).removeprefix("\r\x1b[K"))
+        assert all(c.isprintable() or c == "\n" for c in shown), write
