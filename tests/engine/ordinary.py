@@ -15,7 +15,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+)
 
 from orchestrator import Trainer, distributed
 from orchestrator.engine.saving import export
@@ -184,9 +191,19 @@ def images(rows: Any) -> Any:
     return [x.expand(3, 6) for x, _ in rows], stacked(rows)[1]
 
 
-def weighted() -> list[float]:
+class Stream(IterableDataset[Any]):
+    """Samples that no sampler knows."""
+
+    def __init__(self, samples: TensorDataset) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples[index] for index in range(len(self.samples)))
+
+
+def weighted(samples: Any) -> list[float]:
     """The loss of five samples in batches of uneven size, by the Trainer and by hand."""
-    loader = DataLoader(data(5), 4 // world(), collate_fn=images)
+    loader = DataLoader(samples, 4 // world(), collate_fn=images)
     own = trained(loader, lambda m, b: cross_entropy(m(torch.stack(b[0])[:, 0]), b[1]), lr=0.0)
     torch.manual_seed(0)
     return [own, cross_entropy(nn.Linear(6, 3)(data(5)[:][0]), data(5)[:][1]).item()]
@@ -255,7 +272,8 @@ def loaders(place: Path) -> None:
             plain,
             Recurrent(),
         ),
-        "weighted": weighted,
+        "weighted": lambda: weighted(data(5)),
+        "weighted stream": lambda: weighted(Stream(data(5))),
         "batch sampler": lambda: seen(
             DataLoader(numbers, batch_sampler=BatchSampler(RandomSampler(numbers), 3, False))
         ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -372,7 +372,12 @@ class IterableShard(Shard):
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int, own: bool) -> None:
         super().__init__(loader, ranks, seed)
-        self.own: Any = copied(loader) if isinstance(loader, DataLoader) else loader
+        self.own: Any = loader
+        if isinstance(loader, DataLoader):
+            counts = (
+                {} if loader.batch_size is None else {"collate_fn": Counting(loader.collate_fn)}
+            )
+            self.own = copied(loader, **counts)
         self.deals = ranks.world > 1 and not own
         self.description = "a stream of batches"
         if self.deals:
@@ -387,7 +392,8 @@ class IterableShard(Shard):
         # The seed of rank 0 for all: streams that are dealt out have to be the same.
         drawn = self._each(workers.begin(self.own), number, 0)
         if self.ranks.world == 1:
-            yield from (Micro(data, None) for data in itertools.islice(drawn, start, None))
+            for data in itertools.islice(drawn, start, None):
+                yield micro_of(data)
             return
         if self.deals:
             drawn = self._checked(drawn)
@@ -429,7 +435,28 @@ class IterableShard(Shard):
                     "use fewer ranks, or smaller batches",
                 )
             real, before = data is not None, before if data is None else data
-            yield Micro(before, None, real=real)
+            yield micro_of(before)._replace(real=real)
+
+
+class Counted(NamedTuple):
+    """A batch, and how many samples were put together in it; pin_memory knows a named tuple."""
+
+    data: Any
+    size: int
+
+
+class Counting:
+    """A collate function that also counts the samples of a stream: no sampler knows them."""
+
+    def __init__(self, own: Callable[[list[Any]], Any]) -> None:
+        self.own = own
+
+    def __call__(self, samples: list[Any]) -> Counted:
+        return Counted(self.own(samples), len(samples))
+
+
+def micro_of(data: Any) -> Micro:
+    return Micro(data.data, None, size=data.size) if type(data) is Counted else Micro(data, None)
 
 
 def fingerprint(data: Any) -> Any:

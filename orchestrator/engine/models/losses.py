@@ -8,7 +8,8 @@ divided once, by the count of all ranks and micro-batches.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -209,20 +210,28 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 def size_of(batch: Any) -> int:
     """Count the samples: the first dimension of the first tensor in the batch."""
-    size = first_size(batch)
-    if size is None:
+    tensors = list(tensors_in(batch))
+    if not tensors:
         raise UsageError(
             "a batch holds no tensor, so nobody knows how many samples it has",
             "let the step return (sum, count)",
         )
-    return size
+    sizes = list(dict.fromkeys(tensor.shape[0] for tensor in tensors if tensor.dim())) or [1]
+    if len(sizes) > 1:
+        warnings.warn(
+            f"the tensors of a batch have {' and '.join(map(str, sizes))} rows: it is taken for a"
+            f" batch of {sizes[0]} samples, and a mean is weighted by that; let the step return"
+            " (sum, count) if it is another number",
+            stacklevel=2,
+        )
+    return sizes[0]
 
 
-def first_size(batch: Any) -> int | None:
+def tensors_in(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.dim() else 1
+        yield batch
+        return
     inner = batch.values() if isinstance(batch, Mapping) else batch
-    if isinstance(inner, (str, bytes)) or not hasattr(inner, "__iter__"):
-        return None
-    sizes = (first_size(value) for value in inner)
-    return next((size for size in sizes if size is not None), None)
+    if hasattr(inner, "__iter__") and not isinstance(inner, (str, bytes, Iterator)):
+        for value in inner:
+            yield from tensors_in(value)
