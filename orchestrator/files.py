@@ -15,6 +15,9 @@ from typing import BinaryIO, Union
 
 Name = Union[str, "os.PathLike[str]"]
 
+PRIVATE = 0o600  # the mode of what is ours
+AS_USUAL = 0o666  # less the umask: of a file that the user asked for
+
 GONE = ".gone-"  # in the name of a directory that is being deleted: .NAME.gone-0123abcd
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOUNTS = "/proc/self/mountinfo"
@@ -25,16 +28,19 @@ NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a network file system that has no suc
 
 
 @contextlib.contextmanager
-def replacing(path: Name, mode: int = 0o666) -> Iterator[BinaryIO]:
+def replacing(path: Name, mode: int = PRIVATE) -> Iterator[BinaryIO]:
     """Fill a new file; at the end of the block it takes the place of `path`, safe on the disk.
 
-    Whoever reads `path`, also after a crash, finds the old content or the new, never a part.
+    Whoever reads `path`, also after a crash, finds the old content or the new, never a part. It is
+    for its owner alone, whatever the umask; another mode is limited by the umask.
     """
     directory, name = os.path.split(os.fspath(path))
-    new = os.path.join(directory, f".{name}.{os.getpid()}.new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    new = os.path.join(directory, f".{name}.{os.urandom(4).hex()}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with open(os.open(new, flags, mode), "wb") as file:
+            if mode == PRIVATE:
+                os.fchmod(file.fileno(), PRIVATE)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -45,13 +51,57 @@ def replacing(path: Name, mode: int = 0o666) -> Iterator[BinaryIO]:
         raise
 
 
-def replace(path: Name, content: str | bytes, mode: int = 0o666) -> None:
+def replace(path: Name, content: str | bytes, mode: int = PRIVATE) -> None:
     """Write a whole file, text as UTF-8: see `replacing`."""
     with replacing(path, mode) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def open_plain(path: Name, dir_fd: int | None = None) -> BinaryIO:
+    """Open a file for reading, but follow no link and wait for no writer of a pipe."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return open(os.open(path, flags, dir_fd=dir_fd), "rb")
+
+
+def open_to_append(path: Name) -> int:
+    """Open a file for its owner alone that only grows; what is no plain file is refused.
+
+    Its directory is no symbolic link either. A file with a second name may be anything of ours.
+    """
+    directory, name = os.path.split(os.fspath(path))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with opened(directory) as inside:
+        descriptor = os.open(name, flags, PRIVATE, dir_fd=inside)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+                raise OSError(errno.EPERM, "not a plain file of its own", os.fspath(path))
+            if not status.st_size:
+                os.fchmod(descriptor, PRIVATE)
+                give_to_owner_of(inside, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    return descriptor
+
+
+def give_to_owner_of(directory: int, descriptor: int) -> None:
+    """As root, leave what we made to the user whose directory it is in."""
+    if os.geteuid() == 0:
+        status = os.fstat(directory)
+        if status.st_uid != 0:
+            os.fchown(descriptor, status.st_uid, status.st_gid)
+
+
 # -- directories ------------------------------------------------------------------------------
+
+
+def make_private(path: Name) -> None:
+    """Make a directory for its owner alone, whatever the umask."""
+    os.mkdir(path, 0o700)
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if mode & 0o777 != 0o700:
+        os.chmod(path, mode & 0o7000 | 0o700)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,8 @@ def others(status: os.stat_result) -> str:
     """
     if status.st_uid not in (0, os.geteuid()):
         return "belongs to %s" % user_name(status.st_uid)
+    if stat.S_ISLNK(status.st_mode):
+        return ""  # its mode says nothing; what it leads to has one of its own
     if status.st_mode & stat.S_IWOTH:
         return "may be written by everybody"
     if status.st_mode & stat.S_IWGRP and not is_private_group(status.st_gid, status.st_uid):

@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "version": set(),
     "config": {"errors"},
     "protocol": {"version"},
-    "records": {"config", "errors", "files", "protocol"},
+    "records": {"config", "errors", "files", "permissions", "protocol"},
     "slurm_environment": {"errors", "host_ranges"},
     "node/peers": {"protocol"},
     "node/job": {"files", "node/peers", "protocol"},
@@ -92,7 +92,7 @@ ARROWS: dict[str, set[str]] = {
     "launchers": {"errors", "head/inventory", "head/plan", "head/screen", "head/slurm"},
     "launchers/slurm": {
         *("config", "errors", "records"),
-        *("head/commands", "head/launch", "head/screen", "head/slurm", "head/status"),
+        *("head/commands", "head/launch", "head/plan", "head/screen", "head/slurm", "head/status"),
     },
     "launchers/by_hand": {
         *("config", "errors", "interrupt", "protocol", "records"),
@@ -113,7 +113,7 @@ ARROWS: dict[str, set[str]] = {
         *("launchers", "launchers/by_hand", "launchers/containers", "launchers/slurm"),
     },
     "api": {
-        *("cli", "config", "errors", "interrupt", "records", "head/commands"),
+        *("cli", "config", "errors", "files", "interrupt", "records", "head/commands"),
         *("head/follow", "head/inventory", "head/launch", "head/screen", "head/status"),
     },
     "entry": {"cli", "interrupt"},

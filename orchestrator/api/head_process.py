@@ -27,7 +27,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from orchestrator import errors
+from orchestrator import errors, files
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.head.screen import output
 from orchestrator.head.screen.keyboard import Keys
@@ -243,7 +243,7 @@ def nodes(answers: Answers, keys: Pipe, arguments: list[str]) -> None:
 def where_of(paths: dict[str, str]) -> Where:
     from orchestrator.config.launch import Where
 
-    return Where(**{name: Path(path) for name, path in paths.items()})
+    return Where(**{name: Path(path) for name, path in paths.items()})  # type: ignore[arg-type]
 
 
 def silent() -> View:
@@ -255,7 +255,7 @@ def silent() -> View:
 def speak_into(experiment: Experiment) -> None:
     """Send what the head prints to a file: there is no terminal any more."""
     with contextlib.suppress(OSError):  # a full disk
-        fd = os.open(experiment.path / "head.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        fd = files.open_to_append(experiment.path / "head.txt")
         os.dup2(fd, 1)
         os.dup2(fd, 2)
         at = time.strftime("%Y-%m-%d %H:%M:%S")

@@ -341,6 +341,7 @@ class Job:
             )
         self.wait(timeout)
         record = self._record()
+        self._experiment.check_launched(record)  # what is unpickled here is run
         if record.exit_code != EXIT_DONE:
             self._raise_cause(record)
         world = sum(node.nproc for node in record.nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -153,7 +154,7 @@ def stop(
 
 
 @cli.command("emergency-stop")
-@shared
+@functools.partial(shared, reads_records=False)
 @click.option(
     "--mine/--all-users",
     "mine",

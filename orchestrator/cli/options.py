@@ -163,9 +163,12 @@ def arguments_from(params: Mapping[str, Any]) -> LaunchArguments:
 
 
 def shared(
-    function: Callable[..., Any], node_list: click.Option | None = None
+    function: Callable[..., Any],
+    node_list: click.Option | None = None,
+    *,
+    reads_records: bool = True,
 ) -> Callable[..., Any]:
-    """Add --nodes, --ssh-config and --experiments, and hand them on as one `where`."""
+    """Add --nodes, --ssh-config, --experiments and so on, and hand them on as one `where`."""
 
     @functools.wraps(function)
     def with_where(**params: Any) -> Any:
@@ -175,7 +178,9 @@ def shared(
         return function(where=where, **params)
 
     present = getattr(with_where, "__click_params__", [])
-    options = {option.name: option for option in options_from(Where, "launch")}
+    taken = [*options_from(Where, "launch")]
+    taken += options_from(Where, "records") if reads_records else ()
+    options = {option.name: option for option in taken}
     if node_list is not None:
         options["nodes"] = typing.cast(GroupedOption, node_list)
     with_where.__click_params__ = [*present, *reversed(options.values())]  # type: ignore[attr-defined]

@@ -30,6 +30,7 @@ REACH = (*EXAMINE, "nodes")  # all that reach them
 PLAN = ("launch", "plan", "doctor")  # those that take a program of the user's
 RUN = ("launch", "plan", "verify")  # those that plan or start ranks
 START = ("launch",)
+RECORDS = ("records",)  # those that look at what there is: status, attach, stop, logs, prune, ...
 
 DEFAULT_NODES = Path("node_ip_list.txt")
 DEFAULT_CONFIG = Path("config/multi_node/distributed_two_nodes.yaml")  # of the built-in engine
@@ -230,6 +231,13 @@ class Where:
         commands=EXAMINE,
         metavar="DIR",
         file=True,
+    )
+
+    trust_record: bool = option(
+        False,
+        "Do what the record of an experiment says, though others may have written it.",
+        OUTPUT,
+        commands=RECORDS,
     )
 
     @property

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.permissions import others
+
 FORMAT = 1
 NAME = "manifest.json"
 PIECE = 1 << 20  # read at a time; sha256 of 1 MiB takes about 1 ms
@@ -125,6 +127,18 @@ def shortfall(path: Path, files: Mapping[str, FileRecord]) -> str:
     problems = [problem for name in files if (problem := mis_sized(path, name, files[name]))]
     more = f", and {len(problems) - 1} more files" if problems[1:] else ""
     return problems[0] + more if problems else ""
+
+
+def exposed(path: Path, files: Mapping[str, FileRecord]) -> str:
+    """Say who besides us may have written any of it, or nothing."""
+    for name in (".", NAME, *files):
+        try:
+            problem = others((path / name).lstat())
+        except OSError:
+            continue  # shortfall() knows
+        if problem:
+            return problem
+    return ""
 
 
 def mis_sized(path: Path, name: str, record: FileRecord) -> str:

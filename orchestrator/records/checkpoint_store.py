@@ -18,6 +18,7 @@ import dataclasses
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import JobFailed, UsageError, nearest
-from orchestrator.files import delete, expanded, hide, replace, sync_directory
+from orchestrator.files import AS_USUAL, delete, expanded, hide, replace, sync_directory
+from orchestrator.permissions import others
 from orchestrator.records import checkpoint_manifest, experiment
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
 
@@ -51,6 +53,7 @@ class Checkpoint:
     progress: Any = None  # the state that the engine resumes from
     files: Mapping[str, FileRecord] = dataclasses.field(default_factory=dict)  # none: no manifest
     problem: str = ""  # why it cannot be used; nothing, if all files are there with their sizes
+    foreign: bool = False  # that is the problem: somebody else may have written it
 
     @property
     def complete(self) -> bool:
@@ -102,10 +105,19 @@ def publish(
         )
         if problem:
             raise JobFailed(f"the checkpoint of step {step} is not published: {problem}")
-        replace(partial / checkpoint_manifest.NAME, text)
+        replace(partial / checkpoint_manifest.NAME, text, AS_USUAL)
+        _close_to_others(partial, [checkpoint_manifest.NAME, *files])
         sync_directory(partial)
         _put_in_place(partial, target, step)
     return target
+
+
+def _close_to_others(partial: Path, names: Sequence[str]) -> None:
+    """Let nobody else write what was written under a umask that lets them."""
+    for path in (partial, *(partial / name for name in names)):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o022:
+            path.chmod(mode & ~0o022)
 
 
 def _put_in_place(partial: Path, target: Path, step: int) -> None:
@@ -144,13 +156,24 @@ def _as_job_failure(what: str) -> Iterator[None]:
 # -- finding ----------------------------------------------------------------------------------
 
 
-def every(directory: Path) -> list[Checkpoint]:
-    """Return all checkpoints of a directory, newest first, also those that have a problem."""
+def exposure(path: Path) -> str:
+    """Say who else may write a directory that the user named: of what is in it, that is no news."""
+    try:
+        return others(path.stat())
+    except (OSError, ValueError):
+        return ""
+
+
+def every(directory: Path, *, exposed: str = "") -> list[Checkpoint]:
+    """Return all checkpoints of a directory, newest first, also those that have a problem.
+
+    It is one that somebody else may have written them, unless that is `exposed`: known.
+    """
     newest: dict[int, Checkpoint] = {}
     for step, kind, path in sorted(_entries(directory), key=lambda entry: entry[1] == "aside"):
         if kind not in ("final", "aside") or (step in newest and newest[step].complete):
             continue
-        checkpoint = load(path)
+        checkpoint = load(path, exposed=exposed)
         if step not in newest or checkpoint.complete:
             newest[step] = checkpoint
     return [newest[step] for step in sorted(newest, reverse=True)]
@@ -175,7 +198,7 @@ def _entries(directory: Path) -> list[tuple[int, str, Path]]:
     return ours
 
 
-def load(path: Path) -> Checkpoint:
+def load(path: Path, *, exposed: str = "") -> Checkpoint:
     """Read one checkpoint; `problem` says what is wrong with it."""
     named = STEP.fullmatch(path.name) or HIDDEN.fullmatch(path.name)
     step = int(named[1]) if named else 0
@@ -191,9 +214,12 @@ def load(path: Path) -> Checkpoint:
         )
     except (ValueError, RecursionError) as error:
         return Checkpoint(path, step, problem=f"{checkpoint_manifest.NAME} {error}")
-    return Checkpoint(
-        path, **vars(manifest), problem=checkpoint_manifest.shortfall(path, manifest.files)
-    )
+    problem = checkpoint_manifest.exposed(path, manifest.files)
+    if problem and problem != exposed:
+        problem = f"it {problem}: somebody else may have written it"
+        return Checkpoint(path, **vars(manifest), problem=problem, foreign=True)
+    problem = checkpoint_manifest.shortfall(path, manifest.files)
+    return Checkpoint(path, **vars(manifest), problem=problem)
 
 
 def verify(
@@ -233,11 +259,12 @@ def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[C
     looked = []
     plain = Path(expanded(text))
     for path in dict.fromkeys(((experiments / plain).absolute(), plain.absolute())):
-        checkpoint = load(path)
+        exposed = exposure(path)  # named by the user, whoever has written it
+        checkpoint = load(path, exposed=exposed)
         if checkpoint.files or (STEP.fullmatch(path.name) and checkpoint.path.is_dir()):
             return [checkpoint]
         for inner in (path / CHECKPOINTS, path):
-            if checkpoints := every(inner):
+            if checkpoints := every(inner, exposed=exposed):
                 return checkpoints
             looked.append(inner)
     there = any(path.exists() for path in looked)

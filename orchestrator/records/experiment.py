@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,8 +18,13 @@ from typing import Any
 from orchestrator import files
 from orchestrator.config.launch import Launch
 from orchestrator.errors import UsageError
+from orchestrator.permissions import others
 from orchestrator.protocol.message import decode, parse
+from orchestrator.records import trust
 
+RECORD = "job.json"
+LARGEST_RECORD = 64 << 20
+TRUST = "--trust-record"
 STAMP = re.compile(r".+_\d{8}_\d{6}")
 SLURM_JOB = "slurm_job"  # a file with the number, there before anything else is
 NOT_STARTED = "not started"  # the state of the nodes of a job that was given up at its start
@@ -104,11 +110,35 @@ class JobRecord:
         return decode(JobRecord, data, newer=True)
 
 
-class Experiment:
-    """One directory under --experiments."""
+class Untrusted(UsageError):
+    """Somebody else may have written the record."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, problem: str) -> None:
+        mine = "" if problem.startswith("belongs") else f"chmod -R go-w {path}, or "
+        super().__init__(
+            f"{path} is passed over: its record {problem}",
+            f"{mine}{TRUST} reads it all the same, and does what it says",
+        )
         self.path = path
+        self.problem = problem
+
+
+def read_record(directory: int, path: Path, *, trusted: bool = False) -> JobRecord:
+    """Read the record in an open directory; Untrusted if somebody else may have written it."""
+    with files.open_plain(RECORD, directory) as file:
+        problem = others(os.fstat(directory)) or others(os.fstat(file.fileno()))
+        record = JobRecord.from_json(parse(file.read(LARGEST_RECORD)))
+    if problem and not trusted and trust.signature(directory, record) != problem:
+        raise Untrusted(path, problem)
+    return record
+
+
+class Experiment:
+    """One directory under --experiments. `trusted`: whoever wrote its record."""
+
+    def __init__(self, path: Path, *, trusted: bool = False) -> None:
+        self.path = path
+        self.trusted = trusted
         self._lock: int | None = None
 
     @property
@@ -120,27 +150,57 @@ class Experiment:
         return self.path / "logs"
 
     def log(self, node: NodeRecord) -> Path:
-        return self.logs / f"node_{node.index}_{node.address.replace(':', '-')}.txt"
+        address = re.sub(r"[^A-Za-z0-9_.%-]", "-", node.address)
+        return self.logs / f"node_{node.index}_{address}.txt"
 
     def ranks(self, node: NodeRecord) -> Path:
         return self.log(node).with_suffix(".ranks")
 
     def write(self, name: str, text: str) -> None:
         """Write a whole file in the experiment's directory."""
-        files.replace(self.path / name, text)
+        with files.replacing(self.path / name) as file:
+            with files.opened(self.path) as directory:
+                files.give_to_owner_of(directory, file.fileno())
+            file.write(text.encode())
 
     def write_record(self, record: JobRecord) -> None:
-        self.write("job.json", json.dumps(dataclasses.asdict(record), indent=1) + "\n")
+        self.write(RECORD, json.dumps(dataclasses.asdict(record), indent=1) + "\n")
 
     def read_record(self) -> JobRecord:
-        path = self.path / "job.json"
         try:
-            record = JobRecord.from_json(parse(path.read_bytes()))
+            with files.opened(self.path) as directory:
+                record = read_record(directory, self.path, trusted=self.trusted)
+        except Untrusted:
+            raise
         except (OSError, ValueError, UsageError) as error:
-            raise UsageError(f"{path} is not the record of a job: {error}") from error
+            raise UsageError(f"{self.path / RECORD} is not the record of a job: {error}") from error
         if record.batch and record.slurm_job is None:  # submitted, and not started yet
             return replace(record, slurm_job=self.slurm_job())
         return record
+
+    def sign(self, record: JobRecord) -> None:
+        """Note that this login launched the job: what the record orders may be done."""
+        trust.sign(self.path, record)
+
+    def is_launched_here(self, record: JobRecord) -> bool:
+        """Tell whether this login launched the job, or says that it trusts the record."""
+        if self.trusted:
+            return True
+        with contextlib.suppress(OSError), files.opened(self.path) as directory:
+            return trust.signature(directory, record) is not None
+        return False
+
+    def check_launched(self, record: JobRecord) -> None:
+        """Refuse to do what a record says that this login did not launch; trust is remembered."""
+        if not self.is_launched_here(record):
+            raise UsageError(
+                f"{self.path} was not launched by this login, and its record names machines and"
+                " programs: none of them is used",
+                f"if you know whose it is (yours, by an earlier version or on a machine with"
+                f" another home): {TRUST}",
+            )
+        if self.trusted and self.path.stat().st_uid == os.geteuid():
+            trust.sign(self.path, record)
 
     @property
     def elsewhere(self) -> bool:
@@ -160,7 +220,10 @@ class Experiment:
         """Become the one head of this job, until this process ends; return who else is, if any."""
         path = self.path / ".head"
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, files.PRIVATE)
+            with contextlib.suppress(PermissionError), files.opened(self.path) as directory:
+                os.fchmod(fd, files.PRIVATE)
+                files.give_to_owner_of(directory, fd)
         except OSError as error:
             raise UsageError(
                 f"{self.name} cannot be followed from here: {path}: {error.strerror}",
@@ -220,7 +283,7 @@ class Experiment:
         """Undo create(), and remove what is written before anything is started."""
         if self.slurm_job() is not None:
             return  # it was submitted before, and its record says what became of it
-        for file in (".head", "job.json", "config.yaml"):
+        for file in (".head", RECORD, trust.SIGNATURE, "config.yaml"):
             (self.path / file).unlink(missing_ok=True)
         for inner in (self.path / "outputs", self.logs, self.path):
             inner.rmdir()
@@ -233,12 +296,13 @@ class Experiment:
         """
         if self.logs.is_dir() and any(self.logs.iterdir()):
             aside = self.path / "attempts" / str(len(list(self.path.glob("attempts/*"))) + 1)
-            aside.mkdir(parents=True)
-            shutil.copy2(self.path / "job.json", aside)  # a job without a record would be none
+            aside.parent.mkdir(mode=0o700, exist_ok=True)
+            files.make_private(aside)
+            shutil.copy2(self.path / RECORD, aside)  # a job without a record would be none
             for name in ("logs", "manifest.json", "hang"):
                 if (self.path / name).exists():
                     (self.path / name).rename(aside / name)
-            self.logs.mkdir()
+            files.make_private(self.logs)
         return self
 
     def unlock(self) -> None:
@@ -251,22 +315,31 @@ def this_head() -> dict[str, Any]:
     return {"host": os.uname().nodename, "pid": os.getpid(), "since": time.time()}
 
 
-def create(root: Path, name: str) -> Experiment:
-    """Make experiments/<name>_YYYYMMDD_HHMMSS, unique even for two launches in one second."""
+def check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot name an experiment",
             "letters, digits, _ . + - are allowed, the first a letter or digit, 100 at most",
         )
+
+
+def create(root: Path, name: str) -> Experiment:
+    """Make experiments/<name>_YYYYMMDD_HHMMSS, unique even for two launches in one second."""
+    check_name(name)
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        if not root.exists():
+            root.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # another launch was faster
+                files.make_private(root)
         path = _new_directory(root.absolute(), name)
         for inner in (path / "outputs", path / "logs"):
-            inner.mkdir()
+            files.make_private(inner)
     except OSError as error:
+        fix = "free some space or name another directory with --experiments DIR"
+        if root.is_symlink() and not root.exists():
+            fix = f"it is a link to {root.readlink()}, which is not there"
         raise UsageError(
-            f"no experiment can be created in {root}: {error.strerror}",
-            "free some space or name another directory with --experiments DIR",
+            f"no experiment can be created in {root}: {error.strerror}", fix
         ) from error
     return Experiment(path)
 
@@ -276,40 +349,71 @@ def _new_directory(root: Path, name: str) -> Path:
     for later in range(3600):
         path = root / f"{name}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(now + later))}"
         try:
-            path.mkdir()
+            files.make_private(path)
         except FileExistsError:
             continue  # two launches in one second: the second one takes the next second's name
         return path
     raise UsageError(f"all names {name}_... of the next hour are taken in {root}")
 
 
-def every(root: Path) -> list[Experiment]:
-    """Return all experiments under a root, the newest last, by the times in their names."""
+def every(root: Path, *, trusted: bool = False) -> list[Experiment]:
+    """Return all experiments under a root, the newest last, by the times in their names.
+
+    Those that somebody else may have written are passed over, unless they are trusted.
+    """
+    return [
+        Experiment(path, trusted=trusted)
+        for path, problem in _entries(root)
+        if trusted or not problem
+    ]
+
+
+def passed_over(root: Path) -> list[Untrusted]:
+    """Say why each experiment is passed over that somebody else may have written."""
+    return [Untrusted(path, problem) for path, problem in _entries(root) if problem]
+
+
+def _entries(root: Path) -> list[tuple[Path, str]]:
+    """Return each directory with a record, and who else may write it, the newest last."""
     try:
         entries = [entry for entry in root.iterdir() if STAMP.fullmatch(entry.name)]
     except OSError:
         return []
-    experiments = [
-        entry for entry in entries if (entry / "job.json").is_file() and not entry.is_symlink()
-    ]
-    return [Experiment(path) for path in sorted(experiments, key=lambda path: path.name[-15:])]
+    # A clock that was once ahead does not make an experiment the newest for years.
+    tomorrow = time.strftime("%Y%m%d_%H%M%S", time.localtime(time.time() + 86400))
+    experiments = []
+    for path in sorted(entries, key=lambda p: (p.name[-15:] <= tomorrow, p.name[-15:])):
+        try:
+            status, record = path.lstat(), (path / RECORD).lstat()
+        except OSError:
+            continue
+        if not (stat.S_ISDIR(status.st_mode) and stat.S_ISREG(record.st_mode)):
+            continue
+        problem = others(status) or others(record)
+        if problem:  # which the file system may say of everything
+            with contextlib.suppress(UsageError):
+                Experiment(path).read_record()
+                problem = ""
+        experiments.append((path, problem))
+    return experiments
 
 
-def find(root: Path, wanted: str | None) -> Experiment | None:
-    """Find an experiment by directory or name; left out, the newest.
+def find(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment | None:
+    """Find an experiment by directory or name; left out, the newest that can be trusted.
 
     Of the parts of a job that was started by hand, on a disk that its machines share, the newest is
     this machine's, if it has one.
     """
     if wanted is None:
-        known = every(root)[::-1]
+        known = every(root, trusted=trusted)[::-1]
         return next(
             (candidate for candidate in known if not candidate.elsewhere),
             known[0] if known else None,
         )
     for path in (root / wanted, Path(wanted)):
-        if (path / "job.json").is_file():
-            return Experiment(path.absolute())
+        if (path / RECORD).is_file():  # by a link, too: the user has named it
+            real = Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()
+            return Experiment(real, trusted=trusted)
     return None
 
 
@@ -322,11 +426,18 @@ def of_slurm_job(root: Path, job: str) -> Experiment | None:
 
 
 def adopt(root: Path, record: JobRecord) -> Experiment:
-    """Make a directory here for a job that was started elsewhere."""
-    experiment = Experiment(root.absolute() / record.experiment)
+    """Make a directory here for a job that was started elsewhere, under the name it has there."""
+    name = record.experiment
+    if not (STAMP.fullmatch(name) and NAME.fullmatch(name[: -len("_YYYYMMDD_HHMMSS")])):
+        raise UsageError(f"the nodes call the experiment of {record.job} {name!r}: no name of ours")
+    experiment = Experiment(root.absolute() / name)
+    record = replace(record, experiment=str(experiment.path))
     try:
-        experiment.logs.mkdir(parents=True)
-        experiment.write_record(replace(record, experiment=str(experiment.path)))
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_private(experiment.path)
+        files.make_private(experiment.logs)
+        experiment.write_record(record)
+        experiment.sign(record)
     except OSError as error:
         raise UsageError(f"{experiment.path} cannot be created: {error.strerror}") from error
     return experiment

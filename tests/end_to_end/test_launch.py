@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 import pytest
@@ -51,7 +52,11 @@ def test_ranks_find_each_other_and_the_logs_come_home(head: Head) -> None:
 
 
 def test_the_record_of_a_job_that_is_done(head: Head) -> None:
-    head.run("--env", "API_TOKEN=hunter2", "--name", "first", head.script("tell.py", TELL), "x")
+    before = os.umask(0o000)
+    try:
+        head.run("--env", "PIN=hunter2", "--name", "first", head.script("one.py", "print(1)"), "x")
+    finally:
+        os.umask(before)
     record = head.record
     assert (record["state"], record["exit_code"], record["verdict"]) == ("done", 0, None)
     assert record["command"][-1] == "x"
@@ -59,7 +64,10 @@ def test_the_record_of_a_job_that_is_done(head: Head) -> None:
     assert [rank["code"] for node in record["nodes"] for rank in node["ranks"].values()] == [0, 0]
     assert head.experiment.name.startswith("first_")
     manifest = (head.experiment / "manifest.json").read_text()
-    assert "hunter2" not in manifest
+    for path in (head.experiment, *head.experiment.rglob("*")):
+        assert not path.stat().st_mode & 0o077, path
+        assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
+    assert b"hunter2" in head.node_file(0, "spec.json").read_bytes()
     assert json.loads(manifest)["nodes"][1]["facts"]["torch"]
     assert "launch:" in (head.experiment / "config.yaml").read_text()
 

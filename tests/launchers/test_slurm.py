@@ -111,11 +111,17 @@ def test_a_job_left_alone_is_taken_up_and_stopped(login: Login) -> None:
 def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Login) -> None:
     """What Slurm sends before the limit: the ranks save, the next attempt goes on from there;
     `status`, `logs` and `stop` work from the login node."""
-    command = login.typed("submit", "slurm", "--nnodes", "2", "--time", "30", *ENGINE)
+    secret = [
+        "--env",
+        "PIN=hunter2",
+    ]  # nothing starts without it
+    command = login.typed("submit", "slurm", "--nnodes", "2", "--time", "30", *secret, *ENGINE)
     command.wait_for(r"step +5/100000")
     status = login.typed("status")
     assert status.finish() == 0
     assert "running, 2 nodes, Slurm's job" in status.text
+    for file in ("batch.sh", "job.json", "manifest.json", "config.yaml"):
+        assert "hunter2" not in (login.experiment / file).read_text()
     job = login.record["slurm_job"]
     login.slurm.run("scancel", "--batch", "--signal=USR1", job)
     step = command.wait_for(r"all ranks end together after step (\d+)")[1]

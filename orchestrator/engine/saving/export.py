@@ -19,13 +19,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from orchestrator import files
 from orchestrator.engine.ranks.low_precision import DTYPES
 from orchestrator.engine.saving import huggingface, safetensors_file
+from orchestrator.engine.saving.reader import CheckpointReader, TensorPlanner
 from orchestrator.engine.saving.safetensors_file import NAMES, Entry
 from orchestrator.errors import EXIT_STOPPED, CheckFailed, JobFailed, OrchestratorError, UsageError
 from orchestrator.records import checkpoint_store
@@ -108,7 +107,7 @@ def write_directory(source: Source, out: Path, wanted: torch.dtype | None) -> tu
         for part in parts:
             source.write(new / part.name, part.entries)
         for name, text in texts.items():
-            files.replace(new / name, text)
+            files.replace(new / name, text, files.AS_USUAL)
         out.mkdir(exist_ok=True)
         for old in (*out.glob("*.safetensors"), out / huggingface.INDEX):
             old.unlink(missing_ok=True)
@@ -124,20 +123,20 @@ class Source:
     """The weights of a checkpoint that was verified."""
 
     step: int
-    reader: FileSystemReader
+    reader: CheckpointReader
     metadata: Metadata
     weights: Mapping[str, Weight]
     configs: Mapping[str, str]  # texts of config.json and the like, by their names
 
     @staticmethod
     def of(path: Path, wanted: torch.dtype | None) -> Source:
-        checkpoint = checkpoint_store.load(path)
+        checkpoint = checkpoint_store.load(path, exposed=checkpoint_store.exposure(path))
         problems = checkpoint_store.verify(checkpoint)
         if problems:
             raise CheckFailed(f"{shown(path)} is not exported: {'; '.join(problems[:3])}")
         if ".metadata" not in checkpoint.files:
             raise JobFailed(f"{shown(path)} is not exported: it has no .metadata")
-        reader = FileSystemReader(path)
+        reader = CheckpointReader(path)
         metadata = reader.read_metadata()
         reader.set_up_storage_reader(metadata, is_coordinator=True)
         progress = checkpoint.progress if isinstance(checkpoint.progress, dict) else {}
@@ -195,13 +194,13 @@ def stored(metadata: Metadata, key: str) -> TensorStorageMetadata:
     return entry
 
 
-def tensor(reader: FileSystemReader, metadata: Metadata, key: str, kind: torch.dtype) -> Tensor:
+def tensor(reader: CheckpointReader, metadata: Metadata, key: str, kind: torch.dtype) -> Tensor:
     """One tensor, put together from its shards, which become this dtype on the way."""
     about = stored(metadata, key)
     if sum(chunk.sizes.numel() for chunk in about.chunks) != about.size.numel():
         raise JobFailed(f"{shown(key)} is not exported: its shards do not make up the whole")
     value = torch.empty(about.size, dtype=kind)
-    planner = DefaultLoadPlanner()
+    planner = TensorPlanner()
     planner.set_up_planner({key: value}, metadata, is_coordinator=True)
     reader.read_data(planner.create_local_plan(), planner).wait()
     if kind != about.properties.dtype and kind == torch.float16 and value.isinf().any():

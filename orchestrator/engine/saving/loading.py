@@ -18,12 +18,12 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving.checkpoint import SEEN_WITHIN, Say, Steps, first_cause, state_of
 from orchestrator.engine.saving.ownership import saved_by
+from orchestrator.engine.saving.reader import CheckpointReader, TensorPlanner
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint
@@ -60,8 +60,9 @@ def resume(
         stepper.prime(found.progress["stepper"])
         state = state_of(model, stepper)
         try:
-            reader = FileSystemReader(found.path)
-            load(state, storage_reader=reader, process_group=readers.group)
+            reader = CheckpointReader(found.path)
+            group = readers.group
+            load(state, storage_reader=reader, planner=TensorPlanner(), process_group=group)
         except (Exception, CheckpointException) as error:  # noqa: BLE001 (as torch has it)
             raise CheckFailed(
                 f"{found.path} does not fit this model and optimizer: {first_cause(error)}",
@@ -142,7 +143,7 @@ def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Look
             say(text)
 
     def look() -> list[Checkpoint]:
-        found = checkpoint_store.every(directory)
+        found = checkpoint_store.every(directory, exposed=checkpoint_store.exposure(directory))
         if not searches:
             return found
         if found and (why := why_not(found, accept)):
@@ -168,10 +169,12 @@ def earlier_runs(directory: Path, accept: Accept, say: Say = lambda text: None) 
     pattern = f"{glob.escape(same_name[1])}_[0-9]*_[0-9]*"
     for other in sorted(run.parent.glob(pattern), reverse=True):
         for path in other.glob(str(inner)) if other != run else ():
-            found = checkpoint_store.every(path)
-            if found and not (why := why_not(found, accept)):
+            found = checkpoint_store.every(path, exposed=checkpoint_store.exposure(directory))
+            if found and all(checkpoint.foreign for checkpoint in found):
+                say(passed_over(path, found[0].problem))
+            elif found and not (why := why_not(found, accept)):
                 return found
-            if found:
+            elif found:
                 say(passed_over(path, why))
     return []
 

@@ -75,7 +75,7 @@ def header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> bytes:
 
 def write(out: Path, head: bytes, tensors: Iterable[Tensor]) -> None:
     """Write the file whole or not at all, of contiguous tensors in the order of the header."""
-    with files.replacing(out) as file:
+    with files.replacing(out, files.AS_USUAL) as file:
         file.write(head)
         for value in tensors:
             file.write(memory(value))

@@ -98,7 +98,7 @@ def refuse_unknown_kind(path: Path) -> None:
 
 
 def _write_torch(path: Path, state: dict[str, Any]) -> None:
-    with files.replacing(path) as file:
+    with files.replacing(path, files.AS_USUAL) as file:
         torch.save(state, file)
 
 
@@ -109,11 +109,11 @@ def _write_directory(model: nn.Module, path: Path, step: int) -> None:
     def write_configs() -> None:
         path.mkdir(parents=True, exist_ok=True)
         for name, text in huggingface.configs_of(model, plain_class(model).__name__).items():
-            files.replace(path / name, text)
+            files.replace(path / name, text, files.AS_USUAL)
 
     def write_index() -> None:
         for name, text in huggingface.index_of(parts).items():
-            files.replace(path / name, text)
+            files.replace(path / name, text, files.AS_USUAL)
 
     on_first(path, write_configs)
     for part in parts:

@@ -37,7 +37,7 @@ from orchestrator.head.prune.scan import OVER, PrunePlan, ScannedExperiment, sca
 from orchestrator.head.screen import output
 from orchestrator.head.slurm import queue
 from orchestrator.records.checkpoint_store import shown
-from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.experiment import TRUST, Experiment, JobRecord
 
 BATCH = 100  # experiments held at a time; each takes two file descriptors
 
@@ -111,19 +111,20 @@ def reason(entry: ScannedExperiment, position: int, now: float, rules: Rules) ->
 
 def decide(root: int, options: PruneOptions, rules: Rules) -> PrunePlan:
     """Choose by the rules, ask about those that would go, and choose again."""
-    entries, hidden = scan(root)
+    entries, hidden = scan(root, trusted=options.where.trust_record)
     now, directory, on_nodes = time.time(), options.directory, options.on_nodes
     first = [entry for entry, why in choose(entries, now, rules) if why is None]
     busy = {
         entry.name: removal.in_use(root, entry.name)
         or in_queue(directory / entry.name, entry.record)
+        or unasked(entry, on_nodes=on_nodes)
         for entry in first
     }
     to_ask = [
         entry.record
         for entry in first
         if entry.record and not busy[entry.name] and (on_nodes or not settled(entry.record))
-        if not entry.record.scheduled
+        if entry.launched_here and not entry.record.scheduled
     ]
     plan = PrunePlan(directory, [], hidden, on_nodes)
     if to_ask:
@@ -313,6 +314,16 @@ def noted(plan: PrunePlan, name: str) -> Iterator[None]:
         plan.failed[name] = f"{error.strerror}, in {shown(plan.directory)}"
 
 
+def unasked(entry: ScannedExperiment, *, on_nodes: bool) -> str:
+    """Say why the nodes of a job are not asked whether it still runs, where they would have to."""
+    assert entry.record is not None
+    if entry.launched_here or entry.record.scheduled:
+        return ""
+    if entry.record.state in OVER and not (on_nodes and entry.record.nodes):
+        return ""
+    return f"this login did not launch it: its nodes are not asked ({TRUST} asks them)"
+
+
 def clean_nodes(
     plan: PrunePlan, batch: Sequence[ScannedExperiment], ssh_config: Path | None
 ) -> None:
@@ -352,7 +363,8 @@ def pins(options: PruneOptions) -> int:
     if not options.names:
         raise UsageError("which experiments?", "orchestrator prune --pin NAME...")
     with opened(options.where.experiments) as root:
-        entries = scan(root)[0] if root is not None else []
+        trusted = options.where.trust_record
+        entries = scan(root, trusted=trusted)[0] if root is not None else []
         known = {entry.name for entry in entries if entry.record is not None}
         names = [name.rstrip("/") for name in options.names]
         for name in names:
@@ -376,7 +388,8 @@ def pins(options: PruneOptions) -> int:
 def listed(options: PruneOptions) -> int:
     """List all experiments, the newest first, without asking a node or removing anything."""
     with opened(options.where.experiments) as root:
-        entries = scan(root)[0] if root is not None else []
+        trusted = options.where.trust_record
+        entries = scan(root, trusted=trusted)[0] if root is not None else []
         decided = choose(entries, 0.0, Rules(len(entries)))
         plan = PrunePlan(options.directory, decided, [])
         for entry, _ in plan.ours:

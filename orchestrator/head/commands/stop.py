@@ -40,6 +40,8 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
     nodes = [node for node in record.nodes if not record.over or node.state == "lost"]
     if not nodes:
         return Ended(record, None)
+    if isinstance(job, FoundJob):
+        job.experiment.check_launched(record)
     receipts = stopping.stop_job(job.transport, record, nodes, grace)
     if not isinstance(job, FoundJob):
         return Ended(record, receipts)

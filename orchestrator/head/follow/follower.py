@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator import files
 from orchestrator.errors import NodeError, OrchestratorError, UsageError
 from orchestrator.head.connect import open_files
 from orchestrator.head.connect.channel import Declined, NodeChannel, nonsense, read_message
@@ -370,7 +371,7 @@ class AppendOnly:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self.fd = files.open_to_append(path)
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from error
         self.size = os.fstat(self.fd).st_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from orchestrator import files
 from orchestrator.head.follow import hang_report
 from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.hang_report import StuckRank
@@ -82,13 +83,13 @@ class HangMonitor:
     def _keep(self, ranks: Sequence[tuple[StuckRank, RankStacks]]) -> None:
         directory = self.experiment.path / "hang"
         try:
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(mode=0o700, exist_ok=True)
             for rank, stacks in ranks:
                 path = directory / f"node_{rank.node}_rank_{rank.rank}_stacks.txt"
-                path.write_text(stacks.stacks, encoding="utf-8", errors="replace")
+                files.replace(path, stacks.stacks.encode("utf-8", "replace"))
                 if stacks.collectives:
                     path = path.with_name(f"node_{rank.node}_rank_{rank.rank}_collectives.json")
-                    path.write_text(stacks.collectives, encoding="utf-8", errors="replace")
+                    files.replace(path, stacks.collectives.encode("utf-8", "replace"))
             self.say(f"the stacks and collectives of all ranks are in {directory}")
         except OSError as error:
             self.say(f"{directory} cannot be written: {error.strerror}")

@@ -37,7 +37,7 @@ def plain(path: str) -> bool:
 
 def fetch(channel: NodeChannel, request: Output, file: OutputFile, outputs: Path) -> None:
     path = outputs / file.path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with files.replacing(path) as kept:
         while kept.tell() < file.size:
             piece = channel.ask(request.replace(offset=kept.tell()), ANSWER_SECONDS)

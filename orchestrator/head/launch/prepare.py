@@ -14,7 +14,7 @@ from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.planning import make_plan
 from orchestrator.head.launch.request import Request
 from orchestrator.head.plan.model import Plan
-from orchestrator.records.experiment import Experiment
+from orchestrator.records.experiment import Experiment, check_name
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ def prepare(request: Request, nodes: Nodes, *, dry_run: bool = False) -> Prepare
         payload.check_python(nodes.probed)
     root, name = request.where.experiments, request.config.launch.name
     if dry_run:
+        check_name(name)
         job = f"{name}_dry-run"
         experiment = Experiment(root.absolute() / job)
     else:

@@ -16,8 +16,9 @@ from orchestrator import interrupt
 from orchestrator.config import load
 from orchestrator.errors import OrchestratorError, StoppedEarly, UsageError
 from orchestrator.head.follow import verdict
-from orchestrator.head.launch import git_info, redact
+from orchestrator.head.launch import git_info
 from orchestrator.head.launch.prepare import Prepared
+from orchestrator.head.plan import redact
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.version import __version__
@@ -64,6 +65,7 @@ def record_job(prepared: Prepared) -> JobRecord:
     record = prepared.nodes.source.mark(first_record(prepared))
     try:
         experiment.write_record(record)
+        experiment.sign(record)
         experiment.write("config.yaml", load.dump(replace(config, env=redact.redacted(config.env))))
     except OSError as error:
         experiment.discard()
@@ -110,12 +112,12 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
         "directory": str(Path.cwd()),
         "code": git_info.of(Path.cwd()),
         "config_file": str(request.config_file) if request.config_file else None,
-        "head_environment": redact.redacted(os.environ),
+        "head_environment": redact.listed(os.environ),
         "nodes": [
             {
                 "name": machine.name,
                 "facts": machine.facts.to_json(),
-                "environment": redact.redacted(node.env),
+                "environment": redact.settings(node.settings),
                 "reasons": {s.name: s.why for s in node.settings},
                 "command": redact.redacted_command(node.paste),
             }

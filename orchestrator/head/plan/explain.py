@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.head.plan.model import NodePlan, Plan
+from orchestrator.head.plan.redact import value_of
 from orchestrator.text import plural, table
 
 IDENTITY = "identifies the node"  # settings that differ by design
@@ -68,8 +69,8 @@ def decided(node: NodePlan, name: str) -> tuple[str, str, str] | None:
     why = last.why
     lost = [setting for setting in others if setting.value != last.value]
     if lost:
-        why += f"; not {lost[-1].value} ({'yours, ' if lost[-1].yours else ''}{lost[-1].why})"
-    return last.value, "yours" if last.yours else "computed", why
+        why += f"; not {value_of(lost[-1])} ({'yours, ' if lost[-1].yours else ''}{lost[-1].why})"
+    return value_of(last), "yours" if last.yours else "computed", why
 
 
 def ranges(numbers: Sequence[int]) -> str:

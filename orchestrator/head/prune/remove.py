@@ -58,7 +58,7 @@ def pin(root: int, name: str, *, wanted: bool) -> None:
     with files.opened(name, root) as directory:
         if wanted:
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            os.close(os.open(PIN, flags, 0o644, dir_fd=directory))
+            os.close(os.open(PIN, flags, files.PRIVATE, dir_fd=directory))
         else:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(PIN, dir_fd=directory)

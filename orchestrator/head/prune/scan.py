@@ -17,12 +17,11 @@ from pathlib import Path
 from orchestrator import files
 from orchestrator.errors import UsageError
 from orchestrator.head.prune.remove import Measure, pinned
-from orchestrator.protocol.message import parse
-from orchestrator.records.experiment import JobRecord
+from orchestrator.records import trust
+from orchestrator.records.experiment import TRUST, JobRecord, Untrusted, read_record
 
 STAMP = re.compile(r"[^.].*_([0-9]{8}_[0-9]{6})", re.DOTALL)
 GONE = re.compile(r"\.(.+)\.gone-[0-9a-f]{8}", re.DOTALL)
-LARGEST_RECORD = 64 << 20
 OVER = ("done", "failed", "stopped", "lost")
 
 
@@ -36,6 +35,7 @@ class ScannedExperiment:
     pinned: bool = False
     busy: str = ""  # why it cannot go now: it runs, it is in use, that cannot be known
     identity: tuple[int, int] = (0, 0)
+    launched_here: bool = False  # else no machine that its record names is asked
 
     @property
     def when(self) -> float:
@@ -85,11 +85,11 @@ def stamp(name: str) -> float | None:
         return None
 
 
-def scan(root: int) -> tuple[list[ScannedExperiment], list[str]]:
+def scan(root: int, *, trusted: bool = False) -> tuple[list[ScannedExperiment], list[str]]:
     """Return all entries of the experiments directory, and what interrupted prunes left hidden."""
     names = sorted(os.listdir(root))
     hidden = [name for name in names if GONE.fullmatch(name) and is_directory(root, name)]
-    return [look(root, name) for name in names if name not in hidden], hidden
+    return [look(root, name, trusted=trusted) for name in names if name not in hidden], hidden
 
 
 def is_directory(root: int, name: str) -> bool:
@@ -98,7 +98,7 @@ def is_directory(root: int, name: str) -> bool:
     return False
 
 
-def look(root: int, name: str) -> ScannedExperiment:
+def look(root: int, name: str, *, trusted: bool) -> ScannedExperiment:
     """Read one entry without following a link."""
 
     def foreign(why: str) -> ScannedExperiment:
@@ -110,8 +110,11 @@ def look(root: int, name: str) -> ScannedExperiment:
         with files.opened(name, root) as directory:
             status = os.fstat(directory)
             own = (status.st_dev, status.st_ino)
-            record = read_record(directory)
-            return ScannedExperiment(name, record, pinned=pinned(directory), identity=own)
+            record = read(directory, name, trusted=trusted)
+            launched = trusted or trust.signature(directory, record) is not None
+            return ScannedExperiment(
+                name, record, pinned=pinned(directory), identity=own, launched_here=launched
+            )
     except NotADirectoryError:
         link = stat.S_ISLNK(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode)
         return foreign("a symbolic link" if link else "not a directory")
@@ -125,11 +128,11 @@ class Unreadable(Exception):
     """The reason why a directory has no record of a job."""
 
 
-def read_record(directory: int) -> JobRecord:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+def read(directory: int, name: str, *, trusted: bool) -> JobRecord:
     try:
-        with os.fdopen(os.open("job.json", flags, dir_fd=directory), "rb") as file:
-            return JobRecord.from_json(parse(file.read(LARGEST_RECORD)))
+        return read_record(directory, Path(name), trusted=trusted)
+    except Untrusted as error:
+        raise Unreadable(f"it {error.problem}, or its record ({TRUST})") from None
     except FileNotFoundError:
         raise Unreadable("it has no job.json") from None
     except OSError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import CheckFailed, NodeError
@@ -35,7 +36,7 @@ class QueueEntry:
         return f"{self.state or 'no longer known'}{f' ({self.reason})' if known else ''}"
 
 
-def run(*command: str, stdin: str | None = None) -> str:
+def run(*command: str, stdin: str | None = None, env: Mapping[str, str] | None = None) -> str:
     """Run a command of Slurm and return its output; its complaint becomes an error."""
     if shutil.which(command[0]) is None:
         raise CheckFailed(
@@ -50,6 +51,7 @@ def run(*command: str, stdin: str | None = None) -> str:
             text=True,
             check=False,
             timeout=PATIENCE,
+            env=env,
         )
     except subprocess.TimeoutExpired:
         raise NodeError(
@@ -85,9 +87,9 @@ def requeue(job: str) -> None:
     run("scontrol", "requeue", job)
 
 
-def submit(file: str) -> str:
-    """Submit a batch file, and return the number of its job."""
-    output = run("sbatch", "--parsable", file).strip()
+def submit(file: str, env: Mapping[str, str]) -> str:
+    """Submit a batch file with more variables, and return the number of its job."""
+    output = run("sbatch", "--parsable", file, env={**os.environ, **env}).strip()
     return output.partition(";")[0]  # behind it the cluster's name, where there are several
 
 

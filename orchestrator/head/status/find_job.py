@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from orchestrator.config.launch import Where
 from orchestrator.errors import UsageError, nearest
@@ -42,9 +43,13 @@ class FoundJob(RemoteJob):
 
 
 def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
-    experiment = experiments.find(where.experiments, wanted)
+    experiment = experiments.find(where.experiments, wanted, trusted=where.trust_record)
+    if wanted is None and not where.trust_record:
+        tell_passed_over(where.experiments, experiment)
     if experiment is not None:
         record = experiment.read_record()
+        if not record.over:  # its nodes will be asked
+            experiment.check_launched(record)
         backend = backend_of(record)
         record = backend.settle(experiment, record)
         return FoundJob(record, backend.transport(record, where.ssh_config), backend, experiment)
@@ -56,6 +61,18 @@ def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
     ssh = SshTransport(SshConfig(where.ssh_config))
     record = status.find_on_nodes(ssh, read_nodes(where.node_list), wanted)
     return RemoteJob(record, ssh, backend_of(record))
+
+
+def tell_passed_over(root: Path, taken: Experiment | None) -> None:
+    """Say so if the newest experiment is not the one that is taken."""
+    newer = [
+        refused
+        for refused in experiments.passed_over(root)
+        if taken is None or refused.path.name[-15:] > taken.name[-15:]
+    ]
+    if newer:
+        more = f" (and {len(newer) - 1} more)" if newer[1:] else ""
+        say(f"{newer[-1]}{more}")
 
 
 def adopt_job(where: Where, wanted: str | None) -> FoundJob:

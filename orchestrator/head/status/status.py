@@ -162,7 +162,9 @@ def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> 
             if wanted
             else "there is no experiment here, and none is known on the nodes"
         )
-    newest = max((state for _, state in seen), key=lambda state: state.started or 0)
+    tomorrow = time.time() + 86400  # what began later began on a clock that was wrong
+    started = [state.started or 0.0 for _, state in seen]
+    newest = seen[started.index(max(started, key=lambda when: when if when < tomorrow else 0.0))][1]
     mine = {state.node: (node, state) for node, state in seen if state.job == newest.job}
     return _record(newest, [mine[index] for index in sorted(mine)], ssh)
 

@@ -17,6 +17,7 @@ from orchestrator.launchers.containers.container import (
 )
 
 LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 LONGEST = 63  # of a pod's host name: <name>-<index>
 CONTAINER = "node"
 OURS = "orchestrator/job"
@@ -51,6 +52,10 @@ def text(options: PodOptions, command: ContainerCommand) -> str:
             f"{name!r} cannot name a Kubernetes Job",
             f"lower-case letters, digits and -, at most {LONGEST} with the pod's number:"
             " --name my-run before the launch options",
+        )
+    if options.namespace and not NAMESPACE.fullmatch(options.namespace):
+        raise UsageError(
+            f"{options.namespace!r} cannot name a namespace", "lower-case letters, digits and -"
         )
     where = {"namespace": options.namespace} if options.namespace else {}
     space = f" -n {options.namespace}" if options.namespace else ""

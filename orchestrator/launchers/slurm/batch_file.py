@@ -11,10 +11,12 @@ from orchestrator.config.launch import LaunchArguments
 from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head.commands.follow import tell_end
 from orchestrator.head.launch.request import Request, resolve
+from orchestrator.head.plan import redact
 from orchestrator.head.screen.output import complain, say, tell
 from orchestrator.head.status.backend import watch_batch
 from orchestrator.launchers.slurm import sbatch
 from orchestrator.launchers.slurm.sbatch import SbatchOptions
+from orchestrator.records.experiment import check_name
 
 
 def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments) -> int:
@@ -28,8 +30,10 @@ def submit(
     asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments, *, detach: bool
 ) -> int:
     request = checked(launch)
-    command = command_line(asked, arguments, request)
-    experiment = sbatch.submit(asked, request.config.launch, command, request.where.experiments)
+    words, env = redact.env_apart(arguments, launch.program)
+    command = command_line(asked, words, request)
+    experiments = request.where.experiments
+    experiment = sbatch.submit(asked, request.config.launch, command, experiments, env)
     if not detach:
         return watch_batch(experiment, experiment.read_record(), say, tell_end, anew=True)
     say(f"{experiment.name} is Slurm's job {experiment.slurm_job()}")
@@ -45,7 +49,9 @@ def checked(launch: LaunchArguments) -> Request:
             raise UsageError(f"{option} cannot go into a batch file", "leave it out")
     if launch.nodes_from == "list":
         raise UsageError("--nodes-from list: a batch job gets its nodes from Slurm", "leave it out")
-    return resolve(launch)
+    request = resolve(launch)
+    check_name(request.config.launch.name)
+    return request
 
 
 def command_line(asked: SbatchOptions, given: Sequence[str], request: Request) -> list[str]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.config.launch import Launch
 from orchestrator.errors import OrchestratorError, UsageError
-from orchestrator.head.launch import redact
+from orchestrator.head.plan import redact
 from orchestrator.head.slurm import queue
 from orchestrator.head.slurm.batch_job import OUTPUT
 from orchestrator.records import experiment
@@ -97,10 +98,32 @@ def quoted(option: str) -> str:
     return f"'{option}'" if "'" not in option else f'"{option}"'
 
 
+def check_export(asked: SbatchOptions, env: Mapping[str, str]) -> None:
+    """Refuse --env NAME=VALUE where the environment that has it is not copied to the job."""
+    given = [word.partition("=")[2] for word in asked.more if word.startswith("--export=")]
+    exported = (given or [os.environ.get("SBATCH_EXPORT", "ALL")])[-1].split(",")
+    missing = [name for name in env if name not in exported] if "ALL" not in exported else []
+    if missing:
+        names = ",".join([*(name for name in exported if name not in ("NONE", "NIL")), *missing])
+        raise UsageError(
+            f"--env {missing[0]}: its value travels in the environment, of which sbatch copies"
+            f" {','.join(exported)} only",
+            f"--sbatch=--export={names}",
+        )
+
+
 def submit(
-    asked: SbatchOptions, launch: Launch, command: Sequence[str], experiments: Path
+    asked: SbatchOptions,
+    launch: Launch,
+    command: Sequence[str],
+    experiments: Path,
+    env: Mapping[str, str],
 ) -> Experiment:
-    """Submit a job; its experiment says that it is queued before Slurm can start it."""
+    """Submit a job; its experiment says that it is queued before Slurm can start it.
+
+    The values of `env` travel in the environment that sbatch copies, and are in no file of ours.
+    """
+    check_export(asked, env)
     submitted = experiment.create(experiments, launch.name)
     record = JobRecord(
         job=submitted.name,
@@ -117,7 +140,8 @@ def submit(
     try:
         submitted.write("batch.sh", text(asked, launch, command, directory=submitted.path))
         submitted.write_record(record)
-        job = queue.submit(str(submitted.path / "batch.sh"))
+        submitted.sign(record)
+        job = queue.submit(str(submitted.path / "batch.sh"), env)
     except OrchestratorError:
         for name in files:
             (submitted.path / name).unlink(missing_ok=True)

@@ -139,7 +139,14 @@ def made(root: Path, name: str, state: str = "done", **fields: Any) -> Path:
     (path / "logs/node_0_10.9.9.9.txt").write_text("hello\n")
     record = dataclasses.replace(RECORD, job=f"job-{len(names(root))}", state=state, **fields)
     Experiment(path).write_record(record)
+    Experiment(path).sign(record)
     return path
+
+
+@pytest.fixture(autouse=True)
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The login's key, of which the commands know by their environment."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture
@@ -471,6 +478,42 @@ def test_a_record_that_says_running_and_a_node_that_does_not_answer(
     assert code == 0
     assert names(root) == [f"{s}_20250101_000000" for s in ("running", "something new", "starting")]
     assert out.count("and gpu 7 cannot be asked: it refuses connections on port 1") == 3
+
+
+def test_machines_of_a_record_that_nobody_here_wrote_are_not_asked(
+    root: Path, typed: Typed, tmp_path: Path
+) -> None:
+    """Such as one that came with a cloned repository: its ssh_config is a program to run."""
+    seen = tmp_path / "seen"
+    config = tmp_path / "ssh_config"
+    config.write_text(f"Host *\n ProxyCommand touch {seen}\n")
+    (root / "m_20260103_000000/.launched").rename(tmp_path / "signature")
+    for name, state in (("cloned", "running"), ("over", "done")):
+        path = made(root, f"{name}_20250101_000000", state, nodes=[NODE], ssh_config=str(config))
+        (path / ".launched").unlink()
+        (path / ".launched").symlink_to(tmp_path / "signature")
+    for words in (["--dry-run"], ["--dry-run", "--on-nodes"], ["--yes"]):
+        code, out, _ = typed("--keep", "3", *words)
+        assert code == 0
+        reason = "this login did not launch it: its nodes are not asked"
+        assert f"kept: cloned_20250101_000000: {reason}" in out
+        assert ("kept: over" in out) == ("--on-nodes" in words)
+    assert names(root)[0] == "cloned_20250101_000000"  # the other has gone
+    typed("--keep", "3", "--dry-run", "--trust-record")
+    assert seen.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_what_others_may_write_is_not_ours(root: Path, typed: Typed) -> None:
+    os.chown(root / "m_20260101_000000", 12345, 12345)
+    (root / "m_20260102_000000/job.json").chmod(0o666)
+    code, out, _ = typed("--keep", "0", "--yes", "--verbose")
+    assert code == 0
+    assert "not ours: m_20260101_000000: it belongs to user 12345" in out
+    assert "not ours: m_20260102_000000: it may be written by everybody" in out
+    assert days(root) == "12"
+    assert typed("--keep", "0", "--yes", "--trust-record")[0] == 0
+    assert days(root) == ""
 
 
 def test_nodes_that_cannot_be_cleaned_keep_their_record(root: Path, typed: Typed) -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.head.launch.redact import redacted, redacted_command
+from orchestrator.head.plan.model import EnvSetting
+from orchestrator.head.plan.redact import env_apart, listed, redacted, redacted_command, settings
 
 HIDDEN = "(redacted)"
 
@@ -12,7 +13,8 @@ HIDDEN = "(redacted)"
     ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN",
      "PGPASSWORD", "MYSQL_PWD", "SMTP_PASS", "SSH_KEY_PASSPHRASE", "GOOGLE_APPLICATION_CREDENTIALS",
      "OPENAI_API_KEY", "PRIVATE_KEY", "SESSION_COOKIE", "github_token", "ApiKey", "BASIC_AUTH",
-     "KEY", "API", "TOKENS"],
+     "KEY", "API", "TOKENS", "GITHUB_PAT", "SENTRY_DSN", "SLACK_WEBHOOK", "WEBHOOK_URL", "SAS_SIG",
+     "AZURE_STORAGE_CONNECTION_STRING", "AUTHORIZATION"],
 )  # fmt: skip
 def test_a_secret_is_known_by_its_name(name: str) -> None:
     assert redacted({name: "s3cret"}) == {name: HIDDEN}
@@ -21,7 +23,8 @@ def test_a_secret_is_known_by_its_name(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["PATH", "HOME", "PWD", "OLDPWD", "LANG", "NCCL_DEBUG", "MASTER_PORT", "CUDA_VISIBLE_DEVICES",
-     "KEYBOARD_LAYOUT", "COMPASS_DIR", "CAPITAL", "OMP_NUM_THREADS", "AUTHOR", "PYTHONPATH"],
+     "KEYBOARD_LAYOUT", "PATTERN", "DESIGN", "SIGNAL", "COMPASS_DIR", "CAPITAL", "AUTHOR",
+     "OMP_NUM_THREADS", "PYTHONPATH"],
 )  # fmt: skip
 def test_what_is_none_stays(name: str) -> None:
     assert redacted({name: "value"}) == {name: "value"}
@@ -34,6 +37,10 @@ def test_what_is_none_stays(name: str) -> None:
         ("postgres://u:p@ss@db/x", f"postgres://{HIDDEN}@db/x"),
         ("redis://:pw@cache/0", f"redis://{HIDDEN}@cache/0"),
         ("a=https://u:p@h/x b=https://v:q@i/y", f"a=https://{HIDDEN}@h/x b=https://{HIDDEN}@i/y"),
+        ("https://ghp_x@github.com/x", f"https://{HIDDEN}@github.com/x"),
+        ("Authorization: Bearer abc.def", f"Authorization: Bearer {HIDDEN}"),
+        ("Authorization: Basic dTpwYXNz", f"Authorization: Basic {HIDDEN}"),
+        ("Basic rules", "Basic rules"),
         ("http://host:8080/a@b", "http://host:8080/a@b"),
         ("ssh://git@host/repo", "ssh://git@host/repo"),
         ("user:pw@host", "user:pw@host"),  # no URL: scp's host:path looks like this, too
@@ -56,6 +63,9 @@ def test_names_come_in_order() -> None:
         (["--api-key", "x=y"], ["--api-key", HIDDEN]),
         (["HF_TOKEN=x", "train.py"], [f"HF_TOKEN={HIDDEN}", "train.py"]),
         (["--env", "WANDB_API_KEY=x"], ["--env", f"WANDB_API_KEY={HIDDEN}"]),
+        (["--env", "ANY=x"], ["--env", f"ANY={HIDDEN}"]),
+        (["--env=ANY=x=y"], [f"--env=ANY={HIDDEN}"]),
+        (["--env", "NCCL_DEBUG=INFO", "--env=ANY"], ["--env", "NCCL_DEBUG=INFO", "--env=ANY"]),
         (["--lr", "3e-4", "--name=a=b"], ["--lr", "3e-4", "--name=a=b"]),
         (["token", "x"], ["token", "x"]),
         (["--db", "postgres://u:p@h/x"], ["--db", f"postgres://{HIDDEN}@h/x"]),
@@ -64,3 +74,45 @@ def test_names_come_in_order() -> None:
 )
 def test_a_command_line(words: list[str], shown: list[str]) -> None:
     assert redacted_command(words) == shown
+
+
+def test_of_an_environment_only_a_list_is_written() -> None:
+    env = {
+        "PATH": "/bin",
+        "NCCL_DEBUG": "INFO",
+        "MINE": "x",
+        "SLURM_JOB_TOKEN": "x",
+        "HF_HOME": "/x",
+    }
+    assert listed(env) == {
+        "HF_HOME": "(not shown)",
+        "MINE": "(not shown)",
+        "NCCL_DEBUG": "INFO",
+        "PATH": "/bin",
+        "SLURM_JOB_TOKEN": "(not shown)",
+    }
+
+
+def test_a_value_of_env_is_never_written() -> None:
+    chosen = [
+        EnvSetting("MINE", "of the config", "config env:", yours=True),
+        EnvSetting("MINE", "x", "--env", yours=True),
+        EnvSetting("THEIRS", "y", "config env:", yours=True),
+        EnvSetting("A_TOKEN", "z", "config env:", yours=True),
+        EnvSetting("NCCL_DEBUG", "INFO", "--env", yours=True),
+    ]
+    assert settings(chosen) == {
+        "A_TOKEN": HIDDEN,
+        "MINE": "(yours)",
+        "NCCL_DEBUG": "INFO",
+        "THEIRS": "y",
+    }
+
+
+def test_the_values_of_env_apart() -> None:
+    given = ["--env", "A=1=2", "--name", "B=3", "--env=C=4", "--env", "D", "x.py", "--env", "E=5"]
+    words, values = env_apart(given, given[-3:])
+    assert words == [
+        *("--env", "A", "--name", "B=3", "--env=C", "--env", "D", "x.py", "--env", "E=5")
+    ]
+    assert values == {"A": "1=2", "C": "4"}

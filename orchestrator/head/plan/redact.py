@@ -1,0 +1,103 @@
+"""Leave out of records and tables what may be a secret.
+
+Of the environment only variables on a list are written down, because a secret may have any name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from orchestrator.head.plan.model import EnvSetting
+
+REDACTED = "(redacted)"
+NOT_SHOWN = "(not shown)"
+YOURS = "(yours)"
+SHOWN = re.compile(
+    r"(NCCL|RCCL|GLOO|UCX|UCC|CUDA|HIP|ROCR|ROCM|HSA|GPU|NVIDIA|TORCH|TORCHELASTIC|PYTORCH|TRITON"
+    r"|OMP|KMP|MKL|OPENBLAS|SLURM|SBATCH|PBS|LSB|LC|ORCHESTRATOR)_\w+"
+    r"|(LD_LIBRARY_|LD_|PYTHON)?PATH|LD_PRELOAD|PYTHON[A-Z]+|LANG|LANGUAGE|HOME|USER|LOGNAME|SHELL"
+    r"|PWD|OLDPWD|HOSTNAME|TERM|TZ|TMPDIR|VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV|CONFIG_FILE"
+    r"|MASTER_ADDR|MASTER_PORT|NNODES|NODE_RANK|NODE_IP|NPROC_PER_NODE|WORLD_SIZE|RANK|LOCAL_RANK"
+)
+SECRET = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|COOKIE|WEBHOOK|CONNECTION|DSN|KEY$|_PWD$"
+    r"|(^|_)(API|ACCESS|AUTH|AUTHORIZATION|PASS|PAT|SIG|.*KEY)(_|$)",
+    re.IGNORECASE,
+)
+# user:password@ in a URL, whatever the variable is called, and what stands for both over HTTP
+URL_LOGIN = re.compile(
+    r"(?<=://)[^/\s]*:[^/\s]+(?=@)|(?<=http://)[^/\s@]+(?=@)|(?<=https://)[^/\s@]+(?=@)"
+)
+BEARER = re.compile(r"(?<=Bearer )\S+|(?<=Authorization: Basic )\S+")
+
+
+def redacted_text(text: str) -> str:
+    return BEARER.sub(REDACTED, URL_LOGIN.sub(REDACTED, text))
+
+
+def redacted(env: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what a name or a value gives away as a secret."""
+    return {
+        name: REDACTED if SECRET.search(name) else redacted_text(value)
+        for name, value in sorted(env.items())
+    }
+
+
+def listed(env: Mapping[str, str]) -> dict[str, str]:
+    """Leave out every value whose name is not on the list."""
+    return {name: value if is_listed(name) else NOT_SHOWN for name, value in redacted(env).items()}
+
+
+def is_listed(name: str) -> bool:
+    return bool(SHOWN.fullmatch(name)) and not SECRET.search(name)
+
+
+def value_of(setting: EnvSetting) -> str:
+    """Return the value of a setting, as far as it may be shown; one of --env stays the user's."""
+    if setting.why == "--env" and not is_listed(setting.name):
+        return YOURS
+    return redacted({setting.name: setting.value})[setting.name]
+
+
+def settings(chosen: Sequence[EnvSetting]) -> dict[str, str]:
+    """Return the values that count, as far as they may be shown."""
+    values = {setting.name: value_of(setting) for setting in chosen}  # later ones win
+    return dict(sorted(values.items()))
+
+
+def redacted_command(command: Sequence[str]) -> list[str]:
+    """Remove from a command line what `--env A=X`, `--token X` or `NAME_TOKEN=X` would reveal."""
+    shown = []
+    before = ""
+    for word in command:
+        name, equals, rest = word.partition("=")
+        variable, with_value, _ = (word if before == "--env" else rest).partition("=")
+        if before == "--env" and with_value and not is_listed(variable):
+            shown.append(f"{variable}={REDACTED}")
+        elif name == "--env" and with_value and not is_listed(variable):
+            shown.append(f"--env={variable}={REDACTED}")
+        elif equals and SECRET.search(name.lstrip("-").replace("-", "_")):
+            shown.append(f"{name}={REDACTED}")
+        elif before.startswith("-") and SECRET.search(before.lstrip("-").replace("-", "_")):
+            shown.append(REDACTED)
+        else:
+            shown.append(redacted_text(word))
+        before = "" if equals else word
+    return shown
+
+
+def env_apart(arguments: Sequence[str], program: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Separate the values of --env from a launch's arguments, which end with the program's."""
+    end = len(arguments) - len(program)
+    words, values = [], {}
+    before = ""
+    for word in arguments[:end]:
+        text = word if before == "--env" else word.removeprefix("--env=")
+        name, equals, value = text.partition("=")
+        if equals and (before == "--env" or text != word):
+            values[name] = value
+            word = name if before == "--env" else f"--env={name}"  # noqa: PLW2901
+        words.append(word)
+        before = word
+    return [*words, *arguments[end:]], values

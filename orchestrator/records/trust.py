@@ -1,0 +1,110 @@
+"""Tell whose record an experiment has, and whether this login launched its job.
+
+A record is data. The machines, the ssh_config and the Python that it names are orders, because they
+decide which commands run here and there: they count only if this login signed them, with a key that
+nobody else can read. A repository that was cloned with experiments in it is ours by its owner, and
+not signed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import files
+from orchestrator.permissions import others
+
+if TYPE_CHECKING:
+    from orchestrator.records.experiment import JobRecord
+
+SIGNATURE = ".launched"  # in the experiment
+KEY = "record.key"
+KEY_BYTES = 32
+
+
+def key_file() -> Path:
+    home = os.environ.get("ORCHESTRATOR_HOME") or files.expanded("~/.orchestrator")
+    return Path(home, KEY)
+
+
+def read_key() -> bytes | None:
+    """Return this login's key, if there is one that is its own alone."""
+    try:
+        with files.open_plain(key_file()) as file:
+            status, key = os.fstat(file.fileno()), file.read(KEY_BYTES + 1)
+    except OSError:
+        return None
+    ours = status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    return key if ours and len(key) == KEY_BYTES else None
+
+
+def make_key() -> bytes | None:
+    """Return this login's key; make one if there is none. Nothing, where none can be kept."""
+    key, path = read_key(), key_file()
+    if key is not None:
+        return key
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = path.with_name(f".{KEY}.{secrets.token_hex(4)}")
+        try:
+            files.replace(new, secrets.token_bytes(KEY_BYTES))
+            if path.exists():  # and others could read it
+                new.rename(path)
+            else:
+                os.link(new, path)  # fails if another launch was faster, whose key then counts
+        finally:
+            new.unlink(missing_ok=True)
+    return read_key()
+
+
+def orders(record: JobRecord) -> dict[str, Any]:
+    """Return what a record decides about the commands that run."""
+    return {
+        "job": record.job,
+        "batch": record.batch,
+        "part_of": record.part_of,
+        "ssh_config": record.ssh_config,
+        "strict_host_keys": record.launch.strict_host_keys,
+        "nodes": [
+            [node.index, node.host, node.user, node.port, node.address, node.python]
+            for node in record.nodes
+        ],
+    }
+
+
+def code(key: bytes, record: JobRecord, exposed: str) -> str:
+    text = json.dumps({**orders(record), "exposed": exposed}, sort_keys=True)
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def sign(directory: Path, record: JobRecord) -> None:
+    """Mark a record as one that this login launched; on a disk without room it stays unmarked."""
+    key = make_key()
+    if key is None:
+        return
+    with contextlib.suppress(OSError):
+        # Some file systems (CIFS, NFS that maps all users to one) keep no modes or owners: there
+        # a directory that was just made 0700 looks as if others could write it.
+        exposed = others(directory.stat())
+        text = json.dumps({"exposed": exposed, "hmac": code(key, record, exposed)})
+        files.replace(directory / SIGNATURE, text + "\n")
+
+
+def signature(directory: int, record: JobRecord) -> str | None:
+    """Return how exposed the directory was when this login signed the record; None: it did not."""
+    key = read_key()
+    try:
+        with files.open_plain(SIGNATURE, directory) as file:
+            data = json.loads(file.read(4096))
+        exposed, known = str(data["exposed"]), str(data["hmac"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if key is None or not hmac.compare_digest(known.encode(), code(key, record, exposed).encode()):
+        return None
+    return exposed

@@ -1,0 +1,134 @@
+"""What a checkpoint holds is data: nothing that its pickles name is run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from orchestrator.engine.saving.loading import earlier_runs, newest
+from orchestrator.engine.saving.reader import METADATA, CheckpointReader, TensorPlanner
+from orchestrator.errors import CheckFailed
+from orchestrator.records import checkpoint_store
+
+KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
+
+
+class Attack:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)
+
+
+def saved(directory: Path, **state: Any) -> Path:
+    save(state, storage_writer=FileSystemWriter(directory))
+    return directory
+
+
+def test_what_torch_saves_is_read(tmp_path: Path) -> None:
+    state = {str(kind): torch.ones(3, 2).to(kind) for kind in KINDS}
+    saved(tmp_path / "step", **state)
+    read = {name: torch.zeros_like(value) for name, value in state.items()}
+    load(read, storage_reader=CheckpointReader(tmp_path / "step"), planner=TensorPlanner())
+    assert all(torch.equal(read[name], value) for name, value in state.items())
+
+
+@pytest.mark.parametrize("where", ["whole", "inside", "torch.load", "torch.nn.Module", "enum"])
+def test_a_program_in_its_metadata_is_not_run(tmp_path: Path, where: str) -> None:
+    path, mark = saved(tmp_path / "step", x=torch.ones(2)), tmp_path / "run"
+    metadata = CheckpointReader(path).read_metadata()
+    if where == "whole":
+        (path / METADATA).write_bytes(pickle.dumps(Attack(mark)))
+    elif where == "inside":
+        metadata.planner_data = {"x": Attack(mark)}
+        (path / METADATA).write_bytes(pickle.dumps(metadata))
+    elif where == "enum":  # known modules hold what they have imported, too
+        (path / METADATA).write_bytes(b"ctorch.distributed.checkpoint.metadata\nEnum\n.")
+    else:
+        module, _, name = where.rpartition(".")
+        (path / METADATA).write_bytes(f"c{module}\n{name}\n.".encode())
+    with pytest.raises(CheckFailed, match=r"which no checkpoint of torch has"):
+        CheckpointReader(path).read_metadata()
+    assert not mark.exists()
+
+
+def test_what_is_no_metadata(tmp_path: Path) -> None:
+    path = saved(tmp_path / "step", x=torch.ones(2))
+    (path / METADATA).write_bytes(pickle.dumps({"x": 1}))
+    with pytest.raises(CheckFailed, match="is not that of a checkpoint"):
+        CheckpointReader(path).read_metadata()
+
+
+def test_a_pickle_in_place_of_a_tensor_is_not_loaded(tmp_path: Path) -> None:
+    mark = tmp_path / "run"
+    path = saved(tmp_path / "step", x=Attack(mark))
+    metadata = CheckpointReader(path).read_metadata()
+    assert isinstance(metadata, Metadata)
+    assert isinstance(metadata.state_dict_metadata["x"], BytesStorageMetadata)
+    with pytest.raises((CheckFailed, CheckpointException), match="x is not a tensor in it"):
+        load(
+            {"x": torch.zeros(2)},
+            storage_reader=CheckpointReader(path),
+            planner=TensorPlanner(),
+        )
+    assert not mark.exists()
+
+
+# -- whose it is ------------------------------------------------------------------------------
+
+
+def published(directory: Path, step: int) -> Path:
+    partial = saved(checkpoint_store.partial(directory, step, "token"), x=torch.ones(2))
+    names = sorted(path.name for path in partial.iterdir())
+    files = {name: checkpoint_store.digest(partial / name) for name in names}
+    return checkpoint_store.publish(partial, directory, step, {}, 1, files)
+
+
+def test_nobody_else_may_write_what_is_published(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = published(tmp_path, 1)
+    finally:
+        os.umask(before)
+    assert not any(inner.stat().st_mode & 0o022 for inner in (path, *path.iterdir()))
+    assert checkpoint_store.load(path).complete
+
+
+@pytest.mark.parametrize("which", [".", METADATA, "manifest.json", "__0_0.distcp"])
+def test_what_others_may_write_is_passed_over_unless_it_is_named(
+    tmp_path: Path, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "experiments"
+    older, newer, own = (root / f"run_2026010{i}_000000/outputs/checkpoints" for i in (1, 2, 3))
+    own.mkdir(parents=True)
+    published(older, 1)
+    theirs = published(newer, 2)
+    (theirs / which).chmod(0o777)
+    (found,) = checkpoint_store.every(newer)
+    assert not found.complete
+    assert "it may be written by everybody: somebody else may have written it" in found.problem
+
+    def accept(progress: Any) -> None:
+        pass
+
+    runs = earlier_runs(own, accept)
+    assert [checkpoint.path.parent for checkpoint in runs if checkpoint.complete] == [older]
+    looked = newest(own, searches=True, accept=accept, say=print)()
+    assert [checkpoint.step for checkpoint in looked if checkpoint.complete] == [1]
+    named = checkpoint_store.resolve(str(theirs))
+    assert [checkpoint.step for checkpoint in named] == [2]
+    assert named[0].complete == (which == ".")

@@ -1,0 +1,307 @@
+"""A record counts if it is ours alone, and decides what runs only where this login launched it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import files
+from orchestrator.errors import UsageError
+from orchestrator.head.follow.follower import AppendOnly
+from orchestrator.permissions import is_private_group, others
+from orchestrator.records import experiment, trust
+from orchestrator.records.experiment import Experiment, JobRecord, Untrusted, create, every, find
+from tests.records.test_experiment import NODE, record
+
+OTHER = 12345  # nobody's user and group
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+
+
+@pytest.fixture(autouse=True)
+def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of this login, where its key is."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
+    return tmp_path / "login"
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Experiment]:
+    made = create(tmp_path / "experiments", "run")
+    made.write_record(record())
+    made.sign(record())
+    yield made
+
+
+# -- modes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o777])
+def test_whatever_the_umask_it_is_for_its_owner_alone(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        made = create(tmp_path / "experiments", "run")
+        made.write_record(record())
+        made.sign(record())
+        made.lock()
+        made.unlock()
+        for path in (made.log(NODE), made.ranks(NODE)):
+            AppendOnly(path).close()
+    finally:
+        os.umask(before)
+    found = [tmp_path / "experiments", *(tmp_path / "experiments").rglob("*"), trust.key_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600, 0o700}
+    assert len(found) == 10
+
+
+def test_the_group_of_a_shared_disk_stays(tmp_path: Path) -> None:
+    """Quotas go by it."""
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments").chmod(0o2775)
+    before = os.umask(0o777)
+    try:
+        made = create(tmp_path / "experiments", "run")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(made.path.stat().st_mode) == 0o2700
+
+
+# -- whose it is ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [".", "job.json"])
+def test_what_others_may_write_is_passed_over_and_refused_by_name(
+    launched: Experiment, which: str
+) -> None:
+    root, path = launched.path.parent, launched.path
+    assert [found.path for found in every(root)] == [path]
+    (path / which).chmod(0o777)
+    assert every(root) == []
+    assert find(root, None) is None
+    named = find(root, path.name)
+    assert named is not None
+    with pytest.raises(Untrusted, match="may be written by everybody") as refused:
+        named.read_record()
+    assert f"chmod -R go-w {path}, or --trust-record" in refused.value.fix
+    assert [found.problem for found in experiment.passed_over(root)] == [refused.value.problem]
+    trusted = find(root, None, trusted=True)
+    assert trusted is not None
+    assert trusted.read_record() == record()
+
+
+@root_only
+@pytest.mark.parametrize("which", [".", "job.json"])
+def test_what_belongs_to_somebody_else(launched: Experiment, which: str) -> None:
+    os.chown(launched.path / which, OTHER, OTHER)
+    assert every(launched.path.parent) == []
+    with pytest.raises(Untrusted, match=f"belongs to user {OTHER}") as refused:
+        launched.read_record()
+    assert refused.value.fix.startswith("--trust-record")
+
+
+@root_only
+def test_a_group_may_write_if_the_owner_is_its_only_member(launched: Experiment) -> None:
+    launched.path.chmod(0o770)
+    assert launched.read_record() == record()  # root's group
+    os.chown(launched.path, 0, OTHER)
+    with pytest.raises(Untrusted, match=f"may be written by group {OTHER}"):
+        launched.read_record()
+
+
+@pytest.mark.parametrize(
+    ("users", "members", "private"),
+    [
+        ({"bob": 5}, [], True),
+        ({"bob": 5}, ["bob"], True),
+        ({"bob": 5}, ["root"], True),
+        ({"bob": 5}, ["eve"], False),
+        ({"bob": 5, "eve": 5}, [], False),
+        ({"bob": 6}, ["bob"], True),
+        ({"bob": 6}, [], False),
+        ({"bob": 6}, ["nobody knows"], False),
+    ],
+)
+def test_a_group_of_ones_own(
+    users: dict[str, int], members: list[str], private: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import grp
+    import pwd
+
+    numbers = {"root": 0, "bob": 1001, "eve": 1002}
+    groups = {"root": 0, "eve": 1002, **users}
+
+    def user(name: str) -> pwd.struct_passwd:
+        return pwd.struct_passwd((name, "x", numbers[name], groups[name], "", "/", "/bin/sh"))
+
+    names = {number: name for name, number in numbers.items()}
+    monkeypatch.setattr(pwd, "getpwnam", user)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: user(names[uid]))
+    monkeypatch.setattr(pwd, "getpwall", lambda: [user(name) for name in numbers])
+    group = grp.struct_group(("team", "x", 5, members))
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: group)
+    assert is_private_group(5, 1001) == private
+
+
+def test_a_record_that_is_a_link(launched: Experiment, tmp_path: Path) -> None:
+    (launched.path / "job.json").rename(tmp_path / "job.json")
+    (launched.path / "job.json").symlink_to(tmp_path / "job.json")
+    assert every(launched.path.parent) == []
+    with pytest.raises(UsageError, match="is not the record of a job"):
+        launched.read_record()
+
+
+def test_where_the_disk_keeps_no_modes(tmp_path: Path) -> None:
+    """CIFS shows 0777 for all, also for what was just made 0700: then the signature decides."""
+    made = create(tmp_path / "experiments", "run")
+    made.path.chmod(0o777)
+    made.write_record(record())
+    made.sign(record())  # at its launch, when nobody else knew of it
+    assert made.read_record() == record()
+    assert [found.path for found in every(made.path.parent)] == [made.path]
+    made.write_record(record(ssh_config="/tmp/theirs"))
+    with pytest.raises(Untrusted):
+        made.read_record()
+
+
+# -- whose orders -----------------------------------------------------------------------------
+
+
+def test_a_record_that_this_login_launched(launched: Experiment) -> None:
+    launched.check_launched(launched.read_record())
+    later = record(state="lost", nodes=[replace(NODE, state="ended"), record().nodes[1]])
+    launched.write_record(later)  # a head writes how it goes
+    launched.check_launched(launched.read_record())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"ssh_config": "/tmp/ssh_config"},
+        {"job": "another"},
+        {"part_of": 2},
+        {"nodes": [replace(NODE, python="/tmp/python"), record().nodes[1]]},
+        {"nodes": [replace(NODE, host="evil"), record().nodes[1]]},
+        {"nodes": [NODE]},
+    ],
+)
+def test_a_record_that_somebody_changed(launched: Experiment, changed: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="was not launched by this login"):
+        launched.check_launched(record(**changed))
+
+
+def test_a_record_of_an_earlier_version_is_trusted_once(launched: Experiment) -> None:
+    (launched.path / ".launched").unlink()
+    with pytest.raises(UsageError, match="was not launched by this login") as refused:
+        launched.check_launched(record())
+    assert "--trust-record" in refused.value.fix
+    Experiment(launched.path, trusted=True).check_launched(record())
+    launched.check_launched(record())
+
+
+def test_another_login_has_another_key(
+    launched: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "another"))
+    assert not launched.is_launched_here(record())
+    trust.make_key()
+    assert not launched.is_launched_here(record())
+
+
+def test_a_key_that_others_could_read_is_none(launched: Experiment) -> None:
+    old = trust.key_file().read_bytes()
+    trust.key_file().chmod(0o640)
+    assert not launched.is_launched_here(record())
+    launched.sign(record())
+    assert trust.key_file().read_bytes() != old
+    assert launched.is_launched_here(record())
+
+
+def test_a_login_that_can_keep_no_key_launches_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "file" / "home"))
+    made = create(tmp_path / "experiments", "run")
+    made.sign(record())
+    assert not made.is_launched_here(record())
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "second name", "pipe", "directory is a link"])
+def test_a_log_is_written_through_no_link(launched: Experiment, tmp_path: Path, kind: str) -> None:
+    keys, log = tmp_path / "authorized_keys", launched.log(NODE)
+    keys.write_text("mine\n")
+    if kind == "link":
+        log.symlink_to(keys)
+    elif kind == "dangling":
+        log.symlink_to(tmp_path / "new")
+    elif kind == "second name":
+        log.hardlink_to(keys)
+    elif kind == "pipe":
+        os.mkfifo(log)
+    else:
+        launched.logs.rmdir()
+        (tmp_path / log.name).write_text("")
+        launched.logs.symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="cannot be written"):
+        AppendOnly(log).append(memoryview(b"theirs\n"))
+    assert keys.read_text() == "mine\n"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_lock_is_taken_through_no_link(launched: Experiment, tmp_path: Path) -> None:
+    (launched.path / ".head").symlink_to(tmp_path / "new")
+    with pytest.raises(UsageError, match="cannot be followed from here"):
+        launched.lock()
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_is_replaced_not_what_it_links_to(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("old")
+    (tmp_path / "name").symlink_to(tmp_path / "theirs")
+    files.replace(tmp_path / "name", "new")
+    assert (tmp_path / "theirs").read_text() == "old"
+    assert (tmp_path / "name").read_text() == "new"
+
+
+@pytest.mark.parametrize("address", ["../../x", "a/b", "\x1b]0;", "..", "10.0.0.1\n"])
+def test_a_log_stays_in_its_directory(address: str) -> None:
+    path = Experiment(Path("/e")).log(replace(NODE, address=address))
+    assert path.parent == Path("/e/logs")
+    assert path.name.isprintable()
+
+
+@root_only
+def test_root_leaves_what_it_writes_to_the_owner(launched: Experiment) -> None:
+    for path in (launched.path, launched.logs):
+        os.chown(path, OTHER, OTHER)
+    launched.write_record(record())
+    AppendOnly(launched.log(NODE)).close()
+    launched.lock()
+    launched.unlock()
+    for path in (launched.path / "job.json", launched.log(NODE), launched.path / ".head"):
+        assert (path.stat().st_uid, stat.S_IMODE(path.stat().st_mode)) == (OTHER, 0o600)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../tmp/x", "/tmp/x_20260101_000000", "x", "", "../_20260101_000000",
+     "a/b_20260101_000000", "x_20260101_000000\n"],
+)  # fmt: skip
+def test_a_node_names_no_directory_of_ours(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="no name of ours"):
+        experiment.adopt(tmp_path / "experiments", record(experiment=name))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_was_started_elsewhere_is_ours_from_then_on(tmp_path: Path) -> None:
+    found: JobRecord = record(experiment="run_20260101_000000")
+    adopted = experiment.adopt(tmp_path / "experiments", found)
+    assert others(adopted.path.stat()) == ""
+    adopted.check_launched(adopted.read_record())
