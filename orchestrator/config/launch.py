@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.parse import at_least, at_most, one_of
+from orchestrator.config.parse import LONGEST_WAIT, at_least, at_most, one_of
 
 COMMON = "Common options"
 NODES = "Nodes and network"
@@ -32,6 +32,7 @@ RUN = ("launch", "plan", "verify")  # those that plan or start ranks
 START = ("launch",)
 RECORDS = ("records",)  # those that look at what there is: status, attach, stop, logs, prune, ...
 
+MOST_RANKS = 9999  # on one node, as slots= in a node list
 DEFAULT_NODES = Path("node_ip_list.txt")
 DEFAULT_CONFIG = Path("config/multi_node/distributed_two_nodes.yaml")  # of the built-in engine
 DEFAULT_HOOK = Path("scripts/multi_node/config_node.sh")
@@ -84,6 +85,7 @@ class Launch:
         commands=EXAMINE,
         shown="slots= in the node list, else the number of GPUs, else 1",
         least=1,
+        most=MOST_RANKS,
         metavar="N",
         variable="NPROC_PER_NODE",
     )
@@ -132,6 +134,7 @@ class Launch:
         "A node that is silent for so many seconds is lost.",
         FAILURE,
         least=0,
+        most=LONGEST_WAIT,
         metavar="SECONDS",
     )
     on_node_loss: str = option(
@@ -151,6 +154,7 @@ class Launch:
         "After so many seconds without progress, find out where the ranks hang; 0 never does.",
         FAILURE,
         least=0,
+        most=LONGEST_WAIT,
         metavar="SECONDS",
     )
     on_hang: str = option(
@@ -164,6 +168,7 @@ class Launch:
         "Seconds that ranks have to save and exit before they are killed.",
         FAILURE,
         least=0,
+        most=LONGEST_WAIT,
         metavar="SECONDS",
     )
     master_port: int | None = option(
@@ -183,6 +188,7 @@ class Launch:
         NODES,
         commands=REACH,
         least=0,
+        most=LONGEST_WAIT,
         metavar="SECONDS",
     )
     strict_host_keys: bool = option(

@@ -159,6 +159,9 @@ def _text(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
+LONGEST_WAIT = 1e7  # seconds, four months: a timer or a socket overflows at much more
+
+
 # -- checks of values, for a class's own __post_init__ ---------------------------------------
 
 
@@ -176,7 +179,13 @@ def at_least(name: str, value: float | None, least: float) -> None:
 
 def at_most(name: str, value: float | None, most: float) -> None:
     if value is not None and not value <= most:
-        raise UsageError(f"{name} is {value:g}; it must be at most {most:g}")
+        raise UsageError(f"{name} is {value:g}; it must be at most {most:.15g}")
+
+
+def waiting_time(name: str, seconds: float) -> None:
+    """Refuse a number of seconds that nobody can wait for: below 0, without end, or no number."""
+    at_least(name, seconds, 0)
+    at_most(name, seconds, LONGEST_WAIT)
 
 
 def above(name: str, value: float | None, bound: float) -> None:

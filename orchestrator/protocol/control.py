@@ -11,14 +11,14 @@ import json
 from typing import Any, Optional, Union
 
 from orchestrator.protocol.events import EndOrder
-from orchestrator.protocol.message import Message, decode, encode, parse
+from orchestrator.protocol.message import Message, Moment, decode, encode, parse
 
 
 class HeadNews(Message):
     """A head is attached to this connection, or left on purpose."""
 
     head: str  # "here" or "left"
-    at: float  # by the head's clock
+    at: Moment  # by the head's clock
 
 
 class PeerWord(Message):

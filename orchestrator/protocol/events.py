@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Optional
 
-from orchestrator.protocol.message import Message, Nonsense, decode, encode
+from orchestrator.protocol.message import Message, Moment, Nonsense, decode, encode
 from orchestrator.protocol.version import Version
 
 EVENTS: dict[str, type[Event]] = {}
@@ -19,7 +19,7 @@ class Event(Message):
 
     event: ClassVar[str] = ""
 
-    time: float
+    time: Moment
 
     def __init_subclass__(cls, event: str = "") -> None:
         super().__init_subclass__()
@@ -99,7 +99,7 @@ class RankError(Message):
     type: str
     message: str
     traceback: str
-    time: float
+    time: Moment
     pid: int = 0
     file: str = ""  # the innermost line that is the user's own
     line: int = 0

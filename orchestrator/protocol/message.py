@@ -23,8 +23,13 @@ T = TypeVar("T")
 M = TypeVar("M", bound="Message")
 REQUIRED = object()  # a field without a default
 LARGEST_NUMBER = 1 << 128
+LATEST_MOMENT = 1e11  # seconds since 1970: the year 5138, which every calendar function takes
 UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))  # X | None is 3.10's
 NONE = type(None)
+
+
+# A time by somebody's clock. Without a bound, to show or to subtract one could fail.
+Moment = typing.Annotated[float, LATEST_MOMENT]
 
 
 class Nonsense(ValueError):
@@ -147,7 +152,7 @@ _known: dict[Any, dict[str, Any]] = {}
 def _hints(kind: Any) -> dict[str, Any]:
     """Return field -> type of a message class or a dataclass."""
     if kind not in _known:
-        hints = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, include_extras=True)
         message = issubclass(kind, Message)
         fields = kind._defaults if message else kind.__dataclass_fields__
         _known[kind] = {name: hints[name] for name in fields}
@@ -166,6 +171,11 @@ def _value(kind: Any, data: Any, newer: bool, where: str) -> Any:
     if origin is None:
         return _single(kind, data, newer, where)
     inner = typing.get_args(kind)
+    if origin is typing.Annotated:
+        moment: float = _single(inner[0], data, newer, where)
+        if not 0 <= moment < inner[1]:
+            raise Nonsense(f"{where} must be a time, not {shown(data)}")
+        return moment
     if origin in UNIONS:
         if data is None and NONE in inner:
             return None

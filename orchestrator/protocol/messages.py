@@ -21,7 +21,7 @@ from orchestrator.protocol.facts import (
     RdmaPort,
     Software,
 )
-from orchestrator.protocol.message import Message, Nonsense, decode, encode, shown
+from orchestrator.protocol.message import Message, Moment, Nonsense, decode, encode, shown
 from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.version import Version
 
@@ -106,7 +106,7 @@ class Probed(Message):
     cards: tuple[Card, ...]
     interfaces: tuple[Interface, ...]
     rdma: tuple[RdmaPort, ...]
-    time: float
+    time: Moment
     library: str = ""  # where our program is on the node
     accelerate: str = ""  # its version, where it was asked for and is there
     accelerate_keys: tuple[str, ...] = ()  # that this version knows in its files
@@ -129,7 +129,7 @@ class CheckedUp(Message):
     """The results of an Examine."""
 
     checkup: Checkup
-    time: float
+    time: Moment
 
 
 class Examine(Request[CheckedUp], do="examine"):
@@ -209,7 +209,7 @@ class Start(Request[StartedHere], do="start"):
 class Following(Message):
     """The stream begins."""
 
-    time: float
+    time: Moment
 
 
 class Follow(Request[Following], do="follow"):
@@ -220,7 +220,7 @@ class Follow(Request[Following], do="follow"):
     log: int
     ranks: int
     events: int
-    head: Optional[float] = None  # when this head came, by its clock; None for one that looks on
+    head: Optional[Moment] = None  # when this head came, by its clock; None for one that looks on
     patience: Optional[float] = None  # a head that is silent for so long is lost
 
 
@@ -233,7 +233,7 @@ class Left(Message):
 class Leave(Request[Left], do="leave"):
     """The head leaves on purpose: its absence is not to be taken for a loss."""
 
-    at: float
+    at: Moment
 
 
 class PortState(Message):
@@ -345,7 +345,7 @@ class Stuck(Message):
     """The places where the ranks of the node are."""
 
     stuck: dict[int, RankStacks]
-    time: float
+    time: Moment
 
 
 class AskStuck(Request[Stuck], do="stuck"):
@@ -435,7 +435,7 @@ class Remove(Request[RemovedRuns], do="remove"):
 class Clock(Message):
     """The node's clock."""
 
-    time: float
+    time: Moment
 
 
 class Beat(Request[Clock], do="beat"):
@@ -445,7 +445,7 @@ class Beat(Request[Clock], do="beat"):
 class Heartbeat(Message):
     """The server is there. Comes unasked, where nothing else is on its way."""
 
-    beat: float  # the node's clock
+    beat: Moment  # the node's clock
     silent: Optional[float] = None  # seconds since the job printed,
     idle: Optional[float] = None  # and since it moved at all
 

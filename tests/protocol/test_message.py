@@ -44,6 +44,8 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return json_data.filter(lambda data: json.loads(json.dumps(data)) == data)
+    if origin is typing.Annotated:
+        return st.floats(0, inner[1], exclude_max=True)
     if origin is typing.Union:
         return st.none() | of_type(inner[0])
     if origin is tuple and inner[-1] is Ellipsis:
@@ -63,7 +65,8 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def made(kind: type[Message]) -> st.SearchStrategy[Any]:
-    hints = {name: typing.get_type_hints(kind)[name] for name in kind._defaults}
+    all_hints = typing.get_type_hints(kind, include_extras=True)
+    hints = {name: all_hints[name] for name in kind._defaults}
     fields = st.fixed_dictionaries({name: of_type(hint) for name, hint in hints.items()})
     return fields.map(lambda values: kind(**values))
 
@@ -136,6 +139,12 @@ def test_each_field_of_a_wrong_type_is_nonsense(kind: type[Message]) -> None:
 def test_the_error_names_what_is_wrong(data: Any, why: str) -> None:
     with pytest.raises(Nonsense, match=why):
         decode(messages.Stop, data)
+
+
+@pytest.mark.parametrize("time", [1e30, 1e11, -1.0, 10**30])
+def test_a_time_that_no_calendar_has_is_nonsense(time: float) -> None:
+    with pytest.raises(Nonsense, match="must be a time"):
+        events.from_data({"event": "rank_finished", "rank": 0, "local": 0, "time": time})
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b"\xff", b"[" * 100_000, b"1" * 5000])

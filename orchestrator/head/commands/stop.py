@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from orchestrator.config.launch import Where
+from orchestrator.config.parse import waiting_time
 from orchestrator.errors import EXIT_DONE
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
@@ -28,6 +29,8 @@ class Ended:
 
 def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
     """End a job on all its nodes; without `grace`, with the one of its launch."""
+    if grace is not None:
+        waiting_time("--grace", grace)
     job = find_job(where, wanted)
     record = job.record
     grace = record.launch.grace if grace is None else grace

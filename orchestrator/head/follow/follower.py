@@ -358,11 +358,22 @@ class NodeFollower(threading.Thread):
             if len(self.event_rest) > LONGEST_EVENT:
                 raise Nonsense(f"an event of more than {LONGEST_EVENT >> 20} MB")
             for line in lines:
-                event = events.from_data(parse(line))
+                known = whole(line)
+                if known is None:
+                    continue
+                event = events.from_data(known)
                 self.ended = self.ended or isinstance(event, Ended)
                 self.post(Happened(self.node.index, event))
         except Nonsense as error:
             raise nonsense(error) from error
+
+
+def whole(line: bytes) -> dict[str, Any] | None:
+    """Return the data of a line, or None for what a crash, or a full disk, left half written."""
+    try:
+        return parse(line)
+    except Nonsense:
+        return None
 
 
 class AppendOnly:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePosixPath
 
 from orchestrator import files, text
@@ -32,7 +33,11 @@ def bring(channel: NodeChannel, job: str, node: int, outputs: Path) -> str:
 def plain(path: str) -> bool:
     """Tell whether a path from a node stays below the outputs."""
     parts = PurePosixPath(path).parts
-    return bool(parts) and not path.startswith("/") and not {"..", "."} & set(parts)
+    try:
+        named = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # half of a character
+        return False
+    return named and bool(parts) and not path.startswith("/") and not {"..", "."} & set(parts)
 
 
 def fetch(channel: NodeChannel, request: Output, file: OutputFile, outputs: Path) -> None:

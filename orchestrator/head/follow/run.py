@@ -192,7 +192,7 @@ class Run:
             self.say(f"{node.who} ended its part: {event.why}")
         elif self.backend.has_other_heads:
             self.ended_elsewhere(node, event, when)
-        elif event.lost is not None and event.lost < len(self.nodes):
+        elif event.lost is not None and 0 <= event.lost < len(self.nodes):
             self.give_up_on(self.nodes[event.lost], event.why, when - event.silent)
 
     def ended_elsewhere(self, node: NodeState, event: events.Ending, when: float) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from orchestrator import interrupt
 from orchestrator.config.launch import LaunchArguments
+from orchestrator.config.parse import waiting_time
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.head.commands.follow import follow_launched
 from orchestrator.head.connect import reach as reaching
@@ -128,6 +129,7 @@ def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
     for name in ("dry_run", "detach"):
         if getattr(arguments, name):
             raise UsageError(f"--{name.replace('_', '-')} is not for run-node", "leave it out")
+    waiting_time("--wait", patience)
     request = resolve(arguments)
     mine = replace(mine, port=request.config.launch.master_port or mine.port)
     reached = reach(request, mine, patience)

@@ -1,0 +1,176 @@
+"""A node may say anything: it is lost then, as after a cut link, and the head goes on."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.subprocess_transport import (
+    LocalTransport,
+    ProcessChannel,
+    ProcessConnection,
+)
+from orchestrator.head.follow import outputs
+from orchestrator.head.follow import verdict as verdicts
+from orchestrator.head.follow.follower import Failed, Happened, Lost, News, NodeFollower
+from orchestrator.head.follow.run import Run
+from orchestrator.head.screen.display import Display
+from orchestrator.head.screen.screen import Screen
+from orchestrator.head.status.backend import backend_of
+from orchestrator.protocol import events, frames
+from orchestrator.protocol.frames import EVENTS, JSON, LARGEST, LOG, OFFSET, RANKS
+from orchestrator.records import experiment
+from orchestrator.records.experiment import JobRecord, NodeRecord
+from tests.protocol.test_message import json_data, made
+
+NODES = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in range(2)]
+many = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+count = itertools.count()
+
+
+def frame(kind: bytes, payload: bytes) -> bytes:
+    return frames.header(kind, len(payload)) + payload
+
+
+def in_json(data: Any) -> bytes:
+    return frame(JSON, json.dumps(data).encode())
+
+
+class Liar(ProcessConnection):
+    """At the other end is nobody but these bytes, and then the end."""
+
+    def __init__(self, says: bytes) -> None:
+        super().__init__((), "")
+        self.says = says
+
+    def run(self, command: str, timeout: float) -> ProcessChannel:
+        ours, theirs = socket.socketpair()
+        complaints, stderr = socket.socketpair()
+        stderr.close()
+
+        def speak() -> None:
+            with theirs:
+                theirs.sendall(self.says)
+                theirs.shutdown(socket.SHUT_WR)
+                while theirs.recv(1 << 20):
+                    pass
+
+        threading.Thread(target=speak, daemon=True).start()
+        self.open.append(ProcessChannel(ours, complaints, timeout))
+        return self.open[-1]
+
+
+def follow(directory: Path, says: bytes) -> list[News]:
+    """What the run hears of a node that says this once it has been followed."""
+    answers: list[dict[str, Any]] = [{"id": i, "ok": {"time": 1e9}} for i in (1, 2, 3, 4)]
+    connection = Liar(b"".join(map(in_json, answers)) + says)
+    place = experiment.create(directory, f"run{next(count)}")
+    heard: list[News] = []
+    channel = NodeChannel(connection, ["python3"], 10)
+    follower = NodeFollower(LocalTransport(), "run-1", NODES[0], place, heard.append, channel)
+    follower.closing.wait = lambda timeout=None: False  # type: ignore[method-assign]
+    assert follower._follow_once() is False
+    follower.text.close()
+    follower.ranks.close()
+    connection.close()
+    return heard
+
+
+streams = st.sampled_from([LOG, RANKS, EVENTS])
+payloads = st.one_of(
+    st.binary(max_size=40),
+    st.tuples(st.integers(0, 80), st.binary(max_size=60)).map(lambda p: OFFSET.pack(p[0]) + p[1]),
+)
+any_frame = st.one_of(
+    st.binary(max_size=30),
+    st.tuples(streams, payloads).map(lambda pair: frame(*pair)),
+    st.tuples(st.sampled_from([JSON, b"P", b"?"]), st.integers(0, LARGEST[JSON] * 2)).map(
+        lambda pair: frames.HEADER.pack(*pair)
+    ),
+    json_data.map(in_json),
+    st.dictionaries(st.sampled_from(["id", "ok", "error", "kind", "beat"]), json_data).map(in_json),
+    json_data.map(lambda data: frame(EVENTS, OFFSET.pack(0) + json.dumps(data).encode() + b"\n")),
+)
+
+
+@many
+@given(st.lists(any_frame, max_size=6))
+@example([in_json({"id": 1, "ok": {}})])
+@example([frame(JSON, b"[" * 100_000)])
+@example([frame(EVENTS, OFFSET.pack(0) + b'{"event": "started", "time": 1e30}\n')])
+def test_any_bytes_are_a_lost_node(tmp_path: Path, said: list[bytes]) -> None:
+    heard = follow(tmp_path, b"".join(said))
+    assert isinstance(heard[-1], Lost) and not any(isinstance(news, Failed) for news in heard)
+
+
+def test_what_a_crash_left_in_the_events_is_passed_over(tmp_path: Path) -> None:
+    """Half a line of a full disk, NUL bytes of a power failure; what is whole still counts."""
+    ending = {"event": "ending", "time": 5.0, "why": "swept", "grace": 0.0}
+    lines = b'{"event": "rank_sta\n' + json.dumps(ending).encode() + b"\n\0\0\0\0\n"
+    heard = follow(tmp_path, frame(EVENTS, OFFSET.pack(0) + lines))
+    (happened,) = (news for news in heard if isinstance(news, Happened))
+    assert happened.event == events.Ending(time=5.0, why="swept", grace=0.0)
+    assert isinstance(heard[-1], Lost) and "hung up" in heard[-1].why
+
+
+# -- what it says in the right form -----------------------------------------------------------
+
+
+@many
+@given(
+    st.lists(st.sampled_from([*events.EVENTS.values()]).flatmap(made), max_size=5),
+    st.floats(-1e11, 1e11),
+)
+@example([events.Ending(time=1.0, why="", grace=0.0, lost=-77)], 0.0)
+@example([events.Ending(time=1.0, why="", grace=0.0, lost=77)], 0.0)
+def test_any_events_end_in_a_record_and_a_verdict(
+    tmp_path: Path, said: list[events.Event], clock: float
+) -> None:
+    place = experiment.create(tmp_path, f"run{next(count)}")
+    record = JobRecord("run-1", str(place.path), "running", ["x"], NODES, 1000.0, {})
+    place.write_record(record)
+    display = Display(Screen([], io.StringIO(), tty=False, color=False, quiet=True))
+    run = Run(place, record, display, backend_of(record))
+    run.followers = [
+        NodeFollower(LocalTransport(), "run-1", node, place, run.inbox.put) for node in NODES
+    ]
+    run.set_clock(run.nodes[0], clock)
+    for event in said:
+        run.happened(run.nodes[0], events.from_data(json.loads(json.dumps(events.to_data(event)))))
+    run.over(run.nodes[0], "its supervisor was killed")
+    run.over(run.nodes[1], "its supervisor was killed")
+    run.conclude()
+    written = place.read_record()
+    assert written.state == run.record.state
+    if written.verdict is not None:
+        assert verdicts.to_lines(written.verdict)
+    for follower in run.followers:
+        follower.text.close()
+        follower.ranks.close()
+
+
+@given(st.text() | st.sampled_from(["../x", "/x", "a/../../b", "a\0b", "\ud800", "results/\udcff"]))
+@example("a\0b")
+@example("\ud800")
+def test_outputs_stay_below_their_directory(path: str) -> None:
+    if outputs.plain(path):
+        there = Path("/outputs") / path
+        there.exists()  # a name that the file system takes
+        assert there.is_relative_to("/outputs") and ".." not in there.parts
+
+
+def test_half_a_character_is_no_name() -> None:
+    assert [outputs.plain(name) for name in ("a\0b", "\ud800", "\udcff", "ä")] == [
+        *(False, False, True, True)
+    ]
