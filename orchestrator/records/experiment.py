@@ -114,10 +114,11 @@ class Untrusted(UsageError):
     """Somebody else may have written the record."""
 
     def __init__(self, path: Path, problem: str) -> None:
-        mine = "" if problem.startswith("belongs") else f"chmod -R go-w {path}, or "
+        self.ours = not problem.startswith("belongs")
+        mine = f"chmod -R go-w {path}; or " if self.ours else ""
         super().__init__(
-            f"{path} is passed over: its record {problem}",
-            f"{mine}{TRUST} reads it all the same, and does what it says",
+            f"{path} is passed over: it {problem}, and its record could name any program to run",
+            f"{mine}add {TRUST}, to take it and do what it says",
         )
         self.path = path
         self.problem = problem
@@ -194,10 +195,10 @@ class Experiment:
         """Refuse to do what a record says that this login did not launch; trust is remembered."""
         if not self.is_launched_here(record):
             raise UsageError(
-                f"{self.path} was not launched by this login, and its record names machines and"
-                " programs: none of them is used",
-                f"if you know whose it is (yours, by an earlier version or on a machine with"
-                f" another home): {TRUST}",
+                f"{self.path} was not launched by this login: the machines and programs that its"
+                " record names are not used",
+                f"if it is yours all the same (launched by an earlier version, or on a machine with"
+                f" another home), or its owner's word will do, add {TRUST}",
             )
         if self.trusted and self.path.stat().st_uid == os.geteuid():
             trust.sign(self.path, record)

@@ -151,6 +151,8 @@ def test_every_argument_comes_back_from_yaml(words: list[str]) -> None:
         (["compose", *PAIR, "a.py", "\udcff"], "is not UTF-8"),
         (["kubernetes", *PAIR, "--name", "my_run"], "'my_run' cannot name a Kubernetes Job"),
         (["kubernetes", *PAIR, "--name", "a" * 62], "cannot name a Kubernetes Job"),
+        (["kubernetes", *PAIR, "--namespace", "a\nx: y"], "'a\\nx: y' cannot name a namespace"),
+        (["slurm", "--nnodes", "2", "--name", "../../x"], "'../../x' cannot name an experiment"),
         (["kubernetes", *PAIR, "--env", "HOME"], "--env HOME: a pod does not see"),
         (["dockerfile", "--base", "a b"], "cannot name an image"),
     ],

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
 import time
 from collections.abc import Callable
 
+import pytest
+
+from orchestrator.errors import UsageError
+from orchestrator.launchers.slurm.sbatch import SbatchOptions, check_export
 from tests.launchers.conftest import Login
 from tests.launching import BIN, PATIENCE
 
@@ -184,6 +189,27 @@ def test_a_job_that_waits_is_known_and_stopped(login: Login) -> None:
     assert refused.finish() == 4
     assert "sbatch: " in refused.text
     assert len(list((login.directory / "experiments").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "fix"),
+    [
+        ("--export=NONE", "--sbatch=--export=PIN"),
+        ("--export=A,B=2", "--sbatch=--export=A,B=2,PIN"),
+        ("--export=ALL,B=2", ""),
+        ("--export=PIN", ""),
+        ("--qos=long", ""),
+    ],
+)
+def test_a_value_of_env_has_a_way_to_the_job(
+    option: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SBATCH_EXPORT", raising=False)
+    asked = SbatchOptions(nnodes=2, more=(option,))
+    with pytest.raises(UsageError) if fix else contextlib.nullcontext() as refused:
+        check_export(asked, {"PIN": "x"})
+    assert refused is None or refused.value.fix == fix
+    check_export(asked, {})
 
 
 def test_srun_alone_makes_ranks(login: Login) -> None:

@@ -275,6 +275,21 @@ def test_the_newest(tmp_path: Path) -> None:
     assert found.path == newest
 
 
+def test_a_clock_that_was_once_ahead_makes_none_the_newest(tmp_path: Path) -> None:
+    made(tmp_path, "ahead_20991231_235959")
+    newest = made(tmp_path, "a_20260101_000001")
+    found = find(tmp_path, None)
+    assert found is not None
+    assert found.path == newest
+
+
+def test_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "experiments").symlink_to(tmp_path / "scratch")
+    with pytest.raises(UsageError, match="no experiment can be created") as refused:
+        create(tmp_path / "experiments", "run")
+    assert refused.value.fix == f"it is a link to {tmp_path / 'scratch'}, which is not there"
+
+
 def test_by_name_or_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "experiments"
     path = made(root, "a_20260101_000000")

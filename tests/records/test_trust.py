@@ -86,7 +86,7 @@ def test_what_others_may_write_is_passed_over_and_refused_by_name(
     assert named is not None
     with pytest.raises(Untrusted, match="may be written by everybody") as refused:
         named.read_record()
-    assert f"chmod -R go-w {path}, or --trust-record" in refused.value.fix
+    assert f"chmod -R go-w {path}; or add --trust-record" in refused.value.fix
     assert [found.problem for found in experiment.passed_over(root)] == [refused.value.problem]
     trusted = find(root, None, trusted=True)
     assert trusted is not None
@@ -100,7 +100,7 @@ def test_what_belongs_to_somebody_else(launched: Experiment, which: str) -> None
     assert every(launched.path.parent) == []
     with pytest.raises(Untrusted, match=f"belongs to user {OTHER}") as refused:
         launched.read_record()
-    assert refused.value.fix.startswith("--trust-record")
+    assert refused.value.fix.startswith("add --trust-record")
 
 
 @root_only

@@ -11,7 +11,7 @@ from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.node_list import read_nodes
-from orchestrator.head.screen.output import say
+from orchestrator.head.screen.output import complain, say
 from orchestrator.head.status import status
 from orchestrator.head.status.backend import SshBackend, backend_of
 from orchestrator.records import experiment as experiments
@@ -64,15 +64,21 @@ def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
 
 
 def tell_passed_over(root: Path, taken: Experiment | None) -> None:
-    """Say so if the newest experiment is not the one that is taken."""
+    """Say so if the newest experiment is not the one that is taken.
+
+    One of our own is probably the one that is meant: in its place no other is stopped.
+    """
     newer = [
         refused
         for refused in experiments.passed_over(root)
         if taken is None or refused.path.name[-15:] > taken.name[-15:]
     ]
+    for refused in newer:
+        if refused.ours:
+            raise refused
     if newer:
         more = f" (and {len(newer) - 1} more)" if newer[1:] else ""
-        say(f"{newer[-1]}{more}")
+        complain(f"orchestrator: {newer[-1]}{more}")
 
 
 def adopt_job(where: Where, wanted: str | None) -> FoundJob:

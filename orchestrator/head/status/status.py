@@ -162,11 +162,20 @@ def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> 
             if wanted
             else "there is no experiment here, and none is known on the nodes"
         )
-    tomorrow = time.time() + 86400  # what began later began on a clock that was wrong
-    started = [state.started or 0.0 for _, state in seen]
-    newest = seen[started.index(max(started, key=lambda when: when if when < tomorrow else 0.0))][1]
+    newest = newest_of([state for _, state in seen], time.time())
     mine = {state.node: (node, state) for node, state in seen if state.job == newest.job}
     return _record(newest, [mine[index] for index in sorted(mine)], ssh)
+
+
+def newest_of(states: Sequence[JobState], now: float) -> JobState:
+    """Return the job that began last; what begins tomorrow began on a clock that is wrong."""
+    tomorrow = now + 86400
+
+    def began(state: JobState) -> float:
+        when = state.started or 0.0
+        return when if when < tomorrow else 0.0
+
+    return max(states, key=began)
 
 
 def _record(newest: JobState, parts: Sequence[tuple[Node, JobState]], ssh: Transport) -> JobRecord:

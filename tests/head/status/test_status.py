@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from orchestrator.head.status.status import NodeStatus, to_text
+from orchestrator.head.status.status import NodeStatus, newest_of, to_text
+from orchestrator.protocol.messages import JobState
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
 NODES = [
@@ -22,6 +23,14 @@ def test_a_line_for_every_node_and_rank() -> None:
         "    rank 2   pid 7      running",
         "    rank 10  pid 8      exited       exit code 3",
     ]
+
+
+def test_a_node_with_a_wrong_clock_does_not_have_the_newest_job() -> None:
+    """Else `stop` without a name would ask it, and not the one that runs."""
+    states = [JobState(job=str(when), node=0, state="running", ranks={}, started=when)
+              for when in (9e18, 1000.0, 2000.0)]  # fmt: skip
+    assert newest_of(states, 2500.0).started == 2000.0
+    assert newest_of(states[:1], 2500.0).started == 9e18
 
 
 def test_a_job_that_has_no_nodes_yet() -> None:

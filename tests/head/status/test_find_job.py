@@ -1,0 +1,42 @@
+"""Which experiment a command without a name takes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config.launch import Where
+from orchestrator.head.status.find_job import find_job
+from orchestrator.records.experiment import Experiment, Untrusted
+from tests.records.test_experiment import record
+
+
+def launched(root: Path, day: int, state: str = "done") -> Path:
+    path = root / f"run_202601{day:02d}_000000"
+    path.mkdir(parents=True, mode=0o700)
+    Experiment(path).write_record(replace(record(), state=state, job=path.name))
+    return path
+
+
+def test_no_other_job_in_the_place_of_ones_own(tmp_path: Path) -> None:
+    """Else a stop without a name would end the wrong one."""
+    launched(tmp_path, 1)
+    launched(tmp_path, 2).chmod(0o777)
+    where = Where(experiments=tmp_path)
+    with pytest.raises(Untrusted, match="may be written by everybody"):
+        find_job(where, None)
+    assert find_job(where, "run_20260101_000000").record.job == "run_20260101_000000"
+    assert find_job(replace(where, trust_record=True), None).record.job == "run_20260102_000000"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_what_somebody_else_puts_there_is_passed_over(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launched(tmp_path, 1)
+    os.chown(launched(tmp_path, 2), 12345, 12345)
+    assert find_job(Where(experiments=tmp_path), None).record.job == "run_20260101_000000"
+    assert "run_20260102_000000 is passed over: it belongs to user 12345" in capfd.readouterr().err
