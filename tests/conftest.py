@@ -85,6 +85,8 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def head(two_nodes: Cluster, tmp_path: Path) -> Head:
+def head(two_nodes: Cluster, tmp_path: Path) -> Iterator[Head]:
     """Someone at the head node of `two_nodes`, in an empty directory."""
-    return Head(two_nodes, tmp_path)
+    someone = Head(two_nodes, tmp_path)
+    yield someone
+    someone.end_background()

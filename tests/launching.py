@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.records.experiment import Experiment
 from tests.clusters.faults import Faults
 
 BIN = Path(sys.executable).parent
@@ -142,6 +143,14 @@ class Head:
         """A file of the job's run directory on a node, as seen from here."""
         home = self.cluster.run_home(node)
         return home / "runs" / str(self.record["job"]) / str(node) / name
+
+    def end_background(self) -> None:
+        """End the heads that were left behind by jobs whose end nobody waited for."""
+        for experiment in map(Experiment, self.experiments):
+            if experiment.followed:
+                holder = json.loads((experiment.path / ".head").read_text())
+                if holder.get("background"):
+                    os.kill(holder["pid"], signal.SIGKILL)
 
     def left(self, node: int) -> list[int]:
         """Processes of any job of ours that live on a node."""

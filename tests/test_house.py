@@ -85,7 +85,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/connect", "head/screen", "head/status"),
     },
     "head/commands": {
-        *("config", "errors", "files", "records", "text"),
+        *("config", "errors", "files", "interrupt", "records", "text"),
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/launch"),
         *("head/plan", "head/prune", "head/screen", "head/slurm", "head/status", "head/verify"),
     },
@@ -113,8 +113,8 @@ ARROWS: dict[str, set[str]] = {
         *("launchers", "launchers/by_hand", "launchers/containers", "launchers/slurm"),
     },
     "api": {
-        *("cli", "config", "errors", "files", "interrupt", "records", "head/commands"),
-        *("head/follow", "head/inventory", "head/launch", "head/screen", "head/status"),
+        *("cli", "config", "errors", "records", "head/commands"),
+        *("head/follow", "head/inventory", "head/launch", "head/screen"),
     },
     "entry": {"cli", "interrupt"},
     "__main__": {"entry"},

@@ -27,6 +27,7 @@ LARGEST_RECORD = 64 << 20
 TRUST = "--trust-record"
 STAMP = re.compile(r".+_\d{8}_\d{6}")
 SLURM_JOB = "slurm_job"  # a file with the number, there before anything else is
+SHOWN = ".shown"
 NOT_STARTED = "not started"  # the state of the nodes of a job that was given up at its start
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 
@@ -217,8 +218,11 @@ class Experiment:
         except OSError:
             return None
 
-    def lock(self) -> dict[str, Any] | None:
-        """Become the one head of this job, until this process ends; return who else is, if any."""
+    def lock(self, *, background: bool = False) -> dict[str, Any] | None:
+        """Become the one head of this job, until this process ends; return who else is, if any.
+
+        One in the background says so of itself: whoever comes next may take over from it.
+        """
         path = self.path / ".head"
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, files.PRIVATE)
@@ -242,7 +246,8 @@ class Experiment:
         self._lock = fd
         with contextlib.suppress(OSError):  # a full disk: then only its name is not known
             os.ftruncate(fd, 0)
-            os.pwrite(fd, json.dumps(this_head()).encode(), 0)
+            who = {**this_head(), **({"background": True} if background else {})}
+            os.pwrite(fd, json.dumps(who).encode(), 0)
         (self.path / ".steal").unlink(missing_ok=True)
         return None
 
@@ -279,6 +284,21 @@ class Experiment:
             holder = self.lock()
         (self.path / ".steal").unlink(missing_ok=True)
         return holder
+
+    def keep_shown(self, positions: dict[int, int]) -> None:
+        """Remember how much of each node's log the user has seen, for who attaches next."""
+        with contextlib.suppress(OSError):  # a full disk
+            self.write(SHOWN, json.dumps(positions))
+
+    def take_shown(self) -> dict[int, int] | None:
+        """Return what keep_shown() kept, once: what follows is shown by whoever asks."""
+        try:
+            kept = json.loads((self.path / SHOWN).read_text(encoding="ascii"))
+            positions = {int(node): int(position) for node, position in kept.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return None
+        (self.path / SHOWN).unlink(missing_ok=True)
+        return positions
 
     def discard(self) -> None:
         """Undo create(), and remove what is written before anything is started."""

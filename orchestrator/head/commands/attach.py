@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.config.launch import View, Where
 from orchestrator.errors import UsageError
-from orchestrator.head.commands.follow import follow_again, head_name, tell_end
+from orchestrator.head.commands.follow import follow_again, head_name, show_unseen, tell_end
 from orchestrator.head.screen.output import say
 from orchestrator.head.status.find_job import adopt_job
 from orchestrator.records.experiment import Experiment, this_head
@@ -20,20 +20,24 @@ def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
     job = adopt_job(where, wanted)
     experiment = job.experiment
     if job.record.over:
+        show_unseen(experiment, job.record, view)
         return tell_end(experiment, job.record)
     code = job.backend.watch(experiment, job.record, say, tell_end)
     if code is not None:
         return code
     holder = experiment.steal(STEAL_SECONDS) if steal else experiment.lock()
+    if holder is not None and holder.get("background"):
+        holder, steal = experiment.steal(STEAL_SECONDS), True
     if holder is not None:
         raise followed(experiment, holder, stolen=steal)
     record = experiment.read_record()  # the head that left may have seen more of it
     if record.over:
         experiment.unlock()
+        show_unseen(experiment, record, view)
         return tell_end(experiment, record)
     say(f"{experiment.name}: {len(record.nodes)} nodes; d leaves it running, Ctrl-C stops it")
     record = replace(record, head=this_head())
-    return follow_again(experiment, record, job.transport, view)
+    return follow_again(experiment, record, job.transport, view, where=where)
 
 
 def followed(experiment: Experiment, holder: dict[str, Any], *, stolen: bool) -> UsageError:

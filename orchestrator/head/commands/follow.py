@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.config.launch import View
+from orchestrator.config.launch import View, Where
 from orchestrator.errors import EXIT_DONE, EXIT_STOPPED
+from orchestrator.head.commands import background
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
@@ -25,12 +26,24 @@ from orchestrator.records.experiment import Experiment, JobRecord
 SHORTEST = 4.0  # seconds of silence that a busy machine may need: it beats once a second at most
 
 
-def follow_launched(launched: Launched, view: View, keys: Keys | None = None) -> int:
-    """Follow a job from its start, over the channels that started it."""
-    screen = make_screen(launched.experiment, launched.record, view)
-    display, nodes = Display(screen), launched.nodes
-    open_parts = [(n.channel, logs) for n, logs in zip(nodes.reached, launched.logs, strict=True)]
-    return follow(launched.experiment, launched.record, nodes.transport, display, open_parts, keys)
+def follow_launched(
+    launched: Launched, view: View, keys: Keys | None = None, where: Where | None = None
+) -> int:
+    """Follow a job from its start, over the channels that started it.
+
+    With `where`, a head that leaves the job running leaves another one behind in the background.
+    """
+    experiment, record, nodes = launched.experiment, launched.record, launched.nodes
+    screen = make_screen(experiment, record, view)
+    running = Run(experiment, record, Display(screen), backend_of(record))
+    followers = followers_of(
+        running,
+        nodes.transport,
+        [node.channel for node in nodes.reached],
+        launched.logs,
+        head=running.since,
+    )
+    return follow(running, screen, followers, keys, where)
 
 
 def follow_again(
@@ -39,52 +52,91 @@ def follow_again(
     transport: Transport,
     view: View,
     keys: Keys | None = None,
+    where: Where | None = None,
+    *,
+    left_behind: bool = False,
+    looks_on: bool = False,
 ) -> int:
-    """Follow a job that runs already; lines that are here are not shown again."""
+    """Follow a job that runs already; lines that were shown are not shown again.
+
+    One that only looks on is not missed by the job when it is gone.
+    """
     screen = make_screen(experiment, record, view)
-    screen.skip_to_end()
-    display = Display(screen)
-    open_parts = [(None, logs) for logs in open_logs(experiment, record.nodes)]
-    return follow(experiment, record, transport, display, open_parts, keys)
+    screen.skip_to((None if view.quiet else experiment.take_shown()) or {})
+    running = Run(experiment, record, Display(screen), backend_of(record), left_behind=left_behind)
+    logs = open_logs(experiment, record.nodes)
+    head = None if looks_on else running.since
+    followers = followers_of(running, transport, [None] * len(logs), logs, head=head)
+    return follow(running, screen, followers, keys, where)
+
+
+def followers_of(
+    running: Run,
+    transport: Transport,
+    channels: Sequence[NodeChannel | None],
+    logs: Sequence[NodeLogs],
+    *,
+    head: float | None,
+) -> list[NodeFollower]:
+    record, launch = running.record, running.record.launch
+    needed = head is not None and launch.on_head_loss == "stop"
+    patience = max(SHORTEST, launch.node_loss_timeout) if needed else None
+    return [
+        NodeFollower(
+            *(transport, record.job, node, running.experiment, running.post, channel),
+            logs=opened,
+            head=head,
+            patience=patience,
+        )
+        for node, channel, opened in zip(record.nodes, channels, logs, strict=True)
+    ]
 
 
 def follow(
-    experiment: Experiment,
-    record: JobRecord,
-    transport: Transport,
-    display: Display,
-    open_parts: Sequence[tuple[NodeChannel | None, NodeLogs]],
+    running: Run,
+    screen: Screen,
+    followers: Sequence[NodeFollower],
     keys: Keys | None,
+    where: Where | None,
 ) -> int:
-    display.start()
-    backend = backend_of(record)
-    running = Run(experiment, record, display, backend)
-    launch = record.launch
-    followers = [
-        NodeFollower(
-            *(transport, record.job, node, experiment, running.post, channel),
-            logs=logs,
-            head=running.since,
-            patience=max(SHORTEST, launch.node_loss_timeout)
-            if launch.on_head_loss == "stop"
-            else None,
-        )
-        for node, (channel, logs) in zip(record.nodes, open_parts, strict=True)
-    ]
+    experiment, backend = running.experiment, backend_of(running.record)
+    running.display.start()
     try:
         running.go(followers, keys)
     finally:
-        display.finish()
+        running.display.finish()
         experiment.unlock()
     if running.thief is not None:
         say(f"{head_name(running.thief)} has taken over; this head leaves, the job goes on")
         return EXIT_STOPPED  # not 0: what waits for this command must not take the job for done
     if running.end.left:
-        say(f"left running; follow it again: orchestrator attach {experiment.name}")
+        leave(running, screen, where)
         return EXIT_DONE
     if running.stopped_in_time and backend.start_again(experiment, running.record, say):
         return EXIT_STOPPED
     return tell_end(experiment, running.record)
+
+
+def leave(running: Run, screen: Screen, where: Where | None) -> None:
+    """Leave a job running, and say who goes on writing its logs, if anybody does."""
+    experiment, words = running.experiment, ""
+    if where is not None and not running.record.head_elsewhere:
+        if not screen.quiet:
+            experiment.keep_shown(screen.positions)
+        on_purpose = running.left_on_purpose
+        words = f"; {background.leave_behind(experiment, where, on_purpose=on_purpose)}"
+    say(f"left running{words}; follow it again: orchestrator attach {experiment.name}")
+
+
+def show_unseen(experiment: Experiment, record: JobRecord, view: View) -> None:
+    """Show the lines that came home after the user had left."""
+    shown = None if view.quiet else experiment.take_shown()
+    if shown is not None:
+        screen = make_screen(experiment, record, view)
+        screen.skip_to(shown)
+        while screen.pump():
+            pass
+        screen.close()
 
 
 def make_screen(experiment: Experiment, record: JobRecord, view: View) -> Screen:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from orchestrator.config.launch import LaunchArguments
+from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.errors import EXIT_DONE, UsageError
-from orchestrator.head.commands import follow
+from orchestrator.head.commands import background, follow
 from orchestrator.head.launch import launch as launching
+from orchestrator.head.launch.launch import Launched
 from orchestrator.head.launch.nodes import reach_all
 from orchestrator.head.launch.prepare import prepare
 from orchestrator.head.launch.request import resolve
 from orchestrator.head.plan import dry_run, explain
 from orchestrator.head.screen.output import say, tell
+from orchestrator.text import plural
 
 
 def launch(arguments: LaunchArguments) -> int:
@@ -25,10 +27,23 @@ def launch(arguments: LaunchArguments) -> int:
         tell(show(prepared.plan))
         return EXIT_DONE
     launched = launching.launch(prepared, say)
-    if not arguments.detach:
-        return follow.follow_launched(launched, arguments.view)
-    say(f"{launched.record.job} runs on {len(launched.record.nodes)} nodes")
-    say(f"follow it again: orchestrator attach {launched.experiment.name}")
+    if arguments.detach:
+        return detach(launched, arguments.where)
+    return follow.follow_launched(launched, arguments.view, where=arguments.where)
+
+
+def detach(launched: Launched, where: Where) -> int:
+    """Leave a job that has just been started to a head in the background."""
+    experiment, record = launched.experiment, launched.record
+    for node in launched.nodes.reached:
+        node.channel.connection.close()
+    experiment.keep_shown(dict.fromkeys((node.index for node in record.nodes), 0))
+    experiment.unlock()
+    words = f"{record.job} runs on {plural(len(record.nodes), 'node')}"
+    if not record.head_elsewhere:
+        words += f"; {background.leave_behind(experiment, where, on_purpose=True)}"
+    say(words)
+    say(f"follow it again: orchestrator attach {experiment.name}")
     return EXIT_DONE
 
 

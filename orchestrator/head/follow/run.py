@@ -33,6 +33,7 @@ from orchestrator.records.experiment import Experiment, JobRecord
 
 THIEF_SECONDS = 0.5  # between two looks whether another head wants to take over
 LEAVE_LIMIT = 3.0
+CUT_OFF_SECONDS = 600.0
 SAME_SIGNAL = 1.0  # between the ends of the ranks and the signal to their head
 CLOCK_IS_OFF = 2.0  # seconds: worth a word, because the log's own times will mislead
 
@@ -53,7 +54,13 @@ class Run:
     """Follows a job: `go()` returns when it is over or left alone, with its state in `record`."""
 
     def __init__(
-        self, experiment: Experiment, record: JobRecord, display: Display, backend: Backend
+        self,
+        experiment: Experiment,
+        record: JobRecord,
+        display: Display,
+        backend: Backend,
+        *,
+        left_behind: bool = False,
     ) -> None:
         self.experiment = experiment
         self.record = record
@@ -71,6 +78,8 @@ class Run:
         self.inbox: queue.SimpleQueue[News | int] = queue.SimpleQueue()
         self.failures: list[Failure] = []
         self.end = JobEnd()
+        self.left_behind = left_behind  # in the background, by a head that has left
+        self.left_on_purpose = False
         self.interrupts = 0
         self.out_of_time = False  # the reason of a stop: Slurm may start the job again
         self.since = time.time()
@@ -282,8 +291,8 @@ class Run:
                 follower.end(why, grace)
 
     def signalled(self, number: int) -> None:
-        if number == signal.SIGHUP:
-            self.end.left = True
+        if number == signal.SIGHUP or self.left_behind:
+            self.end.left = True  # nobody who stops this machine means the job
             return
         self.interrupts += 1
         if number == signal.SIGTERM and self.ranks_were_terminated():
@@ -326,6 +335,8 @@ class Run:
     def check_patience(self) -> None:
         """Give up nodes that are lost, or that do not say that they have ended."""
         now = time.monotonic()
+        if self.left_behind and self.is_cut_off():
+            return
         for node in self.nodes:
             away = node.away
             why = f"no connection for {away:.0f} s ({node.lost_why})"
@@ -342,6 +353,19 @@ class Run:
             if given_up and not node.given_up and away and self.end.outcome is not Outcome.LOST:
                 self.failures.append(failure_of(node, since, "lost", why))
             node.given_up = node.given_up or given_up
+
+    def is_cut_off(self) -> bool:
+        """Tell whether no node can be reached: it is this machine that is lost, not the job.
+
+        A head that was left behind leaves in the end; `attach` finds what became of the job.
+        """
+        away = [node.away for node in self.nodes if not node.over]
+        if not all(away) or not self.end.open:
+            return False
+        if min(away, default=0.0) > max(CUT_OFF_SECONDS, self.node_loss_timeout):
+            self.say(f"no node was reached for {min(away):.0f} s")
+            self.end.left = True
+        return True
 
     def give_up_on(self, node: NodeState, why: str, when: float) -> None:
         self.end.outcome = Outcome.LOST
@@ -372,7 +396,7 @@ class Run:
 
     def leave(self) -> None:
         """Leave the job running, as the user wants: no node must take that for a lost head."""
-        self.end.left = True
+        self.end.left = self.left_on_purpose = True
         if self.record.launch.on_head_loss == "stop":
             deadline = time.monotonic() + LEAVE_LIMIT
             for follower in self.followers:

@@ -23,7 +23,7 @@ from orchestrator.protocol.message import encode
 from orchestrator.protocol.messages import Stop, StopAll, StopReceipt
 from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
 
-HEAD_SECONDS = 5.0
+HEAD_SECONDS = 20.0  # for a head to bring the outputs home and leave
 PROOF_SECONDS = 20.0  # beyond the grace: SIGKILL, the sweep, and looking again
 
 

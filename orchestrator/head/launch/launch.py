@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
@@ -61,7 +62,16 @@ def start(prepared: Prepared, record: JobRecord, meeting: Meeting, say: Say) -> 
         problem = write_manifest(prepared)
         if problem:
             say(problem)
-    return Launched(prepared.experiment, record, nodes, logs)
+    return Launched(prepared.experiment, has_started(prepared.experiment, record), nodes, logs)
+
+
+def has_started(experiment: Experiment, record: JobRecord) -> JobRecord:
+    """Record that torchrun is on its way on every node, whoever follows the job or nobody."""
+    nodes = [replace(node, state="running") for node in record.nodes]
+    record = replace(record, state="running", nodes=nodes)
+    with contextlib.suppress(OSError):  # a full disk: the head that follows it tries again
+        experiment.write_record(record)
+    return record
 
 
 def announce(plan: Plan, say: Say) -> None:

@@ -10,7 +10,7 @@ import io
 import os
 import time
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -74,7 +74,7 @@ class Screen:
         self._out = out
         self._tty = tty and os.environ.get("TERM") != "dumb"
         self._color = color and self._tty and not os.environ.get("NO_COLOR")
-        self._quiet = quiet
+        self.quiet = quiet
         self._only = None if rank is None else str(rank)
         shown = [log for log in logs if node is None or log.node == node]
         self._nodes = [_Node(log.node, LogReader(log)) for log in shown]
@@ -90,7 +90,7 @@ class Screen:
 
         On a terminal it waits until 1/20 s after the last time, so that what moves can be read.
         """
-        behind = 0 if self._quiet or self.broken else self._behind()
+        behind = 0 if self.quiet or self.broken else self._behind()
         if not behind:
             return False
         if self._tty:
@@ -119,8 +119,18 @@ class Screen:
 
     def skip_to_end(self) -> None:
         """Begin with what comes from now on."""
+        self.skip_to({})
+
+    def skip_to(self, positions: Mapping[int, int]) -> None:
+        """Begin at these positions of the nodes' logs, or else with what comes from now on."""
         for node in self._nodes:
-            node.reader.skip_to(node.reader.log.size())
+            size = node.reader.log.size()
+            node.reader.skip_to(min(positions.get(node.number, size), size))
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Return how much of each node's log is on the screen."""
+        return {node.number: node.reader.position for node in self._nodes}
 
     def close(self) -> None:
         """Show unfinished lines as they are and take the live area away. The logs stay readable."""

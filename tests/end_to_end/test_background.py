@@ -1,0 +1,132 @@
+"""After d, --detach or a closed terminal a head goes on in the background until the job is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.launching import PATIENCE, Command, Head
+
+# Counts until a file says stop, then writes an output and its total.
+COUNT = """
+import os, sys, time
+number = 0
+while not os.path.exists(sys.argv[1] + "/stop"):
+    number += 1
+    print(f"line {number}", flush=True)
+    time.sleep(0.01)
+with open(os.environ["ORCHESTRATOR_EXPERIMENT"] + f"/outputs/of_{os.environ['RANK']}", "w") as file:
+    file.write("result")
+print("TOTAL", number, flush=True)
+"""
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.05)
+
+
+def background(command: Command) -> int:
+    """The process that a command has left behind; it has no terminal and no session of ours."""
+    (pid,) = re.findall(r"by process (\d+)", command.text)
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    assert fields[4] == "0", "a controlling terminal"
+    return int(pid)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def lines_of(node: int, *commands: Command) -> list[str]:
+    """What the commands have shown of a node's rank, in order."""
+    start = f"node{node} rank{node} | "
+    shown = [line for command in commands for line in command.lines]
+    return [line.removeprefix(start) for line in shown if line.startswith(start)]
+
+
+def in_file(head: Head, node: int) -> list[str]:
+    lines = head.log(node).decode().splitlines()
+    return [line for line in lines if line.startswith(("line ", "TOTAL "))]
+
+
+def complete(head: Head, node: int) -> bool:
+    *lines, total = in_file(head, node)
+    return lines == [f"line {i + 1}" for i in range(len(lines))] and total == f"TOTAL {len(lines)}"
+
+
+def test_detached_it_goes_on_and_attach_takes_over(head: Head) -> None:
+    script = head.script("count.py", COUNT)
+    launch = head.launch("--detach", script, str(head.directory))
+    assert launch.finish() == 0, launch.text
+    assert head.record["state"] == "running"
+    first = background(launch)
+    for node in (0, 1):
+        until(lambda node=node: len(in_file(head, node)) > 20, "its log grows")
+    status = head.command("orchestrator", "status", "--json")
+    assert status.finish() == 0 and json.loads(status.text)["state"] == "running"
+    attached = head.command("orchestrator", "attach")
+    attached.wait_for(r"node1 rank1 \| line 50$")
+    until(lambda: gone(first), "the head that was left behind leaves")
+    attached.interrupt(signal.SIGHUP)  # a closed terminal
+    assert attached.finish() == 0, attached.text
+    second = background(attached)
+    seen = len(in_file(head, 1))
+    until(lambda: len(in_file(head, 1)) > seen, "its log grows")
+    (head.directory / "stop").touch()
+    until(lambda: gone(second), "the head ends with its job")
+    record = head.record
+    assert (record["state"], record["exit_code"], record["verdict"]) == ("done", 0, None)
+    again = head.command("orchestrator", "attach")
+    assert again.finish() == 0, again.text
+    for node in (0, 1):
+        assert complete(head, node)
+        assert (head.experiment / "outputs" / f"of_{node}").read_text() == "result"
+        assert lines_of(node, attached, again) == in_file(head, node)  # each once, none lost
+    once_more = head.command("orchestrator", "attach")
+    assert once_more.finish() == 0 and not lines_of(0, once_more)
+
+
+def test_one_that_is_ended_leaves_the_job_and_stop_ends_both(head: Head) -> None:
+    script = head.script("count.py", COUNT)
+    launch = head.launch("--detach", script, str(head.directory))
+    assert launch.finish() == 0, launch.text
+    first = background(launch)
+    until(lambda: len(in_file(head, 0)) > 5, "its log grows")
+    until((head.experiment / "head.txt").read_text, "it says who it is")
+    os.kill(first, signal.SIGTERM)  # as at a shutdown of this machine
+    until(lambda: gone(first), "it leaves")
+    assert head.record["state"] == "running" and head.left(0) and head.left(1)
+    attached = head.command("orchestrator", "attach")
+    attached.wait_for(r"node0 rank0 \| line 1$")  # nothing of it had been shown
+    attached.interrupt(signal.SIGHUP)
+    assert attached.finish() == 0
+    second = background(attached)
+    stop = head.command("orchestrator", "stop", "--now")
+    assert stop.finish() == 0, stop.text
+    assert stop.text.count("nothing left") == 2
+    until(lambda: gone(second), "the head ends with its job")
+    record = head.record
+    assert (record["state"], len(record["receipts"])) == ("stopped", 2)
+    assert head.nothing_left()
+
+
+def test_a_failure_is_judged_without_anybody(head: Head) -> None:
+    text = "import os; raise ValueError('of rank ' + os.environ['RANK'])"
+    launch = head.launch("--detach", head.script("fail.py", text))
+    assert launch.finish() == 0, launch.text
+    until(lambda: head.record["state"] == "failed", "a verdict")
+    assert "ValueError: of rank" in head.record["verdict"]["message"]
+    attached = head.command("orchestrator", "attach")
+    assert attached.finish() == 1
+    assert "the cause: rank" in attached.text
