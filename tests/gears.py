@@ -38,6 +38,7 @@ SLOW = [
     "tests/local_cluster/",
     "tests/node/facts/test_deep_probe.py::test_torch_as_it_really_is",
     "tests/node/facts/test_software.py::test_torch_is_read_not_imported",
+    "tests/node/job/test_interleaving.py",
     "tests/node/job/test_rank.py::test_a_program_",
     "tests/node/job/test_supervisor.py",
     "tests/protocol/test_message.py::test_each_field_of_a_wrong_type_is_nonsense[Spec]",

@@ -475,18 +475,23 @@ def open_fifo(path: str) -> int:
 
 
 def main(job: str, node: str) -> None:
-    """Run a job. Write one line to stdout once torchrun is on its way: "ready", or why not."""
-    supervisor = Supervisor(RunDir(job, int(node)))
+    """Run a job in this process; what it says on standard output goes to the server alone."""
     ready = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
+    run_job(Supervisor(RunDir(job, int(node))), ready)
+
+
+def run_job(supervisor: Supervisor, ready: int) -> None:
+    """Run a job. Write one line once torchrun is on its way: "ready", or why not."""
     try:
         supervisor.start()
+        os.write(ready, b"ready\n")
     except OSError as error:
         os.write(ready, f"{error}\n".encode())
         why, now = f"not started: {error}", time.time()
         supervisor.event(events.Ended(time=now, agent=None, why=why, ranks={}, killed={}, left=()))
         return
-    os.write(ready, b"ready\n")
-    os.close(ready)
+    finally:
+        os.close(ready)
     supervisor.loop()
