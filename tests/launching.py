@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -145,12 +146,17 @@ class Head:
         return home / "runs" / str(self.record["job"]) / str(node) / name
 
     def end_background(self) -> None:
-        """End the heads that were left behind by jobs whose end nobody waited for."""
+        """End the heads that were left behind; their jobs go on."""
         for experiment in map(Experiment, self.experiments):
-            if experiment.followed:
-                holder = json.loads((experiment.path / ".head").read_text())
+            deadline = time.monotonic() + PATIENCE
+            while experiment.followed and time.monotonic() < deadline:
+                holder = json.loads((experiment.path / ".head").read_text() or "{}")
                 if holder.get("background"):
-                    os.kill(holder["pid"], signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(holder["pid"], signal.SIGKILL)
+                elif holder:
+                    break  # somebody in a terminal
+                time.sleep(0.02)
 
     def left(self, node: int) -> list[int]:
         """Processes of any job of ours that live on a node."""

@@ -84,6 +84,7 @@ def test_what_runs_is_never_removed(head: Head) -> None:
     """Nor a copy of its record, nor while it is not followed, nor what it has on its nodes."""
     command = head.launch("--detach", head.script("wait.py", WAIT))
     assert command.finish() == 0
+    head.end_background()
     experiment, running = head.experiment, head.record["job"]
     copies = [experiment.with_name(f"copy_2025010{day}_000000") for day in (1, 2)]
     for copy in copies:
