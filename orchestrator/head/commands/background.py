@@ -222,7 +222,9 @@ def leave_behind(experiment: Experiment, where: Where, *, on_purpose: bool) -> s
 def where_of(where: dict[str, str | bool]) -> Where:
     from orchestrator.config.launch import Where
 
-    given = {name: Path(value) if isinstance(value, str) else value for name, value in where.items()}
+    given = {
+        name: Path(value) if isinstance(value, str) else value for name, value in where.items()
+    }
     return Where(**given)  # type: ignore[arg-type]
 
 
