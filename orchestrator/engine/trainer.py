@@ -664,11 +664,11 @@ def refuse_unfit(model: nn.Module, config: Config) -> None:
 
 def fill_model(model: nn.Module, config: Config, device: torch.device) -> None:
     """Give a config's model its first values, once it is sharded: from its seed, or a file."""
-    place = torch.device("cpu") if config.fsdp.cpu_offload else device
+    target = torch.device("cpu") if config.fsdp.cpu_offload else device
     if build.is_built_in(model):
-        build.initialise(model, config.training.seed, place)
+        build.initialise(model, config.training.seed, target)
     elif mesh.is_empty(model):
-        mesh.give_memory(model, place)
+        mesh.give_memory(model, target)
     if config.model.weights is not None:
         pretrained.load(model, as_path(config.model.weights))
 

@@ -27,13 +27,13 @@ class Duration:
         return f"{self.amount:g} {self.unit}"
 
 
-def parse(name: str, words: str | None) -> Duration | None:
-    if words is None:
+def parse(name: str, period: str | None) -> Duration | None:
+    if period is None:
         return None
-    parts = text.number_and_unit(str(words))
+    parts = text.number_and_unit(str(period))
     if parts is None or not parts[0] or not parts[1]:
         raise UsageError(
-            f"{name} is {words!r}; it must be a number above 0 with a unit",
+            f"{name} is {period!r}; it must be a number above 0 with a unit",
             'such as "30s", "2m", "1.5h", "1000 steps" or "3 epochs"',
         )
     amount, unit = parts
@@ -43,4 +43,4 @@ def parse(name: str, words: str | None) -> Duration | None:
     if count := COUNTS.get(unit.lower()) or COUNTS.get(plain):
         return Duration(amount, count)
     known = ["seconds", "minutes", "hours", "days", "epochs", "steps"]
-    raise UsageError(f"{name} is {words!r}: {unit!r} is no unit{nearest(unit.lower(), known)}")
+    raise UsageError(f"{name} is {period!r}: {unit!r} is no unit{nearest(unit.lower(), known)}")

@@ -330,13 +330,13 @@ def bound(
     """Move an optimizer from the parameters that it was made for to those of the spread model."""
     if not isinstance(optimizer, Optimizer):
         wanted = [parameter for parameter in now.values() if parameter.requires_grad]
-        made = optimizer(wanted)
-        if not isinstance(made, Optimizer):
+        result = optimizer(wanted)
+        if not isinstance(result, Optimizer):
             raise UsageError(
-                f"optimizer gave a {type(made).__name__}, not a torch optimizer",
+                f"optimizer gave a {type(result).__name__}, not a torch optimizer",
                 "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
             )
-        optimizer = made
+        optimizer = result
     else:
         for group in optimizer.param_groups:
             move(optimizer, group, names, now)
@@ -361,8 +361,8 @@ def move(
             " not the model's",
             "make it from the parameters of the very model that you give to the Trainer",
         )
-    for place, old in enumerate(group["params"]):
-        new = group["params"][place] = now[names[id(old)]]
+    for index, old in enumerate(group["params"]):
+        new = group["params"][index] = now[names[id(old)]]
         if state := optimizer.state.pop(old, None):
             optimizer.state[new] = {key: placed(value, old, new) for key, value in state.items()}
 

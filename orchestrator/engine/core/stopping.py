@@ -195,8 +195,8 @@ class StopPolicy:
         return next(over, None)
 
     def _due(self, cadences: Sequence[Cadence], seconds: float, *units: str) -> bool:
-        own = [one for one in cadences if one.every.unit in units]
-        return any([one.due(seconds, self.state) for one in own])  # noqa: C419 (each has to count)
+        own = [cadence for cadence in cadences if cadence.every.unit in units]
+        return any([cadence.due(seconds, self.state) for cadence in own])  # noqa: C419 (each has to count)
 
     def _agreed(self, own: bool) -> bool:
         """Rank 0's answer, on every rank."""

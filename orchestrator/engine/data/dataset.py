@@ -114,17 +114,17 @@ class Samples(Dataset[Batch]):
     source: Source
     order: Order
 
-    def __getitem__(self, place: Place) -> Batch:
-        ids = self.order.indices(*place)
-        return Batch(ids, self.source.batch(ids, place.first))
+    def __getitem__(self, each: Place) -> Batch:
+        ids = self.order.indices(*each)
+        return Batch(ids, self.source.batch(ids, each.first))
 
 
 def loaded(samples: Samples, places: Iterable[Place], config: Config) -> Iterator[Batch]:
     wanted = config.dataloader
     pinned = wanted.pin_memory and torch.cuda.is_available()
     if not wanted.num_workers:
-        for place in places:
-            batch = samples[place]
+        for each in places:
+            batch = samples[each]
             yield Batch(batch.ids, pin(batch.data)) if pinned else batch
         return
     loader = DataLoader(

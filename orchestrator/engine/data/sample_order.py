@@ -26,9 +26,9 @@ class Order:
         """The samples at position, position + 1, ...; epochs follow each other without a gap."""
         indices: list[int] = []
         while len(indices) < count:
-            epoch, place = divmod(position + len(indices), self.size)
-            stop = min(self.size, place + count - len(indices))
-            indices += self.of_epoch(epoch, range(place, stop))
+            epoch, first = divmod(position + len(indices), self.size)
+            stop = min(self.size, first + count - len(indices))
+            indices += self.of_epoch(epoch, range(first, stop))
         return indices
 
     def of_epoch(self, epoch: int, places: range) -> list[int]:

@@ -117,15 +117,15 @@ class TokenFile(Windows):
         super().__init__(text[skipped:], length, (1 << 8 * width) - 1)
 
     def batch(self, indices: Sequence[int], position: int) -> dict[str, Tensor]:
-        found = super().batch(indices, position)
-        highest = max(int(values.max()) for values in found.values())
+        batch = super().batch(indices, position)
+        highest = max(int(values.max()) for values in batch.values())
         if highest >= self.header.vocab_size:  # a GPU would only say that an assertion failed
             raise CheckFailed(
                 f"{self.path} holds the token {highest}, but its header says that the vocabulary"
                 f" has {self.header.vocab_size}",
                 tokens.FIX,
             )
-        return found
+        return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenFile, (self.path, self.header, self.length)  # each worker maps it itself
@@ -186,18 +186,18 @@ def own_sources(config: Config) -> tuple[Source, Source | None]:
 
 def own_source(config: Config, split: str) -> OwnData | None:
     name = config.dataset.target or ""
-    made = import_by_name.call("dataset", name, config.dataset.args, split=split)
-    if made is None:
+    dataset = import_by_name.call("dataset", name, config.dataset.args, split=split)
+    if dataset is None:
         return None
-    if not hasattr(made, "__len__") or not hasattr(made, "__getitem__"):
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UsageError(
-            f"dataset.target is {name!r}, which gave {import_by_name.kind(made)}, not a dataset"
+            f"dataset.target is {name!r}, which gave {import_by_name.kind(dataset)}, not a dataset"
             " that has __len__ and __getitem__",
             "samples are asked for by their number, so that ranks share them and a resume is exact",
         )
-    if not len(made):
+    if not len(dataset):
         raise CheckFailed(f"dataset.target ({name}) gave a dataset without samples for {split!r}")
-    return OwnData(made, config, f"dataset.target ({config.dataset.target})")
+    return OwnData(dataset, config, f"dataset.target ({config.dataset.target})")
 
 
 class OwnData:
@@ -211,12 +211,12 @@ class OwnData:
         return len(self.samples)
 
     def batch(self, indices: Sequence[int], position: int) -> Any:
-        found = []
+        samples = []
         with randomness_kept():  # the model's: dropout
-            for place, index in enumerate(indices, start=position):
-                reseed(self.config.training.seed, place)
-                found.append(self.samples[index])
-        batch = self.collate(found)
+            for number, index in enumerate(indices, start=position):
+                reseed(self.config.training.seed, number)
+                samples.append(self.samples[index])
+        batch = self.collate(samples)
         check(batch, self.config, self.name)
         return batch
 
@@ -224,22 +224,22 @@ class OwnData:
 NEEDS = {"decoder": ("inputs", "targets"), "ranking": ("sparse", "dense", "label")}
 
 
-def check(batch: Any, config: Config, told: str) -> None:
+def check(batch: Any, config: Config, origin: str) -> None:
     """That a built-in model can take the batch: a GPU would only say that an assertion failed."""
     model, needs = config.model, NEEDS.get(config.model.kind, ())
     if needs and not (isinstance(batch, dict) and batch.keys() >= set(needs)):
-        found = (
+        given = (
             ", ".join(map(str, batch)) if isinstance(batch, dict) else import_by_name.kind(batch)
         )
         raise CheckFailed(
-            f"{told} gave a batch of {found}; model.kind {model.kind!r} needs a dict of"
+            f"{origin} gave a batch of {given}; model.kind {model.kind!r} needs a dict of"
             f" {', '.join(needs)}"
         )
     for name in set(needs) & {"inputs", "targets", "sparse"}:
         low, high = (int(value) for value in batch[name].aminmax())
         if high >= model.vocab_size or (low < 0 and (name, low) != ("targets", IGNORED)):
             raise CheckFailed(
-                f"{told} gave {high if high >= model.vocab_size else low} among {name!r}, but"
+                f"{origin} gave {high if high >= model.vocab_size else low} among {name!r}, but"
                 f" model.vocab_size is {model.vocab_size}"
             )
 

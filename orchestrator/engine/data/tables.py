@@ -115,21 +115,21 @@ class Lines:
 
     def _starts(self) -> Tensor:
         starts, begin = torch.empty(0, dtype=torch.int64), 0
-        found: list[int] = []
+        latest: list[int] = []
         for end in self._ends():
             if self.bytes[begin:end].strip():
-                found.append(begin)
+                latest.append(begin)
             begin = end
-            if len(found) == 1 << 16:
-                starts, found = torch.cat([starts, torch.tensor(found)]), []
-        return torch.cat([starts, torch.tensor(found, dtype=torch.int64)])
+            if len(latest) == 1 << 16:
+                starts, latest = torch.cat([starts, torch.tensor(latest)]), []
+        return torch.cat([starts, torch.tensor(latest, dtype=torch.int64)])
 
     def _ends(self) -> Iterator[int]:
         """Give the ends of lines."""
         end = 0
         while end < len(self.bytes):
-            found = self.bytes.find(b"\n", end)
-            end = len(self.bytes) if found < 0 else found + 1
+            newline = self.bytes.find(b"\n", end)
+            end = len(self.bytes) if newline < 0 else newline + 1
             yield end
 
     def text(self, index: int) -> str:
@@ -230,25 +230,25 @@ class Parquet:
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         (record,) = self.table.slice(index, 1).to_pylist()
-        found: Mapping[str, Any] = record
-        return found
+        row: Mapping[str, Any] = record
+        return row
 
 
 def hugging_face(name: str, options: Mapping[str, Any]) -> Records:
     """A dataset of the hub, or a directory that save_to_disk has written; mapped into memory."""
     datasets = package("datasets", "datasets")
     if Path(name, "dataset_info.json").exists() or Path(name, "dataset_dict.json").exists():
-        found = datasets.load_from_disk(name)
+        dataset = datasets.load_from_disk(name)
     else:
-        found = datasets.load_dataset(name, **{"split": "train", **options})
-    if isinstance(found, Mapping):
+        dataset = datasets.load_dataset(name, **{"split": "train", **options})
+    if isinstance(dataset, Mapping):
         split = options.get("split", "train")
-        if split not in found:
+        if split not in dataset:
             raise CheckFailed(
-                f"{name} has no split {split!r}", f"dataset.args: {{split: {next(iter(found))}}}"
+                f"{name} has no split {split!r}", f"dataset.args: {{split: {next(iter(dataset))}}}"
             )
-        found = found[split]
-    records: Records = found
+        dataset = dataset[split]
+    records: Records = dataset
     return records
 
 

@@ -44,9 +44,9 @@ def read_header(path: Path) -> Header:
     except OSError as error:
         raise CheckFailed(f"{path} cannot be read: {error.strerror}", FIX) from None
     try:
-        told = json.loads(text)
-        header = Header(told["dtype"], int(told["vocab_size"]), int(told["count"]))
-        known = told["format"] == FORMAT and header.dtype in WIDTHS and len(text) == HEADER
+        described = json.loads(text)
+        header = Header(described["dtype"], int(described["vocab_size"]), int(described["count"]))
+        known = described["format"] == FORMAT and header.dtype in WIDTHS and len(text) == HEADER
     except (ValueError, KeyError, TypeError):
         known = False
     if not known:

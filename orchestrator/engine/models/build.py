@@ -104,8 +104,8 @@ def initialise(model: decoder.Decoder | ranking.Ranking, seed: int, device: torc
             if not std:
                 local.fill_(mean)
                 continue
-            for place, values in drawn(seed, plain(name), weight.shape, rows, std):
-                local[place].copy_(values)
+            for rows_drawn, values in drawn(seed, plain(name), weight.shape, rows, std):
+                local[rows_drawn].copy_(values)
 
 
 def plain(name: str) -> str:

@@ -26,20 +26,22 @@ def function(key: str, target: str) -> Callable[..., Any]:
             "such as my_models.big:build for the function build of my_models/big.py",
         )
     module = imported(key, target, name)
-    found: Any = module
+    target_object: Any = module
     for word in attribute.split("."):  # Class.method: AutoModel.from_pretrained
-        if not hasattr(found, word):
-            known = [name for name in dir(found) if callable(getattr(found, name, None))]
+        if not hasattr(target_object, word):
+            known = [
+                name for name in dir(target_object) if callable(getattr(target_object, name, None))
+            ]
             raise UsageError(
                 f"{key} is {target!r}, but {module.__file__ or name} defines no {attribute!r}"
                 + nearest(word, known)
             )
-        found = getattr(found, word)
-    if not callable(found):
+        target_object = getattr(target_object, word)
+    if not callable(target_object):
         raise UsageError(
-            f"{key} is {target!r}, but {attribute!r} is {kind(found)}: it cannot be called"
+            f"{key} is {target!r}, but {attribute!r} is {kind(target_object)}: it cannot be called"
         )
-    return found  # type: ignore[no-any-return]
+    return target_object  # type: ignore[no-any-return]
 
 
 def imported(key: str, target: str, name: str) -> ModuleType:
@@ -60,11 +62,11 @@ def imported(key: str, target: str, name: str) -> ModuleType:
 
 def call(key: str, target: str, args: Mapping[str, Any], **more: Any) -> Any:
     """Call the named function; `args` come from the config, `more` from the engine."""
-    found = function(f"{key}.target", target)
+    callee = function(f"{key}.target", target)
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(callee)
     except ValueError:  # some builtins have no signature
-        return found(**args, **more)
+        return callee(**args, **more)
     try:
         signature.bind(**args, **more)
     except TypeError as error:
@@ -77,7 +79,7 @@ def call(key: str, target: str, args: Mapping[str, Any], **more: Any) -> Any:
             f" ({given}): {error}",
             f"change {key}.args, or the function",
         ) from None
-    return found(**args, **more)
+    return callee(**args, **more)
 
 
 def kind(thing: object) -> str:

@@ -44,7 +44,7 @@ class MetricsFile:
     """
 
     def __init__(self, rank: int, after: int = 0, trainer: int = 1) -> None:
-        self._rank, self._file, self._told = rank, None, False
+        self._rank, self._file, self._warned = rank, None, False
         experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
         if not experiment:
             return
@@ -80,8 +80,8 @@ class MetricsFile:
             self._complain(error)
 
     def _complain(self, error: OSError) -> None:
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             sys.stderr.write(
                 f"WARNING: metrics of rank {self._rank} are lost:"
                 f" {self._path}: {error.strerror or error}\n"

@@ -41,15 +41,15 @@ def merge(intervals: Iterable[tuple[float, float]]) -> Intervals:
     return merged
 
 
-def intersect(one: Intervals, other: Intervals) -> Intervals:
+def intersect(first: Intervals, other: Intervals) -> Intervals:
     """Intersect two merged lists."""
     both: Intervals = []
     i = j = 0
-    while i < len(one) and j < len(other):
-        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+    while i < len(first) and j < len(other):
+        start, end = max(first[i][0], other[j][0]), min(first[i][1], other[j][1])
         if start < end:
             both.append((start, end))
-        if one[i][1] < other[j][1]:
+        if first[i][1] < other[j][1]:
             i += 1
         else:
             j += 1
@@ -108,17 +108,17 @@ def read(path: Path) -> tuple[list[Event], int | None]:
     return events, data.get("distributedInfo", {}).get("rank")
 
 
-def _what_matters(found: dict[str, Any]) -> Any:
-    if "traceEvents" in found:
-        return found
-    if "ph" not in found:  # the arguments of an event, or of the file
-        return {name: found[name] for name in ARGS if name in found}
-    if found["ph"] != "X" or found.get("cat") not in KINDS:
+def _what_matters(entry: dict[str, Any]) -> Any:
+    if "traceEvents" in entry:
+        return entry
+    if "ph" not in entry:  # the arguments of an event, or of the file
+        return {name: entry[name] for name in ARGS if name in entry}
+    if entry["ph"] != "X" or entry.get("cat") not in KINDS:
         return None
-    start = float(found["ts"])
-    end = start + float(found.get("dur", 0))
-    name, args = sys.intern(found["name"]), found.get("args", {})
-    return Event(name, found["cat"], found.get("tid"), start, end, args)
+    start = float(entry["ts"])
+    end = start + float(entry.get("dur", 0))
+    name, args = sys.intern(entry["name"]), entry.get("args", {})
+    return Event(name, entry["cat"], entry.get("tid"), start, end, args)
 
 
 def of_rank(events: Sequence[Event]) -> Rank:
@@ -170,13 +170,13 @@ def _computing(events: Sequence[Event], gloo: set[Any]) -> Iterable[tuple[float,
     for event in events:
         if event.kind == "cpu_op" and event.thread not in gloo:
             threads[event.thread].append(event)
-    for found in threads.values():
-        found.sort(key=lambda event: (event.start, -event.end))
+    for own in threads.values():
+        own.sort(key=lambda event: (event.start, -event.end))
         around: list[int] = []  # the operations within which we are
-        counts = [True] * len(found)
+        counts = [True] * len(own)
         collective_until = float("-inf")
-        for index, event in enumerate(found):
-            while around and found[around[-1]].end <= event.start:
+        for index, event in enumerate(own):
+            while around and own[around[-1]].end <= event.start:
                 around.pop()
             if re.match(r"_?c10d", event.name):
                 collective_until = max(collective_until, event.end)
@@ -185,7 +185,7 @@ def _computing(events: Sequence[Event], gloo: set[Any]) -> Iterable[tuple[float,
             if event.end <= collective_until:
                 counts[index] = False
             around.append(index)
-        yield from (_span(e) for e, right in zip(found, counts, strict=True) if right)
+        yield from (_span(e) for e, right in zip(own, counts, strict=True) if right)
 
 
 def _collectives(events: Iterable[Event]) -> dict[str, Spans]:
@@ -193,7 +193,7 @@ def _collectives(events: Iterable[Event]) -> dict[str, Spans]:
 
     NCCL's events name the group; gloo's do not, and all groups of a rank are one then.
     """
-    found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    spans_by_name: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for event in sorted(events, key=_span):
         kernel = re.match(r"[nr]ccl\w*?Kernel_([A-Za-z]+)", event.name)
         kind = kernel[1] if kernel else event.name.partition("(")[0]
@@ -201,8 +201,8 @@ def _collectives(events: Iterable[Event]) -> dict[str, Spans]:
             kind = event.args["Collective name"]
         group = event.args.get("Process Group Name")
         key = kind if group is None else f"{kind} in group {group}"
-        found[key].append((event.start / 1e3, event.end / 1e3))
-    return {key: tuple(spans) for key, spans in found.items()}
+        spans_by_name[key].append((event.start / 1e3, event.end / 1e3))
+    return {key: tuple(spans) for key, spans in spans_by_name.items()}
 
 
 # -- all ranks together ---------------------------------------------------------------------------
@@ -303,20 +303,20 @@ def to_text(overlap: Overlap) -> str:
 def reading(overlap: Overlap) -> str:
     if not overlap.communication:
         return "no communication was seen"
-    said = (
+    sentence = (
         f"communication is {overlap.communication:.0%} of the time"
         f" and {overlap.hidden:.0%} of it is hidden"
     )
     if overlap.straggler is not None:
-        said += (
+        sentence += (
             f"; rank {overlap.straggler} is slowest:"
             f" others wait {overlap.lag_ms:.3g} ms per step for it"
         )
     elif len(overlap.ranks) > 1:
-        said += "; no rank is slower than the others"
+        sentence += "; no rank is slower than the others"
     if overlap.unmatched:
-        said += f" (not compared: {', '.join(overlap.unmatched)})"
-    return said
+        sentence += f" (not compared: {', '.join(overlap.unmatched)})"
+    return sentence
 
 
 def as_data(overlap: Overlap) -> dict[str, Any]:
@@ -347,10 +347,10 @@ def main() -> int:
     options = parser.parse_args()
     ranks: dict[int, Rank] = {}
     try:
-        for place, path in enumerate(options.trace):
+        for index, path in enumerate(options.trace):
             events, number = read(path)
             named = re.search(r"rank_?(\d+)", path.name)
-            number = number if number is not None else int(named[1]) if named else place
+            number = number if number is not None else int(named[1]) if named else index
             if number in ranks:
                 raise UsageError(f"{path} is a second trace of rank {number}")
             ranks[number] = of_rank(events)

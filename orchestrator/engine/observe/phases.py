@@ -155,13 +155,13 @@ class _Timed:
         self._module, self._exposed = module, exposed
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._module, name)
+        original = getattr(self._module, name)
         if name not in self.NAMES:
-            return found
+            return original
 
-        def timed(*words: Any, **named: Any) -> Any:
+        def timed(*arguments: Any, **named: Any) -> Any:
             with self._exposed():
-                return found(*words, **named)
+                return original(*arguments, **named)
 
         return timed
 

@@ -98,14 +98,14 @@ class Profile:
 
     def _share(self, own: overlap.Rank | str) -> None:
         """Gather all ranks' results on rank 0, which writes and prints the summary."""
-        found: list[overlap.Rank | str | None] = [own]
+        results: list[overlap.Rank | str | None] = [own]
         if self._ranks.world > 1:
             first = self._ranks.rank == 0
-            found = [None] * self._ranks.world
-            dist.gather_object(own, found if first else None, dst=0, group=host_group())
+            results = [None] * self._ranks.world
+            dist.gather_object(own, results if first else None, dst=0, group=host_group())
             if not first:
                 return
-        ranks = {n: rank for n, rank in enumerate(found) if isinstance(rank, overlap.Rank)}
+        ranks = {n: rank for n, rank in enumerate(results) if isinstance(rank, overlap.Rank)}
         if not ranks:
             return
         together = overlap.compare(ranks)
@@ -117,7 +117,7 @@ class Profile:
         self._say(f"profile of {self._profiling.active} steps in {self._directory}")
         self._say(overlap.to_text(together))
         if len(ranks) < self._ranks.world:
-            missing = [str(n) for n, rank in enumerate(found) if n not in ranks]
+            missing = [str(n) for n, rank in enumerate(results) if n not in ranks]
             self._say(f"it lacks the ranks that could not write a trace: {', '.join(missing)}")
 
     def _warn(self, text: str) -> None:

@@ -29,9 +29,9 @@ class TensorBoard:
     PACKAGES = ("tensorboard", "torch.utils.tensorboard")
 
     def __init__(self, **options: Any) -> None:
-        place = Path(os.environ.get("ORCHESTRATOR_EXPERIMENT", "."), "outputs", "tensorboard")
+        directory = Path(os.environ.get("ORCHESTRATOR_EXPERIMENT", "."), "outputs", "tensorboard")
         tensorboard: Any = module("tensorboard", "torch.utils.tensorboard")
-        self.writer = tensorboard.SummaryWriter(**{"log_dir": str(place), **options})
+        self.writer = tensorboard.SummaryWriter(**{"log_dir": str(directory), **options})
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -88,16 +88,16 @@ class Trackers:
         problem: Exception | None = None
         if ranks.rank == 0:
             try:
-                self.all = made(wanted)
+                self.all = started(wanted)
             except Exception as error:  # noqa: BLE001 (a tracker's own, too: all ranks hear of it)
                 problem = error
         if self.all:
             atexit.register(self.close)
-        told = gather(str(problem) if problem else "")[0]
+        first_problem = gather(str(problem) if problem else "")[0]
         if problem is not None and not isinstance(problem, OrchestratorError):
             raise problem
-        if told:
-            raise CheckFailed(told)
+        if first_problem:
+            raise CheckFailed(first_problem)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._do(lambda tracker: tracker.log(values, step))
@@ -116,20 +116,20 @@ class Trackers:
                 self.say(f"WARNING: {name} failed and is switched off from now on: {error}")
 
 
-def made(wanted: Sequence[str | Tracker] | Mapping[str, Any]) -> list[Tracker]:
+def started(wanted: Sequence[str | Tracker] | Mapping[str, Any]) -> list[Tracker]:
     if isinstance(wanted, str):
         wanted = [wanted]
     options = wanted if isinstance(wanted, Mapping) else {}
-    found: list[Tracker] = []
-    for one in wanted:
-        if isinstance(one, str):
-            one_of("a tracker", one, tuple(KNOWN))
-            found.append(KNOWN[one](**(options.get(one) or {})))
-        elif callable(getattr(one, "log", None)) and callable(getattr(one, "close", None)):
-            found.append(one)
+    trackers: list[Tracker] = []
+    for tracker in wanted:
+        if isinstance(tracker, str):
+            one_of("a tracker", tracker, tuple(KNOWN))
+            trackers.append(KNOWN[tracker](**(options.get(tracker) or {})))
+        elif callable(getattr(tracker, "log", None)) and callable(getattr(tracker, "close", None)):
+            trackers.append(tracker)
         else:
             raise UsageError(
-                f"trackers: {one!r} has no log(values, step) and close()",
+                f"trackers: {tracker!r} has no log(values, step) and close()",
                 f"name one of {', '.join(KNOWN)}, or give an object that has both",
             )
-    return found
+    return trackers

@@ -82,8 +82,8 @@ def are_equal(values: Sequence[tuple[str, Tensor]]) -> list[bool]:
     """Tell for each tensor whether all ranks have the same bits in it."""
     if dist.get_world_size() == 1 or not values:
         return [True] * len(values)
-    found: list[bool] = same(torch.tensor([hash_of(value) for _, value in values])).tolist()
-    return found
+    equal: list[bool] = same(torch.tensor([hash_of(value) for _, value in values])).tolist()
+    return equal
 
 
 def same(numbers: Tensor) -> Tensor:
@@ -103,10 +103,10 @@ def hash_of(value: Tensor) -> int:
     data = value.detach().contiguous().reshape(-1).view(torch.uint8)
     if data.numel() % 8:
         data = torch.nn.functional.pad(data, (0, -data.numel() % 8))
-    words = data.view(torch.int64)
+    integers = data.view(torch.int64)
     total = 0
-    for start in range(0, words.numel(), PIECE):
-        piece = words[start : start + PIECE]
+    for start in range(0, integers.numel(), PIECE):
+        piece = integers[start : start + PIECE]
         part = (piece * odd_numbers(piece.device)[: piece.numel()]).sum()
         total = total * 0x9E3779B97F4A7C15 + int(part)
     return (total + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -22,10 +22,10 @@ def choose(model: nn.Module, ranks: Ranks, keys: Mapping[str, Any]) -> tuple[str
     needed = sum(p.nbytes * (TRAINED if p.requires_grad else 1) for p in model.parameters())
     needed += sum(buffer.nbytes for buffer in model.buffers())
     memory = min(gather(memory_of(ranks)))
-    told = f"training takes {needed / 1e9:,.1f} of a device's {memory / 1e9:,.1f} GB"
+    sizes = f"training takes {needed / 1e9:,.1f} of a device's {memory / 1e9:,.1f} GB"
     if needed <= memory * SHARE:
-        return "ddp", f"strategy: ddp, the fastest for a model that fits: {told}"
-    return "hybrid_shard", f"strategy: hybrid_shard, since a whole copy is too large: {told}"
+        return "ddp", f"strategy: ddp, the fastest for a model that fits: {sizes}"
+    return "hybrid_shard", f"strategy: hybrid_shard, since a whole copy is too large: {sizes}"
 
 
 def memory_of(ranks: Ranks) -> int:

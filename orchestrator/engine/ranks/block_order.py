@@ -103,13 +103,13 @@ def difference(
         for group in groups:
             ranks = [rank for rank in group if rank in published]
             for first, other in itertools.pairwise(ranks):
-                one, two = published[first][kind], published[other][kind]
-                both = range(max(one.first, two.first), min(one.count, two.count))
-                index = next((i for i in both if one[i] != two[i]), None)
+                own, their = published[first][kind], published[other][kind]
+                both = range(max(own.first, their.first), min(own.count, their.count))
+                index = next((i for i in both if own[i] != their[i]), None)
                 if index is not None:
                     return JobFailed(
                         "the ranks use different blocks of the model, and would wait for each other"
-                        f" forever: rank {first} {one[index]} where rank {other} {two[index]}",
+                        f" forever: rank {first} {own[index]} where rank {other} {their[index]}",
                         fix,
                     )
     return None

@@ -37,11 +37,11 @@ class Entry:
     """The collective that one rank is about to enter."""
 
     what: str  # the collective, with the arguments that have to match on all ranks
-    place: str  # the user's own line
+    location: str  # the user's own line
     guard: str  # the `if` about ranks around it
 
     def __str__(self) -> str:
-        return f"{self.what} at {self.place}"
+        return f"{self.what} at {self.location}"
 
 
 class _Room:
@@ -69,7 +69,7 @@ class _Room:
         if self.store.check([f"{self.number}/verdict"]):  # the others have given up on this rank
             raise JobFailed(*json.loads(self.store.get(f"{self.number}/verdict")))
         if self.store.add(f"{self.number}/different", 0):
-            raise JobFailed(*different(self._told(keys)))
+            raise JobFailed(*different(self._entries(keys)))
 
     def _wait(self, keys: Mapping[int, str], seconds: float) -> None:
         """Wait for the others, by counters: what all have said is read only if it is needed."""
@@ -78,10 +78,10 @@ class _Room:
         while arrived < self.world:
             late = time.monotonic() > deadline
             if late or self.store.add("left", 0):
-                told = self._told(keys)
-                gone = [r for r in keys if r not in told and self.store.check([f"left/{r}"])]
+                entries = self._entries(keys)
+                gone = [r for r in keys if r not in entries and self.store.check([f"left/{r}"])]
                 if gone or late:
-                    self._fail(*self._absent(told, gone, seconds))
+                    self._fail(*self._absent(entries, gone, seconds))
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_POLL)
             arrived = self.store.add(f"{self.number}/arrived", 0)
@@ -93,27 +93,27 @@ class _Room:
             for counter in ("arrived", "different", "what") if self.rank == 0 else ():
                 self.store.delete_key(f"{self.number - 2}/{counter}")
 
-    def _told(self, keys: Mapping[int, str]) -> dict[int, Entry]:
+    def _entries(self, keys: Mapping[int, str]) -> dict[int, Entry]:
         there = {rank: key for rank, key in keys.items() if self.store.check([key])}
         return {rank: Entry(**json.loads(self.store.get(key))) for rank, key in there.items()}
 
     def _absent(
-        self, told: Mapping[int, Entry], gone: Sequence[int], seconds: float
+        self, entries: Mapping[int, Entry], gone: Sequence[int], seconds: float
     ) -> tuple[str, str]:
-        lines = lines_of(told)
+        lines = lines_of(entries)
         before = {rank: f"{self.number - 1}/{rank}" for rank in range(self.world)}
-        last = self._told(before)
+        last = self._entries(before)
         for rank in range(self.world):
             if rank in gone:
                 lines.append(f"  rank {rank}: has ended its program without it")
-            elif rank not in told:
+            elif rank not in entries:
                 where = f"the last it entered was {last[rank]}" if rank in last else "nor any other"
                 lines.append(f"  rank {rank}: has not entered it; {where}")
         began = "only some ranks entered a collective, and would have waited forever:"
         if not gone:
             began = f"after {seconds:g} s only some ranks have entered a collective:"
-        fix = f"{fix_of(told)}; if they are only slower, set {SWITCH} to more seconds"
-        return "\n".join([began, *lines, *guards_of(told)]), fix
+        fix = f"{fix_of(entries)}; if they are only slower, set {SWITCH} to more seconds"
+        return "\n".join([began, *lines, *guards_of(entries)]), fix
 
     def _fail(self, what: str, fix: str) -> None:
         self.store.set(f"{self.number}/verdict", json.dumps([what, fix]))
@@ -164,18 +164,18 @@ def room() -> _Room:
 # -- the text ---------------------------------------------------------------------------------
 
 
-def different(told: Mapping[int, Entry]) -> tuple[str, str]:
-    names = {entry.what.partition(" ")[0] for entry in told.values()}
+def different(entries: Mapping[int, Entry]) -> tuple[str, str]:
+    names = {entry.what.partition(" ")[0] for entry in entries.values()}
     began = "the ranks are in different collectives, and would have waited forever:"
     if len(names) == 1:
         began = f"the ranks call {names.pop()} with arguments that do not match:"
-    return "\n".join([began, *lines_of(told), *guards_of(told)]), fix_of(told)
+    return "\n".join([began, *lines_of(entries), *guards_of(entries)]), fix_of(entries)
 
 
-def lines_of(told: Mapping[int, Entry]) -> list[str]:
+def lines_of(entries: Mapping[int, Entry]) -> list[str]:
     """Describe each entry in a line; ranks with the same one share it."""
     same: dict[str, list[int]] = {}
-    for rank, entry in told.items():
+    for rank, entry in entries.items():
         same.setdefault(str(entry), []).append(rank)
     return [
         f"  rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {entry}"
@@ -183,12 +183,12 @@ def lines_of(told: Mapping[int, Entry]) -> list[str]:
     ]
 
 
-def guards_of(told: Mapping[int, Entry]) -> list[str]:
-    return list(dict.fromkeys(entry.guard for entry in told.values() if entry.guard))
+def guards_of(entries: Mapping[int, Entry]) -> list[str]:
+    return list(dict.fromkeys(entry.guard for entry in entries.values() if entry.guard))
 
 
-def fix_of(told: Mapping[int, Entry]) -> str:
-    if guards_of(told):
+def fix_of(entries: Mapping[int, Entry]) -> str:
+    if guards_of(entries):
         return "every rank has to enter every collective: move it out of the if"
     return "every rank has to enter the same collectives, in the same order, with tensors that fit"
 
@@ -200,9 +200,9 @@ def here() -> tuple[str, str]:
         frame = frame.f_back
     file, line, name = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
     where = "" if name == "<module>" else f" in {name}"
-    place = f"{Path(file).name}:{line}{where}"
+    location = f"{Path(file).name}:{line}{where}"
     code = linecache.getline(file, line).strip()
-    return f"{place}: {code}" if code else place, guard(linecache.getlines(file), line, file)
+    return f"{location}: {code}" if code else location, guard(linecache.getlines(file), line, file)
 
 
 def guard(source: Sequence[str], line: int, file: str) -> str:

@@ -163,21 +163,21 @@ def gather_tensors(tensor: Tensor) -> list[Tensor]:
     own = _own(tensor)
     if not _together(f"gather_tensors of {own.dtype}"):
         return [own.clone()]
-    told = ranks.gather((tuple(own.shape), str(own.dtype)))
-    for rank, (_, dtype) in enumerate(told):
-        if dtype != told[0][1]:
+    described = ranks.gather((tuple(own.shape), str(own.dtype)))
+    for rank, (_, dtype) in enumerate(described):
+        if dtype != described[0][1]:
             raise UsageError(
-                f"gather_tensors: rank 0 has {told[0][1]}, rank {rank} has {dtype}",
+                f"gather_tensors: rank 0 has {described[0][1]}, rank {rank} has {dtype}",
                 "convert them to one dtype first",
             )
-    sizes = [math.prod(shape) for shape, _ in told]
+    sizes = [math.prod(shape) for shape, _ in described]
     padded = own.new_zeros(max(sizes))
     padded[: own.numel()] = own.flatten()
-    found = [torch.empty_like(padded) for _ in sizes]
+    gathered = [torch.empty_like(padded) for _ in sizes]
     if max(sizes):
-        dist.all_gather(found, padded, group=_group(padded))
-    parts = zip(found, sizes, told, strict=True)
-    return [one[:size].view(shape) for one, size, (shape, _) in parts]
+        dist.all_gather(gathered, padded, group=_group(padded))
+    parts = zip(gathered, sizes, described, strict=True)
+    return [value[:size].view(shape) for value, size, (shape, _) in parts]
 
 
 def broadcast_object(value: T, src: int = 0) -> T:
@@ -185,10 +185,10 @@ def broadcast_object(value: T, src: int = 0) -> T:
     world = get_node_info()["world_size"]
     if not 0 <= src < world:
         raise UsageError(f"src is {src}, but the ranks are 0 to {world - 1}")
-    told = [value]
+    holder = [value]
     if _together(f"broadcast_object from rank {src}"):
-        dist.broadcast_object_list(told, src=src, group=ranks.host_group())
-    return told[0]
+        dist.broadcast_object_list(holder, src=src, group=ranks.host_group())
+    return holder[0]
 
 
 def _together(what: str) -> bool:

@@ -135,13 +135,13 @@ def spread(
     for block in blocks:
         recompute(block, how)
     if config.compile.enabled:
-        made = config.compile
+        compile_config = config.compile
         for block in blocks or [model]:
             block.compile(
-                backend=made.backend,
-                fullgraph=made.fullgraph,
-                dynamic=made.dynamic,
-                **({"mode": made.mode} if made.mode else {}),
+                backend=compile_config.backend,
+                fullgraph=compile_config.fullgraph,
+                dynamic=compile_config.dynamic,
+                **({"mode": compile_config.mode} if compile_config.mode else {}),
             )
     if mesh.mesh is not None:
         shard(model, blocks, mesh, ranks, config)
@@ -272,23 +272,23 @@ class Replicated(nn.DataParallel[nn.Module]):
 
 
 def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
-    made = config.distributed
+    keys = config.distributed
     with warnings.catch_warnings():
         # What torch 2.13 offers instead of broadcast_buffers, older ones do not have.
         warnings.filterwarnings("ignore", ".?broadcast_buffers", FutureWarning)
         spread_out = DistributedDataParallel(
             model,
             device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
-            bucket_cap_mb=made.bucket_cap_mb,
-            gradient_as_bucket_view=made.gradient_as_bucket_view,
-            static_graph=made.static_graph,
-            find_unused_parameters=made.find_unused_parameters,
-            broadcast_buffers=made.broadcast_buffers,
+            bucket_cap_mb=keys.bucket_cap_mb,
+            gradient_as_bucket_view=keys.gradient_as_bucket_view,
+            static_graph=keys.static_graph,
+            find_unused_parameters=keys.find_unused_parameters,
+            broadcast_buffers=keys.broadcast_buffers,
         )
     used_parts.sum_buckets(
-        spread_out, complete=not (made.find_unused_parameters or made.static_graph)
+        spread_out, complete=not (keys.find_unused_parameters or keys.static_graph)
     )
-    if made.find_unused_parameters:
+    if keys.find_unused_parameters:
         used_parts.look_in_silence(spread_out)
     return spread_out
 
@@ -389,11 +389,11 @@ def sharding_explained(mesh: Mesh, what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, NotImplementedError) as error:
-        words = str(error).splitlines() or [""]
+        lines = str(error).splitlines() or [""]
         if mesh.mesh is None or not any(word in str(error) for word in ("DTensor", "harding")):
             raise
         raise UsageError(
-            f"torch cannot compute {what} with sharded parameters: {words[0]}",
+            f"torch cannot compute {what} with sharded parameters: {lines[0]}",
             'strategy="ddp" (fsdp.sharding_strategy) keeps them whole; a model must not use the'
             " parameters of a block outside its forward: fsdp.wrap names other blocks",
         ) from error
@@ -455,14 +455,14 @@ def is_empty(model: nn.Module) -> bool:
 
 def give_memory(model: nn.Module, device: torch.device) -> None:
     """As model.to_empty(), which would make two parameters of one that is used in two places."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
+    replaced: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
-            if weight not in made:
-                made[weight] = nn.Parameter(
+            if weight not in replaced:
+                replaced[weight] = nn.Parameter(
                     torch.empty_like(weight, device=device), requires_grad=weight.requires_grad
                 )
-            setattr(module, name, made[weight])
+            setattr(module, name, replaced[weight])
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.is_meta:
                 setattr(module, name, torch.empty_like(buffer, device=device))

@@ -58,10 +58,12 @@ def join(config: Config) -> Ranks:
         start_group(config, device)
         wait_as_long(config, host_group())
     # Ranks that somebody started without torchrun are known by their hosts.
-    told = gather((os.environ.get("GROUP_RANK"), os.uname().nodename, gpu_of(device)))
-    refuse_shared_gpus([(host, gpu) for _, host, gpu in told])
-    hosts = list(dict.fromkeys(host for _, host, _ in told))
-    nodes = ((hosts.index(host) if node is None else int(node), host) for node, host, _ in told)
+    described = gather((os.environ.get("GROUP_RANK"), os.uname().nodename, gpu_of(device)))
+    refuse_shared_gpus([(host, gpu) for _, host, gpu in described])
+    hosts = list(dict.fromkeys(host for _, host, _ in described))
+    nodes = (
+        (hosts.index(host) if node is None else int(node), host) for node, host, _ in described
+    )
     local = int(os.environ.get("LOCAL_RANK", "0"))
     return Ranks(dist.get_rank(), dist.get_world_size(), local, device, tuple(nodes))
 
@@ -73,7 +75,7 @@ def start_group(config: Config, device: torch.device) -> None:
     # CPU tensors stay usable beside NCCL: flags and names need no GPU.
     both = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
     timeout = datetime.timedelta(seconds=config.distributed.timeout)
-    rank, world = told_rank()
+    rank, world = rank_in_environment()
     os.environ.setdefault("RANK", "0")  # a single process, started by hand without torchrun
     os.environ.setdefault("WORLD_SIZE", "1")
     # gloo connects two ranks when they first talk to each other, and not all with all: a rank then
@@ -98,7 +100,7 @@ def allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def told_rank() -> tuple[int, int]:
+def rank_in_environment() -> tuple[int, int]:
     """(rank, world) by the environment; half of one is refused, before anybody waits for it."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -117,9 +119,9 @@ def told_rank() -> tuple[int, int]:
 def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
     """Give every rank what each has; or those of one group, which has to be gloo's."""
     group = among or host_group()
-    told: list[Any] = [what] * dist.get_world_size(group)
-    dist.all_gather_object(told, what, group=group)
-    return told
+    values: list[Any] = [what] * dist.get_world_size(group)
+    dist.all_gather_object(values, what, group=group)
+    return values
 
 
 def host_group() -> dist.ProcessGroup | None:

@@ -23,12 +23,12 @@ def take_place() -> None:
         if tasks:
             tell(f"this process runs alone; to start all {tasks} tasks, put srun before python")
         return
-    found = slurm_environment.variables(task, os.environ)
+    variables = slurm_environment.variables(task, os.environ)
     if task.world > 1:
-        found["MASTER_ADDR"] = address_of(found["MASTER_ADDR"])
-    os.environ.update(found)
+        variables["MASTER_ADDR"] = address_of(variables["MASTER_ADDR"])
+    os.environ.update(variables)
     if task.rank == 0:
-        master = f"{found['MASTER_ADDR']}:{found['MASTER_PORT']}"
+        master = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
         tell(f"ranks from Slurm: {task.world} tasks of srun, master {master}")
 
 
@@ -41,8 +41,8 @@ def address_of(host: str) -> str:
         pass
     if shutil.which("scontrol") is not None:
         asked = ["scontrol", "--oneliner", "show", "node", host]
-        said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
-        match = re.search(r"\bNodeAddr=(\S+)", said.stdout)
+        answer = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+        match = re.search(r"\bNodeAddr=(\S+)", answer.stdout)
         if match is not None:
             return match[1]
     raise CheckFailed(

@@ -78,10 +78,10 @@ def accepted(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Callabl
         signature = inspect.signature(fn)
     except ValueError:  # some builtins do not tell
         return Arguments(True, tuple(args), count)
-    for told in (True, False):
+    for takes_rank in (True, False):
         with contextlib.suppress(TypeError):
-            signature.bind(*(0, count) * told, *args)
-            return Arguments(told, tuple(args), count)
+            signature.bind(*(0, count) * takes_rank, *args)
+            return Arguments(takes_rank, tuple(args), count)
     raise UsageError(
         f"{getattr(fn, '__name__', fn)} takes {signature}; it is called with"
         f" (rank, world_size{''.join(f', {arg!r}' for arg in args)})"
@@ -89,11 +89,11 @@ def accepted(fn: Callable[..., Any], args: Sequence[Any], count: int) -> Callabl
 
 
 class Arguments:
-    def __init__(self, told: bool, args: tuple[Any, ...], count: int) -> None:
-        self.told, self.args, self.count = told, args, count
+    def __init__(self, takes_rank: bool, args: tuple[Any, ...], count: int) -> None:
+        self.takes_rank, self.args, self.count = takes_rank, args, count
 
     def __call__(self, rank: int) -> tuple[Any, ...]:
-        return (rank, self.count, *self.args) if self.told else self.args
+        return (rank, self.count, *self.args) if self.takes_rank else self.args
 
 
 def packed(what: Any) -> bytes:
@@ -122,7 +122,7 @@ class Child:
     """One rank, seen from outside."""
 
     def __init__(self, rank: int, count: int, port: int, blob: bytes) -> None:
-        self.rank, self.said = rank, b""
+        self.rank, self.answer = rank, b""
         self.results, given = os.pipe()
         env = {
             **os.environ,
@@ -148,13 +148,13 @@ class Child:
     def result(self) -> Any:
         """Raises what it raised."""
         code = self.process.wait()
-        if not self.said:
+        if not self.answer:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise JobFailed(
                 f"rank {self.rank} ended with {how} and gave no result",
                 "SIGKILL is usually the kernel, short of memory" if code == -9 else "",
             )
-        good, value, trace = pickle.loads(self.said)
+        good, value, trace = pickle.loads(self.answer)
         if good:
             return value
         raise value from RankError(f"on rank {self.rank}:\n\n{trace}")
@@ -170,7 +170,7 @@ def collect(children: Sequence[Child]) -> list[Any]:
             for key, _ in waiting.select():
                 child = key.data
                 piece = os.read(child.results, 1 << 20)
-                child.said += piece
+                child.answer += piece
                 if not piece:
                     waiting.unregister(child.results)
                     results[child.rank] = child.result()
@@ -206,9 +206,9 @@ def child() -> None:
         size = int.from_bytes(whole(pipe, 8), "big")
         blob = whole(pipe, size)
     threading.Thread(target=die_with_parent, args=(source,), daemon=True).start()
-    said = outcome(blob)
+    result = outcome(blob)
     with os.fdopen(results, "wb") as given:
-        given.write(said)
+        given.write(result)
 
 
 def whole(pipe: Any, size: int) -> bytes:
@@ -229,9 +229,9 @@ def die_with_parent(source: int) -> None:
 def outcome(blob: bytes) -> bytes:
     try:
         sys.argv = [""]
-        path, place, fn, arguments = pickle.loads(blob)
+        path, directory, fn, arguments = pickle.loads(blob)
         sys.path[:] = path
-        os.chdir(place)
+        os.chdir(directory)
         value = fn(*arguments(int(os.environ["RANK"])))
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -239,11 +239,11 @@ def outcome(blob: bytes) -> bytes:
     except BaseException as error:  # noqa: BLE001 (raised again, in the parent)
         trace = "".join(traceback.format_exception(error))
         try:
-            said = packed_result((False, error, trace))
-            pickle.loads(said)  # some exceptions can be sent and not be made again
+            result = packed_result((False, error, trace))
+            pickle.loads(result)  # some exceptions can be sent and not be made again
         except Exception:  # noqa: BLE001
-            said = pickle.dumps((False, JobFailed(f"{type(error).__name__}: {error}"), trace))
-        return said
+            result = pickle.dumps((False, JobFailed(f"{type(error).__name__}: {error}"), trace))
+        return result
 
 
 def packed_result(result: tuple[bool, Any, str]) -> bytes:

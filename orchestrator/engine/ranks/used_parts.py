@@ -237,7 +237,7 @@ def look_in_silence(model: DistributedDataParallel) -> None:
 
 
 @contextlib.contextmanager
-def stderr_without(words: bytes) -> Iterator[None]:
+def stderr_without(text: bytes) -> Iterator[None]:
     """Hold back what this process writes to stderr, then write the lines that lack these words."""
     with tempfile.TemporaryFile() as held:
         kept = os.dup(2)
@@ -248,7 +248,7 @@ def stderr_without(words: bytes) -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             held.seek(0)
-            os.write(2, b"".join(line for line in held if words not in line))
+            os.write(2, b"".join(line for line in held if text not in line))
 
 
 @contextlib.contextmanager

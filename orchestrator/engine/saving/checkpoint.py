@@ -166,19 +166,19 @@ class Checkpoints:
         self, step: int, state: dict[str, Tensor], progress: Any, began: float, best: bool
     ) -> None:
         """In a thread of its own, with a process group of its own."""
-        place = checkpoint_store.partial(self.directory, step, self.token)
+        directory = checkpoint_store.partial(self.directory, step, self.token)
         try:
             save(
                 state,
-                storage_writer=FileSystemWriter(place, single_file_per_rank=True),
+                storage_writer=FileSystemWriter(directory, single_file_per_rank=True),
                 planner=self._planner(),
                 process_group=self.writers.group,
             )
-            files = self._digests(place)
+            files = self._digests(directory)
             size = 0
             if self.writers.first:
                 checkpoint_store.publish(
-                    place, self.directory, step, progress, self.ranks.world, files
+                    directory, self.directory, step, progress, self.ranks.world, files
                 )
                 if best:
                     checkpoint_store.mark_best(self.directory, step)
@@ -186,13 +186,13 @@ class Checkpoints:
                 size = sum(record.size for record in files.values())
             failed = ""
         except (Exception, CheckpointException) as error:  # noqa: BLE001 (a BaseException)
-            failed = disk_problem(place) or first_cause(error)
+            failed = disk_problem(directory) or first_cause(error)
             size = 0
-        failed = next((one for one in gather(failed, self.writers.group) if one), "")
+        failed = next((problem for problem in gather(failed, self.writers.group) if problem), "")
         if failed:
             self.failures += 1
             if self.writers.first:
-                checkpoint_store.discard(place, step)
+                checkpoint_store.discard(directory, step)
             self.reason = failed
             self.problem = (
                 f"NOT SAVED: the checkpoint of step {step} failed: {failed}; training goes on, and"
@@ -220,24 +220,24 @@ class Checkpoints:
             self.directory, keep, lambda checkpoint: is_of(self.run, checkpoint.progress)
         )
 
-    def _digests(self, place: Path) -> dict[str, checkpoint_store.FileRecord]:
+    def _digests(self, directory: Path) -> dict[str, checkpoint_store.FileRecord]:
         """Give the first rank the digests of the files that each rank wrote; the others nothing."""
-        own = sorted(path.name for path in place.glob(f"__{self.writers.index}_*"))
+        own = sorted(path.name for path in directory.glob(f"__{self.writers.index}_*"))
         if self.writers.first:
             own.append(".metadata")
         records: Any = None
         try:
-            records = {name: checkpoint_store.digest(place / name) for name in own}
+            records = {name: checkpoint_store.digest(directory / name) for name in own}
         except OSError as error:
             records = str(error)
-        found: dict[str, checkpoint_store.FileRecord] = {}
+        digests: dict[str, checkpoint_store.FileRecord] = {}
         everyone: list[Any] | None = [None] * self.writers.size if self.writers.first else None
         dist.gather_object(records, everyone, self.writers.leader, self.writers.group)
-        for one in everyone or ():
-            if isinstance(one, str):
-                raise OSError(one)
-            found.update(one)
-        return found
+        for part in everyone or ():
+            if isinstance(part, str):
+                raise OSError(part)
+            digests.update(part)
+        return digests
 
 
 def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks, config: Config) -> Writers:
@@ -252,7 +252,7 @@ def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks, config: Confi
     problems = gather(problem)
     if any(problems):
         raise CheckFailed(
-            f"checkpoints cannot be written: {next(one for one in problems if one)}",
+            f"checkpoints cannot be written: {next(text for text in problems if text)}",
             "set checkpoint.directory to a place that every rank can write to",
         )
     members = ranks.neighbours
@@ -293,14 +293,14 @@ def writers_of_a_node(mesh: Mesh, ranks: Ranks, together: bool, config: Config) 
             f" parameters by itself ({config.fsdp.sharding_strategy})",
             "set checkpoint.directory to a shared disk, or fsdp.sharding_strategy to hybrid_shard",
         )
-    made = None
+    own_group = None
     for node in nodes:
         group = writing_group(dist.group.WORLD, tuple(ranks.of_node(node)))
         if node == ranks.nodes[ranks.rank][0]:
-            made = group
+            own_group = group
     members = ranks.neighbours
     first = ranks.rank == members[0]
-    return Writers(made, first, members.index(ranks.rank), len(members), members[0])
+    return Writers(own_group, first, members.index(ranks.rank), len(members), members[0])
 
 
 def seen(mark: Path) -> bool:
@@ -352,7 +352,7 @@ def first_cause(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         inner = next(iter(error.failures.values()))
         error = inner[0] if isinstance(inner, tuple) else inner
-    words = str(error).strip().splitlines()
+    lines = str(error).strip().splitlines()
     if isinstance(error, OrchestratorError):
         return error.what
-    return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

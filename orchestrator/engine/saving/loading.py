@@ -48,33 +48,34 @@ def resume(
     """Read the first that verifies of those that look() finds, and say whose it is."""
     began = time.perf_counter()
     candidates, readers = agree(look, ranks)
-    for found in candidates:
-        problems = verify(found, readers)
+    for checkpoint in candidates:
+        problems = verify(checkpoint, readers)
         if problems:
             say(
-                f"WARNING: step {found.step} cannot be trusted: {'; '.join(problems[:3])};"
+                f"WARNING: step {checkpoint.step} cannot be trusted: {'; '.join(problems[:3])};"
                 " trying the one before it"
             )
             continue
-        accept(found.progress)
-        stepper.prime(found.progress["stepper"])
+        accept(checkpoint.progress)
+        stepper.prime(checkpoint.progress["stepper"])
         state = state_of(model, stepper)
         try:
-            reader = CheckpointReader(found.path)
+            reader = CheckpointReader(checkpoint.path)
             group = readers.group
             load(state, storage_reader=reader, planner=TensorPlanner(), process_group=group)
         except (Exception, CheckpointException) as error:  # noqa: BLE001 (as torch has it)
             raise CheckFailed(
-                f"{found.path} does not fit this model and optimizer: {first_cause(error)}",
+                f"{checkpoint.path} does not fit this model and optimizer: {first_cause(error)}",
                 "resume with the model.* and optimizer.name that it was saved with",
             ) from None
-        stepper.restore(found.progress["stepper"])
+        stepper.restore(checkpoint.progress["stepper"])
         seconds = time.perf_counter() - began
         say(
-            f"resuming after step {found.step}, from {found.path}: {found.size / 1e6:,.1f} MB"
-            f" verified and read in {seconds:.2f} s; {saved_by(found.progress, found.created)}"
+            f"resuming after step {checkpoint.step}, from {checkpoint.path}:"
+            f" {checkpoint.size / 1e6:,.1f} MB verified and read in {seconds:.2f} s;"
+            f" {saved_by(checkpoint.progress, checkpoint.created)}"
         )
-        return found
+        return checkpoint
     return None
 
 
@@ -82,28 +83,29 @@ def agree(look: Look, ranks: Ranks) -> tuple[list[Checkpoint], Readers]:
     """Find the checkpoints that all ranks see, newest first."""
     deadline = time.monotonic() + SEEN_WITHIN
     while True:
-        found, problem = [], ""
+        checkpoints, problem = [], ""
         try:
             # What was saved last comes first: steps of an older run may be higher.
-            found = sorted(look(), key=lambda checkpoint: checkpoint.created, reverse=True)
+            checkpoints = sorted(look(), key=lambda checkpoint: checkpoint.created, reverse=True)
         except OrchestratorError as error:
             problem = str(error)
         steps = [
-            (checkpoint.step, checkpoint.created, str(checkpoint.path)) for checkpoint in found
+            (checkpoint.step, checkpoint.created, str(checkpoint.path))
+            for checkpoint in checkpoints
         ]
         digest = hashlib.sha256(repr(steps).encode()).digest()
         answers = gather((problem, digest, time.monotonic() > deadline))
         if trouble := next((other for other, _, _ in answers if other), ""):
             raise CheckFailed(trouble)
         if all(other == digest for _, other, _ in answers):
-            return found, Readers(host_group(), ranks.rank, ranks.world)
+            return checkpoints, Readers(host_group(), ranks.rank, ranks.world)
         if answers[0][2]:  # rank 0's clock; on a shared disk, a file may show up a moment later
             break
         time.sleep(0.05)
     seen = gather([step for step, _, _ in steps])
     common = set.intersection(*map(set, seen))
     order = [step for step in seen[0] if step in common]
-    own = {checkpoint.step: checkpoint for checkpoint in found}
+    own = {checkpoint.step: checkpoint for checkpoint in checkpoints}
     return [own[step] for step in order], readers_of_a_node(ranks)
 
 
@@ -112,16 +114,18 @@ def readers_of_a_node(ranks: Ranks) -> Readers:
     mine = ranks.nodes[ranks.rank][0]
     group = None
     for node in sorted({node for node, _ in ranks.nodes}):
-        made = dist.new_group(ranks.of_node(node), backend="gloo")
-        group = made if node == mine else group
+        new = dist.new_group(ranks.of_node(node), backend="gloo")
+        group = new if node == mine else group
     members = ranks.neighbours
     return Readers(group, members.index(ranks.rank), len(members))
 
 
-def verify(found: Checkpoint, readers: Readers) -> list[str]:
+def verify(checkpoint: Checkpoint, readers: Readers) -> list[str]:
     """All ranks share the reading; all come to the same answer."""
-    mine = sorted(found.files)[readers.index :: readers.size]
-    own = checkpoint_store.verify(found, mine) or ([found.problem] if found.problem else [])
+    mine = sorted(checkpoint.files)[readers.index :: readers.size]
+    own = checkpoint_store.verify(checkpoint, mine) or (
+        [checkpoint.problem] if checkpoint.problem else []
+    )
     return list(dict.fromkeys(problem for problems in gather(own) for problem in problems))
 
 
@@ -135,21 +139,21 @@ def named(path: str) -> Look:
 
 def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Look:
     """Look at a directory; if it may search, also at earlier runs of the same program."""
-    said: set[str] = set()  # it may look several times
+    mentioned: set[str] = set()  # it may look several times
 
     def pass_over(text: str) -> None:
-        if text not in said:
-            said.add(text)
+        if text not in mentioned:
+            mentioned.add(text)
             say(text)
 
     def look() -> list[Checkpoint]:
-        found = checkpoint_store.every(directory, exposed=checkpoint_store.exposure(directory))
+        checkpoints = checkpoint_store.every(directory, exposed=checkpoint_store.exposure(directory))
         if not searches:
-            return found
-        if found and (why := why_not(found, accept)):
+            return checkpoints
+        if checkpoints and (why := why_not(checkpoints, accept)):
             pass_over(passed_over(directory, why))
-            found = []
-        return found or earlier_runs(directory, accept, pass_over)
+            checkpoints = []
+        return checkpoints or earlier_runs(directory, accept, pass_over)
 
     return look
 
@@ -169,12 +173,12 @@ def earlier_runs(directory: Path, accept: Accept, say: Say = lambda text: None) 
     pattern = f"{glob.escape(same_name[1])}_[0-9]*_[0-9]*"
     for other in sorted(run.parent.glob(pattern), reverse=True):
         for path in other.glob(str(inner)) if other != run else ():
-            found = checkpoint_store.every(path, exposed=checkpoint_store.exposure(directory))
-            if found and all(checkpoint.foreign for checkpoint in found):
-                say(passed_over(path, found[0].problem))
-            elif found and not (why := why_not(found, accept)):
-                return found
-            elif found:
+            checkpoints = checkpoint_store.every(path, exposed=checkpoint_store.exposure(directory))
+            if checkpoints and all(checkpoint.foreign for checkpoint in checkpoints):
+                say(passed_over(path, checkpoints[0].problem))
+            elif checkpoints and not (why := why_not(checkpoints, accept)):
+                return checkpoints
+            elif checkpoints:
                 say(passed_over(path, why))
     return []
 
@@ -183,10 +187,10 @@ def passed_over(directory: Path, why: str) -> str:
     return f"the checkpoints in {directory} are passed over: {why}"
 
 
-def why_not(found: Iterable[Checkpoint], accept: Accept) -> str:
+def why_not(checkpoints: Iterable[Checkpoint], accept: Accept) -> str:
     """Say why they are not this program's; one whose manifest is damaged may pass."""
     try:
-        for checkpoint in found:
+        for checkpoint in checkpoints:
             if checkpoint.progress is not None:
                 accept(checkpoint.progress)
     except CheckFailed as error:
@@ -217,7 +221,7 @@ def refuse_unreadable(path: Path) -> None:
 
 def refuse_later(path: Path, step: int) -> None:
     """Refuse to save next to later steps: new checkpoints would be the first to be removed."""
-    later = max((found.step for found in checkpoint_store.every(path)), default=0)
+    later = max((checkpoint.step for checkpoint in checkpoint_store.every(path)), default=0)
     highest = max(gather(later))
     if highest > step:
         raise UsageError(

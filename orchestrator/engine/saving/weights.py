@@ -31,17 +31,17 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
     """
     shards_again(model)
     state: dict[str, Any] = {}
-    made: dict[int, Tensor] = {}
+    copies: dict[int, Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
             state[name] = value
             continue
-        if id(value) not in made:
+        if id(value) not in copies:
             whole = whole_tensor(value)
-            made[id(value)] = torch.empty(0)
+            copies[id(value)] = torch.empty(0)
             if is_first():
-                made[id(value)] = whole.to("cpu", copy=True)
-        state[name] = made[id(value)]
+                copies[id(value)] = whole.to("cpu", copy=True)
+        state[name] = copies[id(value)]
     return state if is_first() else {}
 
 
@@ -123,14 +123,14 @@ def _write_directory(model: nn.Module, path: Path, step: int) -> None:
 
 def entries_of(model: nn.Module) -> list[Entry]:
     state = model.state_dict(keep_vars=True)
-    found = [Entry(n, v.dtype, tuple(v.shape)) for n, v in state.items() if isinstance(v, Tensor)]
-    for entry in found:
+    entries = [Entry(n, v.dtype, tuple(v.shape)) for n, v in state.items() if isinstance(v, Tensor)]
+    for entry in entries:
         if entry.dtype not in NAMES:
             raise UsageError(
                 f"{entry.name} is {entry.dtype}, which safetensors files cannot hold",
                 'save("NAME.pt") can',
             )
-    return safetensors_file.in_order(found)
+    return safetensors_file.in_order(entries)
 
 
 def _write_file(model: nn.Module, path: Path, entries: Sequence[Entry], step: int) -> None:

@@ -38,11 +38,11 @@ def main() -> None:
     options = parser.parse_args()
     try:
         config = read_config()
-        made = teams.join(options.backend, PATIENCE + options.seconds)
-        wrong = verify(made, config, options.max_size, options.seconds)
+        world = teams.join(options.backend, PATIENCE + options.seconds)
+        wrong = verify(world, config, options.max_size, options.seconds)
     except OrchestratorError as error:
         raise SystemExit(str(error)) from None
-    made.most(0.0)  # rank 0 has written it all
+    world.most(0.0)  # rank 0 has written it all
     if wrong:
         raise SystemExit(in_words(wrong))
     dist.destroy_process_group()
@@ -51,32 +51,32 @@ def main() -> None:
 def verify(ranks: World, config: Config, largest: int, seconds: float) -> list[dict[str, Any]]:
     """The wrong results of this rank."""
     began = time.monotonic()
-    told: dict[str, Any] = {"complete": False, **about(ranks)}
+    report: dict[str, Any] = {"complete": False, **about(ranks)}
     kind = speed.matmul_dtype(config.training.mixed_precision)
 
     def multiply() -> None:
         """At several moments, of which the best counts: noise is not a slow device."""
         now = ranks.exchange(speed.measured_matmul_flops(ranks.device, kind))
-        told["flops"] = [max(two) for two in zip(now, told.get("flops", now), strict=True)]
+        report["flops"] = [max(two) for two in zip(now, report.get("flops", now), strict=True)]
 
     multiply()
     own: list[dict[str, Any]] = []
     if ranks.size > 1:
         groups = teams.teams(ranks)
-        found = collective_bench.measure(ranks, groups, largest, COLLECTIVES * seconds)
-        own = [asdict(one) for one in found.wrong]
-        told["wrong"] = [one for some in ranks.exchange(own) for one in some]
-        told["collectives"] = across_teams(ranks, found.rows)
-        told["notes"] = found.notes
-        write(ranks, told)
+        results = collective_bench.measure(ranks, groups, largest, COLLECTIVES * seconds)
+        own = [asdict(wrong) for wrong in results.wrong]
+        report["wrong"] = [wrong for some in ranks.exchange(own) for wrong in some]
+        report["collectives"] = across_teams(ranks, results.rows)
+        report["notes"] = results.notes
+        write(ranks, report)
         multiply()
-        told["pairs"] = pair_bench.measure(ranks, PAIRS * seconds)
-        write(ranks, told)
+        report["pairs"] = pair_bench.measure(ranks, PAIRS * seconds)
+        write(ranks, report)
     multiply()
-    told["model"] = model_of(ranks, config, min(told["flops"]))
-    told["seconds"] = time.monotonic() - began
-    told["complete"] = True
-    write(ranks, told)
+    report["model"] = model_of(ranks, config, min(report["flops"]))
+    report["seconds"] = time.monotonic() - began
+    report["complete"] = True
+    write(ranks, report)
     return own
 
 
@@ -84,17 +84,17 @@ def about(ranks: World) -> dict[str, Any]:
     device = "CPU"
     if ranks.device.type == "cuda":
         device = torch.cuda.get_device_name(ranks.device)
-    told = ranks.exchange({"device": device, "link_speed": link_speed()})
+    described = ranks.exchange({"device": device, "link_speed": link_speed()})
     nodes = [
         {
             "index": node,
             "host": ranks.hosts[ranks.of_node(node)[0]],
             "ranks": ranks.of_node(node),
-            "link_speed": told[ranks.of_node(node)[0]]["link_speed"],
+            "link_speed": described[ranks.of_node(node)[0]]["link_speed"],
         }
         for node in sorted(set(ranks.nodes))
     ]
-    devices = [one["device"] for one in told]
+    devices = [each["device"] for each in described]
     free = -ranks.most(-float(teams.free_bytes(ranks)))
     return {"backend": ranks.backend, "torch": torch.__version__, "nodes": nodes,
             "devices": devices, "free_bytes": int(free)}  # fmt: skip
@@ -112,11 +112,11 @@ def link_speed() -> float | None:
 
 def across_teams(ranks: World, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Teams of one scope work at the same time: the slowest of them counts."""
-    found: list[dict[str, Any]] = []
+    slowest_rows: list[dict[str, Any]] = []
     for same in zip(*ranks.exchange(rows), strict=True):
         slowest = max(same, key=lambda row: float(row["seconds"]))
-        found.append({**slowest, "busbw": min(row["busbw"] for row in same)})
-    return found
+        slowest_rows.append({**slowest, "busbw": min(row["busbw"] for row in same)})
+    return slowest_rows
 
 
 def model_of(ranks: World, config: Config, flops: float) -> dict[str, Any]:
@@ -136,22 +136,22 @@ def model_of(ranks: World, config: Config, flops: float) -> dict[str, Any]:
 
 
 def in_words(wrong: list[dict[str, Any]]) -> str:
-    one = wrong[0]
-    size = text.size(one["bytes"], binary=True)
+    first = wrong[0]
+    size = text.size(first["bytes"], binary=True)
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
     return (
-        f"{one['collective']} of {size} gave rank {one['rank']} a wrong result: element"
-        f" {one['element']} is {one['got']:g}, not {one['expected']:g}{more}"
+        f"{first['collective']} of {size} gave rank {first['rank']} a wrong result: element"
+        f" {first['element']} is {first['got']:g}, not {first['expected']:g}{more}"
     )
 
 
-def write(ranks: World, told: dict[str, Any]) -> None:
+def write(ranks: World, report: dict[str, Any]) -> None:
     """A whole file each time, so that whatever ends the job leaves what was known before."""
     experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
     if ranks.rank == 0 and experiment:
         path = Path(experiment, "outputs", "verify.json")
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.replace(path, json.dumps(told))
+        files.replace(path, json.dumps(report))
 
 
 def read_config() -> Config:

@@ -107,7 +107,7 @@ COLLECTIVES = (
 IN_PLACE = ("all_reduce", "broadcast")
 TIME, MEMORY = "time", "memory"  # why sizes end before --max-size
 NEEDED = {  # by which scope: hybrid_shard's own, beside all of them among all ranks
-    "all": [one.name for one in COLLECTIVES],
+    "all": [collective.name for collective in COLLECTIVES],
     "node": ["all_gather", "reduce_scatter"],
     "across": ["all_reduce"],
 }
@@ -145,13 +145,15 @@ def first_wrong(tensor: Tensor, factor: int, start: int = 0) -> tuple[int, float
     return None
 
 
-def prepare(one: Collective, team: Team, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def prepare(
+    collective: Collective, team: Team, count: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """The output, or what is both; and the input."""
     ranks, own = len(team.ranks), weight(team.ranks[team.me])
-    into = torch.empty(one.outs(count, ranks), device=device)
-    out_of = torch.empty(one.ins(count, ranks), device=device)
-    if one.name in IN_PLACE:
-        has_it = one.name == "all_reduce" or team.me == 0
+    into = torch.empty(collective.outs(count, ranks), device=device)
+    out_of = torch.empty(collective.ins(count, ranks), device=device)
+    if collective.name in IN_PLACE:
+        has_it = collective.name == "all_reduce" or team.me == 0
         fill(into, own) if has_it else into.zero_()
     else:
         into.zero_()
@@ -159,22 +161,22 @@ def prepare(one: Collective, team: Team, count: int, device: torch.device) -> tu
     return into, out_of
 
 
-def check(one: Collective, team: Team, into: Tensor) -> tuple[int, float, float] | None:
+def check(collective: Collective, team: Team, into: Tensor) -> tuple[int, float, float] | None:
     ranks, me = team.ranks, team.me
     total = sum(map(weight, ranks))
-    if one.name == "all_reduce":
+    if collective.name == "all_reduce":
         return first_wrong(into, total)
-    if one.name == "reduce_scatter":
+    if collective.name == "reduce_scatter":
         return first_wrong(into, total, me * into.numel())
-    if one.name == "broadcast":
+    if collective.name == "broadcast":
         return first_wrong(into, weight(ranks[0]))
-    if one.name == "send_recv":
+    if collective.name == "send_recv":
         return first_wrong(into, weight(ranks[me - 1]))
     each = into.numel() // len(ranks)
-    for place, rank in enumerate(ranks):
-        found = first_wrong(into[place * each : (place + 1) * each], weight(rank))
-        if found is not None:
-            return place * each + found[0], found[1], found[2]
+    for index, rank in enumerate(ranks):
+        mistake = first_wrong(into[index * each : (index + 1) * each], weight(rank))
+        if mistake is not None:
+            return index * each + mistake[0], mistake[1], mistake[2]
     return None
 
 
@@ -201,23 +203,28 @@ class Results:
 
 def measure(world: World, teams: list[Team], largest: int, seconds: float) -> Results:
     """Every collective at every size that the time and the memory allow."""
-    found = Results([], [], [])
+    results = Results([], [], [])
     deadline = time.monotonic() + seconds
-    todo = [(one, team) for team in teams for one in COLLECTIVES if one.name in NEEDED[team.scope]]
-    for left, (one, team) in zip(range(len(todo), 0, -1), todo, strict=True):
+    todo = [
+        (collective, team)
+        for team in teams
+        for collective in COLLECTIVES
+        if collective.name in NEEDED[team.scope]
+    ]
+    for left, (collective, team) in zip(range(len(todo), 0, -1), todo, strict=True):
         share = world.most(max(0.0, deadline - time.monotonic())) / left
-        began = len(found.rows)
-        why = grow(world, one, team, largest, share, found)
-        rows = found.rows[began:]
-        world.say(line(one, team, rows))
-        if why and why not in found.notes:
-            found.notes.append(why)
-    found.rows.append(barrier(world))
-    return found
+        began = len(results.rows)
+        why = grow(world, collective, team, largest, share, results)
+        rows = results.rows[began:]
+        world.say(line(collective, team, rows))
+        if why and why not in results.notes:
+            results.notes.append(why)
+    results.rows.append(barrier(world))
+    return results
 
 
 def grow(
-    world: World, one: Collective, team: Team, largest: int, share: float, found: Results
+    world: World, collective: Collective, team: Team, largest: int, share: float, results: Results
 ) -> str:
     """Sizes from 1 KB on, until `largest`, the time or the memory ends it: why, in a word.
 
@@ -225,8 +232,8 @@ def grow(
     """
     ranks, spent, size = len(team.ranks), 0.0, SMALLEST
     runs_for = share / RUNS_PART
-    into, out_of = prepare(one, team, ranks, world.device)
-    one.run(into, out_of, team)  # connects
+    into, out_of = prepare(collective, team, ranks, world.device)
+    collective.run(into, out_of, team)  # connects
     last = Cost(0.0, 0.0)
     before = last
     while size <= largest:
@@ -237,7 +244,7 @@ def grow(
         if -world.most(-float(free_bytes(world))) < COPIES * size:
             return MEMORY
         count = max(ranks, size // 4 // ranks * ranks)
-        now = once(world, one, team, count, runs_for, found)
+        now = once(world, collective, team, count, runs_for, results)
         before, last = (last if spent else now), now
         spent += now.all
         size *= GROWTH
@@ -245,27 +252,29 @@ def grow(
 
 
 def once(
-    world: World, one: Collective, team: Team, count: int, budget: float, found: Results
+    world: World, collective: Collective, team: Team, count: int, budget: float, results: Results
 ) -> Cost:
     """One size: run it, compare every element, then time it."""
     began = time.monotonic()
-    into, out_of = prepare(one, team, count, world.device)
-    one.run(into, out_of, team)
+    into, out_of = prepare(collective, team, count, world.device)
+    collective.run(into, out_of, team)
     world.settle()
-    bad = check(one, team, into)
+    bad = check(collective, team, into)
     if bad is not None:
         element, got, expected = bad
         rank = team.ranks[team.me]
-        found.wrong.append(Wrong(one.name, team.scope, 4 * count, rank, element, got, expected))
-    each = timed(world, one, team, into, out_of, 1)
+        results.wrong.append(
+            Wrong(collective.name, team.scope, 4 * count, rank, element, got, expected)
+        )
+    each = timed(world, collective, team, into, out_of, 1)
     alone = world.most(time.monotonic() - began)
     runs = max(1, min(MOST_RUNS, int(budget / max(each, 1e-9))))
     if runs > 1:
-        each = timed(world, one, team, into, out_of, runs)
-    rate = 4 * count * one.busbw(len(team.ranks)) / each
-    found.rows.append(
+        each = timed(world, collective, team, into, out_of, runs)
+    rate = 4 * count * collective.busbw(len(team.ranks)) / each
+    results.rows.append(
         {
-            "collective": one.name,
+            "collective": collective.name,
             "scope": team.scope,
             "ranks": len(team.ranks),
             "bytes": 4 * count,
@@ -278,16 +287,16 @@ def once(
 
 
 def timed(
-    world: World, one: Collective, team: Team, into: Tensor, out_of: Tensor, runs: int
+    world: World, collective: Collective, team: Team, into: Tensor, out_of: Tensor, runs: int
 ) -> float:
     """Seconds per run, of the slowest rank."""
-    if one.name == "all_reduce":
+    if collective.name == "all_reduce":
         into.zero_()  # sums of sums of sums end in infinity
     world.settle()
     world.most(0.0)
     began = time.perf_counter()
     for _ in range(runs):
-        one.run(into, out_of, team)
+        collective.run(into, out_of, team)
     world.settle()
     return world.most(time.perf_counter() - began) / runs
 
@@ -304,13 +313,13 @@ def barrier(world: World) -> dict[str, Any]:
     return {**same, "bytes": 0, "seconds": each, "busbw": 0.0}
 
 
-def line(one: Collective, team: Team, rows: list[dict[str, Any]]) -> str:
+def line(collective: Collective, team: Team, rows: list[dict[str, Any]]) -> str:
     """Format rank 0's line about a collective that is done."""
     scope = {"all": "all ranks", "node": "within each node", "across": "across nodes"}[team.scope]
     if not rows:
-        return f"{one.name} ({scope}): no memory for any size"
+        return f"{collective.name} ({scope}): no memory for any size"
     best = max(rows, key=lambda row: float(row["busbw"]))
     least, at, most = (text.size(row["bytes"], binary=True) for row in (rows[0], best, rows[-1]))
     first = f"{least} in {1e6 * rows[0]['seconds']:,.0f} us"
     top = f"{8e-9 * best['busbw']:.3g} Gb/s at {at}"
-    return f"{one.name} ({scope}): {first}, best {top}, up to {most}"
+    return f"{collective.name} ({scope}): {first}, best {top}, up to {most}"

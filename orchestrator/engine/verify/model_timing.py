@@ -34,14 +34,14 @@ def of(config: Config, world: World, flops: float) -> dict[str, Any]:
     total = sum(weight.numel() for weight in model.parameters())
     samples = config.training.batch_size
     per_sample = build.flops_per_sample(config, model)
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "parameters": total,
         "groups": [total - sum(counts), *counts],  # as FSDP gathers them: the rest, then blocks
         "optimizer": world.most(optimizer_seconds(config, world)),  # per parameter
         "micro_batch": None,
     }
     if per_sample is None:
-        return told
+        return report
     if config.model.kind == "target":
         seconds, how = per_sample * samples / flops, "its FLOPs at the speed of a multiplication"
     else:
@@ -52,17 +52,17 @@ def of(config: Config, world: World, flops: float) -> dict[str, Any]:
             head = 6 * config.model.vocab_size * config.model.model_dim * rows / flops
             seconds += part(world, head_run(config, rows, world), head)
         how = "one block and the head, timed here"
-    return {**told, "micro_batch": world.most(seconds), "how": how}
+    return {**report, "micro_batch": world.most(seconds), "how": how}
 
 
 def without_memory(config: Config) -> nn.Module:
     if config.model.kind != "target":
         return build.build(config)
     with torch.device("meta"):
-        made = import_by_name.call("model", config.model.target or "", config.model.args)
-    if not isinstance(made, nn.Module):
-        raise TypeError(f"{config.model.target} gave {import_by_name.kind(made)}")
-    return made
+        model = import_by_name.call("model", config.model.target or "", config.model.args)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{config.model.target} gave {import_by_name.kind(model)}")
+    return model
 
 
 def length_of(config: Config) -> int:
@@ -124,9 +124,9 @@ def block_run(config: Config, model: nn.Module, world: World) -> Callable[[], No
 def head_run(config: Config, rows: int, world: World) -> Callable[[], None]:
     """Logits, loss and both of their gradients."""
     dtype = low_precision.DTYPES[config.training.mixed_precision]
-    made = {"device": world.device, "dtype": dtype, "requires_grad": True}
-    hidden = torch.randn(rows, config.model.model_dim, **made)  # type: ignore[call-overload]
-    weight = torch.randn(config.model.vocab_size, config.model.model_dim, **made)  # type: ignore[call-overload]
+    options = {"device": world.device, "dtype": dtype, "requires_grad": True}
+    hidden = torch.randn(rows, config.model.model_dim, **options)  # type: ignore[call-overload]
+    weight = torch.randn(config.model.vocab_size, config.model.model_dim, **options)  # type: ignore[call-overload]
     targets = torch.randint(config.model.vocab_size, (rows,), device=world.device)
 
     def run() -> None:
@@ -142,11 +142,11 @@ def optimizer_seconds(config: Config, world: World) -> float:
     weights, gradients, first, second = (
         [torch.rand(SAMPLE, device=world.device)] for _ in range(4)
     )
-    made = config.optimizer
+    keys = config.optimizer
     steps = [torch.ones((), device=world.device)]
 
     def adamw() -> None:
-        beta1, beta2 = made.betas
+        beta1, beta2 = keys.betas
         torch._fused_adamw_(
             weights,
             gradients,
@@ -169,7 +169,7 @@ def optimizer_seconds(config: Config, world: World) -> float:
             gradients,
             first,
             lr=1e-9,
-            momentum=made.momentum,
+            momentum=keys.momentum,
             weight_decay=0.01,
             dampening=0.0,
             nesterov=False,
@@ -177,4 +177,4 @@ def optimizer_seconds(config: Config, world: World) -> float:
             is_first_step=False,
         )
 
-    return part(world, adamw if made.name == "adamw" else sgd, 0.0) / SAMPLE
+    return part(world, adamw if keys.name == "adamw" else sgd, 0.0) / SAMPLE

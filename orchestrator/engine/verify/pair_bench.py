@@ -41,13 +41,13 @@ class Lane:
 def rounds(nodes: int) -> list[list[Pair]]:
     """Each two of them meet once, and nobody is in two pairs of a round."""
     players = list(range(nodes + nodes % 2))
-    found = []
+    plan = []
     for _ in range(len(players) - 1):
         half = len(players) // 2
         meetings = zip(players[:half], players[: half - 1 : -1], strict=True)
-        found.append([(min(pair), max(pair)) for pair in meetings if max(pair) < nodes])
+        plan.append([(min(pair), max(pair)) for pair in meetings if max(pair) < nodes])
         players = [players[0], players[-1], *players[1:-1]]
-    return found if nodes > 1 else []
+    return plan if nodes > 1 else []
 
 
 def measure(world: World, seconds: float) -> list[dict[str, Any]]:
@@ -104,9 +104,9 @@ def round_of(world: World, pairs: list[Pair], budget: float) -> list[dict[str, A
                     own.append(send(world, receiver, budget))
                 elif world.rank == receiver:
                     receive(world, sender)
-    told = world.exchange([[o.sender, o.receiver, o.rate, o.latency] for o in own])
+    gathered = world.exchange([[o.sender, o.receiver, o.rate, o.latency] for o in own])
     lanes: dict[Pair, list[Lane]] = {}
-    for lane in (Lane(*one) for some in told for one in some):
+    for lane in (Lane(*lane_row) for some in gathered for lane_row in some):
         pair = (world.nodes[lane.sender], world.nodes[lane.receiver])
         lanes.setdefault(pair, []).append(lane)
     return [

@@ -64,9 +64,9 @@ class World:
 
     def most(self, value: float) -> float:
         """The largest of all ranks' values; nobody goes on before everybody is here."""
-        told = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(told, dist.ReduceOp.MAX)
-        return float(told)
+        largest = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return float(largest)
 
     def settle(self) -> None:
         """Wait until the device has done what it was given."""
@@ -79,9 +79,9 @@ class World:
 
 
 def _gathered(own: Tensor, size: int) -> list[Tensor]:
-    told = [torch.empty_like(own) for _ in range(size)]
-    dist.all_gather(told, own)
-    return told
+    values = [torch.empty_like(own) for _ in range(size)]
+    dist.all_gather(values, own)
+    return values
 
 
 def join(backend: str | None, patience: float) -> World:
@@ -108,10 +108,10 @@ def join(backend: str | None, patience: float) -> World:
     dist.init_process_group("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", timeout=timeout)
     alone = World(rank, dist.get_world_size(), local, backend, device, (), ())
     own = [int(os.environ.get("GROUP_RANK", "0")), socket.gethostname(), backend]
-    found = alone.exchange(own)
-    nodes, hosts = tuple(one[0] for one in found), tuple(one[1] for one in found)
-    without = sorted({host for _, host, its in found if its != "nccl"})
-    if len({its for _, _, its in found}) > 1:
+    described = alone.exchange(own)
+    nodes, hosts = tuple(entry[0] for entry in described), tuple(entry[1] for entry in described)
+    without = sorted({host for _, host, its in described if its != "nccl"})
+    if len({its for _, _, its in described}) > 1:
         raise CheckFailed(
             f"some nodes have GPUs that torch can use, these have none: {', '.join(without)}",
             "verify the CPUs of all with --backend gloo, or leave those out of the list",
@@ -122,20 +122,20 @@ def join(backend: str | None, patience: float) -> World:
 def teams(world: World) -> list[Team]:
     """All ranks; and where every node has as many (at least two), those that hybrid_shard uses."""
     everyone = tuple(range(world.size))
-    made = [Team("all", None, everyone, world.rank)]
+    result = [Team("all", None, everyone, world.rank)]
     by_node = [world.of_node(node) for node in sorted(set(world.nodes))]
     if len(by_node) > 1 and len(by_node[0]) > 1 and len({len(ranks) for ranks in by_node}) == 1:
-        made.append(_own_team("node", by_node, world.rank))
-        made.append(
+        result.append(_own_team("node", by_node, world.rank))
+        result.append(
             _own_team("across", [list(ranks) for ranks in zip(*by_node, strict=True)], world.rank)
         )
-    return made
+    return result
 
 
 def _own_team(scope: str, groups: list[list[int]], rank: int) -> Team:
     """Every rank has to make every group, in the same order."""
-    made = [(ranks, dist.new_group(ranks)) for ranks in groups]
-    ranks, group = next(pair for pair in made if rank in pair[0])
+    created = [(ranks, dist.new_group(ranks)) for ranks in groups]
+    ranks, group = next(pair for pair in created if rank in pair[0])
     return Team(scope, group, tuple(ranks), ranks.index(rank))
 
 

@@ -13,7 +13,7 @@ import torch
 
 from orchestrator import distributed
 from orchestrator.engine.ranks import collective_check, spawn
-from orchestrator.engine.ranks.ranks import told_rank
+from orchestrator.engine.ranks.ranks import rank_in_environment
 from orchestrator.errors import CheckFailed, JobFailed, UsageError
 from tests.engine import collected
 from tests.engine.worlds import Job, run
@@ -84,7 +84,7 @@ def test_half_an_environment_is_refused(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(CheckFailed, match=words):
-        told_rank()
+        rank_in_environment()
 
 
 # -- debug mode -------------------------------------------------------------------------------
