@@ -22,7 +22,7 @@ from orchestrator.distributed import (
 )
 
 
-def values(place: Path) -> None:
+def values(directory: Path) -> None:
     """Against values computed by hand; nobody has made a process group before."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     assert is_master_process() == (rank == 0)
@@ -51,8 +51,8 @@ def values(place: Path) -> None:
     assert all_reduce_tensor(truth, "max").tolist() == [True, True, False]
     assert all_reduce_tensor(torch.ones(3, 2).t()[1:], "sum").tolist() == [[world] * 3]
 
-    told = gather_tensors(torch.full((rank, 2), rank))  # rank 0 has nothing
-    assert [one.tolist() for one in told] == [[[r, r]] * r for r in range(world)]
+    results = gather_tensors(torch.full((rank, 2), rank))  # rank 0 has nothing
+    assert [one.tolist() for one in results] == [[[r, r]] * r for r in range(world)]
     assert [one.item() for one in gather_tensors(torch.tensor(rank))] == list(range(world))
     assert broadcast_object({"from": rank}, src=world - 1) == {"from": world - 1}
     barrier()
@@ -60,7 +60,7 @@ def values(place: Path) -> None:
     assert (info["rank"], info["world_size"], info["local_rank"]) == (
         rank, world, int(os.environ["LOCAL_RANK"]))  # fmt: skip
     assert info["node_rank"] == int(os.environ["GROUP_RANK"])
-    (place / f"done_{rank}").touch()
+    (directory / f"done_{rank}").touch()
 
 
 def words(call: Any) -> str:
@@ -89,17 +89,17 @@ def other_dtypes() -> None:
     gather_tensors(torch.ones(2, dtype=torch.float32 if is_master_process() else torch.float64))
 
 
-def mistakes(place: Path) -> None:
+def mistakes(directory: Path) -> None:
     """Each would wait for ever without the debug mode."""
     debug(20.0)
     setup_distributed()
-    told = [words(one) for one in (under_the_if, other_shapes, other_ops, other_dtypes)]
+    results = [words(one) for one in (under_the_if, other_shapes, other_ops, other_dtypes)]
     barrier()
     assert all_reduce_tensor(torch.ones(1)).item() == 3  # what is right goes on
-    (place / f"told_{os.environ['RANK']}").write_text("\n---\n".join(told))
+    (directory / f"results_{os.environ['RANK']}").write_text("\n---\n".join(results))
 
 
-def never(place: Path) -> None:
+def never(directory: Path) -> None:
     """Two ranks wait for a third that is busy elsewhere, and say so when the limit is over."""
     debug(0.4)
     setup_distributed()
@@ -107,21 +107,21 @@ def never(place: Path) -> None:
     said = ""
     if not is_master_process():
         said = words(barrier)
-        (place / f"waited_{os.environ['RANK']}").touch()
+        (directory / f"waited_{os.environ['RANK']}").touch()
     else:
-        while len(list(place.glob("waited_*"))) < 2:
+        while len(list(directory.glob("waited_*"))) < 2:
             pass
         said = words(lambda: broadcast_object(1))
-    (place / f"told_{os.environ['RANK']}").write_text(said)
+    (directory / f"results_{os.environ['RANK']}").write_text(said)
 
 
-def leaves(place: Path) -> None:
+def leaves(directory: Path) -> None:
     """One rank is done, as it believes, while the other enters a collective."""
     debug(60.0)
     if setup_distributed()["rank"] == 1:
         atexit._run_exitfuncs()
         return
-    (place / "told").write_text(words(barrier))
+    (directory / "told").write_text(words(barrier))
 
 
 # -- what launch() runs -----------------------------------------------------------------------

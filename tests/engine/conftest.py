@@ -13,8 +13,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 4 MB, which can really be full."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", place], check=True)
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", directory], check=True)
+    yield directory
+    subprocess.run(["umount", "-l", directory], check=True)

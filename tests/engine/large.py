@@ -40,7 +40,7 @@ class Large(nn.Module):
         return self.head(self.blocks(x)) + self.head.shift
 
 
-def write(place: Path) -> None:
+def write(directory: Path) -> None:
     """Write a file for each half of the blocks, in half precision, and the index."""
     index = {}
     for half in range(2):
@@ -54,9 +54,9 @@ def write(place: Path) -> None:
             tensors |= {"head.weight": torch.ones(3, WIDTH), "head.bias": torch.ones(3)}
             tensors["head.shift"] = torch.full((3,), 2.0)
         file = f"part{half}.safetensors"
-        save_file(tensors, place / file)
+        save_file(tensors, directory / file)
         index |= dict.fromkeys(tensors, file)
-    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
 
 
 def memory() -> dict[str, int]:
@@ -65,10 +65,10 @@ def memory() -> dict[str, int]:
     return {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if "kB" in line}
 
 
-def sharded_from_files(place: Path) -> None:
+def sharded_from_files(directory: Path) -> None:
     """What each rank took at most while the model was made, and what it got."""
     distributed.setup_distributed()
-    weights = place / "weights"
+    weights = directory / "weights"
     if RANK == 0:
         weights.mkdir()
         write(weights)
@@ -93,38 +93,40 @@ def sharded_from_files(place: Path) -> None:
         )
         for n, own in enumerate(rows)
     )  # fmt: skip
-    told: dict[str, Any] = {
+    results: dict[str, Any] = {
         "taken": taken,
         "right": right,
         "shift": trainer.bare.head.shift.tolist(),
     }
-    told["refused"] = refused(place)
-    told["same"] = same(place)
-    (place / f"told_{RANK}").write_text(json.dumps(told))
+    results["refused"] = refused(directory)
+    results["same"] = same(directory)
+    (directory / f"results_{RANK}").write_text(json.dumps(results))
 
 
-def refused(place: Path) -> list[str]:
+def refused(directory: Path) -> list[str]:
     def tried(weights: Any, model: type[nn.Module] = nn.Linear) -> str:
         with torch.device("meta"):
             made = model(6, 3)
         return message(Trainer, made, torch.optim.SGD, nn.MSELoss(), weights=weights)
 
     if RANK == 0:
-        save_file({"weight": torch.ones(3, 6)}, place / "short.safetensors")
-        save_file({"weight": torch.ones(3, 5), "bias": torch.ones(3)}, place / "other.safetensors")
-        (place / "no.safetensors").write_text("no")
+        save_file({"weight": torch.ones(3, 6)}, directory / "short.safetensors")
+        save_file(
+            {"weight": torch.ones(3, 5), "bias": torch.ones(3)}, directory / "other.safetensors"
+        )
+        (directory / "no.safetensors").write_text("no")
     distributed.barrier()
     names = ("short", "other", "no", "absent")
-    return [tried(None), *(tried(place / f"{name}.safetensors") for name in names)]
+    return [tried(None), *(tried(directory / f"{name}.safetensors") for name in names)]
 
 
-def same(place: Path) -> list[float]:
+def same(directory: Path) -> list[float]:
     """How far a model with weights from a file is from one with these weights, once trained."""
     targets = torch.arange(8) % 3
     fit = DataLoader(TensorDataset(torch.randn(8, 6), targets), 8 // world())
     first = net(seed=1)
     saved = Trainer(first, torch.optim.SGD, nn.CrossEntropyLoss(), strategy="ddp")
-    saved.save(place / "net.safetensors")
+    saved.save(directory / "net.safetensors")
     saved.train(fit, epochs=1, verbose=False)
     far = []
     for strategy in ("hybrid_shard", "ddp"):
@@ -133,7 +135,7 @@ def same(place: Path) -> list[float]:
                 model = net(seed=2)
             made = Trainer(
                 model, torch.optim.SGD, nn.CrossEntropyLoss(), strategy=strategy,
-                weights=place / "net.safetensors",
+                weights=directory / "net.safetensors",
             )  # fmt: skip
             made.train(fit, epochs=1, verbose=False)
             own, expected = whole(made.bare), whole(first)

@@ -119,7 +119,7 @@ def data() -> list[dict[str, Tensor]]:
     ]
 
 
-def trained(name: str, place: Path) -> list[float]:
+def trained(name: str, directory: Path) -> list[float]:
     """The loss of the second step, the blocks that are gathered one at a time, the loss of an
     evaluation, and the same of the model that from_pretrained makes of an export."""
     import transformers
@@ -133,11 +133,11 @@ def trained(name: str, place: Path) -> list[float]:
     fit = DataLoader(data(), 8 // world())
     history = trainer.train(fit, epochs=2, verbose=False)
     blocks = sum(isinstance(module, FSDPModule) for module in model.modules()) - 1
-    step = trainer.save_checkpoint(place / name)
+    step = trainer.save_checkpoint(directory / name)
     expected = trainer.evaluate(fit)["loss"]
     if trainer.ranks.rank:
         return []
-    out = place / f"{name} exported"
+    out = directory / f"{name} exported"
     export.export(step, out, layout="huggingface")
     again = getattr(transformers, model_class).from_pretrained(out)
     (batch,) = DataLoader(data(), 8)
@@ -146,12 +146,12 @@ def trained(name: str, place: Path) -> list[float]:
     return [history[-1]["train_loss"], blocks, expected, exported]
 
 
-def all_of_them(place: Path) -> None:
+def all_of_them(directory: Path) -> None:
     sys.path.append(os.environ["LIBRARIES"])
     distributed.setup_distributed()
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in MODELS:
         kept: list[Any] = []
-        raised = message(lambda name=name, kept=kept: kept.append(trained(name, place)))
-        told[name] = kept[0] if kept else raised
-    (place / f"told_{os.environ['RANK']}").write_text(json.dumps(told))
+        raised = message(lambda name=name, kept=kept: kept.append(trained(name, directory)))
+        results[name] = kept[0] if kept else raised
+    (directory / f"results_{os.environ['RANK']}").write_text(json.dumps(results))

@@ -211,7 +211,7 @@ def by_hand(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in model.named_parameters()}
 
 
-def furthest(make: Callable[[], nn.Module], place: Path) -> list[float]:
+def furthest(make: Callable[[], nn.Module], directory: Path) -> list[float]:
     """How far the weights are from those of a plain loop, and from themselves once resumed; and
     the FSDP groups besides the root's."""
     torch.manual_seed(0)
@@ -226,7 +226,7 @@ def furthest(make: Callable[[], nn.Module], place: Path) -> list[float]:
 
     trainer = training(model)
     trainer.train(fit, epochs=1, verbose=False)
-    saved = trainer.save_checkpoint(place / make.__name__)
+    saved = trainer.save_checkpoint(directory / make.__name__)
     other = make()
     training(other).load_checkpoint(saved)
     groups = sum(isinstance(module, FSDPModule) for module in model.modules()) - 1
@@ -239,21 +239,21 @@ def far(own: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return max(value.nan_to_num().max().item() for value in apart if value.numel())
 
 
-def hybrid_shard(place: Path) -> None:
+def hybrid_shard(directory: Path) -> None:
     distributed.setup_distributed()
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for make in MODELS:
         kept: list[Any] = []
-        raised = message(lambda make=make, kept=kept: kept.append(furthest(make, place)))
-        told[make.__name__] = kept[0] if kept else raised
-    told["recomputed"] = recomputed()
-    told["aside"] = message(furthest, Aside, place)
-    told["sparse"] = message(trained, Sparse(), torch.optim.SGD)
-    told["rprop"] = message(trained, Stacked(), torch.optim.Rprop)
-    told["sparse far"] = [sparse(torch.optim.SGD), sparse(torch.optim.SparseAdam)]
-    told["nothing to recompute"] = message(recomputed, Clip)
+        raised = message(lambda make=make, kept=kept: kept.append(furthest(make, directory)))
+        results[make.__name__] = kept[0] if kept else raised
+    results["recomputed"] = recomputed()
+    results["aside"] = message(furthest, Aside, directory)
+    results["sparse"] = message(trained, Sparse(), torch.optim.SGD)
+    results["rprop"] = message(trained, Stacked(), torch.optim.Rprop)
+    results["sparse far"] = [sparse(torch.optim.SGD), sparse(torch.optim.SparseAdam)]
+    results["nothing to recompute"] = message(recomputed, Clip)
     distributed.barrier()  # whoever was refused at once takes the store of the others along
-    (place / f"told_{RANK}").write_text(json.dumps(told))
+    (directory / f"results_{RANK}").write_text(json.dumps(results))
 
 
 def recomputed(make: type[Base] = Stacked) -> list[int]:

@@ -214,7 +214,7 @@ class Augmented(Numbers):
         return torch.rand(1)
 
 
-def augmented(place: Path, **more: Any) -> bool:
+def augmented(directory: Path, **more: Any) -> bool:
     """Whether a resume between two epochs draws what the uninterrupted training drew."""
     loader = DataLoader(Augmented(), 3, num_workers=1, **more)
     drawn: list[float] = []
@@ -227,7 +227,7 @@ def augmented(place: Path, **more: Any) -> bool:
     def training(epochs: int, name: str) -> None:
         model = nn.Linear(1, 1)
         trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.1), step=step)
-        saved = {"save_every": "1 epoch", "save_to": place / name, "resume": True}
+        saved = {"save_every": "1 epoch", "save_to": directory / name, "resume": True}
         trainer.train(loader, epochs=epochs, verbose=False, **saved)
 
     training(2, "whole")
@@ -237,7 +237,7 @@ def augmented(place: Path, **more: Any) -> bool:
     return drawn == expected
 
 
-def loaders(place: Path) -> None:
+def loaders(directory: Path) -> None:
     """Every case by its name: what it returned, or what was raised."""
     distributed.setup_distributed()
     numbers, event = Numbers(), torch.multiprocessing.get_context("fork").Event()
@@ -295,8 +295,8 @@ def loaders(place: Path) -> None:
             DataLoader(data(), each),
             lambda m, b: (cross_entropy(m(b[0]), b[1], reduction="sum"), 1, {"loss": b[0].sum()}),
         ),
-        "persistent": lambda: augmented(place / "persistent", persistent_workers=True),
-        "generator": lambda: augmented(place / "generator", generator=torch.Generator()),
+        "persistent": lambda: augmented(directory / "persistent", persistent_workers=True),
+        "generator": lambda: augmented(directory / "generator", generator=torch.Generator()),
         "other names": lambda: Trainer(
             nn.Linear(1, 1),
             torch.optim.SGD,
@@ -308,9 +308,9 @@ def loaders(place: Path) -> None:
             DataLoader(data(), each), plain, val_loader=DataLoader(data(3), 4, drop_last=True)
         ),
     }  # fmt: skip
-    told = {name: attempt(case) for name, case in cases.items()}
+    results = {name: attempt(case) for name, case in cases.items()}
     distributed.barrier()  # whoever was refused at once takes the store of the others along
-    (place / f"told_{RANK}").write_text(json.dumps(told))
+    (directory / f"results_{RANK}").write_text(json.dumps(results))
 
 
 def attempt(case: Callable[[], Any]) -> Any:
@@ -358,11 +358,11 @@ def frozen() -> list[float]:
     return moved
 
 
-def exported(place: Path) -> list[str]:
+def exported(directory: Path) -> list[str]:
     """The tensors that a file of a model with a tied weight lacks, and has too many."""
     model = Tied()
     trainer = Trainer(model, torch.optim.SGD, nn.CrossEntropyLoss())
-    saved, file = trainer.save_checkpoint(place / "tied"), place / "tied.safetensors"
+    saved, file = trainer.save_checkpoint(directory / "tied"), directory / "tied.safetensors"
     weight = whole(model)["embedding.weight"]
     if RANK == 0:
         export.export(saved, file)
@@ -373,7 +373,7 @@ def exported(place: Path) -> list[str]:
     return []
 
 
-def kept_open(place: Path) -> list[int]:
+def kept_open(directory: Path) -> list[int]:
     """Further threads and open files after four more directories."""
     model = nn.Linear(6, 3)
     trainer = Trainer(model, torch.optim.SGD, nn.CrossEntropyLoss())
@@ -384,18 +384,18 @@ def kept_open(place: Path) -> list[int]:
     for number in range(6):
         if number == 2:
             before = resources()
-        trainer.load_checkpoint(trainer.save_checkpoint(place / f"epoch{number}"))
+        trainer.load_checkpoint(trainer.save_checkpoint(directory / f"epoch{number}"))
     return [now - then for now, then in zip(resources(), before, strict=True)]
 
 
-def at_home(place: Path) -> list[bool]:
-    os.environ["HOME"] = str(place / "home")
+def at_home(directory: Path) -> list[bool]:
+    os.environ["HOME"] = str(directory / "home")
     model = nn.Linear(6, 3)
     trainer = Trainer(model, torch.optim.SGD, nn.CrossEntropyLoss())
     trainer.train(fit(), epochs=1, save_every="1 epoch", save_to="~/trained", verbose=False)
     trainer.save_checkpoint("~/by hand")
     trainer.load_checkpoint("~/by hand")
-    return [(place / "home" / name).is_dir() for name in ("trained", "by hand")] + [
+    return [(directory / "home" / name).is_dir() for name in ("trained", "by hand")] + [
         Path("~").exists()
     ]
 
@@ -412,18 +412,18 @@ def two_trainers() -> list[int]:
     return lines
 
 
-def habits(place: Path) -> None:
+def habits(directory: Path) -> None:
     distributed.setup_distributed()
     torch.manual_seed(0)
-    told = {
+    results = {
         "two trainers": attempt(two_trainers),
         "frozen": attempt(frozen),
-        "exported": attempt(lambda: exported(place)),
-        "kept open": attempt(lambda: kept_open(place)),
-        "at home": attempt(lambda: at_home(place)),
+        "exported": attempt(lambda: exported(directory)),
+        "kept open": attempt(lambda: kept_open(directory)),
+        "at home": attempt(lambda: at_home(directory)),
     }
     distributed.barrier()  # whoever was refused at once takes the store of the others along
-    (place / f"told_{RANK}").write_text(json.dumps(told))
+    (directory / f"results_{RANK}").write_text(json.dumps(results))
 
 
 # -- numbers, and checkpoints ---------------------------------------------------------------------
@@ -453,33 +453,33 @@ def nothing_counts() -> list[Any]:
     return [str(epoch["val_loss"]), epoch["step"], trainer.parts.stepper.scale.item() == scale]
 
 
-def saved(place: Path, optimizer: Any = torch.optim.AdamW, **more: Any) -> Path:
+def saved(directory: Path, optimizer: Any = torch.optim.AdamW, **more: Any) -> Path:
     model = nn.Linear(6, 3)
     trainer = Trainer(model, optimizer(model.parameters(), 0.1), nn.CrossEntropyLoss(), **more)
     trainer.train(fit(), epochs=1, verbose=False)
-    return trainer.save_checkpoint(place)
+    return trainer.save_checkpoint(directory)
 
 
-def other_names(place: Path) -> list[bool]:
+def other_names(directory: Path) -> list[bool]:
     """Whether a checkpoint is found by its experiment, and by a link to it."""
     step = saved(Path(os.environ["ORCHESTRATOR_EXPERIMENT"], "outputs", "checkpoints"))
-    (place / "latest").symlink_to(step)
+    (directory / "latest").symlink_to(step)
     trainer = Trainer(nn.Linear(6, 3), torch.optim.AdamW, nn.CrossEntropyLoss())
-    names = (os.environ["ORCHESTRATOR_EXPERIMENT"], place / "latest")
+    names = (os.environ["ORCHESTRATOR_EXPERIMENT"], directory / "latest")
     return [trainer.load_checkpoint(name).resolve() == step.resolve() for name in names]
 
 
-def into_fp16(place: Path) -> bool:
-    step = saved(place / "fp32")
+def into_fp16(directory: Path) -> bool:
+    step = saved(directory / "fp32")
     half = Trainer(nn.Linear(6, 3), torch.optim.AdamW, nn.CrossEntropyLoss(), precision="fp16")
     scale = half.parts.stepper.scale.item()
     half.load_checkpoint(step)
     return half.parts.stepper.scale.item() == scale > 1.0
 
 
-def hooked(place: Path) -> list[int]:
+def hooked(directory: Path) -> list[int]:
     """How often a hook of the optimizer ran after a resume, and the steps that there were."""
-    step = saved(place / "hooked")
+    step = saved(directory / "hooked")
     model, calls = nn.Linear(6, 3), list[int]()
     optimizer = torch.optim.AdamW(model.parameters(), 0.1)
     optimizer.register_step_post_hook(lambda *_: calls.append(1))
@@ -497,16 +497,16 @@ def by_epoch() -> None:
     Trainer(model, optimizer, nn.CrossEntropyLoss(), scheduler=plateau)
 
 
-def numbers(place: Path) -> None:
+def numbers(directory: Path) -> None:
     other = Trainer(nn.Linear(6, 3), torch.optim.SGD, nn.CrossEntropyLoss())
-    told = {
+    results = {
         "dtypes": attempt(dtypes),
         "nothing counts": attempt(nothing_counts),
-        "other names": attempt(lambda: other_names(place)),
-        "into fp16": attempt(lambda: into_fp16(place)),
-        "other optimizer": message(other.load_checkpoint, saved(place / "adamw")),
-        "hooked": attempt(lambda: hooked(place)),
+        "other names": attempt(lambda: other_names(directory)),
+        "into fp16": attempt(lambda: into_fp16(directory)),
+        "other optimizer": message(other.load_checkpoint, saved(directory / "adamw")),
+        "hooked": attempt(lambda: hooked(directory)),
         "by epoch": message(by_epoch),
     }
     distributed.barrier()  # whoever was refused at once takes the store of the others along
-    (place / f"told_{RANK}").write_text(json.dumps(told))
+    (directory / f"results_{RANK}").write_text(json.dumps(results))

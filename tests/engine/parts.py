@@ -122,7 +122,7 @@ def cases() -> Iterator[tuple[int, bool, str, bool, dict[str, Any]]]:
         yield seed, True, "ddp", True, {}
 
 
-def every_case(place: Path) -> None:
+def every_case(directory: Path) -> None:
     rank = distributed.setup_distributed()["rank"]
     alone = int(os.environ["WORLD_SIZE"]) == 1
     found = {}
@@ -131,10 +131,10 @@ def every_case(place: Path) -> None:
         if key not in found:
             found[key] = trained(seed, strategy, unused, by_row, **fsdp)
     if rank == 0:
-        torch.save(found, place / "found")
+        torch.save(found, directory / "found")
 
 
-def ranks_differ(place: Path) -> None:
+def ranks_differ(directory: Path) -> None:
     """Not announced: every rank refuses, and has the weights that it began with."""
     rank = distributed.setup_distributed()["rank"]
     torch.manual_seed(0)
@@ -148,7 +148,7 @@ def ranks_differ(place: Path) -> None:
     except OrchestratorError as error:
         after = whole(model)
         assert all(torch.equal(value, after[name]) for name, value in before.items())
-        (place / f"refused_{rank}").write_text(str(error))
+        (directory / f"refused_{rank}").write_text(str(error))
 
 
 class Other(nn.Module):
@@ -195,7 +195,7 @@ class Shorter(nn.Module):
         return out
 
 
-def ranks_use_fewer(place: Path) -> None:
+def ranks_use_fewer(directory: Path) -> None:
     """Other numbers of blocks: no rank can go on, and the timeout is far away."""
     block_order.PAUSE = 0.2
     distributed.setup_distributed()

@@ -16,8 +16,8 @@ from tests.launching import BIN, Command, Head
 ROOT = Path(__file__).parents[2]
 
 
-def last_step(place: Path, rank: int) -> int:
-    lines = (place / "outputs" / f"rank_{rank:02d}_metrics.jsonl").read_text().splitlines()
+def last_step(directory: Path, rank: int) -> int:
+    lines = (directory / "outputs" / f"rank_{rank:02d}_metrics.jsonl").read_text().splitlines()
     return int(json.loads(lines[-1])["step"])
 
 

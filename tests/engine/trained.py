@@ -102,7 +102,7 @@ def shards(model: nn.Module) -> list[Tensor]:
     return [p.to_local() if hasattr(p, "to_local") else p for p in model.parameters()]
 
 
-def every_strategy(place: Path) -> None:
+def every_strategy(directory: Path) -> None:
     """Parameters and history of each, for the test to compare with a plain loop."""
     found = {}
     for strategy in (*MORE, *(("dp", "none") if world() == 1 else ())):
@@ -120,10 +120,10 @@ def every_strategy(place: Path) -> None:
         history = made.train(loader(shuffle=True), loader(13), epochs=EPOCHS)
         found[strategy] = (whole(model), history)
     if int(os.environ["RANK"]) == 0:
-        torch.save(found, place / "found")
+        torch.save(found, directory / "found")
 
 
-def resumes(place: Path) -> None:
+def resumes(directory: Path) -> None:
     """Interrupted in the middle of an epoch and begun anew: the same bits as without."""
     for strategy in ("hybrid_shard", "ddp"):
         ended = []
@@ -139,7 +139,7 @@ def resumes(place: Path) -> None:
                     scheduler=lambda opt: torch.optim.lr_scheduler.StepLR(opt, 2, gamma=0.7),
                     clip_grad_norm=CLIP,
                 )
-                own = place / f"{strategy}{len(ended)}"
+                own = directory / f"{strategy}{len(ended)}"
                 saved = {"save_every": "100 steps", "save_to": own, "resume": True} if stops else {}
                 made.train(loader(shuffle=True), epochs=EPOCHS + 1, max_period=period, **saved)
             ended.append((shards(model), made.state.train_metrics, made.state.step))
@@ -147,37 +147,37 @@ def resumes(place: Path) -> None:
             assert all(map(torch.equal, one[0], ended[0][0])), strategy
             assert one[1:] == ended[0][1:], (one[1:], ended[0][1:])
         if strategy == "ddp" and dist.get_rank() == 0:
-            torch.save(whole(model), place / "ddp")
+            torch.save(whole(model), directory / "ddp")
         assert made.load_checkpoint(own).name == f"step_{made.state.step:08d}"
         made.train(loader(), epochs=1)  # says that nothing is left
 
 
-def goes_on_elsewhere(place: Path) -> None:
+def goes_on_elsewhere(directory: Path) -> None:
     """What $UNTIL says of a training that is saved in $KEPT; its weights at the end."""
     model = net()
     made = Trainer(model, optimizer(model), nn.CrossEntropyLoss())
     saved = {"save_every": "1 epoch", "save_to": os.environ["KEPT"], "resume": True}
     own = loader(shuffle=True, batch_size=int(os.environ.get("BATCH", BATCH)) // world())
-    told = message(made.train, own, epochs=EPOCHS, max_period=os.environ.get("UNTIL"), **saved)
+    results = message(made.train, own, epochs=EPOCHS, max_period=os.environ.get("UNTIL"), **saved)
     weights = whole(model)
     if made.ranks.rank == 0:
-        torch.save((told, weights), place / "ended")
+        torch.save((results, weights), directory / "ended")
 
 
-def launched_again(place: Path) -> None:
+def launched_again(directory: Path) -> None:
     """A script that resumes, beside another script of the same experiment name."""
     for day, (script, layers) in enumerate([("a.py", 6), ("b.py", 6), ("a.py", 7), ("a.py", 6)], 1):
         sys.argv[0] = f"/somewhere/{script}"
-        os.environ["ORCHESTRATOR_EXPERIMENT"] = str(place / f"mine_2026010{day}_000000")
+        os.environ["ORCHESTRATOR_EXPERIMENT"] = str(directory / f"mine_2026010{day}_000000")
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, layers), nn.Linear(layers, 3))
         made = Trainer(model, torch.optim.SGD, nn.CrossEntropyLoss())
         made.train(loader(), epochs=day, save_every="9 epochs", resume=True)
 
 
-def reads_where_others_write(place: Path) -> None:
+def reads_where_others_write(directory: Path) -> None:
     """Reading leaves all as it is; a second writer is refused, and saves nothing."""
-    kept, other = place / "kept", place / "kept/.step_00000099.0123abcd.partial"
+    kept, other = directory / "kept", directory / "kept/.step_00000099.0123abcd.partial"
     model = net()
     made = Trainer(model, optimizer(model), nn.CrossEntropyLoss())
     made.train(loader(), epochs=1, save_every="1 epoch", save_to=kept)
@@ -186,9 +186,9 @@ def reads_where_others_write(place: Path) -> None:
         other.mkdir()
     distributed.barrier()
     before = sorted(path.name for path in kept.iterdir()), kept.stat().st_mtime_ns
-    (place / "link").symlink_to(kept / "step_00000006") if rank == 0 else None
+    (directory / "link").symlink_to(kept / "step_00000006") if rank == 0 else None
     distributed.barrier()
-    for path in (kept, kept / "step_00000006", place / "link"):
+    for path in (kept, kept / "step_00000006", directory / "link"):
         assert made.load_checkpoint(path).name in ("step_00000006", "link")
     assert (sorted(path.name for path in kept.iterdir()), kept.stat().st_mtime_ns) == before
     begun, hold = os.pipe(), os.pipe()
@@ -202,8 +202,8 @@ def reads_where_others_write(place: Path) -> None:
     if rank == 0:
         os.read(begun[0], 1)
     distributed.barrier()
-    told = [message(made.save_checkpoint, kept)]
-    told.append(message(made.train, loader(), epochs=2, save_every="1 epoch", save_to=kept))
+    results = [message(made.save_checkpoint, kept)]
+    results.append(message(made.train, loader(), epochs=2, save_every="1 epoch", save_to=kept))
     assert other.exists()
     made.load_checkpoint(kept)
     distributed.barrier()
@@ -214,7 +214,7 @@ def reads_where_others_write(place: Path) -> None:
     made.save_checkpoint(kept)
     distributed.barrier()
     assert not other.exists()  # nobody writes it any more
-    (place / f"told_{rank}").write_text(json.dumps(told))
+    (directory / f"results_{rank}").write_text(json.dumps(results))
 
 
 class Islands(nn.Module):
@@ -238,7 +238,7 @@ class Islands(nn.Module):
         return {"out": self.head(h)}
 
 
-def low_precision(place: Path) -> None:
+def low_precision(directory: Path) -> None:
     """Every strategy computes what ddp does, which is autocast around the plain model."""
     own = torch.Generator().manual_seed(1)
     seconds = torch.randint(0, 86400, (64, 1), generator=own).float()
@@ -263,11 +263,11 @@ def low_precision(place: Path) -> None:
             made.train(fit, epochs=2, verbose=False)
             found[strategy] = whole(model)
         if rank == 0:
-            torch.save(found, place / precision)
+            torch.save(found, directory / precision)
     assert dtypes == {torch.float32}
 
 
-def running_statistics(place: Path) -> None:
+def running_statistics(directory: Path) -> None:
     """All ranks validate one model, and save it: rank 0's, which is what an interruption leaves."""
     rank = distributed.setup_distributed()["rank"]
     for strategy in ("hybrid_shard", "ddp"):
@@ -289,12 +289,12 @@ def running_statistics(place: Path) -> None:
 
         whole = trainer()
         whole.train(
-            loader(40), loader(13), epochs=2, save_every="1 epoch", save_to=place / strategy
+            loader(40), loader(13), epochs=2, save_every="1 epoch", save_to=directory / strategy
         )
         validated = distributed.gather_tensors(seen[-1])
         assert all(torch.equal(validated[0], other) for other in validated)
         again = trainer()
-        again.load_checkpoint(place / strategy)
+        again.load_checkpoint(directory / strategy)
         loaded = distributed.gather_tensors(statistics(again.bare))
         assert all(torch.equal(validated[0], other) for other in loaded), (rank, strategy)
 
@@ -309,7 +309,7 @@ def signalled(number: int) -> None:
     os.waitpid(child, 0)
 
 
-def stopped_with_workers(place: Path) -> None:
+def stopped_with_workers(directory: Path) -> None:
     """The group gets a signal while workers load: what was trained is saved."""
     os.setpgid(0, 0)
     calls = iter(range(100))
@@ -319,7 +319,7 @@ def stopped_with_workers(place: Path) -> None:
             signalled(int(os.environ["SIGNAL"]))
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    model, kept = net(), place / "kept"
+    model, kept = net(), directory / "kept"
     made = Trainer(model, optimizer(model), step=step)
     how = os.environ["START"]
     fit = DataLoader(samples(400), 4, num_workers=2, multiprocessing_context=how)
@@ -340,13 +340,13 @@ class Stopping:
             yield batch
 
 
-def stopped_in_a_validation(place: Path) -> None:
+def stopped_in_a_validation(directory: Path) -> None:
     model = net()
     made = Trainer(model, optimizer(model), nn.CrossEntropyLoss())
-    made.train(loader(), Stopping(), epochs=9, save_every="9 epochs", save_to=place / "kept")
+    made.train(loader(), Stopping(), epochs=9, save_every="9 epochs", save_to=directory / "kept")
     assert (made.state.ended, made.state.epoch, made.state.val_metrics) == ("asked to stop", 1, {})
     assert Stopping.asked < 10
-    assert [path.name for path in (place / "kept").iterdir()] == [f"step_{made.state.step:08d}"]
+    assert [path.name for path in (directory / "kept").iterdir()] == [f"step_{made.state.step:08d}"]
 
 
 class Watched:
@@ -359,7 +359,7 @@ class Watched:
         return iter(loader(13))
 
 
-def stops_in_a_hurry(place: Path) -> None:
+def stops_in_a_hurry(directory: Path) -> None:
     """Asked to stop in the middle of an epoch: saved at once, and not validated."""
     calls: list[int] = []
 
@@ -371,14 +371,14 @@ def stops_in_a_hurry(place: Path) -> None:
 
     model = net()
     made = Trainer(model, optimizer(model), step=step)
-    kept = place / "kept"
+    kept = directory / "kept"
     made.train(loader(), Watched(), epochs=9, save_every="9 epochs", save_to=kept)
     assert (made.state.ended, made.state.epoch, Watched.begun) == ("asked to stop", 0, False)
     assert [path.name for path in kept.iterdir()] == [f"step_{made.state.step:08d}"]
     assert made.state.step < 6
 
 
-def meets_nan(place: Path) -> None:
+def meets_nan(directory: Path) -> None:
     """One sample of the loader is broken: one step is left out, and the sample is named."""
     data = samples(40)
     data.tensors[0][7] = torch.nan
@@ -432,7 +432,7 @@ def stepped(name: str, *, narrow: bool) -> Any:
     return whole(model)
 
 
-def every_optimizer(place: Path) -> None:
+def every_optimizer(directory: Path) -> None:
     rank = distributed.setup_distributed()["rank"]
     names = [name for name in OPTIMIZERS if hasattr(torch.optim, name)]  # Muon since torch 2.9
     found = {name: stepped(name, narrow=True) for name in names}
@@ -440,7 +440,7 @@ def every_optimizer(place: Path) -> None:
         torch.Tensor.bfloat16 = torch.Tensor.float  # else its iteration rounds, in another order
         found["Muon, wide"] = stepped("Muon", narrow=False)
     if rank == 0:
-        torch.save(found, place / "found")
+        torch.save(found, directory / "found")
 
 
 # -- loaders ----------------------------------------------------------------------------------
@@ -464,7 +464,7 @@ class Flow(IterableDataset[Tensor]):
             yield torch.tensor([float(index)])
 
 
-def loaders(place: Path) -> None:
+def loaders(directory: Path) -> None:
     """Which numbers each kind of loader shows to this rank in two epochs, and what is said."""
     distributed.setup_distributed()
     numbers = Numbers()
@@ -500,7 +500,7 @@ def loaders(place: Path) -> None:
         history = trainer.train(made, epochs=2)
         means = [epoch["train_sum"] for epoch in history]
         found[name] = {"seen": seen, "means": means}
-    (place / f"seen_{os.environ['RANK']}").write_text(json.dumps(found))
+    (directory / f"seen_{os.environ['RANK']}").write_text(json.dumps(found))
 
 
 # -- what is refused --------------------------------------------------------------------------
@@ -514,7 +514,7 @@ def message(call: Any, *args: Any, **more: Any) -> str:
     return "nothing was refused"
 
 
-def refuses(place: Path) -> None:
+def refuses(directory: Path) -> None:
     distributed.setup_distributed()
 
     def trained(data: Any, **more: Any) -> None:
@@ -529,7 +529,7 @@ def refuses(place: Path) -> None:
         Trainer(trained_model, torch.optim.SGD, nn.CrossEntropyLoss())
 
     fit = DataLoader(samples(), 4)
-    told = {
+    results = {
         "none": message(trained, fit, strategy="none"),
         "dp": message(trained, fit, strategy="dp"),
         "other": message(other),
@@ -539,12 +539,13 @@ def refuses(place: Path) -> None:
         "streams": message(trained, DataLoader(Flow(True), 2)),
         "short": message(trained, [[torch.zeros(2, 6), torch.zeros(2).long()]]),
         "absent": message(
-            Trainer(nn.Linear(1, 1), torch.optim.SGD, nn.MSELoss()).load_checkpoint, place / "no"
+            Trainer(nn.Linear(1, 1), torch.optim.SGD, nn.MSELoss()).load_checkpoint,
+            directory / "no",
         ),
         "nan": message(trained, [[torch.full((2, 6), torch.inf), torch.zeros(2).long()]] * 24),
     }
     distributed.barrier()  # whoever was refused at once takes the store of the others along
-    (place / f"told_{os.environ['RANK']}").write_text(json.dumps(told))
+    (directory / f"results_{os.environ['RANK']}").write_text(json.dumps(results))
 
 
 # -- trackers, with modules that have the real ones' signatures --------------------------------
@@ -611,9 +612,9 @@ def trainer(**more: Any) -> Trainer:
     return Trainer(model, optimizer(model), nn.CrossEntropyLoss(), **more)
 
 
-def tracks(place: Path) -> None:
+def tracks(directory: Path) -> None:
     rank = distributed.setup_distributed()["rank"]
-    told = {"missing": message(trainer, trackers=["wandb"]), "name": message(
+    results = {"missing": message(trainer, trackers=["wandb"]), "name": message(
         trainer, trackers=["tensorbord"]), "thing": message(trainer, trackers=[3])}  # fmt: skip
     book = Book()
     stand_ins(book)
@@ -625,15 +626,15 @@ def tracks(place: Path) -> None:
     made = trainer(trackers=wanted, log_every=2)
     made.train(loader(), loader(), epochs=1)
     made.close()
-    (place / f"told_{rank}").write_text(json.dumps({**told, "calls": book.calls}))
+    (directory / f"results_{rank}").write_text(json.dumps({**results, "calls": book.calls}))
 
 
-def engine_tracks(place: Path) -> None:
+def engine_tracks(directory: Path) -> None:
     """The built-in engine, whose config names trackers."""
     book = Book()
     stand_ins(book)
     train.main()
-    (place / f"told_{os.environ['RANK']}").write_text(json.dumps(book.calls))
+    (directory / f"results_{os.environ['RANK']}").write_text(json.dumps(book.calls))
 
 
 # -- what else it promises ----------------------------------------------------------------------
@@ -651,7 +652,7 @@ class Forks(nn.Module):
         return out
 
 
-def promises(place: Path) -> None:
+def promises(directory: Path) -> None:
     fit = loader(shuffle=True)
     rank = distributed.setup_distributed()["rank"]
 
@@ -704,7 +705,7 @@ def promises(place: Path) -> None:
     assert made.optimizer.param_groups[0]["lr"] == 0.1
 
     # Saved on two ranks by hand, and read back.
-    path = made.save_checkpoint(place / "own.pt")
+    path = made.save_checkpoint(directory / "own.pt")
     other = net(seed=3)
     again = Trainer(other, torch.optim.SGD(other.head.parameters(), 0.1), nn.CrossEntropyLoss())
     assert again.load_checkpoint(path) == path
@@ -714,21 +715,23 @@ def promises(place: Path) -> None:
     # What was saved last counts, also beside higher steps of an older run; a damaged one does not.
     fresh = trainer()
     fresh.train(fit, max_period="2 steps")
-    low = fresh.save_checkpoint(place / "shared")
+    low = fresh.save_checkpoint(directory / "shared")
     fresh.train(fit, max_period="5 steps")
-    high = fresh.save_checkpoint(place / "shared")
+    high = fresh.save_checkpoint(directory / "shared")
     fresh.load_checkpoint(low)
-    assert fresh.save_checkpoint(place / "shared") == low
-    assert fresh.load_checkpoint(place / "shared") == low
+    assert fresh.save_checkpoint(directory / "shared") == low
+    assert fresh.load_checkpoint(directory / "shared") == low
     distributed.barrier()
     if rank == 0:
         (data,) = low.glob("__0_*")
         data.write_bytes(data.read_bytes()[:-1] + b"?")
     distributed.barrier()
-    assert fresh.load_checkpoint(place / "shared") == high
+    assert fresh.load_checkpoint(directory / "shared") == high
     sharded = trainer(strategy="full_shard")
-    told = {
-        "later": message(trainer().train, fit, epochs=1, save_every="1s", save_to=place / "shared"),
+    results = {
+        "later": message(
+            trainer().train, fit, epochs=1, save_every="1s", save_to=directory / "shared"
+        ),
         "stranger": message(Trainer, net(), optimizer(net()), nn.CrossEntropyLoss()),
         "twice": message(Trainer, sharded.bare, torch.optim.SGD, nn.CrossEntropyLoss()),
         "endless": message(made.train, fit),
@@ -739,28 +742,28 @@ def promises(place: Path) -> None:
         "both": message(trainer, step=print),
         "sum": message(Trainer, net(), torch.optim.SGD, nn.MSELoss(reduction="sum")),
         "batch": message(made.train, [torch.zeros(2)] * 4, epochs=99),
-        "file": message(made.load_checkpoint, place / "spec.json"),
+        "file": message(made.load_checkpoint, directory / "spec.json"),
     }
     distributed.barrier()  # whoever was refused at once takes the store of the others along
-    (place / f"told_{rank}").write_text(json.dumps(told))
+    (directory / f"results_{rank}").write_text(json.dumps(results))
 
 
-def tells_its_owner(place: Path) -> None:
+def tells_its_owner(directory: Path) -> None:
     """Hooks, and the random numbers of the user, which training leaves alone."""
-    told: list[Any] = []
+    results: list[Any] = []
 
     def drawn() -> list[float]:
         return [torch.rand(1).item(), random.random(), np.random.rand()]
 
     def begins(made: Trainer) -> None:
-        told.append(["begin", made.state.step, made.model.training])
+        results.append(["begin", made.state.step, made.model.training])
 
     def stepped(made: Trainer) -> bool:
-        told.append(["step", made.state.step, drawn()])
+        results.append(["step", made.state.step, drawn()])
         return made.state.step == 5 and made.ranks.rank == 1
 
     def epoch(made: Trainer) -> None:
-        told.append(["epoch", made.state.step, drawn()])
+        results.append(["epoch", made.state.step, drawn()])
         made.evaluate(loader(13))
 
     distributed.setup_distributed()
@@ -770,20 +773,22 @@ def tells_its_owner(place: Path) -> None:
         random.seed(7)
         np.random.seed(7)
         made.train(loader(shuffle=True), epochs=9, max_period="12 steps")
-        told.append(["end", made.state.step, drawn()])
+        results.append(["end", made.state.step, drawn()])
     steps = []
     for hooks in (
         {"on_train_begin": lambda made: made.ranks.rank == 1},
         {"on_step_end": lambda made: made.stop() if made.ranks.rank == 1 else None},
     ):
         short = trainer(**hooks)
-        short.train(loader(), epochs=2, save_every="1 step", save_to=place / f"short{len(steps)}")
+        short.train(
+            loader(), epochs=2, save_every="1 step", save_to=directory / f"short{len(steps)}"
+        )
         steps.append(short.state.step)
-    told.append([steps, [path.name for path in (place / "short0").glob("step_*")]])
-    (place / f"told_{made.ranks.rank}").write_text(json.dumps([made.state.ended, *told]))
+    results.append([steps, [path.name for path in (directory / "short0").glob("step_*")]])
+    (directory / f"results_{made.ranks.rank}").write_text(json.dumps([made.state.ended, *results]))
 
 
-def keeps_the_best(place: Path) -> None:
+def keeps_the_best(directory: Path) -> None:
     """The learning rate grows until it does harm: the best epoch is neither first nor last."""
     model = net()
     made = Trainer(
@@ -793,7 +798,7 @@ def keeps_the_best(place: Path) -> None:
         scheduler=lambda sgd: torch.optim.lr_scheduler.StepLR(sgd, 1, gamma=3.0),
         scheduler_every="epoch",
     )
-    kept = place / "kept"
+    kept = directory / "kept"
     refused = message(made.train, loader(), epochs=1, best="min val_loss", save_to=kept)
     made.state.step = 0
     history = made.train(
@@ -802,8 +807,8 @@ def keeps_the_best(place: Path) -> None:
     ended, best = made.state.ended, made.state.best
     made.load_checkpoint(kept / "best")
     there = sorted(path.name for path in kept.iterdir())
-    told = [refused, history, ended, best, made.evaluate(loader()), made.state.epoch, there]
-    (place / f"told_{made.ranks.rank}").write_text(json.dumps(told))
+    results = [refused, history, ended, best, made.evaluate(loader()), made.state.epoch, there]
+    (directory / f"results_{made.ranks.rank}").write_text(json.dumps(results))
 
 
 class Tied(Net):
@@ -825,9 +830,9 @@ class Written:
         (directory / "config.json").write_text(json.dumps({"architectures": self.architectures}))
 
 
-def gives_itself_away(place: Path) -> None:
+def gives_itself_away(directory: Path) -> None:
     """Weights and predictions under every strategy, for the test to compare."""
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for strategy in (*MORE, *(("dp", "none") if world() == 1 else ())):
         torch.manual_seed(0)
         model = Tied()
@@ -843,20 +848,22 @@ def gives_itself_away(place: Path) -> None:
         assert not first or state["again.weight"] is state["layers.0.weight"]
         huggingface.LARGEST_FILE = 200  # two matrices of 144 bytes do not fit into one file
         for name in ("one.safetensors", "one.pt", "whole"):
-            made.save(place / strategy / name if name == "whole" else place / f"{strategy}-{name}")
-        made.save_checkpoint(place / strategy / "kept")
+            made.save(
+                directory / strategy / name if name == "whole" else directory / f"{strategy}-{name}"
+            )
+        made.save_checkpoint(directory / strategy / "kept")
         numbers = {
             "batches": made.predict(loader(batch_size=3)),
             "of one's own": made.predict(loader(), lambda model, batch: {"out": model(batch[0])}),
             "stream": made.predict([[x] for x in samples().tensors[0].split(4)]),
         }
         assert [module.training for module in model.layers] == [False, True]
-        told[strategy] = numbers
-    told["loss"] = message(made.predict, loader(), lambda model, batch: model(batch[0]).sum())
-    told["half"] = message(made.predict, loader(), lambda model, batch: model(batch[0])[:1])
-    told["where"] = message(made.save, place / "one.txt")
-    told["disk"] = message(made.save, place / "no" / "one.safetensors")
-    torch.save(told, place / f"told_{made.ranks.rank}")
+        results[strategy] = numbers
+    results["loss"] = message(made.predict, loader(), lambda model, batch: model(batch[0]).sum())
+    results["half"] = message(made.predict, loader(), lambda model, batch: model(batch[0])[:1])
+    results["where"] = message(made.save, directory / "one.txt")
+    results["disk"] = message(made.save, directory / "no" / "one.safetensors")
+    torch.save(results, directory / f"results_{made.ranks.rank}")
 
 
 class Several(Net):
@@ -880,7 +887,7 @@ def uses_all_of_it(model: Any, batch: Any) -> tuple[Tensor, int]:
     return nn.functional.cross_entropy(logits, y, reduction="sum"), int((y >= 0).sum())
 
 
-def all_of_a_model(place: Path) -> None:
+def all_of_a_model(directory: Path) -> None:
     """A step that uses the model's own methods and parts, under every strategy."""
     found = {}
     for strategy in (*MORE, *(("dp", "none") if world() == 1 else ())):
@@ -891,7 +898,7 @@ def all_of_a_model(place: Path) -> None:
         made.train(loader(), loader(13), epochs=1)
         found[strategy] = whole(model), made.state.val_metrics["loss"]
     if made.ranks.rank == 0:
-        torch.save(found, place / "found")
+        torch.save(found, directory / "found")
 
 
 # -- keys of config= ----------------------------------------------------------------------------
@@ -908,25 +915,25 @@ class Counted(Net):
     flops_per_sample = 1e4
 
 
-def read_lines(place: Path) -> list[dict[str, Any]]:
-    (file,) = place.glob("*/outputs/rank_00_metrics.jsonl")
+def read_lines(directory: Path) -> list[dict[str, Any]]:
+    (file,) = directory.glob("*/outputs/rank_00_metrics.jsonl")
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def keys_at_work(place: Path) -> None:
+def keys_at_work(directory: Path) -> None:
     """A Trainer that is told by its config alone, then one whose time is over."""
     fit = loader(shuffle=True)
     torch.manual_seed(0)
     model = Counted()
-    keys = {**CONFIG, "checkpoint": {**CONFIG["checkpoint"], "directory": str(place / "kept")}}
+    keys = {**CONFIG, "checkpoint": {**CONFIG["checkpoint"], "directory": str(directory / "kept")}}
     optimizer = torch.optim.Adadelta(model.parameters())  # which has no fused kernel
     first = Trainer(model, optimizer, nn.CrossEntropyLoss(), config=keys)
     first.train(fit, loader(13), epochs=50)
-    lines = read_lines(place)
+    lines = read_lines(directory)
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(False)
     short = trainer(config={"training": {"max_minutes": 1e-9}})
     short.train(fit, epochs=50)
-    told = [first.state.ended, first.state.step, deterministic, short.state.ended, lines]
+    results = [first.state.ended, first.state.step, deterministic, short.state.ended, lines]
     if first.ranks.rank == 0:
-        (place / "told").write_text(json.dumps(told))
+        (directory / "told").write_text(json.dumps(results))

@@ -52,7 +52,7 @@ class Job:
         path = self.experiment(node) / "outputs" / f"rank_{rank:02d}_metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
 
-    def told(self, rank: int = 0) -> str:
+    def output(self, rank: int = 0) -> str:
         return (self.path / f"out_{rank}").read_text()
 
 

@@ -256,23 +256,25 @@ TIMELY = r"^step +\d+/|\.cpp:\d+\]"  # the lines of progress, and those of torch
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     """What is seen of every base, of every base once more, and of every change."""
-    place = tmp_path_factory.mktemp("fields")
+    directory = tmp_path_factory.mktemp("fields")
     for name, step in (("one", 1), ("other", 3)):
-        token_file(place / f"{name}.bin", step)
-    jobs = [job(place, "kept", [1], merged(BASES["resumable"][1], {"checkpoint": {"steps": 2}}))]
+        token_file(directory / f"{name}.bin", step)
+    jobs = [
+        job(directory, "kept", [1], merged(BASES["resumable"][1], {"checkpoint": {"steps": 2}}))
+    ]
     for name, (nodes, sections) in BASES.items():
-        jobs += [job(place, f"{which} {name}", nodes, sections) for which in ("base", "again")]
+        jobs += [job(directory, f"{which} {name}", nodes, sections) for which in ("base", "again")]
     for name, change in ENGINE.items():
         nodes, sections = BASES[change.base]
         section, key = name.split(".")
-        jobs.append(job(place, name, nodes, merged(sections, {section: {key: change.value}})))
+        jobs.append(job(directory, name, nodes, merged(sections, {section: {key: change.value}})))
     codes = run(*jobs)
     return {one.path.name: look(one, found) for one, found in zip(jobs, codes, strict=True)}
 
 
-def job(place: Path, name: str, nodes: list[int], sections: Sections) -> Job:
-    where = place / name
-    config = json.loads(json.dumps(sections).replace("PLACE", str(place)))
+def job(directory: Path, name: str, nodes: list[int], sections: Sections) -> Job:
+    where = directory / name
+    config = json.loads(json.dumps(sections).replace("PLACE", str(directory)))
     return Job(str(where), nodes, config, env={"SPY": str(where / "spied.json")})
 
 
@@ -295,7 +297,7 @@ def look(job: Job, codes: list[int]) -> Seen:
         "losses": [(line["loss"], line["grad_norm"]) for line in steps],
         "logged": [(line["step"], line["tokens"], line["skipped_steps"]) for line in steps],
         "evaluated": [line | {"time": None} for line in lines if "loss" not in line],
-        "told": [words(x, job) for x in job.told().splitlines() if not re.search(TIMELY, x)],
+        "told": [words(x, job) for x in job.output().splitlines() if not re.search(TIMELY, x)],
         "files": [sorted(str(p.relative_to(root)) for p in root.rglob("*")) for root in places],
         "trace": traced(outputs / "profile" / "rank_00.json.gz"),
         **(json.loads(spied.read_text()) if spied.exists() else {}),
@@ -386,7 +388,7 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
     """As they were exported: the loss goes on where it was, also sharded over two ranks."""
     first = merged(TINY, FEW, {"training": {"eval_steps": 4}, "checkpoint": {"at_end": True}})
     job = Job(str(tmp_path / "first"), [1], first)
-    assert run(job) == [[0]], job.told()
+    assert run(job) == [[0]], job.output()
     kept = job.experiment() / "outputs/checkpoints/step_00000004"
     export.export(kept, tmp_path / "out.safetensors")
     still = {"optimizer": {"lr": 0.0}, "training": {"eval_steps": 1, "max_steps": 1}}
@@ -394,7 +396,7 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
     for nodes in ([1], [2]):
         weights = {"model": {"weights": str(tmp_path / "out.safetensors")}}
         again = Job(str(tmp_path / str(sum(nodes))), nodes, merged(TINY, FEW, still, weights))
-        assert run(again) == [[0] * sum(nodes)], again.told()
+        assert run(again) == [[0] * sum(nodes)], again.output()
         (found,) = [line["eval_loss"] for line in again.metrics() if "eval_loss" in line]
         assert found == pytest.approx(losses[-1], abs=1e-6)
 
@@ -423,7 +425,7 @@ def test_the_engine_tells_trackers(tmp_path: Path) -> None:
     call = "tests.engine.trained:engine_tracks"
     (codes,) = run(Job(str(tmp_path), [2], merged(TINY, keys), call=call))
     assert codes == [0, 0]
-    first, other = (json.loads((tmp_path / f"told_{rank}").read_text()) for rank in range(2))
+    first, other = (json.loads((tmp_path / f"results_{rank}").read_text()) for rank in range(2))
     assert other == []
     assert ["experiment", ["e"], {}] in first
     assert first[-2:] == [["end_run", ["FINISHED"], {}], ["closed tensorboard", [], {}]]

@@ -14,8 +14,8 @@ from tests.engine.worlds import Job, run
 ENDLESS = {"training": {"max_steps": 10**6}, "scheduler": {"total_steps": 100}}
 
 
-def job(place: Path, name: str, nodes: list[int], *changes: dict[str, Any], **more: Any) -> Job:
-    return Job(str(place / name), nodes, config(*changes, world=sum(nodes)), **more)
+def job(directory: Path, name: str, nodes: list[int], *changes: dict[str, Any], **more: Any) -> Job:
+    return Job(str(directory / name), nodes, config(*changes, world=sum(nodes)), **more)
 
 
 def broken(*samples: int) -> dict[str, Any]:
@@ -37,20 +37,20 @@ def test_a_step_with_nan_on_one_rank_is_left_out_on_all(
     lines = first.metrics()
     assert [line["loss"] is None for line in lines] == [n in (1, 3) for n in range(10)]
     assert [line["skipped_steps"] for line in lines][-1] == 2
-    told = "".join(first.told(rank) for rank in range(sum(nodes)))
+    results = "".join(first.output(rank) for rank in range(sum(nodes)))
     micro = BATCH // 2 // sum(nodes)
     named = list(range(BATCH, BATCH + micro))
-    assert told.count(f"step 2 is skipped on all ranks: NaN or inf in samples {named}") == 1
+    assert results.count(f"step 2 is skipped on all ranks: NaN or inf in samples {named}") == 1
     assert all(line["grad_norm"] < 10 for line in lines if line["grad_norm"] is not None)
     # As if the optimizer had never seen them.
     assert lines[2]["loss"] == pytest.approx(skipping_by_hand(tmp_path, nodes, how), abs=1e-6)
 
 
-def skipping_by_hand(place: Path, nodes: list[int], how: dict[str, Any]) -> float:
+def skipping_by_hand(directory: Path, nodes: list[int], how: dict[str, Any]) -> float:
     """The loss of step 3 after step 1 alone: step 2's samples are exchanged for step 3's."""
     once = {"training": {"max_steps": 2}, "scheduler": {"total_steps": 10}}
     swapped = {"dataset": {"target": "tests.engine.core.test_guards:without_step_two"}}
-    other = job(place, "b", nodes, how, accumulate(2), once, broken(), swapped)
+    other = job(directory, "b", nodes, how, accumulate(2), once, broken(), swapped)
     assert run(other) == [[0] * sum(nodes)]
     loss: float = other.metrics()[1]["loss"]
     return loss
@@ -70,7 +70,7 @@ def test_too_many_in_a_row_end_the_run(tmp_path: Path) -> None:
     patience = {"training": {"max_bad_steps": 3}, "logging": {"interval": 100}}
     one = job(tmp_path, "a", [2], ENDLESS, patience, broken(*range(4 * BATCH, 480)))
     assert run(one) == [[1, 1]]
-    assert "3 steps in a row had NaN or inf, the last was step 7" in one.told()
+    assert "3 steps in a row had NaN or inf, the last was step 7" in one.output()
 
 
 def test_half_precision_finds_its_scale_and_learns(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_one_rank_is_asked_and_all_save_and_end_together(tmp_path: Path, number:
     steps = {one.metrics(rank)[-1]["step"] for rank in range(4)}
     assert len(steps) == 1
     last = steps.pop()
-    assert f"asked to stop: all ranks end together after step {last}\n" in one.told()
+    assert f"asked to stop: all ranks end together after step {last}\n" in one.output()
     kept = one.experiment() / f"outputs/checkpoints/step_{last:08d}/manifest.json"
     assert kept.exists()
 
@@ -105,7 +105,7 @@ def test_a_run_keeps_to_its_minutes(tmp_path: Path) -> None:
     short = {"training": {**ENDLESS["training"], "max_minutes": 0.005}}
     one = job(tmp_path, "a", [2], ENDLESS, short)
     assert run(one) == [[0, 0]]
-    assert "training.max_minutes (0.005) are over: all ranks end together" in one.told()
+    assert "training.max_minutes (0.005) are over: all ranks end together" in one.output()
 
 
 def test_clocks_start_evaluations_and_checkpoints(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_held_out_samples_count_once_each_on_any_layout(tmp_path: Path) -> None:
         for (loss, correct), (own_loss, own_correct) in zip(found[0], other, strict=True):
             assert own_loss == pytest.approx(loss, abs=1e-5)
             assert own_correct == correct
-    assert "held out after step 5: loss" in jobs[0].told()
+    assert "held out after step 5: loss" in jobs[0].output()
 
 
 @pytest.mark.parametrize(
@@ -168,4 +168,4 @@ def test_all_ranks_refuse_what_cannot_work(
     one = job(tmp_path, "a", nodes, how, {"training": {"batch_size": 2}})
     assert run(one) == [[1] * sum(nodes)]
     for rank in range(sum(nodes)):
-        assert words in one.told(rank)
+        assert words in one.output(rank)

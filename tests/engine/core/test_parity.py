@@ -40,8 +40,8 @@ def config(*changes: dict[str, Any], world: int = 1, batch: int = BATCH) -> dict
     return merged
 
 
-def job(place: Path, name: str, nodes: list[int], *changes: dict[str, Any], **more: Any) -> Job:
-    return Job(str(place / name), nodes, config(*changes, world=sum(nodes)), **more)
+def job(directory: Path, name: str, nodes: list[int], *changes: dict[str, Any], **more: Any) -> Job:
+    return Job(str(directory / name), nodes, config(*changes, world=sum(nodes)), **more)
 
 
 def fsdp(strategy: str, **more: Any) -> dict[str, Any]:
@@ -57,8 +57,8 @@ def weights(job: Job) -> dict[str, torch.Tensor]:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    (place,) = (job.experiment() / "outputs/checkpoints").glob(f"step_{STEPS:08d}")
-    reader = FileSystemReader(place)
+    (directory,) = (job.experiment() / "outputs/checkpoints").glob(f"step_{STEPS:08d}")
+    reader = FileSystemReader(directory)
     found = {
         name: torch.empty(entry.size)
         for name, entry in reader.read_metadata().state_dict_metadata.items()
@@ -124,7 +124,7 @@ def test_every_layout_computes_what_a_plain_loop_does(tmp_path: Path) -> None:
     steps, parameters = plain_loop()
     assert all(step["grad_norm"] > 0.2 for step in steps)
     for (name, one), ended in zip(jobs.items(), codes, strict=True):
-        assert set(ended) == {0}, one.told()
+        assert set(ended) == {0}, one.output()
         for rank in range(len(ended)):
             found = one.metrics(rank)
             for key in ("loss", "grad_norm"):

@@ -31,11 +31,11 @@ from tests.engine.worlds import Job, run
 WORLDS = ([1], [2], [2, 2])
 
 
-def done(place: Path, name: str, nodes: list[int], function: str, **more: Any) -> Job:
-    job = Job(str(place / name), nodes, {}, call=f"tests.engine.trained:{function}", **more)
+def done(directory: Path, name: str, nodes: list[int], function: str, **more: Any) -> Job:
+    job = Job(str(directory / name), nodes, {}, call=f"tests.engine.trained:{function}", **more)
     (codes,) = run(job)
-    told = "\n".join(job.told(rank) for rank in range(sum(nodes)))
-    assert codes == [0] * sum(nodes), told
+    results = "\n".join(job.output(rank) for rank in range(sum(nodes)))
+    assert codes == [0] * sum(nodes), results
     return job
 
 
@@ -85,19 +85,19 @@ def test_every_strategy_computes_what_a_plain_loop_does(tmp_path: Path) -> None:
         job = done(tmp_path, f"world{sum(nodes)}", nodes, "every_strategy")
         found = torch.load(job.path / "found")
         assert found.keys() >= set(trained.MORE)
-        for strategy, (parameters, told) in found.items():
+        for strategy, (parameters, results) in found.items():
             for name, value in expected.items():
                 torch.testing.assert_close(
                     parameters[name], value, atol=1e-5, rtol=0, msg=f"{nodes} {strategy} {name}"
                 )
-            for one, other in zip(told, history, strict=True):
+            for one, other in zip(results, history, strict=True):
                 assert one == pytest.approx(other, abs=1e-5), (nodes, strategy)
 
 
 def test_a_resume_has_the_bits_of_a_run_that_was_never_interrupted(tmp_path: Path) -> None:
     job = done(tmp_path, "two", [2], "resumes")
-    assert "resuming after step 3" in job.told()
-    assert "nothing to do: 3 epochs and 9 steps are done" in job.told()
+    assert "resuming after step 3" in job.output()
+    assert "nothing to do: 3 epochs and 9 steps are done" in job.output()
 
 
 def test_a_resume_on_other_ranks_goes_on_after_the_same_samples(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_a_resume_on_other_ranks_goes_on_after_the_same_samples(tmp_path: Path) 
 
     _, expected = ended("whole", [1], "a")
     ended("begun", [2], "b", UNTIL="8 steps")
-    told, _ = ended("other", [1], "b", BATCH="6")
-    assert "is no multiple of the 6 that all ranks now take at a time" in told
+    results, _ = ended("other", [1], "b", BATCH="6")
+    assert "is no multiple of the 6 that all ranks now take at a time" in results
     _, weights = ended("on", [1], "b")
     for name, value in expected.items():
         torch.testing.assert_close(weights[name], value, atol=1e-5, rtol=0, msg=name)
@@ -119,7 +119,7 @@ def test_a_resume_on_other_ranks_goes_on_after_the_same_samples(tmp_path: Path) 
 
 def test_launched_again_it_goes_on_from_its_own_run(tmp_path: Path) -> None:
     job = done(tmp_path, "again", [2], "launched_again")
-    said = job.told().splitlines()
+    said = job.output().splitlines()
     resumed = [line for line in said if line.startswith("resuming")]
     assert len(resumed) == 1
     runs = [job.path / f"mine_2026010{day}_000000/outputs/checkpoints" for day in (1, 2, 3)]
@@ -135,8 +135,8 @@ def test_launched_again_it_goes_on_from_its_own_run(tmp_path: Path) -> None:
 def test_two_programs_and_one_directory(tmp_path: Path) -> None:
     job = done(tmp_path, "two", [2], "reads_where_others_write")
     for rank in range(2):
-        for told in json.loads((job.path / f"told_{rank}").read_text()):
-            assert f"{job.path / 'kept'} is in use: b.py on here (process 7) saves" in told
+        for results in json.loads((job.path / f"results_{rank}").read_text()):
+            assert f"{job.path / 'kept'} is in use: b.py on here (process 7) saves" in results
 
 
 def test_low_precision_is_the_same_arithmetic_for_every_strategy(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_asked_to_stop_it_saves_and_does_not_validate(tmp_path: Path) -> None:
 def test_a_sample_with_nan_is_named_and_its_step_left_out(tmp_path: Path) -> None:
     job = done(tmp_path, "nan", [2], "meets_nan")
     named = re.findall(
-        r"is skipped on all ranks: NaN or inf in samples \[(.*)\]", job.told(0) + job.told(1)
+        r"is skipped on all ranks: NaN or inf in samples \[(.*)\]", job.output(0) + job.output(1)
     )
     assert len(named) == 2  # once by each of the two trainings, by the rank that had it
     assert all("7" in samples.split(", ") for samples in named)
@@ -253,7 +253,7 @@ def test_every_kind_of_loader_is_dealt_out_and_said(tmp_path: Path) -> None:
         seen = [[batch for r in ranks for batch in r[name]["seen"][e:][:half]] for e in (0, half)]
         assert {n for batch in seen[0] for n in batch} == set(range(11)), name
         assert seen[0] != seen[1], name  # another epoch, another order
-    told = job.told()
+    results = job.output()
     for words in (
         "11 samples, in their order, dealt out to 2 ranks",
         "11 samples, shuffled by seed 0 and epoch, dealt out to 2 ranks",
@@ -262,13 +262,13 @@ def test_every_kind_of_loader_is_dealt_out_and_said(tmp_path: Path) -> None:
         "every rank reads all of it and keeps each 2th",
         "every rank takes its own stream as its part",
     ):
-        assert words in told
+        assert words in results
 
 
 def test_what_cannot_be_right_is_refused_on_all_ranks(tmp_path: Path) -> None:
     job = done(tmp_path, "refuses", [2], "refuses")
     for rank in range(2):
-        told = json.loads((job.path / f"told_{rank}").read_text())
+        results = json.loads((job.path / f"results_{rank}").read_text())
         for name, words in {
             "none": "strategy='none' is for one process, and here are 2",
             "dp": "strategy='dp' is for one process",
@@ -279,18 +279,18 @@ def test_what_cannot_be_right_is_refused_on_all_ranks(tmp_path: Path) -> None:
             "absent": "there is no checkpoint in",
             "nan": "10 steps in a row had NaN or inf",
         }.items():
-            assert words in told[name], (rank, name)
+            assert words in results[name], (rank, name)
     assert not (job.path / "no").exists()
 
 
 def test_trackers_hear_of_rank_0_and_a_broken_one_costs_only_itself(tmp_path: Path) -> None:
     job = done(tmp_path, "tracks", [2], "tracks")
-    first, other = (json.loads((job.path / f"told_{rank}").read_text()) for rank in range(2))
-    for told in (first, other):
-        assert "'wandb' needs a package that" in told["missing"]
-        assert "-m pip install wandb" in told["missing"]
-        assert "did you mean 'tensorboard'" in told["name"]
-        assert "3 has no log(values, step) and close()" in told["thing"]
+    first, other = (json.loads((job.path / f"results_{rank}").read_text()) for rank in range(2))
+    for results in (first, other):
+        assert "'wandb' needs a package that" in results["missing"]
+        assert "-m pip install wandb" in results["missing"]
+        assert "did you mean 'tensorboard'" in results["name"]
+        assert "3 has no log(values, step) and close()" in results["thing"]
     assert other["calls"] == []
     calls = {name: (words, more) for name, words, more in reversed(first["calls"])}
     assert calls["tensorboard"][0] == ["here"]
@@ -298,7 +298,7 @@ def test_trackers_hear_of_rank_0_and_a_broken_one_costs_only_itself(tmp_path: Pa
     assert calls["experiment"][0] == ["e"]
     assert calls["start_run"][0] == ["r"]
     assert {"end_run", "closed tensorboard"} <= calls.keys()
-    assert "WandB failed and is switched off from now on: no network" in job.told()
+    assert "WandB failed and is switched off from now on: no network" in job.output()
     heard = [words for name, words, _ in first["calls"] if name == "log_metrics"]
     metrics, steps = zip(*heard, strict=True)
     assert steps == (1, 2, 4, 6, 6)
@@ -311,12 +311,12 @@ def test_trackers_hear_of_rank_0_and_a_broken_one_costs_only_itself(tmp_path: Pa
 
 def test_what_else_it_promises(tmp_path: Path) -> None:
     job = done(tmp_path, "promises", [2], "promises")
-    said = job.told()
+    said = job.output()
     assert "learning rates are multiplied by 2, the number of ranks" in said
     assert "cannot be trusted" in said
     assert "4 of 6 parameters are not in the optimizer and stay as they are" in said
     for rank in range(2):
-        told = json.loads((job.path / f"told_{rank}").read_text())
+        results = json.loads((job.path / f"results_{rank}").read_text())
         for name, words in {
             "later": "holds step 5 of another run, and this one is at step 0",
             "stranger": "a parameter of shape (6, 6) that is not the model's",
@@ -331,14 +331,14 @@ def test_what_else_it_promises(tmp_path: Path) -> None:
             "batch": "a batch is a Tensor",
             "file": "is a file, and a checkpoint of several ranks is a directory",
         }.items():
-            assert words in told[name], (rank, name, told[name])
+            assert words in results[name], (rank, name, results[name])
 
 
 def test_hooks_are_called_and_the_users_random_numbers_are_left_alone(tmp_path: Path) -> None:
     job = done(tmp_path, "hooks", [2], "tells_its_owner")
     for rank in range(2):
         ended, plain, begin, *calls, end, short = json.loads(
-            (job.path / f"told_{rank}").read_text()
+            (job.path / f"results_{rank}").read_text()
         )
         assert short == [[0, 1], []], "before the first step, which saves nothing; after it"
         torch.manual_seed(7)
@@ -371,8 +371,8 @@ def test_an_epoch_that_was_interrupted_has_one_line() -> None:
 def test_the_best_is_kept_and_nothing_better_ends_it(tmp_path: Path) -> None:
     job = done(tmp_path, "best", [2], "keeps_the_best")
     for rank in range(2):
-        told = json.loads((job.path / f"told_{rank}").read_text())
-        refused, history, ended, best, evaluated, epoch, there = told
+        results = json.loads((job.path / f"results_{rank}").read_text())
+        refused, history, ended, best, evaluated, epoch, there = results
         assert "'val_loss' is not among the metrics of this training" in refused
         losses = [line["val_loss"] for line in history]
         lowest = losses.index(min(losses))
@@ -380,7 +380,7 @@ def test_the_best_is_kept_and_nothing_better_ends_it(tmp_path: Path) -> None:
         assert ended == "no better val_loss came in 3 evaluations"
         assert best == losses[lowest] == evaluated["loss"]
         assert epoch == lowest + 1
-        steps = [f"step_{history[place]['step']:08d}" for place in (lowest, -1)]
+        steps = [f"step_{history[directory]['step']:08d}" for directory in (lowest, -1)]
         assert there == ["best", *steps]
 
 
@@ -423,22 +423,24 @@ def test_whole_weights_and_predictions_in_order(
         expected = model(trained.samples().tensors[0])
     job = done(tmp_path, "away", nodes, "gives_itself_away")
     for rank in range(sum(nodes)):
-        told = torch.load(job.path / f"told_{rank}")
-        assert "not tensors with a row for each sample" in told.pop("loss")
-        assert "gives 1 rows for " in told.pop("half")
-        assert "no kind of file that can be written" in told.pop("where")
-        assert "JobFailed" in told["disk"] and "No such file or directory" in told.pop("disk")
-        for strategy, outputs in told.items():
+        results = torch.load(job.path / f"results_{rank}")
+        assert "not tensors with a row for each sample" in results.pop("loss")
+        assert "gives 1 rows for " in results.pop("half")
+        assert "no kind of file that can be written" in results.pop("where")
+        assert "JobFailed" in results["disk"] and "No such file or directory" in results.pop("disk")
+        for strategy, outputs in results.items():
             outputs["of one's own"] = outputs["of one's own"]["out"]
             for name, value in outputs.items():
                 torch.testing.assert_close(value, expected, msg=f"{strategy} {name}")
     monkeypatch.setattr(huggingface, "LARGEST_FILE", 200)
-    for strategy in told:
-        place = job.path / strategy
-        export.export(place / "kept/step_00000000", place / "exported", layout="huggingface")
+    for strategy in results:
+        directory = job.path / strategy
+        export.export(
+            directory / "kept/step_00000000", directory / "exported", layout="huggingface"
+        )
         for found in (
-            read_directory(place / "whole"),
-            read_directory(place / "exported"),
+            read_directory(directory / "whole"),
+            read_directory(directory / "exported"),
             load_file(job.path / f"{strategy}-one.safetensors"),
             torch.load(job.path / f"{strategy}-one.pt"),
         ):
@@ -447,12 +449,12 @@ def test_whole_weights_and_predictions_in_order(
                 assert torch.equal(found[name], value), (strategy, name)
 
 
-def read_directory(place: Path) -> dict[str, torch.Tensor]:
+def read_directory(directory: Path) -> dict[str, torch.Tensor]:
     """Read the weights as Hugging Face does, from the parts that the index names."""
-    index = json.loads((place / "model.safetensors.index.json").read_text())
-    parts = {name: load_file(place / name) for name in index["weight_map"].values()}
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    parts = {name: load_file(directory / name) for name in index["weight_map"].values()}
     assert len(parts) > 2
-    assert json.loads((place / "config.json").read_text()) == {"architectures": ["Tied"]}
+    assert json.loads((directory / "config.json").read_text()) == {"architectures": ["Tied"]}
     return {name: parts[file][name] for name, file in index["weight_map"].items()}
 
 
@@ -480,5 +482,5 @@ def test_the_nth_batches_of_all_ranks_are_the_nth_of_one(
         assert all(dealt.real(number) or dealt.places(number) == range(1) for dealt in ranks)
         real = [dealt.places(number) for dealt in ranks if dealt.real(number)]
         first = number * batch * world
-        together = sorted(place for places in real for place in places)
+        together = sorted(directory for places in real for directory in places)
         assert together == list(range(first, min(first + batch * world, kept)))

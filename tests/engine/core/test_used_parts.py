@@ -12,8 +12,10 @@ from tests.engine.worlds import Job, run
 WORLDS = {1: ([2, 2],), 6: ([2], [1, 1], [2, 2])}  # by the number of cases
 
 
-def job(place: Path, nodes: list[int], function: str, **env: str) -> Job:
-    return Job(str(place), nodes, {}, call=f"tests.engine.parts:{function}", env=env, timeout=200)
+def job(directory: Path, nodes: list[int], function: str, **env: str) -> Job:
+    return Job(
+        str(directory), nodes, {}, call=f"tests.engine.parts:{function}", env=env, timeout=200
+    )
 
 
 @pytest.mark.parametrize("cases", WORLDS)
@@ -23,7 +25,7 @@ def test_random_parts_in_random_micro_batches(tmp_path: Path, cases: int) -> Non
     env = {"CASES": str(cases)}
     jobs = [job(tmp_path / f"{nodes}", nodes, "every_case", **env) for nodes in ([1], *worlds)]
     codes = run(*jobs)
-    assert codes == [[0] * sum(one.nodes) for one in jobs], [one.told() for one in jobs]
+    assert codes == [[0] * sum(one.nodes) for one in jobs], [one.output() for one in jobs]
     alone, *found = (torch.load(one.path / "found") for one in jobs)
     refused = 0
     for nodes, kept in zip(worlds, found, strict=True):
@@ -43,10 +45,12 @@ def test_random_parts_in_random_micro_batches(tmp_path: Path, cases: int) -> Non
 @pytest.mark.parametrize("inside", ["0", "1"])
 def test_ranks_that_use_other_parts_are_refused(tmp_path: Path, inside: str) -> None:
     for nodes, strategy in (([2], "full_shard"), ([1, 1], "hybrid_shard")):
-        place = tmp_path / strategy
-        assert run(job(place, nodes, "ranks_differ", INSIDE=inside, STRATEGY=strategy)) == [[0, 0]]
+        directory = tmp_path / strategy
+        assert run(job(directory, nodes, "ranks_differ", INSIDE=inside, STRATEGY=strategy)) == [
+            [0, 0]
+        ]
         for rank in range(2):
-            words = (place / f"refused_{rank}").read_text()
+            words = (directory / f"refused_{rank}").read_text()
             assert "the ranks used other parts of the model" in words
             assert "find_unused_parameters=True" in words
 
@@ -58,6 +62,6 @@ def test_ranks_that_use_fewer_blocks_are_named(
     """They would wait for distributed.timeout, which is far longer than that of this job."""
     own = job(tmp_path, nodes, "ranks_use_fewer", SKIPS=skips)
     assert run(own)[0][0] == 1
-    assert "the ranks use different blocks of the model" in own.told()
-    assert "find_unused_parameters=True" in own.told()
-    assert f"where rank {skips.split(maxsplit=1)[0]} " in own.told()
+    assert "the ranks use different blocks of the model" in own.output()
+    assert "find_unused_parameters=True" in own.output()
+    assert f"where rank {skips.split(maxsplit=1)[0]} " in own.output()

@@ -209,8 +209,8 @@ def test_a_file_of_its_own_is_held_out(tmp_path: Path) -> None:
     assert [len(source or ()) for source in found] == [11, 5]
 
 
-def broken_files(place: Path) -> dict[str, Path]:
-    good = token_file(place / "good.bin", range(100), 256).read_bytes()
+def broken_files(directory: Path) -> dict[str, Path]:
+    good = token_file(directory / "good.bin", range(100), 256).read_bytes()
     files = {
         "text": b"once upon a time\n",
         "empty": b"",
@@ -221,8 +221,8 @@ def broken_files(place: Path) -> dict[str, Path]:
         "list": b"[]".ljust(600),
     }
     for name, content in files.items():
-        (place / name).write_bytes(content)
-    return {name: place / name for name in [*files, "missing"]}
+        (directory / name).write_bytes(content)
+    return {name: directory / name for name in [*files, "missing"]}
 
 
 @pytest.mark.parametrize(

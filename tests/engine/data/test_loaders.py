@@ -19,21 +19,21 @@ def test_loaders_that_people_write(tmp_path: Path, nodes: list[int]) -> None:
     """What is not right is refused, on all ranks, before anything is trained."""
     job = Job(str(tmp_path / "job"), nodes, {}, call="tests.engine.ordinary:loaders")
     (codes,) = run(job)
-    assert codes == [0] * sum(nodes), job.told()
+    assert codes == [0] * sum(nodes), job.output()
     for rank in range(sum(nodes)):
-        told: dict[str, Any] = json.loads((job.path / f"told_{rank}").read_text())
+        results: dict[str, Any] = json.loads((job.path / f"results_{rank}").read_text())
         for name in LIKE_TUPLES:
-            assert told[name] == pytest.approx(told["tuples"]), name
+            assert results[name] == pytest.approx(results["tuples"]), name
         for name in ("tuples", "strings", "packed", "NaN in a stream"):
-            assert isinstance(told[name], float), (name, told[name])
+            assert isinstance(results[name], float), (name, results[name])
         for name in ("weighted", "weighted stream"):
-            assert told[name][0] == pytest.approx(told[name][1]), name
-        assert told["batch sampler"] == told["parts"] == told["own parts"] == TWELVE
-        assert told["endless"] == 9 * sum(nodes) + 1
-        assert told["persistent"] is told["generator"] is True
+            assert results[name][0] == pytest.approx(results[name][1]), name
+        assert results["batch sampler"] == results["parts"] == results["own parts"] == TWELVE
+        assert results["endless"] == 9 * sum(nodes) + 1
+        assert results["persistent"] is results["generator"] is True
         alone = sum(nodes) == 1
         if alone:
-            assert told["no length"] == [0.0, 1.0, 2.0, 3.0, 4.0, 2.0]
+            assert results["no length"] == [0.0, 1.0, 2.0, 3.0, 4.0, 2.0]
         for name, words in {
             "hidden parts": "dealing out those of rank 0 would lose the rest" * (not alone),
             "named loss": "has a metric named 'loss', which is taken",
@@ -42,5 +42,5 @@ def test_loaders_that_people_write(tmp_path: Path, nodes: list[int]) -> None:
             "spent training": "train_loader is a generator",
             "empty": "there is not one batch to train or evaluate with",
         }.items():
-            assert words in str(told[name]), (name, told[name])
-        assert told["out of order"][-1] == pytest.approx(6.0)
+            assert words in str(results[name]), (name, results[name])
+        assert results["out of order"][-1] == pytest.approx(6.0)

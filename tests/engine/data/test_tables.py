@@ -187,8 +187,8 @@ def test_a_run_learns_from_records(tmp_path: Path) -> None:
             "logging": {"interval": 1},
         }
         job = Job(str(tmp_path / str(sum(nodes))), nodes, config)
-        assert run(job) == [[0] * sum(nodes)], job.told()
-        assert "95 samples" in job.told()
+        assert run(job) == [[0] * sum(nodes)], job.output()
+        assert "95 samples" in job.output()
         losses.append([line.get("loss") or line["eval_loss"] for line in job.metrics()])
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
     assert losses[0][-1] < losses[0][0] / 5

@@ -28,13 +28,13 @@ RANKING: dict[str, dict[str, Any]] = {
 }
 
 
-def job(place: Path, name: str, nodes: list[int], base: Any, *changes: dict[str, Any]) -> Job:
+def job(directory: Path, name: str, nodes: list[int], base: Any, *changes: dict[str, Any]) -> Job:
     made = {section: dict(values) for section, values in base.items()}
     for change in changes:
         for section, values in change.items():
             made[section] = {**made.get(section, {}), **values}
     made["training"]["batch_size"] //= sum(nodes)
-    return Job(str(place / name), nodes, made)
+    return Job(str(directory / name), nodes, made)
 
 
 def losses(job: Job) -> list[float]:
@@ -90,13 +90,13 @@ def test_a_profile_of_a_run(tmp_path: Path, strategy: str) -> None:
     traced = options("profiling", enabled=True, wait=1, warmup=1, active=2)
     one = job(tmp_path, "a", [1, 1], DECODER, fsdp(strategy), traced)
     assert run(one) == [[0, 0]]
-    place = one.experiment() / "outputs/profile"
+    directory = one.experiment() / "outputs/profile"
     for rank in range(2):
-        with gzip.open(place / f"rank_{rank:02d}.json.gz") as file:
+        with gzip.open(directory / f"rank_{rank:02d}.json.gz") as file:
             assert len(json.load(file)["traceEvents"]) > 100
-    summary = json.loads((place / "summary.json").read_text())
+    summary = json.loads((directory / "summary.json").read_text())
     assert len(summary["ranks"]) == 2
-    assert "communication" in one.told()
+    assert "communication" in one.output()
     assert len(one.metrics()) == STEPS
 
 

@@ -138,14 +138,16 @@ def test_it_computes_what_a_plain_decoder_does(model: dict[str, Any]) -> None:
 def test_no_token_is_guessed_from_what_follows_it() -> None:
     made, data = decoder(num_kv_heads=3), batch(size=1)
     targets = data["targets"].clamp(min=0)
-    for place in range(1, 11):
+    for directory in range(1, 11):
         changed = data["inputs"].clone()
-        changed[0, place] = (changed[0, place] + 1) % 61
-        for part, same in ((slice(0, place), True), (slice(place, 11), False)):
-            told = torch.full_like(targets, -100)
-            told[:, part] = targets[:, part]
-            losses = [made({"inputs": t, "targets": told}).loss for t in (data["inputs"], changed)]
-            assert torch.equal(*losses) == same, (place, part)
+        changed[0, directory] = (changed[0, directory] + 1) % 61
+        for part, same in ((slice(0, directory), True), (slice(directory, 11), False)):
+            results = torch.full_like(targets, -100)
+            results[:, part] = targets[:, part]
+            losses = [
+                made({"inputs": t, "targets": results}).loss for t in (data["inputs"], changed)
+            ]
+            assert torch.equal(*losses) == same, (directory, part)
 
 
 def test_only_an_evaluation_counts_what_was_right() -> None:
@@ -316,14 +318,14 @@ def test_a_mesh_of_any_shape_begins_with_the_same_values(
 def test_any_rows_can_be_drawn_alone(height: int) -> None:
     shape = torch.Size((3001, 70))  # 936 rows to a block
     whole = torch.full(shape, math.nan)
-    for place, values in build.drawn(7, "w", shape, range(3001), 0.5):
-        whole[place] = values
+    for directory, values in build.drawn(7, "w", shape, range(3001), 0.5):
+        whole[directory] = values
     assert whole.isfinite().all()
     for first in range(0, 3001, max(height, 277)):
         rows = range(first, min(3001, first + height))
         own = torch.full((len(rows), 70), math.nan)
-        for place, values in build.drawn(7, "w", shape, rows, 0.5):
-            own[place] = values
+        for directory, values in build.drawn(7, "w", shape, rows, 0.5):
+            own[directory] = values
         assert torch.equal(own, whole[first : first + height])
     assert list(build.drawn(7, "w", shape, range(3001, 3001), 0.5)) == []
 

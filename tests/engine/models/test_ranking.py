@@ -82,7 +82,9 @@ def plain_loss(made: Ranking, data: dict[str, Tensor]) -> Tensor:
     w = dict(made.named_parameters())
     loss = torch.zeros(())
     for sparse, dense, label in zip(*data.values(), strict=True):
-        rows = [w["table.weight"][10 * place + int(id_)] for place, id_ in enumerate(sparse)]
+        rows = [
+            w["table.weight"][10 * directory + int(id_)] for directory, id_ in enumerate(sparse)
+        ]
         features = [plain_linear(row, w, "from_sparse") for row in rows]
         features += [plain_linear(numbers, w, "from_dense") for numbers in dense]
         x = torch.stack(features) + w["feature.weight"]
@@ -109,8 +111,8 @@ def test_it_computes_what_a_plain_one_does(hidden: int | None) -> None:
 def test_only_an_evaluation_counts_what_was_right() -> None:
     made, data = ranking().eval(), batch(50)
     right = 0
-    for place in range(50):
-        one = {name: value[place : place + 1] for name, value in data.items()}
+    for directory in range(50):
+        one = {name: value[directory : directory + 1] for name, value in data.items()}
         right += made(one).loss.item() < math.log(2)
     assert made(data).extra["correct"] == right
     assert 0 < right < 50

@@ -79,10 +79,10 @@ def test_a_method_of_a_class_makes_a_model_too() -> None:
     assert made.weight.tolist() == [[12.0]]
 
 
-@pytest.mark.parametrize("told", [12, lambda: 12.0])
-def test_a_model_of_the_users_may_tell_its_flops(told: Any) -> None:
+@pytest.mark.parametrize("results", [12, lambda: 12.0])
+def test_a_model_of_the_users_may_tell_its_flops(results: Any) -> None:
     made = build.build(config(size=3))
-    made.flops_per_sample = told  # type: ignore[assignment]
+    made.flops_per_sample = results  # type: ignore[assignment]
     assert build.flops_per_sample(config(size=3), made) == 12.0
 
 

@@ -332,8 +332,8 @@ def test_the_command(
     read(tmp_path, event(GATHER, 8000, 9000), event("gemm", 0, 8000), rank=2)
     paths = sorted(tmp_path.iterdir())
     assert call(monkeypatch, *paths) == 0
-    told = capsys.readouterr().out
-    assert "rank 2 is slowest" in told
+    results = capsys.readouterr().out
+    assert "rank 2 is slowest" in results
     assert call(monkeypatch, paths[0], paths[0]) == 2
     assert "second trace of rank 2" in capsys.readouterr().err
 

@@ -152,7 +152,7 @@ def two_ranks(rank: int, directory: Path) -> None:
 
 
 def test_two_ranks_share_what_they_saw(tmp_path: Path) -> None:
-    told = pair.run(two_ranks, tmp_path)
+    results = pair.run(two_ranks, tmp_path)
 
     slow = tmp_path / "slow" / "profile"
     files = ["rank_00.json.gz", "rank_01.json.gz", "summary.json"]
@@ -168,7 +168,7 @@ def test_two_ranks_share_what_they_saw(tmp_path: Path) -> None:
     for full in (0, 1):
         directory = tmp_path / f"full {full}" / "profile"
         other = 1 - full
-        assert f"WARNING: no trace of rank {full}" in told
+        assert f"WARNING: no trace of rank {full}" in results
         assert (directory / f"rank_{other:02d}.json.gz").exists()
         assert not (directory / f"rank_{full:02d}.json.gz").exists()
         assert not [path for path in directory.iterdir() if path.name.startswith(".")]

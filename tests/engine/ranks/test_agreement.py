@@ -19,10 +19,10 @@ from tests.engine import pair
 
 @settings(deadline=None)
 @given(st.binary(min_size=1, max_size=40), st.integers(0))
-def test_a_hash_sees_every_bit(data: bytes, place: int) -> None:
+def test_a_hash_sees_every_bit(data: bytes, directory: int) -> None:
     tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     other = tensor.clone()
-    other[place // 8 % len(data)] ^= 1 << place % 8
+    other[directory // 8 % len(data)] ^= 1 << directory % 8
     assert agreement.hash_of(tensor) == agreement.hash_of(tensor.clone())
     assert agreement.hash_of(tensor) != agreement.hash_of(other)
 

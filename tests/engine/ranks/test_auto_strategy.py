@@ -35,16 +35,16 @@ def test_memory_of_a_host_is_shared_by_its_ranks() -> None:
     assert auto_strategy.memory_of(RANKS) < auto_strategy.memory_of(alone)
 
 
-def begins(place: Path) -> None:
+def begins(directory: Path) -> None:
     trained.trainer().train(trained.loader(), epochs=1)
     trained.trainer(config={"fsdp": {"shard_size": 1}})
 
 
 def test_it_is_said_first(tmp_path: Path) -> None:
     job = Job(str(tmp_path), [2], {}, call="tests.engine.ranks.test_auto_strategy:begins")
-    assert run(job) == [[0, 0]], job.told()
-    assert "find_unused_parameters" not in job.told()  # torch's warning that it found none
-    first, second, *others = job.told().splitlines()
+    assert run(job) == [[0, 0]], job.output()
+    assert "find_unused_parameters" not in job.output()  # torch's warning that it found none
+    first, second, *others = job.output().splitlines()
     assert first.startswith("strategy: ddp, the fastest for a model that fits: ")
     assert second.startswith("ddp: a whole copy of the parameters on each of 2 ranks")
     assert "strategy: hybrid_shard, because config= has keys of fsdp" in others

@@ -19,11 +19,11 @@ from tests.engine import collected
 from tests.engine.worlds import Job, run
 
 
-def done(place: Path, nodes: list[int], function: str) -> Job:
-    job = Job(str(place / "job"), nodes, {}, call=f"tests.engine.collected:{function}")
+def done(directory: Path, nodes: list[int], function: str) -> Job:
+    job = Job(str(directory / "job"), nodes, {}, call=f"tests.engine.collected:{function}")
     (codes,) = run(job)
-    told = "\n".join(job.told(rank) for rank in range(sum(nodes)))
-    assert codes == [0] * sum(nodes), told
+    results = "\n".join(job.output(rank) for rank in range(sum(nodes)))
+    assert codes == [0] * sum(nodes), results
     return job
 
 
@@ -92,9 +92,9 @@ def test_half_an_environment_is_refused(
 
 def test_mistakes_are_explained_on_every_rank(tmp_path: Path) -> None:
     job = done(tmp_path, [3], "mistakes")
-    told = [(job.path / f"told_{rank}").read_text().split("\n---\n") for rank in range(3)]
-    assert told[0] == told[1] == told[2]
-    under, shapes, ops, dtypes = told[0]
+    results = [(job.path / f"results_{rank}").read_text().split("\n---\n") for rank in range(3)]
+    assert results[0] == results[1] == results[2]
+    under, shapes, ops, dtypes = results[0]
     assert "JobFailed: the ranks are in different collectives" in under
     assert "rank 0: gather_tensors of torch.float32 at collected.py:" in under
     assert "in under_the_if: gather_tensors(torch.ones(2))" in under
@@ -109,18 +109,18 @@ def test_mistakes_are_explained_on_every_rank(tmp_path: Path) -> None:
 
 def test_a_rank_that_does_not_come_is_named_when_the_limit_is_over(tmp_path: Path) -> None:
     job = done(tmp_path, [3], "never")
-    told = [(job.path / f"told_{rank}").read_text() for rank in range(3)]
-    assert "after 0.4 s only some ranks have entered a collective" in told[1]
-    assert "barrier at collected.py:" in told[1]
-    assert "rank 0: has not entered it; the last it entered was barrier at collected" in told[1]
-    assert "ORCHESTRATOR_DEBUG_COLLECTIVES" in told[1]
-    assert "after 0.4 s only some ranks" in told[0]  # it came too late, and does not go in alone
+    results = [(job.path / f"results_{rank}").read_text() for rank in range(3)]
+    assert "after 0.4 s only some ranks have entered a collective" in results[1]
+    assert "barrier at collected.py:" in results[1]
+    assert "rank 0: has not entered it; the last it entered was barrier at collected" in results[1]
+    assert "ORCHESTRATOR_DEBUG_COLLECTIVES" in results[1]
+    assert "after 0.4 s only some ranks" in results[0]  # it came too late, and does not go in alone
 
 
 def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
-    told = (done(tmp_path, [2], "leaves").path / "told").read_text()
-    assert "only some ranks entered a collective, and would have waited forever" in told
-    assert "rank 1: has ended its program without it" in told
+    results = (done(tmp_path, [2], "leaves").path / "told").read_text()
+    assert "only some ranks entered a collective, and would have waited forever" in results
+    assert "rank 1: has ended its program without it" in results
 
 
 def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,16 +22,16 @@ BY_BATCH = ("clip", "resnet")
 
 @pytest.fixture
 def libraries(tmp_path: Path) -> Path:
-    place = tmp_path / "libraries"
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(place)]
+    directory = tmp_path / "libraries"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(directory)]
     done = subprocess.run([*pip, *PACKAGES], capture_output=True, text=True, check=False)
     if done.returncode:
         lacking(f"transformers cannot be installed: {done.stderr[-300:]}")
-    return place
+    return directory
 
 
 def test_models_of_transformers_learn_the_same(tmp_path: Path, libraries: Path) -> None:
-    told: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for nodes in ([1], [2]):
         job = Job(
             str(tmp_path / f"{nodes}"), nodes, {}, timeout=400.0,
@@ -39,9 +39,9 @@ def test_models_of_transformers_learn_the_same(tmp_path: Path, libraries: Path) 
             env={"LIBRARIES": str(libraries), "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
         (codes,) = run(job)
-        assert codes == [0] * sum(nodes), job.told()
-        told.append(json.loads((job.path / "told_0").read_text()))
-    alone, sharded = told
+        assert codes == [0] * sum(nodes), job.output()
+        results.append(json.loads((job.path / "results_0").read_text()))
+    alone, sharded = results
     for name in MODELS:
         assert isinstance(alone[name], list), (name, alone[name])
         assert isinstance(sharded[name], list), (name, sharded[name])

@@ -19,14 +19,14 @@ CONFIG = {
 }
 
 
-def counted(place: Path) -> None:
+def counted(directory: Path) -> None:
     """Train, and say how many files were open at the end: sockets to other ranks among them."""
     config = train.read_config()
     train.prepare(config)
     with train.joined(config) as ranks:
         train.Trainer.from_config(config, ranks).train()
         files = len(list(Path("/proc/self/fd").iterdir()))
-    (place / f"told_{os.environ['RANK']}").write_text(json.dumps(files))
+    (directory / f"results_{os.environ['RANK']}").write_text(json.dumps(files))
 
 
 def test_64_ranks_train_and_save(tmp_path: Path) -> None:
@@ -34,15 +34,15 @@ def test_64_ranks_train_and_save(tmp_path: Path) -> None:
     call = "tests.engine.ranks.test_many_ranks:counted"
     job = Job(str(tmp_path), NODES, CONFIG, call=call, timeout=900.0)
     (codes,) = run(job)
-    assert codes == [0] * world, job.told()
-    assert "hybrid_shard: 8 copies of the parameters, each in 8 shards" in job.told()
+    assert codes == [0] * world, job.output()
+    assert "hybrid_shard: 8 copies of the parameters, each in 8 shards" in job.output()
     losses = {
         tuple(line["loss"] for line in job.metrics(rank) if "loss" in line) for rank in (0, 63)
     }
     assert len(losses) == 1
     (saved,) = (job.experiment() / "outputs/checkpoints").iterdir()
     assert saved.name == "step_00000003"
-    files = [json.loads((tmp_path / f"told_{rank}").read_text()) for rank in range(world)]
+    files = [json.loads((tmp_path / f"results_{rank}").read_text()) for rank in range(world)]
     # Rank 0 plans the checkpoints and talks to all; the others have neighbours. A file for every
     # rank in each of the three groups would be 189.
     assert max(files[1:]) < world

@@ -16,16 +16,16 @@ def test_models_train_as_in_a_plain_loop(tmp_path: Path, nodes: list[int]) -> No
     call = "tests.engine.models_of_users:hybrid_shard"
     job = Job(str(tmp_path / "job"), nodes, {}, call=call)
     (codes,) = run(job)
-    assert codes == [0] * sum(nodes), job.told()
+    assert codes == [0] * sum(nodes), job.output()
     for rank in range(sum(nodes)):
-        told = json.loads((job.path / f"told_{rank}").read_text())
+        results = json.loads((job.path / f"results_{rank}").read_text())
         for make, groups in MODELS.items():
-            found = told[make.__name__]
+            found = results[make.__name__]
             assert found[1:] == [0.0, groups], (make, found)
             assert found[0] < 1e-5, (make, found)
-        assert told["recomputed"] == [2] * 4
+        assert results["recomputed"] == [2] * 4
         for name in ("aside", "sparse", "rprop"):
-            assert 'strategy="ddp"' in told[name], (name, told[name])
-        assert max(told["sparse far"]) < 1e-6
-        assert "the model has no repeated blocks" in told["nothing to recompute"]
-    assert "gathered one at a time: 4 Block" in job.told()
+            assert 'strategy="ddp"' in results[name], (name, results[name])
+        assert max(results["sparse far"]) < 1e-6
+        assert "the model has no repeated blocks" in results["nothing to recompute"]
+    assert "gathered one at a time: 4 Block" in job.output()

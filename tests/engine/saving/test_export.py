@@ -114,8 +114,8 @@ def same(found: Tensor, expected: Tensor) -> bool:
 
 
 def test_the_bytes_are_as_specified(of_three_ranks: Path, tmp_path: Path) -> None:
-    told = export.export(of_three_ranks, tmp_path / "out")
-    assert told == f"step 120: 11 tensors, {(tmp_path / 'out').stat().st_size:,} bytes: " + str(
+    results = export.export(of_three_ranks, tmp_path / "out")
+    assert results == f"step 120: 11 tensors, {(tmp_path / 'out').stat().st_size:,} bytes: " + str(
         tmp_path / "out"
     )
     header, pieces = parse(tmp_path / "out")
@@ -167,53 +167,55 @@ def test_a_model_comes_back(tmp_path: Path) -> None:
 
     model, other = made(), made()
     state = {f"model.{name}": value for name, value in model.state_dict().items()}
-    place = save(tmp_path / "checkpoints", 1, {**state, "optim.0.weight.exp_avg": torch.ones(3)})
-    export.export(place, tmp_path / "out")
+    directory = save(
+        tmp_path / "checkpoints", 1, {**state, "optim.0.weight.exp_avg": torch.ones(3)}
+    )
+    export.export(directory, tmp_path / "out")
     other.load_state_dict(load_file(tmp_path / "out"), strict=True)
     for name, value in model.state_dict().items():
         assert same(other.state_dict()[name], value)
 
 
 def test_what_fp16_cannot_hold(tmp_path: Path) -> None:
-    place = save(tmp_path / "checkpoints", 1, {"model.big": torch.tensor([1.0, 70_000.0])})
+    directory = save(tmp_path / "checkpoints", 1, {"model.big": torch.tensor([1.0, 70_000.0])})
     with pytest.raises(UsageError, match=r"model\.big has values above 65504"):
-        export.export(place, tmp_path / "out", "fp16")
+        export.export(directory, tmp_path / "out", "fp16")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
-    export.export(place, tmp_path / "out", "bf16")
+    export.export(directory, tmp_path / "out", "bf16")
 
 
-def flip(place: Path) -> None:
-    file = next(iter(sorted(place.glob("__*"))))
+def flip(directory: Path) -> None:
+    file = next(iter(sorted(directory.glob("__*"))))
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
 
 def test_what_is_damaged_is_not_exported(tmp_path: Path) -> None:
-    place = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(100)})
-    flip(place)
+    directory = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(100)})
+    flip(directory)
     with pytest.raises(CheckFailed, match=r"is damaged: its sha256"):
-        export.export(place, tmp_path / "out")
-    (place / ".metadata").unlink()
+        export.export(directory, tmp_path / "out")
+    (directory / ".metadata").unlink()
     with pytest.raises(CheckFailed, match=r"\.metadata is missing"):
-        export.export(place, tmp_path / "out")
+        export.export(directory, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 def test_without_weights(tmp_path: Path) -> None:
-    place = save(tmp_path / "checkpoints", 1, {"optim.a": torch.ones(1)})
+    directory = save(tmp_path / "checkpoints", 1, {"optim.a": torch.ones(1)})
     with pytest.raises(JobFailed, match="nothing in it is called model"):
-        export.export(place, tmp_path / "out")
+        export.export(directory, tmp_path / "out")
 
 
 def test_what_is_there_is_replaced_only_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)})
+    directory = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)})
     out = tmp_path / "out"
     out.write_text("precious")
     with pytest.raises(UsageError, match="is there already"):
-        export.export(place, out)
+        export.export(directory, out)
 
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -221,10 +223,10 @@ def test_what_is_there_is_replaced_only_when_asked(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(JobFailed, match="No space left on device"):
-            export.export(place, out, force=True)
+            export.export(directory, out, force=True)
     assert out.read_text() == "precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "out"]
-    export.export(place, out, force=True)
+    export.export(directory, out, force=True)
     assert same(load_file(out)["a"], torch.ones(1))
 
 
@@ -238,10 +240,10 @@ def test_a_directory_for_from_pretrained(tmp_path: Path, monkeypatch: pytest.Mon
     state = {f"model.{name}": torch.full((4,), float(i)) for i, name in enumerate("abc")}
     configs = {"config.json": '{"dtype": "float32", "width": 4}', "generation_config.json": "{}"}
     progress = {"aliases": {"d": "a"}, "configs": configs}
-    place = save(tmp_path / "checkpoints", 1, state, progress)
+    directory = save(tmp_path / "checkpoints", 1, state, progress)
     out = tmp_path / "out"
     out.mkdir()
-    report = export.export(place, out, layout="huggingface")
+    report = export.export(directory, out, layout="huggingface")
     assert (
         report
         == f"step 1: 4 tensors, {sum(p.stat().st_size for p in out.iterdir()):,} bytes: {out}"
@@ -252,10 +254,10 @@ def test_a_directory_for_from_pretrained(tmp_path: Path, monkeypatch: pytest.Mon
     assert load_file(out / "model.safetensors").keys() == set("abcd")
 
     with pytest.raises(UsageError, match="is there already"):
-        export.export(place, out, layout="huggingface")
+        export.export(directory, out, layout="huggingface")
     (out / "tokenizer.json").write_text("the user's own")
     monkeypatch.setattr(huggingface, "LARGEST_FILE", 16)  # two tensors of bf16
-    export.export(place, out, "bf16", force=True, layout="huggingface")
+    export.export(directory, out, "bf16", force=True, layout="huggingface")
     parts = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     assert sorted(path.name for path in out.iterdir()) == sorted(
         [*names[:2], *parts, "model.safetensors.index.json", "tokenizer.json"]
@@ -270,8 +272,8 @@ def test_a_directory_for_from_pretrained(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_model_without_a_config_has_its_weights_exported(tmp_path: Path) -> None:
-    place = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)})
-    report = export.export(place, tmp_path / "out", layout="huggingface")
+    directory = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)})
+    report = export.export(directory, tmp_path / "out", layout="huggingface")
     assert "without config.json: the checkpoint has none" in report
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
@@ -279,12 +281,12 @@ def test_a_model_without_a_config_has_its_weights_exported(tmp_path: Path) -> No
 def test_memory_is_that_of_the_largest_tensor_twice(tmp_path: Path) -> None:
     size = 4 << 20  # bytes of each of 24
     state = {f"model.{i}": torch.full((size // 4,), float(i)) for i in range(24)}
-    place = save(tmp_path / "checkpoints", 1, state)
+    directory = save(tmp_path / "checkpoints", 1, state)
     del state
-    export.export(place, tmp_path / "out")  # what is imported and kept counts no more
+    export.export(directory, tmp_path / "out")  # what is imported and kept counts no more
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = memory("VmRSS")
-    export.export(place, tmp_path / "out", force=True)
+    export.export(directory, tmp_path / "out", force=True)
     assert memory("VmHWM") - before < 4 * size  # a piece of a freed one may lie between
     assert load_file(tmp_path / "out")["23"][-1] == 23
 

@@ -26,21 +26,21 @@ WHOLE = BLOCKS * WIDTH * WIDTH * 4  # bytes
 def test_a_model_is_never_whole_on_a_rank(tmp_path: Path, nodes: list[int]) -> None:
     job = Job(str(tmp_path / "job"), nodes, {}, call="tests.engine.large:sharded_from_files")
     (codes,) = run(job)
-    assert codes == [0] * sum(nodes), job.told()
+    assert codes == [0] * sum(nodes), job.output()
     for rank in range(sum(nodes)):
-        told = json.loads((job.path / f"told_{rank}").read_text())
-        assert told["right"]
-        assert told["shift"] == [2.0] * 3
-        assert max(told["same"]) < 1e-6
+        results = json.loads((job.path / f"results_{rank}").read_text())
+        assert results["right"]
+        assert results["shift"] == [2.0] * 3
+        assert max(results["same"]) < 1e-6
         for said, words in zip(
-            told["refused"],
+            results["refused"],
             ("say where they are: weights=", "lacks 1 of the model's tensors, such as bias",
              "weight has the shape (3, 5)", "is not a safetensors file", "cannot be read"),
             strict=True,
         ):  # fmt: skip
             assert words in said
         # Its own part, and what two blocks and the allocator take.
-        assert told["taken"] < WHOLE / sum(nodes) + WHOLE / 4
+        assert results["taken"] < WHOLE / sum(nodes) + WHOLE / 4
 
 
 def test_a_models_function_may_leave_its_memory_to_the_engine(tmp_path: Path) -> None:
@@ -55,10 +55,10 @@ def test_a_models_function_may_leave_its_memory_to_the_engine(tmp_path: Path) ->
 
     jobs = [job("model", weights=str(file)), job("without_memory", weights=str(file))]
     refused = job("without_memory")
-    assert run(*jobs, refused) == [[0, 0], [0, 0], [1, 1]], refused.told()
+    assert run(*jobs, refused) == [[0, 0], [0, 0], [1, 1]], refused.output()
     first, second = ([line["loss"] for line in one.metrics()] for one in jobs)
     assert first == second
-    assert "name a file with its weights: model.weights" in refused.told()
+    assert "name a file with its weights: model.weights" in refused.output()
 
 
 # -- files that are damaged, or not what they are taken for ---------------------------------------

@@ -25,8 +25,8 @@ def resumed(resume: str | Path = "auto", **more: Any) -> dict[str, Any]:
     return saving(resume=str(resume), **more)
 
 
-def job(place: Path, name: str, nodes: list[int], *changes: dict[str, Any], **more: Any) -> Job:
-    return Job(str(place / name), nodes, config(WHERE, *changes, world=sum(nodes)), **more)
+def job(directory: Path, name: str, nodes: list[int], *changes: dict[str, Any], **more: Any) -> Job:
+    return Job(str(directory / name), nodes, config(WHERE, *changes, world=sum(nodes)), **more)
 
 
 def losses(job: Job, rank: int = 0) -> dict[int, float]:
@@ -52,16 +52,16 @@ def test_on_any_layout_it_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> No
     first = job(tmp_path, "first", [2, 2], saving(), {"training": {"max_steps": 8}},
                 {"scheduler": {"total_steps": STEPS}})  # fmt: skip
     assert run(whole, first) == [[0] * 4, [0] * 4]
-    place = first.experiment() / "outputs/checkpoints/step_00000004"
+    directory = first.experiment() / "outputs/checkpoints/step_00000004"
     jobs = {
-        name: job(tmp_path, name, nodes, resumed(place), *how)
+        name: job(tmp_path, name, nodes, resumed(directory), *how)
         for name, (nodes, how) in LAYOUTS.items()
     }
     codes = run(*jobs.values())
     expected = losses(whole)
     for (name, one), ended in zip(jobs.items(), codes, strict=True):
-        assert set(ended) == {0}, one.told()
-        assert f"resuming after step 4, from {place}: " in one.told()
+        assert set(ended) == {0}, one.output()
+        assert f"resuming after step 4, from {directory}: " in one.output()
         found = losses(one)
         assert list(found) == list(range(5, STEPS + 1)), name
         for step, value in found.items():
@@ -134,14 +134,14 @@ def test_a_flipped_bit_is_found_and_the_one_before_is_taken(tmp_path: Path) -> N
     longer = {"training": {"max_steps": 14}, "scheduler": {"total_steps": STEPS}}
     again = job(tmp_path, "b", [2], resumed(first.experiment()), longer)
     assert run(again) == [[0, 0]]
-    assert "step 12 cannot be trusted: __1_0.distcp is damaged" in again.told()
-    assert "resuming after step 8" in again.told()
+    assert "step 12 cannot be trusted: __1_0.distcp is damaged" in again.output()
+    assert "resuming after step 8" in again.output()
     assert losses(again)[12] == losses(first)[12]
-    for place in places.glob("step_*"):
-        (place / "__0_0.distcp").write_bytes(b"")
+    for directory in places.glob("step_*"):
+        (directory / "__0_0.distcp").write_bytes(b"")
     refused = job(tmp_path, "c", [2], resumed(first.experiment()))
     assert run(refused) == [[1, 1]]
-    assert "none of its checkpoints verifies" in refused.told()
+    assert "none of its checkpoints verifies" in refused.output()
 
 
 def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, small_disk: Path) -> None:
@@ -154,8 +154,8 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, small_d
     again = job(tmp_path, "b", [2], saving(4, resume="auto", **there),
                 {"scheduler": {"total_steps": 4}})  # fmt: skip
     assert run(again) == [[1, 1]]
-    assert again.told().count("WARNING: NOT SAVED: the checkpoint of step 8 failed") == 1
-    assert "the last checkpoint, of step 12, could not be saved: No space left" in again.told()
+    assert again.output().count("WARNING: NOT SAVED: the checkpoint of step 8 failed") == 1
+    assert "the last checkpoint, of step 12, could not be saved: No space left" in again.output()
     assert max(losses(again)) == STEPS
     assert sorted(p.name for p in (small_disk / "ckpt").iterdir()) == ["step_00000004"]
     (small_disk / "ballast").unlink()
@@ -169,17 +169,17 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, small_d
     (small_disk / "ballast").write_bytes(b"x" * (free(small_disk) - one // 2))
     tight = job(tmp_path, "t", [2], saving(4, resume="auto", **room),
                 {"scheduler": {"total_steps": 4}})  # fmt: skip
-    assert run(tight) == [[0, 0]], tight.told()  # the oldest makes room for the last
+    assert run(tight) == [[0, 0]], tight.output()  # the oldest makes room for the last
     left = sorted(p.name for p in (small_disk / "room").iterdir())
     assert left == ["step_00000008", "step_00000012"]
     (small_disk / "ballast").unlink()
     third = job(tmp_path, "c", [2], resumed(small_disk / "ckpt"))
     assert run(third) == [[0, 0]]
-    assert "resuming after step 4" in third.told()
+    assert "resuming after step 4" in third.output()
 
 
-def free(place: Path) -> int:
-    return shutil.disk_usage(place).free
+def free(directory: Path) -> int:
+    return shutil.disk_usage(directory).free
 
 
 def test_without_a_shared_disk_every_node_keeps_its_own(tmp_path: Path) -> None:
@@ -191,10 +191,10 @@ def test_without_a_shared_disk_every_node_keeps_its_own(tmp_path: Path) -> None:
               own_disks=True)  # fmt: skip
     shutil.rmtree(one.experiment(1) / "outputs/checkpoints/step_00000012")
     assert run(two) == [[0] * 4]
-    assert "resuming after step 8" in two.told()  # the newest that both have
+    assert "resuming after step 8" in two.output()  # the newest that both have
     refused = job(tmp_path, "c", [1, 1], fsdp("full_shard"), saving(), own_disks=True)
     assert run(refused) == [[1, 1]]
-    assert "do not share the directory" in refused.told()
+    assert "do not share the directory" in refused.output()
 
 
 def test_auto_takes_the_newest_run_of_the_same_name(tmp_path: Path) -> None:
@@ -204,12 +204,12 @@ def test_auto_takes_the_newest_run_of_the_same_name(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "a" / NAME, elsewhere / NAME.replace("2026", "2025"))
     again = job(tmp_path, "b", [1], resumed(), {"training": {"max_steps": 14}})
     assert run(again) == [[0]]
-    assert f"resuming after step 12, from {elsewhere}" in again.told()
+    assert f"resuming after step 12, from {elsewhere}" in again.output()
     assert checkpoints(again) == []  # it wrote none: step 14 is no multiple of four
     new = job(tmp_path, "c", [1], resumed())
     assert run(new) == [[0]]
-    place = new.experiment() / "outputs/checkpoints"
-    assert f"nothing to resume from in {place}: starting anew" in new.told()
+    directory = new.experiment() / "outputs/checkpoints"
+    assert f"nothing to resume from in {directory}: starting anew" in new.output()
 
 
 @pytest.mark.parametrize("world", [[1], [2]])
@@ -219,13 +219,13 @@ def test_what_does_not_fit_is_refused_in_words(tmp_path: Path, world: list[int])
     sgd = job(tmp_path, "c", world, resumed(first.experiment()), {"optimizer": {"name": "sgd"}})
     assert run(first, other, sgd) == [[0] * sum(world), [1] * sum(world), [1] * sum(world)]
     for refused in (other, sgd):
-        assert "does not fit this model and optimizer" in refused.told()
-        assert "Traceback" not in refused.told()
+        assert "does not fit this model and optimizer" in refused.output()
+        assert "Traceback" not in refused.output()
 
 
 def test_an_engine_without_an_experiment_says_that_it_saves_nothing(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     by_hand = job(tmp_path, "a", [1], env={"ORCHESTRATOR_EXPERIMENT": ""})
     assert run(by_hand) == [[0]]
-    assert "this run has no experiment, so nothing of it is saved" in by_hand.told()
-    assert "set checkpoint.directory" in by_hand.told()
+    assert "this run has no experiment, so nothing of it is saved" in by_hand.output()
+    assert "set checkpoint.directory" in by_hand.output()
