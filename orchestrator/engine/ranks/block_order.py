@@ -30,6 +30,7 @@ from orchestrator.errors import EXIT_FAILED, JobFailed
 
 PAUSE = 5.0  # seconds between two looks
 KEPT = 2048  # collectives: those of a few steps
+NUMBERS = itertools.count()  # of the sharded models of a program: the same on all ranks
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class BlockOrder:
 
     def __init__(self, copies: Sequence[Sequence[int]]) -> None:
         self.copies = copies  # the ranks that share each
+        self.number = next(NUMBERS)
         self.collectives, self.sums = Log(), Log()
 
     def gathers(self, block: str) -> None:
@@ -157,7 +159,7 @@ class Watch:
         base: Any = distributed_c10d._get_default_store()
         with contextlib.suppress(AttributeError, RuntimeError):  # older torch, or no TCP
             base = base.clone()
-        return distributed_c10d.PrefixStore("orchestrator/block_order", base)
+        return distributed_c10d.PrefixStore(f"orchestrator/block_order/{self.order.number}", base)
 
     def start(self) -> None:
         self.thread.start()
@@ -211,12 +213,14 @@ class Watch:
         sys.stdout.flush()
         sys.stderr.write(f"error: {verdict}\n")
         sys.stderr.flush()
-        heard, deadline = self.store.add("heard", 1), time.monotonic() + 2 * PAUSE
-        # The store may be rank 0's, and the others are to read the verdict before it is gone.
-        while self.rank == 0 and heard < self.world and time.monotonic() < deadline:
-            self.over.wait(PAUSE / 10)
-            heard = self.store.add("heard", 0)
-        os._exit(EXIT_FAILED)
+        try:
+            heard, deadline = self.store.add("heard", 1), time.monotonic() + 2 * PAUSE
+            # The store may be rank 0's, and the others are to read the verdict before it is gone.
+            while self.rank == 0 and heard < self.world and time.monotonic() < deadline:
+                time.sleep(PAUSE / 10)
+                heard = self.store.add("heard", 0)
+        finally:
+            os._exit(EXIT_FAILED)
 
 
 @contextlib.contextmanager

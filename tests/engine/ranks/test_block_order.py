@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.engine.ranks.block_order import KEPT, BlockOrder, difference, packed, unpacked
+import pytest
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from orchestrator.engine.ranks.block_order import (
+    KEPT,
+    BlockOrder,
+    Watch,
+    difference,
+    packed,
+    unpacked,
+)
 
 COPIES = [[0, 1], [2, 3]]
 
@@ -72,3 +83,23 @@ def test_only_what_both_still_know_is_compared() -> None:
         for _ in range(count):
             own.gathers("a")
     assert compared({0: long, 1: short}) == ""
+
+
+def test_a_model_is_not_compared_with_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that stood still in an earlier training has left its record in the store."""
+    store = dist.HashStore()
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+
+    def stand_still(rank: int, number: int, block: str) -> str:
+        own = order([block])
+        own.number = number
+        monkeypatch.setattr(dist, "get_rank", lambda: rank)
+        watch = Watch(own, "the fix")
+        monkeypatch.setattr(watch, "_give_up", lambda verdict: None)
+        watch._compare(own.collectives.count)
+        return watch.verdict()
+
+    assert stand_still(1, 0, "a") == stand_still(0, 1, "b") == ""
+    assert stand_still(1, 1, "b") == stand_still(0, 1, "b") == ""
+    assert "rank 0 gathers b where rank 1 gathers a" in stand_still(0, 0, "b")
