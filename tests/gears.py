@@ -77,6 +77,7 @@ LONG = [
             *("a child that fails", "an address that only the node itself has"),
         )
     ),
+    "tests/engine/core/test_trainer.py::test_every_optimizer_of_torch",
     "tests/engine/core/test_trainer.py::test_a_signal_to_the_group_leaves_its_workers[spawn",
     "tests/engine/core/test_trainer.py::test_a_signal_to_the_group_leaves_its_workers[forkserver",
     "tests/engine/core/test_used_parts.py::test_random_parts_in_random_micro_batches[6]",
