@@ -147,7 +147,9 @@ def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Look
             say(text)
 
     def look() -> list[Checkpoint]:
-        checkpoints = checkpoint_store.every(directory, exposed=checkpoint_store.exposure(directory))
+        checkpoints = checkpoint_store.every(
+            directory, exposed=checkpoint_store.exposure(directory)
+        )
         if not searches:
             return checkpoints
         if checkpoints and (why := why_not(checkpoints, accept)):
