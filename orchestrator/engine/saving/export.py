@@ -70,7 +70,7 @@ def export(
             source.write(out, source.entries)
             size, comment = out.stat().st_size, ""
         else:
-            size, comment = write_directory(source, out, wanted)
+            size, comment = write_directory(source, out)
     except OSError as error:
         name = shown(error.filename or out)
         raise JobFailed(f"{shown(out)} is not written: {name}: {error.strerror}") from error
@@ -95,13 +95,13 @@ def refuse_target(out: Path, *, force: bool, layout: str) -> None:
         raise UsageError(f"{shown(out)} is there already", "--force replaces it")
 
 
-def write_directory(source: Source, out: Path, wanted: torch.dtype | None) -> tuple[int, str]:
+def write_directory(source: Source, out: Path) -> tuple[int, str]:
     """Write the layout of Hugging Face; return the bytes of it, and what is to be said of it.
 
     The files move to their place when all are written, weights of an earlier export leave it first.
     """
     parts = huggingface.parts_of(source.entries)
-    texts = huggingface.index_of(parts) | huggingface.with_dtype(source.configs, wanted)
+    texts = huggingface.index_of(parts) | source.configs
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as directory:
         new = Path(directory)
         for part in parts:
@@ -126,7 +126,7 @@ class Source:
     reader: CheckpointReader
     metadata: Metadata
     weights: Mapping[str, Weight]
-    configs: Mapping[str, str]  # texts of config.json and the like, by their names
+    configs: dict[str, str]  # texts of config.json and the like, by their names
 
     @staticmethod
     def of(path: Path, wanted: torch.dtype | None) -> Source:
@@ -143,7 +143,12 @@ class Source:
         weights = weights_of(metadata, wanted, progress.get("aliases", {}))
         if not weights:
             raise JobFailed(f"{shown(path)} is not exported: nothing in it is called {WEIGHTS}*")
-        configs = progress.get("configs", {})
+        try:
+            configs = huggingface.with_dtype(huggingface.read_configs(progress), wanted)
+        except (ValueError, RecursionError) as error:
+            raise JobFailed(
+                f"{shown(path)} is not exported: its copy of the model's config is damaged: {error}"
+            ) from None
         return Source(checkpoint.step, reader, metadata, weights, configs)
 
     @property

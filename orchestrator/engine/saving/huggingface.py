@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from orchestrator.engine.saving.safetensors_file import Entry
 LARGEST_FILE = 5 * 10**9  # bytes, as save_pretrained has it
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
+# A config, or the code of a class of the user's own; none of the files with weights.
+PLAIN = re.compile(r"(?!model\.safetensors)[A-Za-z0-9_][A-Za-z0-9_.-]*\.(json|py)")
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,23 @@ def configs_of(model: nn.Module, class_name: str) -> dict[str, str]:
         with tempfile.TemporaryDirectory() as directory:
             config.save_pretrained(Path(directory))
             for path in sorted(Path(directory).iterdir()):
-                texts[path.name] = path.read_text(encoding="utf-8")
+                if PLAIN.fullmatch(path.name):
+                    texts[path.name] = path.read_text(encoding="utf-8")
     return texts
+
+
+def read_configs(progress: Any) -> dict[str, str]:
+    """Take the texts from a checkpoint that anybody may have written: plain names of plain files.
+
+    ValueError if it has anything else.
+    """
+    configs = progress.get("configs", {}) if isinstance(progress, dict) else {}
+    if not isinstance(configs, dict):
+        raise ValueError("configs")
+    for name, text in configs.items():
+        if not (PLAIN.fullmatch(name) and isinstance(text, str)):
+            raise ValueError(name)
+    return dict(configs)
 
 
 def with_dtype(configs: Mapping[str, str], dtype: torch.dtype | None) -> dict[str, str]:
@@ -78,6 +96,8 @@ def with_dtype(configs: Mapping[str, str], dtype: torch.dtype | None) -> dict[st
     if dtype is None or "config.json" not in texts:
         return texts
     config = json.loads(texts["config.json"])
+    if not isinstance(config, dict):
+        raise ValueError("config.json")
     for key in ("dtype", "torch_dtype"):  # the latter before transformers 5
         if key in config:
             config[key] = str(dtype).removeprefix("torch.")

@@ -278,6 +278,28 @@ def test_a_model_without_a_config_has_its_weights_exported(tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
 
+@pytest.mark.parametrize(
+    "configs",
+    [
+        {"../config.json": "{}"},
+        {"/tmp/config.json": "{}"},
+        {"model.safetensors": "{}"},
+        {"model.safetensors.index.json": "{}"},
+        {".bashrc": "x"},
+        {"config.json": 1},
+        {"config.json": "no json"},
+        {"config.json": "[]"},
+        ["config.json"],
+    ],
+    ids=str,
+)
+def test_configs_of_a_strange_checkpoint_are_refused(tmp_path: Path, configs: Any) -> None:
+    place = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)}, {"configs": configs})
+    with pytest.raises(JobFailed, match="its copy of the model's config is damaged"):
+        export.export(place, tmp_path / "out", "bf16", layout="huggingface")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+
 def test_memory_is_that_of_the_largest_tensor_twice(tmp_path: Path) -> None:
     size = 4 << 20  # bytes of each of 24
     state = {f"model.{i}": torch.full((size // 4,), float(i)) for i in range(24)}
