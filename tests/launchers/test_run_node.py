@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,10 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import UsageError
+from orchestrator.launchers.by_hand import rendezvous
 from orchestrator.launchers.by_hand import run_node as by_hand
-from orchestrator.launchers.by_hand.rendezvous import Hello, disagreement
+from orchestrator.launchers.by_hand.rendezvous import Master, disagreement, join, token_of
+from orchestrator.protocol.meeting import Agreed, Hello, Reply, hello_line, reply_line
 from tests.clusters.slurm import free_ports
 from tests.launching import BIN, Command
 
@@ -218,9 +223,91 @@ def hello(rank: int, **changes: Any) -> Hello:
         ([hello(0), hello(1, nnodes=3)], "NNODES is 2 on node 0 (h0) and 3 on node 1 (h1)"),
         ([hello(0), hello(2)], "NODE_RANK is 2 on h2"),
         ([hello(0), hello(0, host="x")], "NODE_RANK is 0 twice: on h0 and on x"),
+        ([hello(0), hello(1, secret=True)], "ORCHESTRATOR_SECRET is set on node 1 (h1) alone"),
+        ([hello(0), hello(1, nproc=-5)], "node 1 (h1) says that it starts -5 ranks"),
         ([hello(0, program="a.py"), hello(1, program="b.py")], "node 0 (h0) starts a.py, and"),
     ],
 )
 def test_who_can_be_one_job(nodes: list[Hello], words: str) -> None:
     found = disagreement(nodes)
     assert found.startswith(words) if words else found == ""
+
+
+# -- strangers ------------------------------------------------------------------------------------
+
+
+def good(nproc: int = 2) -> Agreed:
+    return Agreed(job="run-1", experiment="/x", counts=(2, nproc), token="ab", peers_port=0)
+
+
+def dial(port: int, says: bytes) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", port), timeout=60)
+    client.sendall(says)
+    return client
+
+
+STRANGERS = [
+    *(b"", b"\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"GET / HTTP/1.0\r\n\r\n", b"null\n", b"\xff\n"),
+    b"[" * 30_000 + b"\n",
+    b'{"orchestrator": 1}\n',
+    b'{"orchestrator": {"rank": "one", "nnodes": 2, "nproc": 2, "host": "h"}}\n',
+    b'{"orchestrator": {"rank": 1, "nnodes": 2, "nproc": "x", "host": "h"}}\n',
+    b'{"orchestrator": {"rank": 1, "nnodes": 2, "nproc": 1e400, "host": "h"}}\n',
+]
+
+
+def test_strangers_at_node_0_are_sent_away() -> None:
+    """Whatever they say, and however many there are: the node that belongs to the job is heard."""
+    (port,) = free_ports(1)
+    with Master(hello(0), port) as master:
+        silent = [dial(port, b"") for _ in range(rendezvous.STRANGERS + 10)]
+        strangers = [dial(port, says) for says in STRANGERS]
+        found: list[list[Hello]] = []
+        gathering = threading.Thread(target=lambda: found.append(master.gather(300, print)))
+        gathering.start()
+        for client in [*silent[:10], *strangers[1:]]:
+            with contextlib.suppress(ConnectionError):
+                assert client.recv(1) == b"", "it was not sent away"
+        with dial(port, hello_line(hello(1))) as second:
+            gathering.join()
+            master.go(good())
+            assert second.makefile("rb").readline() == reply_line(Reply(go=good()))
+        assert found == [[hello(0), hello(1)]]
+        for client in [*silent, *strangers]:
+            client.close()
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        *STRANGERS[1:8],
+        b"x" * 100_000,
+        b'{"go": {"job": 5}}\n',
+        b'{"go": {}}\n',
+        b'{"waiting": 7}\n',
+        reply_line(Reply(go=good().replace(counts=()))),
+        reply_line(Reply(go=good().replace(counts=(2, 3)))),
+        reply_line(Reply(go=good().replace(peers_port=-1))),
+    ],
+)
+def test_something_else_in_the_place_of_node_0_is_named(says: bytes) -> None:
+    """Nothing it says is believed; it may give way to node 0, which is then found."""
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for words in (says, reply_line(Reply(go=good()))):
+                client, _ = server.accept()
+                with client, contextlib.suppress(ConnectionError):
+                    client.makefile("rb").readline()
+                    client.sendall(words)
+
+        threading.Thread(target=serve, daemon=True).start()
+        assert join(hello(1), server.getsockname(), 300, said.append) == good()
+
+
+def test_a_secret_makes_another_token() -> None:
+    """Whoever hears what the nodes agree on cannot sign as a supervisor without it."""
+    tokens = [token_of(good(), {rendezvous.SECRET: secret}) for secret in ("", "a", "a", "b")]
+    assert tokens[0] == "ab" and tokens[1] == tokens[2]
+    assert len(set(tokens)) == 3

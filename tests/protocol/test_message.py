@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.node.server.session import HANDLERS
-from orchestrator.protocol import control, events, facts, frames, messages, reports, spec
+from orchestrator.protocol import control, events, facts, frames, meeting, messages, reports, spec
 from orchestrator.protocol.events import RankEnded, RankError
 from orchestrator.protocol.frames import HEADER, JSON, LARGEST, STREAMS, Splitter
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
@@ -24,7 +24,7 @@ from orchestrator.protocol.version import Version, conflict
 
 def kinds() -> Iterator[type[Message]]:
     """Every class of message there is."""
-    for module in (messages, events, control, spec, facts):
+    for module in (messages, events, control, meeting, spec, facts):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if issubclass(kind, Message) and kind.__module__ == module.__name__:
                 yield kind

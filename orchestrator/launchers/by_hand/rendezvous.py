@@ -1,43 +1,38 @@
 """Check that all machines are there and agree, before a job by hand starts on any of them.
 
 Node 0 listens at the master port, which torchrun gets afterwards; every other node says who it is
-and waits for the answer. Each message is one line of JSON. Nothing is authenticated, as with
-torchrun itself: a stranger can spoil the start, and nothing else.
+and waits for the answer. Nothing is authenticated, as with torchrun itself. A stranger that says
+hello as a missing node would do can spoil the start; it also hears the token by which the
+supervisors know each other, and could end the job, unless all nodes share a secret.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import select
+import hmac
+import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
+from orchestrator.protocol.meeting import (
+    LONGEST_LINE,
+    Agreed,
+    Hello,
+    Reply,
+    hello_line,
+    read_hello,
+    read_reply,
+    reply_line,
+)
+from orchestrator.protocol.message import Nonsense
 
 Say = Callable[[str], None]
-LONGEST_LINE = 1 << 16
+SECRET = "ORCHESTRATOR_SECRET"
+STRANGERS = 64  # connections that have not said hello yet
 RETRY = 0.2  # seconds between two attempts to reach node 0
 REMIND = 15.0  # seconds between two messages about who is missing
-
-
-@dataclass(frozen=True)
-class Hello:
-    """A node's report about itself."""
-
-    rank: int
-    nnodes: int
-    nproc: int
-    host: str
-    program: str = ""
-    world: int | None = None  # WORLD_SIZE, if it is set
-
-    @property
-    def who(self) -> str:
-        return f"node {self.rank} ({self.host})"
 
 
 def disagreement(nodes: Sequence[Hello]) -> str:
@@ -47,6 +42,10 @@ def disagreement(nodes: Sequence[Hello]) -> str:
     for node in nodes:
         if node.nnodes != first.nnodes:
             return f"NNODES is {first.nnodes} on {first.who} and {node.nnodes} on {node.who}"
+        if node.secret != first.secret:
+            return f"{SECRET} is set on {(first if first.secret else node).who} alone"
+        if node.nproc < 1:
+            return f"{node.who} says that it starts {node.nproc} ranks"
         if not 0 <= node.rank < node.nnodes:
             return f"NODE_RANK is {node.rank} on {node.host}; it must be below NNODES={node.nnodes}"
         if node.rank in seen:
@@ -76,15 +75,18 @@ class Master:
                 "set MASTER_PORT to another one, the same on all nodes",
             ) from error
         self.there: dict[socket.socket, Hello] = {}
-        self.unread: dict[socket.socket, bytes] = {}
+        self.unread: dict[socket.socket, bytes] = {}  # in the order in which they came
         self.refused = False
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.server, selectors.EVENT_READ)
 
     def __enter__(self) -> Master:
         return self
 
     def __exit__(self, _: object, error: object, *__: object) -> None:
         if isinstance(error, OrchestratorError) and not self.refused:
-            self.tell({"failed": f"{self.own.who} starts nothing: {error.what}"})
+            self.tell(Reply(failed=f"{self.own.who} starts nothing: {error.what}"))
+        self.selector.close()
         for connection in (self.server, *self.there, *self.unread):
             connection.close()
 
@@ -105,18 +107,28 @@ class Master:
             if now > remind:
                 remind = now + REMIND
                 say(f"waiting for {names}")
-                self.tell({"waiting": names})
-            waiting = [self.server, *self.unread, *self.there]
-            for connection in select.select(waiting, [], [], min(1.0, deadline - now))[0]:
-                self.hear(connection)
+                self.tell(Reply(waiting=names))
+            for key, _ in self.selector.select(max(0.0, min(1.0, deadline - now))):
+                if key.fileobj is self.server:
+                    self.admit()
+                elif isinstance(key.fileobj, socket.socket) and key.fileobj.fileno() != -1:
+                    self.hear(key.fileobj)
         return self.nodes
 
-    def hear(self, connection: socket.socket) -> None:
-        if connection is self.server:
+    def admit(self) -> None:
+        """Accept a connection; of too many that say nothing, the oldest has to go."""
+        try:
             client, _ = self.server.accept()
+        except OSError:  # it left again; or no descriptor is left, and one is closed
+            client = None
+        if client is not None:
             client.settimeout(5)
             self.unread[client] = b""
-            return
+            self.selector.register(client, selectors.EVENT_READ)
+        if self.unread and (client is None or len(self.unread) > STRANGERS):
+            self.drop(next(iter(self.unread)))
+
+    def hear(self, connection: socket.socket) -> None:
         try:
             data = connection.recv(LONGEST_LINE)
         except OSError:
@@ -126,8 +138,8 @@ class Master:
             self.drop(connection)  # it has left, or is not of this job
         elif known.endswith(b"\n"):
             try:
-                self.there[connection] = Hello(**json.loads(known)["orchestrator"])
-            except (ValueError, KeyError, TypeError):
+                self.there[connection] = read_hello(known)
+            except Nonsense:
                 self.drop(connection)
                 return
             del self.unread[connection]
@@ -140,20 +152,29 @@ class Master:
     def drop(self, connection: socket.socket) -> None:
         self.there.pop(connection, None)
         self.unread.pop(connection, None)
+        self.selector.unregister(connection)
         connection.close()
 
     def refuse(self, why: str) -> CheckFailed:
         self.refused = True
-        self.tell({"error": why})
+        self.tell(Reply(error=why))
         return refusal(why)
 
-    def go(self, agreed: dict[str, Any]) -> None:
-        self.tell({"go": agreed})
+    def go(self, agreed: Agreed) -> None:
+        self.tell(Reply(go=agreed))
 
-    def tell(self, word: dict[str, Any]) -> None:
+    def tell(self, reply: Reply) -> None:
         for connection in self.there:
             with contextlib.suppress(OSError):
-                connection.sendall(json.dumps(word).encode() + b"\n")
+                connection.sendall(reply_line(reply))
+
+
+def token_of(agreed: Agreed, environ: Mapping[str, str]) -> str:
+    """Return the supervisors' token: what was agreed on, made unusable without the secret."""
+    secret = environ.get(SECRET, "")
+    if not secret:
+        return agreed.token
+    return hmac.digest(secret.encode(), agreed.token.encode(), "sha256").hex()
 
 
 def refusal(why: str) -> CheckFailed:
@@ -164,18 +185,20 @@ def refusal(why: str) -> CheckFailed:
     )
 
 
-def join(own: Hello, address: tuple[str, int], patience: float, say: Say) -> dict[str, Any]:
+def join(own: Hello, address: tuple[str, int], patience: float, say: Say) -> Agreed:
     """On any other node, wait for all nodes, and return what node 0 decided."""
     deadline, remind = time.monotonic() + patience, time.monotonic() + REMIND / 5
     why = ""
     while time.monotonic() < deadline:
         try:
             with socket.create_connection(address, timeout=5) as master:
-                master.sendall(json.dumps({"orchestrator": asdict(own)}).encode() + b"\n")
-                agreed = answer(master, deadline, say)
+                master.sendall(hello_line(own))
+                agreed = answer(master, own, deadline, say)
             if agreed is not None:
                 return agreed
             why = "it hangs up: does something else listen there?"
+        except Nonsense:
+            why = "it speaks another language: does something else listen there?"
         except OSError as error:
             why = error.strerror or str(error)
         if time.monotonic() > remind:
@@ -190,19 +213,29 @@ def join(own: Hello, address: tuple[str, int], patience: float, say: Say) -> dic
     )
 
 
-def answer(master: socket.socket, deadline: float, say: Say) -> dict[str, Any] | None:
+def answer(master: socket.socket, own: Hello, deadline: float, say: Say) -> Agreed | None:
+    """Wait for node 0's decision; None where it hangs up."""
     with master.makefile("rb") as lines:
         while True:
             master.settimeout(max(0.01, deadline - time.monotonic()))
             line = lines.readline(LONGEST_LINE)
             if not line:
                 return None
-            word = json.loads(line)
-            if "error" in word:
-                raise refusal(word["error"])
-            if "failed" in word:
-                raise CheckFailed(word["failed"], "its terminal says what to do")
-            if "go" in word:
-                agreed: dict[str, Any] = word["go"]
-                return agreed
-            say(f"waiting for {word['waiting']}")
+            reply = read_reply(line)
+            if reply.error:
+                raise refusal(reply.error)
+            if reply.failed:
+                raise CheckFailed(reply.failed, "its terminal says what to do")
+            if reply.go is not None:
+                return checked(reply.go, own)
+            say(f"waiting for {reply.waiting}")
+
+
+def checked(agreed: Agreed, own: Hello) -> Agreed:
+    """Refuse a decision that is none for this node."""
+    counts = agreed.counts
+    if len(counts) != own.nnodes or min(counts) < 1 or counts[own.rank] != own.nproc:
+        raise Nonsense(f"the counts {counts} are not those of {own.nnodes} nodes")
+    if not 0 <= agreed.peers_port < 1 << 16:
+        raise Nonsense(f"the port {agreed.peers_port}")
+    return agreed

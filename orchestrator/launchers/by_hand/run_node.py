@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from orchestrator import interrupt
 from orchestrator.config.launch import LaunchArguments
@@ -39,7 +38,8 @@ from orchestrator.head.plan.plan import Layout
 from orchestrator.head.screen.output import say
 from orchestrator.head.slurm import queue
 from orchestrator.launchers.by_hand import rendezvous
-from orchestrator.launchers.by_hand.rendezvous import Hello, Master
+from orchestrator.launchers.by_hand.rendezvous import Master
+from orchestrator.protocol.meeting import Agreed, Hello
 from orchestrator.protocol.messages import PortWish, Probe, ProbeTarget
 from orchestrator.records import experiment as experiments
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -139,7 +139,15 @@ def run(mine: Part, patience: float, arguments: LaunchArguments) -> int:
     program = (
         request.target.name if request.target.kind != "module" else f"-m {request.target.name}"
     )
-    own = Hello(mine.rank, mine.nnodes, count, socket.gethostname(), program, mine.world)
+    own = Hello(
+        rank=mine.rank,
+        nnodes=mine.nnodes,
+        nproc=count,
+        host=socket.gethostname(),
+        program=program,
+        world=mine.world,
+        secret=bool(os.environ.get(rendezvous.SECRET)),
+    )
     problem = rendezvous.disagreement([own])
     if problem:
         raise rendezvous.refusal(problem)
@@ -207,8 +215,7 @@ def check_master(mine: Part, reached: Reached, address: str) -> None:
     here = address in own or is_loopback(address)
     if here and reached.facts.port:
         return
-    host = socket.gethostname()
-    hello = Hello(0, mine.nnodes, 1, host, "")
+    hello = Hello(rank=0, nnodes=mine.nnodes, nproc=1, host=socket.gethostname())
     try:
         rendezvous.join(hello, (mine.master, mine.port), 2.0, lambda _: None)
     except CheckFailed:
@@ -232,13 +239,13 @@ def lead(request: Request, mine: Part, reached: Reached, own: Hello, patience: f
         hellos = master.gather(patience, say)
         experiment = experiments.create(request.where.experiments, request.config.launch.name)
         interrupt.undo_with(experiment.discard)
-        agreed = {
-            "job": f"{experiment.name}-{secrets.token_hex(3)}",
-            "experiment": str(experiment.path),
-            "counts": [hello.nproc for hello in hellos],
-            "token": secrets.token_hex(32),
-            "peers_port": reached.facts.peers_port or 0,
-        }
+        agreed = Agreed(
+            job=f"{experiment.name}-{secrets.token_hex(3)}",
+            experiment=str(experiment.path),
+            counts=tuple(hello.nproc for hello in hellos),
+            token=secrets.token_hex(32),
+            peers_port=reached.facts.peers_port or 0,
+        )
         nodes = alone(mine, reached)
         with discarded_on_error(experiment):
             plan = make(request, mine, nodes, agreed)
@@ -248,7 +255,7 @@ def lead(request: Request, mine: Part, reached: Reached, own: Hello, patience: f
     return begin(prepared, mine, record, agreed)
 
 
-def follow_lead(request: Request, mine: Part, reached: Reached, agreed: dict[str, Any]) -> Launched:
+def follow_lead(request: Request, mine: Part, reached: Reached, agreed: Agreed) -> Launched:
     """Start this machine's part as any other node."""
     nodes = alone(mine, reached)
     plan = make(request, mine, nodes, agreed)
@@ -264,17 +271,17 @@ def alone(mine: Part, reached: Reached) -> Nodes:
     return Nodes(ThisMachine(mine.nnodes), LocalTransport(), (reached,))
 
 
-def begin(prepared: Prepared, mine: Part, record: JobRecord, agreed: dict[str, Any]) -> Launched:
+def begin(prepared: Prepared, mine: Part, record: JobRecord, agreed: Agreed) -> Launched:
     """Start this machine's part of a job that was written down."""
     # Supervisors ask no name server: one that hangs would hold up all that they do.
     address = queue.resolved(mine.master) or mine.master
-    meeting = Meeting(address, agreed["peers_port"], agreed["token"])
+    meeting = Meeting(address, agreed.peers_port, rendezvous.token_of(agreed, os.environ))
     return start(prepared, record, meeting, say)
 
 
-def make(request: Request, mine: Part, nodes: Nodes, agreed: dict[str, Any]) -> Plan:
+def make(request: Request, mine: Part, nodes: Nodes, agreed: Agreed) -> Plan:
     """Plan this node's part; the other machines plan theirs."""
-    counts = tuple(agreed["counts"])
+    counts = agreed.counts
     layout = Layout(
         counts=counts,
         whys=("its own",) * len(counts),
@@ -283,4 +290,4 @@ def make(request: Request, mine: Part, nodes: Nodes, agreed: dict[str, Any]) -> 
         master_ip=queue.resolved(mine.master),
         index=mine.rank,
     )
-    return make_plan(request, nodes, agreed["job"], agreed["experiment"], layout)
+    return make_plan(request, nodes, agreed.job, agreed.experiment, layout)
