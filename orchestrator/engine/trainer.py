@@ -638,7 +638,7 @@ class Trainer:
         self._say(f"this run has no experiment, so nothing of it is saved: {fix}")
 
     def _store(self, directory: Path, keep: int, *, background: bool) -> Checkpoints:
-        """Unless in the background, there is no copy of the state: the caller waits."""
+        """Open a store; unless in the background, it copies no state: the caller waits."""
         wanted = dataclasses.replace(self.config.checkpoint, keep=keep, asynchronous=background)
         config = dataclasses.replace(self.config, checkpoint=wanted)
         return Checkpoints(config, directory, self.mesh, self.ranks, self._run, self._say)

@@ -16,7 +16,7 @@ class Duration:
     unit: str  # seconds (since train() began), steps or epochs (since the very beginning)
 
     def times(self, seconds: float, steps: int, epochs: int) -> int:
-        """The number of times that it has passed."""
+        """Return how often it has passed."""
         passed = {"seconds": seconds, "steps": steps, "epochs": epochs}[self.unit]
         return int(passed / self.amount)
 

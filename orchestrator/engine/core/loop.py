@@ -327,7 +327,7 @@ class Loop:
         return evaluation(self.parts, self.held_out, stop)
 
     def _save_last(self, checkpoints: Checkpoints) -> None:
-        """A checkpoint that fails in between costs nothing else; the last one is the training."""
+        """Save the last state, and try again if that fails: this checkpoint is all that is left."""
         checkpoints.wait()
         if checkpoints.failed or (self.saves_at_end and checkpoints.last_saved != self.state.step):
             self.save()
@@ -368,7 +368,7 @@ def refuse_other_names(own: tuple[str, ...]) -> None:
 def evaluation(
     parts: Parts, held_out: Batches, stop: Callable[[], bool] = lambda: False
 ) -> Metrics | None:
-    """Means over all samples of all ranks, each counted once; None if somebody asks to stop."""
+    """Average over all samples of all ranks, each counted once; None if somebody asks to stop."""
     sums: dict[str, tuple[Tensor, Tensor]] = {}
     model, ranks, config = parts.model, parts.ranks, parts.config
     with mesh.evaluating(model), torch.no_grad():

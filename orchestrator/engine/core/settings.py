@@ -58,7 +58,7 @@ def arguments(
 
 
 def refuse_unread(keys: Mapping[str, Any]) -> None:
-    """A key that is accepted is honoured; all others are refused by name."""
+    """Refuse by name what a Trainer does not read: a key that is accepted is honoured."""
     for section, values in keys.items():
         if section not in REFUSED and not isinstance(values, Mapping):
             raise UsageError(f"config[{section!r}] must hold keys, not {values!r}")

@@ -384,7 +384,7 @@ def squares_of(grads: list[Tensor]) -> Tensor:
 
 
 def can_fuse(optimizer: Optimizer) -> bool:
-    """Whether torch has fused kernels for it, and the user has not chosen another way."""
+    """Tell whether torch has fused kernels for it, and the user has not chosen another way."""
     if type(optimizer) not in FUSED:
         return False
     for group in optimizer.param_groups:
@@ -427,7 +427,7 @@ def as_number(item: tuple[str, Any]) -> tuple[str, Any]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether JSON keeps it as it is."""
+    """Tell whether JSON keeps it as it is."""
     if isinstance(value, (list, tuple)):
         return all(map(is_plain, value))
     if isinstance(value, dict):

@@ -52,7 +52,7 @@ class StopVote:
             )
 
     def result(self) -> list[bool]:
-        """By STOP, TIME, SAVE, EVALUATE, ENOUGH: the same on all ranks."""
+        """Return the votes by STOP, TIME, SAVE, EVALUATE, ENOUGH: the same on all ranks."""
         if self.work is not None:
             self.work.wait()
             self.work = None

@@ -150,7 +150,7 @@ class StopPolicy:
         self.vote.request(stop_vote.ENOUGH)
 
     def stop_requested(self) -> bool:
-        """Between two batches of an evaluation: whether a rank was asked to stop."""
+        """Tell, between two batches of an evaluation, whether a rank was asked to stop."""
         stop = self.vote.poll()[stop_vote.STOP]
         if stop:
             self.urgent, self.state.ended = True, self.state.ended or "asked to stop"
@@ -199,5 +199,5 @@ class StopPolicy:
         return any([cadence.due(seconds, self.state) for cadence in own])  # noqa: C419 (each has to count)
 
     def _agreed(self, own: bool) -> bool:
-        """Rank 0's answer, on every rank."""
+        """Give rank 0's answer to every rank."""
         return ranks.gather(own)[0]

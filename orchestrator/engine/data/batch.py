@@ -33,7 +33,7 @@ class Batches(Protocol):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per rank and batch, where that is known."""
+        """Return the samples per rank and batch, where that is known."""
         ...
 
     @property
@@ -43,16 +43,16 @@ class Batches(Protocol):
 
     @property
     def samples(self) -> int | None:
-        """Samples in an epoch, over all ranks, where that is known."""
+        """Return the samples in an epoch, over all ranks, where that is known."""
         ...
 
     @property
     def endless(self) -> bool:
-        """Whether epochs follow each other without a gap, as if there were only one."""
+        """Tell whether epochs follow each other without a gap, as if there were only one."""
         ...
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
-        """The batches of an epoch from a position on; positions count over all ranks."""
+        """Give the batches of an epoch from a position on; positions count over all ranks."""
         ...
 
 

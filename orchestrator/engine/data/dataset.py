@@ -71,7 +71,7 @@ class HeldOutSamples:
 def batches(
     source: Source, order: Order, config: Config, rank: int, world: int, start: int
 ) -> Iterator[Batch]:
-    """This rank's micro-batches, without end, from a position in the order of all ranks on."""
+    """Give this rank's micro-batches, without end, from a position in the order of all ranks on."""
     size = config.training.batch_size
     places = (Place(first, size) for first in itertools.count(start + rank * size, world * size))
     return loaded(Samples(source, order), places, config)
@@ -80,7 +80,7 @@ def batches(
 def evaluation(
     source: Source, config: Config, rank: int, world: int
 ) -> Iterator[tuple[Batch, int]]:
-    """Every held-out sample once over all ranks, and how many of each batch are real.
+    """Give every held-out sample once over all ranks, and how many of each batch are real.
 
     All ranks get the same number of batches, or one would wait for the others in a collective: a
     rank for which no samples are left gets a batch of one that counts as none.
@@ -151,7 +151,7 @@ class Places:
 
 
 def pin(data: Any) -> Any:
-    """In memory from which a GPU copies while it computes."""
+    """Move a batch to memory from which a GPU copies while it computes."""
     if isinstance(data, Tensor):
         return data.pin_memory()
     if isinstance(data, dict):

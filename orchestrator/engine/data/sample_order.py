@@ -23,7 +23,7 @@ class Order:
         self.size, self.seed, self.shuffle = size, seed, shuffle
 
     def indices(self, position: int, count: int) -> list[int]:
-        """The samples at position, position + 1, ...; epochs follow each other without a gap."""
+        """Give the samples from a position on; epochs follow each other without a gap."""
         indices: list[int] = []
         while len(indices) < count:
             epoch, first = divmod(position + len(indices), self.size)
@@ -32,7 +32,7 @@ class Order:
         return indices
 
     def of_epoch(self, epoch: int, places: range) -> list[int]:
-        """The samples at some places of one epoch."""
+        """Give the samples at some places of one epoch."""
         if not self.shuffle:
             return list(places)
         at = torch.arange(places.start, places.stop, places.step)
@@ -56,7 +56,7 @@ def permuted(places: Tensor, size: int, keys: tuple[int, ...]) -> Tensor:
 
 
 def feistel(x: Tensor, bits: int, keys: tuple[int, ...]) -> Tensor:
-    """A permutation of range(2**bits): the halves take turns in being changed by the other one."""
+    """Permute range(2**bits): the halves take turns in being changed by the other one."""
     low_bits = bits // 2
     low, high = x & ((1 << low_bits) - 1), x >> low_bits
     for number, key in enumerate(keys):

@@ -330,7 +330,7 @@ def flat(items: list[Any]) -> list[Any]:
 
 
 def numbers(content: Any) -> list[int] | None:
-    """The numbers of a batch's samples, if that is what the sampler gives."""
+    """Return the numbers of a batch's samples, if that is what the sampler gives."""
     content = content if isinstance(content, (list, tuple)) else [content]
     return list(content) if all(isinstance(item, int) for item in content) else None
 

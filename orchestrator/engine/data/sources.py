@@ -225,7 +225,7 @@ NEEDS = {"decoder": ("inputs", "targets"), "ranking": ("sparse", "dense", "label
 
 
 def check(batch: Any, config: Config, origin: str) -> None:
-    """That a built-in model can take the batch: a GPU would only say that an assertion failed."""
+    """Refuse what a built-in model cannot take: a GPU would only say that an assertion failed."""
     model, needs = config.model, NEEDS.get(config.model.kind, ())
     if needs and not (isinstance(batch, dict) and batch.keys() >= set(needs)):
         given = (

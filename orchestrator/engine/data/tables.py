@@ -177,7 +177,7 @@ class Csv(Lines):
                       for i in range(len(self.names))]  # fmt: skip
 
     def _ends(self) -> Iterator[int]:
-        """A line may end within a field that is quoted: then the record goes on."""
+        """Give the ends of records: a line may end within a quoted field, which goes on."""
         begin, quotes = 0, 0
         for end in super()._ends():
             quotes += self.bytes[begin:end].count(b'"')
@@ -235,7 +235,7 @@ class Parquet:
 
 
 def hugging_face(name: str, options: Mapping[str, Any]) -> Records:
-    """A dataset of the hub, or a directory that save_to_disk has written; mapped into memory."""
+    """Open a dataset of the hub, or what save_to_disk has written; mapped into memory."""
     datasets = package("datasets", "datasets")
     if Path(name, "dataset_info.json").exists() or Path(name, "dataset_dict.json").exists():
         dataset = datasets.load_from_disk(name)

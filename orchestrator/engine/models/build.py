@@ -23,7 +23,7 @@ __all__ = ["Sums", "build", "flops_per_sample", "initialise", "loss_of", "nomina
 
 
 def build(config: Config) -> nn.Module:
-    """A built-in model, still without values; or the user's own, as its function made it."""
+    """Make a built-in model, still without values; or the user's own, by its function."""
     if config.model.kind == "target":
         return own_model(config)
     with torch.device("meta"):
@@ -116,7 +116,7 @@ def plain(name: str) -> str:
 def drawn(
     seed: int, name: str, shape: torch.Size, rows: range, std: float
 ) -> Iterator[tuple[slice, Tensor]]:
-    """The values of some rows, in pieces: (where among these rows, values).
+    """Draw the values of some rows, in pieces: (where among these rows, values).
 
     Uniform, for two reasons: there are no outliers, and the bits are the same on every CPU. torch
     draws a normal distribution with approximations that differ between vector units.

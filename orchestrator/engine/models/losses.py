@@ -165,7 +165,7 @@ def totals(giver: str, result: Any, batch: Any, size: int | None) -> Totals:
 
 
 def in_fp32(outputs: Any) -> Any:
-    """Losses are computed in full precision, whatever a model returns its outputs in."""
+    """Bring outputs to full precision, in which losses are computed."""
     if isinstance(outputs, Tensor):
         low = outputs.dtype in (torch.bfloat16, torch.float16)
         return outputs.float() if low else outputs

@@ -20,7 +20,7 @@ from orchestrator import files, text
 
 
 def memory(device: torch.device) -> tuple[int, int]:
-    """Bytes now and at most so far: what tensors hold on a GPU, what the process holds on a CPU."""
+    """Return the bytes now and at most so far: of tensors on a GPU, of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
@@ -127,7 +127,7 @@ class Estimate:
         self._recent: deque[float] = deque(maxlen=50)
 
     def step(self, step: int) -> float:
-        """This step is over; the seconds it took, without pauses."""
+        """End this step; return the seconds that it took, without pauses."""
         now = self._clock()
         seconds, self._last = now - self._last, now
         if not self._first:

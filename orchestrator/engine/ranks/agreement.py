@@ -47,7 +47,7 @@ def take_values_of_first(values: Sequence[tuple[str, Tensor]]) -> None:
 
 
 def refuse_differences(model: nn.Module) -> None:
-    """A user's function may have drawn other weights on every rank; sharding would mix them."""
+    """Refuse a model whose function drew other weights on some ranks; sharding would mix them."""
     values = [(name, value.detach()) for name, value in model.named_parameters()]
     refuse_other_shapes(values)
     for (name, _), equal in zip(values, are_equal(values), strict=True):

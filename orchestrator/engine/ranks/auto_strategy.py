@@ -29,7 +29,7 @@ def choose(model: nn.Module, ranks: Ranks, keys: Mapping[str, Any]) -> tuple[str
 
 
 def memory_of(ranks: Ranks) -> int:
-    """Bytes of this rank's GPU, or its part of the host's memory that is free."""
+    """Return the bytes of this rank's GPU, or its part of the host's memory that is free."""
     if ranks.device.type == "cuda":
         return int(torch.cuda.get_device_properties(ranks.device).total_memory)
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

@@ -152,7 +152,7 @@ class Watch:
 
     @functools.cached_property
     def store(self) -> Any:
-        """The store of all ranks, by a connection of its own: none waits for another's request.
+        """Open the store by a connection of its own: none waits for another's request.
 
         It is made at the first look that found nothing new, so that most trainings never need one.
         """

@@ -87,7 +87,7 @@ class _Room:
             arrived = self.store.add(f"{self.number}/arrived", 0)
 
     def _forget_older(self) -> None:
-        """The previous one stays: it shows where an absent rank was last."""
+        """Forget all but the previous one, which shows where an absent rank was last."""
         if self.number > 2:
             self.store.delete_key(f"{self.number - 2}/{self.rank}")
             for counter in ("arrived", "different", "what") if self.rank == 0 else ():

@@ -331,7 +331,7 @@ def computing(mesh: Mesh, ranks: Ranks, config: Config) -> contextlib.AbstractCo
 def backward(
     model: nn.Module, mesh: Mesh, config: Config, *, last: bool
 ) -> contextlib.AbstractContextManager[Any]:
-    """Around one micro-batch: all but the last keep to themselves what can wait for the last.
+    """Run one micro-batch's backward: all but the last keep to themselves what can wait.
 
     Under hybrid_shard the sum across nodes happens once per step; fsdp.accumulate=whole also leaves
     out the sum within the node, at the price of whole gradients in memory.
@@ -400,7 +400,7 @@ def sharding_explained(mesh: Mesh, what: str) -> Iterator[None]:
 
 
 def shards_again(model: nn.Module) -> None:
-    """After a forward without a backward, which would have freed the whole parameters."""
+    """Free whole parameters after a forward without a backward, which would have done so."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -408,7 +408,7 @@ def shards_again(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards each module is in the mode that it was in."""
+    """Switch to evaluation mode; afterwards each module is in the mode that it was in."""
     agreement.take_buffers_of_first(model)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -421,12 +421,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model itself, without what ddp put around it."""
+    """Return the model itself, without what ddp put around it."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def plain_class(model: nn.Module) -> type:
-    """The class that the user wrote: sharding a model gives it a new one."""
+    """Return the class that the user wrote: sharding a model gives it a new one."""
     return next(own for own in type(model).__mro__ if not issubclass(own, FSDPModule))
 
 
@@ -454,7 +454,7 @@ def is_empty(model: nn.Module) -> bool:
 
 
 def give_memory(model: nn.Module, device: torch.device) -> None:
-    """As model.to_empty(), which would make two parameters of one that is used in two places."""
+    """Do as model.to_empty(), which would make two parameters of one that is used twice."""
     replaced: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
@@ -469,7 +469,7 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
 
 
 def own_rows(weight: Tensor) -> tuple[Tensor, range]:
-    """The memory that this rank has of a parameter, and the rows that it stands for."""
+    """Return the memory that this rank has of a parameter, and the rows that it stands for."""
     first, count = 0, weight.size(0)
     if not isinstance(weight, DTensor):
         return weight, range(count)

@@ -37,7 +37,7 @@ class Ranks:
 
     @property
     def neighbours(self) -> list[int]:
-        """The ranks of this node, this one among them."""
+        """Return the ranks of this node, this one among them."""
         return self.of_node(self.nodes[self.rank][0])
 
 
@@ -49,7 +49,7 @@ def joined(config: Config) -> Iterator[Ranks]:
 
 
 def join(config: Config) -> Ranks:
-    """The process group: NCCL between GPUs, gloo between CPUs and for what is small.
+    """Join the process group: NCCL between GPUs, gloo between CPUs and for what is small.
 
     One that is there already, because the user made it, is taken as it is.
     """
@@ -94,7 +94,7 @@ def start_group(config: Config, device: torch.device) -> None:
 
 
 def allow_many_files() -> None:
-    """Rank 0 of a thousand talks to all when a checkpoint is planned; the usual limit is 1,024."""
+    """Raise the limit of open files, usually 1,024: rank 0 talks to all to plan a checkpoint."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -125,18 +125,18 @@ def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def host_group() -> dist.ProcessGroup | None:
-    """For objects and flags: never a GPU's stream."""
+    """Return the group for objects and flags: never a GPU's stream."""
     return _host_group(dist.group.WORLD)
 
 
 @functools.cache
 def _host_group(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """One per process group: somebody in a notebook may end one and begin another."""
+    """Make one per process group: somebody in a notebook may end one and begin another."""
     return None if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")
 
 
 def wait_as_long(config: Config, *groups: dist.ProcessGroup | None) -> None:
-    """As distributed.timeout says: torch gives all but the first group 10 or 30 minutes."""
+    """Set distributed.timeout: torch gives all but the first group 10 or 30 minutes."""
     timeout = datetime.timedelta(seconds=config.distributed.timeout)
     for group in groups:
         dist.distributed_c10d._set_pg_timeout(timeout, group)
@@ -173,7 +173,7 @@ def gpu_of(device: torch.device) -> str:
 
 
 def refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
-    """Two ranks on one GPU: NCCL would only say that there is a duplicate, and some time later."""
+    """Refuse two ranks on one GPU: NCCL would only say later that there is a duplicate."""
     first: dict[tuple[str, str], int] = {}
     for rank, (host, gpu) in enumerate(gpus):
         if gpu and (host, gpu) in first:

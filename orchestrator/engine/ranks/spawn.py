@@ -97,7 +97,7 @@ class Arguments:
 
 
 def packed(what: Any) -> bytes:
-    """By value where only this process has it: __main__, a notebook, a function in a function."""
+    """Pickle by value what only this process has: __main__, a notebook, an inner function."""
     try:
         cloudpickle = importlib.import_module("cloudpickle")
     except ImportError:
@@ -146,7 +146,7 @@ class Child:
             self.process.stdin.flush()
 
     def result(self) -> Any:
-        """Raises what it raised."""
+        """Return what the rank returned, or raise what it raised."""
         code = self.process.wait()
         if not self.answer:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -161,7 +161,7 @@ class Child:
 
 
 def collect(children: Sequence[Child]) -> list[Any]:
-    """By rank. The first failure is raised at once: what follows from it is not of interest."""
+    """Return the results by rank. The first failure is raised at once: the rest follows from it."""
     results: dict[int, Any] = {}
     with selectors.DefaultSelector() as waiting:
         for child in children:

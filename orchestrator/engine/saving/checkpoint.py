@@ -151,7 +151,7 @@ class Checkpoints:
             raise JobFailed(problem)
 
     def _stage(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Into host memory that is kept from save to save: a fresh page costs more than a copy."""
+        """Copy to host memory that is kept between saves: a fresh page costs more than a copy."""
         for name, value in state.items():
             own = local_tensor(value)
             if name not in self.staged:
@@ -165,7 +165,7 @@ class Checkpoints:
     def _write(
         self, step: int, state: dict[str, Tensor], progress: Any, began: float, best: bool
     ) -> None:
-        """In a thread of its own, with a process group of its own."""
+        """Write in a thread of its own, with a process group of its own."""
         directory = checkpoint_store.partial(self.directory, step, self.token)
         try:
             save(
@@ -241,7 +241,7 @@ class Checkpoints:
 
 
 def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks, config: Config) -> Writers:
-    """All ranks, where they see the same directory; else those of each node."""
+    """Return all ranks, where they see the same directory; else those of each node."""
     mine = f".seen_{token}_{ranks.rank}"
     problem = ""
     try:
@@ -282,7 +282,7 @@ def writing_group(
 
 
 def writers_of_a_node(mesh: Mesh, ranks: Ranks, together: bool, config: Config) -> Writers:
-    """Each node writes all by itself; its ranks have to see one directory (`together`)."""
+    """Let each node write all by itself; its ranks have to see one directory (`together`)."""
     nodes = sorted({node for node, _ in ranks.nodes})
     whole = mesh.mesh is None or (
         mesh.copies > 1 and all(len(ranks.of_node(n)) % mesh.mesh.size(-1) == 0 for n in nodes)
@@ -317,7 +317,7 @@ def seen(mark: Path) -> bool:
 
 
 def state_of(model: nn.Module, stepper: Steps) -> dict[str, Tensor]:
-    """All that is saved, by name: the very tensors that train."""
+    """Return all that is saved, by name: the very tensors that train."""
     shards_again(model)
     state: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -348,7 +348,7 @@ def disk_problem(directory: Path) -> str:
 
 
 def first_cause(error: BaseException) -> str:
-    """One line: what the first rank that failed said, without the traces of the others."""
+    """Say in a line why the first rank failed, without the traces of the others."""
     if isinstance(error, CheckpointException) and error.failures:
         inner = next(iter(error.failures.values()))
         error = inner[0] if isinstance(inner, tuple) else inner

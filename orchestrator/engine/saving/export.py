@@ -200,7 +200,7 @@ def stored(metadata: Metadata, key: str) -> TensorStorageMetadata:
 
 
 def tensor(reader: CheckpointReader, metadata: Metadata, key: str, kind: torch.dtype) -> Tensor:
-    """One tensor, put together from its shards, which become this dtype on the way."""
+    """Put one tensor together from its shards, which become this dtype on the way."""
     about = stored(metadata, key)
     if sum(chunk.sizes.numel() for chunk in about.chunks) != about.size.numel():
         raise JobFailed(f"{shown(key)} is not exported: its shards do not make up the whole")

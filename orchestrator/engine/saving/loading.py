@@ -110,7 +110,7 @@ def agree(look: Look, ranks: Ranks) -> tuple[list[Checkpoint], Readers]:
 
 
 def readers_of_a_node(ranks: Ranks) -> Readers:
-    """Without a shared disk, each node reads checkpoints of its own."""
+    """Let each node read checkpoints of its own, where there is no shared disk."""
     mine = ranks.nodes[ranks.rank][0]
     group = None
     for node in sorted({node for node, _ in ranks.nodes}):
@@ -121,7 +121,7 @@ def readers_of_a_node(ranks: Ranks) -> Readers:
 
 
 def verify(checkpoint: Checkpoint, readers: Readers) -> list[str]:
-    """All ranks share the reading; all come to the same answer."""
+    """Share the reading among all ranks; all come to the same answer."""
     mine = sorted(checkpoint.files)[readers.index :: readers.size]
     own = checkpoint_store.verify(checkpoint, mine) or (
         [checkpoint.problem] if checkpoint.problem else []

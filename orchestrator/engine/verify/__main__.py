@@ -49,13 +49,13 @@ def main() -> None:
 
 
 def verify(ranks: World, config: Config, largest: int, seconds: float) -> list[dict[str, Any]]:
-    """The wrong results of this rank."""
+    """Measure everything, and return the wrong results of this rank."""
     began = time.monotonic()
     report: dict[str, Any] = {"complete": False, **about(ranks)}
     kind = speed.matmul_dtype(config.training.mixed_precision)
 
     def multiply() -> None:
-        """At several moments, of which the best counts: noise is not a slow device."""
+        """Measure at several moments, of which the best counts: noise is not a slow device."""
         now = ranks.exchange(speed.measured_matmul_flops(ranks.device, kind))
         report["flops"] = [max(two) for two in zip(now, report.get("flops", now), strict=True)]
 
@@ -101,7 +101,7 @@ def about(ranks: World) -> dict[str, Any]:
 
 
 def link_speed() -> float | None:
-    """Bytes per second that the interface for sockets says it has, if it says so."""
+    """Return the bytes per second that the interface for sockets says it has, if it does."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "")
     try:
         megabits = int(Path("/sys/class/net", name, "speed").read_text(encoding="ascii"))
@@ -111,7 +111,7 @@ def link_speed() -> float | None:
 
 
 def across_teams(ranks: World, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Teams of one scope work at the same time: the slowest of them counts."""
+    """Take the slowest of the teams of a scope, which work at the same time."""
     slowest_rows: list[dict[str, Any]] = []
     for same in zip(*ranks.exchange(rows), strict=True):
         slowest = max(same, key=lambda row: float(row["seconds"]))
@@ -146,7 +146,7 @@ def in_words(wrong: list[dict[str, Any]]) -> str:
 
 
 def write(ranks: World, report: dict[str, Any]) -> None:
-    """A whole file each time, so that whatever ends the job leaves what was known before."""
+    """Write a whole file each time: whatever ends the job leaves what was known before."""
     experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
     if ranks.rank == 0 and experiment:
         path = Path(experiment, "outputs", "verify.json")

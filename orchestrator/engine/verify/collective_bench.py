@@ -74,7 +74,7 @@ def broadcast(into: Tensor, out_of: Tensor, team: Team) -> None:
 
 
 def send_recv(into: Tensor, out_of: Tensor, team: Team) -> None:
-    """Each to the next, in a ring."""
+    """Send from each rank to the next, in a ring."""
     after, before = (team.ranks[(team.me + step) % len(team.ranks)] for step in (1, -1))
     ops = [
         dist.P2POp(dist.isend, out_of, after, team.group),
@@ -121,7 +121,7 @@ def weight(rank: int) -> int:
 
 
 def ramp(start: int, tensor: Tensor) -> Tensor:
-    """The pattern from element `start` on, for a piece of this tensor; pieces are all alike."""
+    """Make the pattern from element `start` on, for a piece of this tensor; all are alike."""
     count = min(PIECE, tensor.numel())
     return ((torch.arange(count, device=tensor.device) + start) % PERIOD + 1).float()
 
@@ -148,7 +148,7 @@ def first_wrong(tensor: Tensor, factor: int, start: int = 0) -> tuple[int, float
 def prepare(
     collective: Collective, team: Team, count: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The output, or what is both; and the input."""
+    """Make the output, or what is both; and the input."""
     ranks, own = len(team.ranks), weight(team.ranks[team.me])
     into = torch.empty(collective.outs(count, ranks), device=device)
     out_of = torch.empty(collective.ins(count, ranks), device=device)
@@ -202,7 +202,7 @@ class Results:
 
 
 def measure(world: World, teams: list[Team], largest: int, seconds: float) -> Results:
-    """Every collective at every size that the time and the memory allow."""
+    """Run every collective at every size that the time and the memory allow."""
     results = Results([], [], [])
     deadline = time.monotonic() + seconds
     todo = [
@@ -226,7 +226,7 @@ def measure(world: World, teams: list[Team], largest: int, seconds: float) -> Re
 def grow(
     world: World, collective: Collective, team: Team, largest: int, share: float, results: Results
 ) -> str:
-    """Sizes from 1 KB on, until `largest`, the time or the memory ends it: why, in a word.
+    """Try sizes from 1 KB on, until `largest`, the time or the memory ends it; return why.
 
     All ranks decide alike, because they decide by what all have agreed on.
     """
@@ -254,7 +254,7 @@ def grow(
 def once(
     world: World, collective: Collective, team: Team, count: int, budget: float, results: Results
 ) -> Cost:
-    """One size: run it, compare every element, then time it."""
+    """Run one size, compare every element, then time it."""
     began = time.monotonic()
     into, out_of = prepare(collective, team, count, world.device)
     collective.run(into, out_of, team)
@@ -289,7 +289,7 @@ def once(
 def timed(
     world: World, collective: Collective, team: Team, into: Tensor, out_of: Tensor, runs: int
 ) -> float:
-    """Seconds per run, of the slowest rank."""
+    """Return the seconds per run, of the slowest rank."""
     if collective.name == "all_reduce":
         into.zero_()  # sums of sums of sums end in infinity
     world.settle()

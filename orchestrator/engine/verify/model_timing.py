@@ -66,7 +66,7 @@ def without_memory(config: Config) -> nn.Module:
 
 
 def length_of(config: Config) -> int:
-    """Tokens of one sample: for a ranking model a feature is a token."""
+    """Return the tokens of one sample: for a ranking model a feature is a token."""
     if config.model.kind == "ranking":
         return config.model.sparse_features + config.model.num_dense_features
     return config.dataset.sequence_length
@@ -76,7 +76,7 @@ def length_of(config: Config) -> int:
 
 
 def part(world: World, run: Callable[[], None], reckoned: float) -> float:
-    """The median of some runs, all ranks at once as in training."""
+    """Return the median of some runs, all ranks at once as in training."""
     if world.most(reckoned) > TOO_LONG:
         return reckoned
     run()  # chooses kernels, takes memory
@@ -122,7 +122,7 @@ def block_run(config: Config, model: nn.Module, world: World) -> Callable[[], No
 
 
 def head_run(config: Config, rows: int, world: World) -> Callable[[], None]:
-    """Logits, loss and both of their gradients."""
+    """Return a run of logits, loss and both of their gradients."""
     dtype = low_precision.DTYPES[config.training.mixed_precision]
     options = {"device": world.device, "dtype": dtype, "requires_grad": True}
     hidden = torch.randn(rows, config.model.model_dim, **options)  # type: ignore[call-overload]
@@ -138,7 +138,7 @@ def head_run(config: Config, rows: int, world: World) -> Callable[[], None]:
 
 
 def optimizer_seconds(config: Config, world: World) -> float:
-    """The kernel that torch.optim would call, which would first import dynamo: 0.6 s of CPU."""
+    """Time the kernel of torch.optim, which would first import dynamo: 0.6 s of CPU."""
     weights, gradients, first, second = (
         [torch.rand(SAMPLE, device=world.device)] for _ in range(4)
     )

@@ -39,7 +39,7 @@ class Lane:
 
 
 def rounds(nodes: int) -> list[list[Pair]]:
-    """Each two of them meet once, and nobody is in two pairs of a round."""
+    """Plan rounds in which each two nodes meet once, and none is in two pairs of a round."""
     players = list(range(nodes + nodes % 2))
     plan = []
     for _ in range(len(players) - 1):
@@ -51,7 +51,7 @@ def rounds(nodes: int) -> list[list[Pair]]:
 
 
 def measure(world: World, seconds: float) -> list[dict[str, Any]]:
-    """One row for each ordered pair of nodes: bytes per second, seconds of latency."""
+    """Give a row for each ordered pair of nodes: bytes per second, seconds of latency."""
     nodes = sorted(set(world.nodes))
     plan = rounds(len(nodes))
     if not plan:
@@ -92,7 +92,7 @@ def suspects(best: dict[Pair, dict[str, Any]]) -> set[Pair]:
 
 
 def round_of(world: World, pairs: list[Pair], budget: float) -> list[dict[str, Any]]:
-    """All of these pairs at the same time, first in one direction, then in the other."""
+    """Measure these pairs at the same time, first in one direction, then in the other."""
     own: list[Lane] = []
     for forward in (True, False):
         world.most(0.0)
@@ -166,7 +166,7 @@ def announce(size: int, to: int) -> None:
 
 
 def transfer(world: World, to: int, data: Tensor) -> float:
-    """Seconds until the receiver has said that it has all of it."""
+    """Return the seconds until the receiver has said that it has all of it."""
     announce(data.numel(), to)
     answer = torch.zeros(1, dtype=torch.uint8, device=world.device)
     began = time.perf_counter()
@@ -177,6 +177,6 @@ def transfer(world: World, to: int, data: Tensor) -> float:
 
 
 def one_way(what: Any, data: Tensor, peer: int) -> None:
-    """As a batch of one: NCCL then uses the communicator that is there, and makes none per pair."""
+    """Send as a batch of one: NCCL then uses the communicator that is there."""
     for work in dist.batch_isend_irecv([dist.P2POp(what, data, peer)]):
         work.wait()

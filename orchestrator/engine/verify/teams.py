@@ -63,7 +63,7 @@ class World:
         return [json.loads(bytes(text[: int(size)].tolist())) for text, size in texts]
 
     def most(self, value: float) -> float:
-        """The largest of all ranks' values; nobody goes on before everybody is here."""
+        """Return the largest of all ranks' values; nobody goes on before everybody is here."""
         largest = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return float(largest)
@@ -85,7 +85,7 @@ def _gathered(own: Tensor, size: int) -> list[Tensor]:
 
 
 def join(backend: str | None, patience: float) -> World:
-    """NCCL between GPUs, gloo between CPUs and for words; nothing waits longer than `patience`."""
+    """Join by NCCL between GPUs, by gloo between CPUs; nothing waits longer than `patience`."""
     has_gpu = torch.cuda.is_available()
     backend = backend or ("nccl" if has_gpu else "gloo")
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
@@ -120,7 +120,7 @@ def join(backend: str | None, patience: float) -> World:
 
 
 def teams(world: World) -> list[Team]:
-    """All ranks; and where every node has as many (at least two), those that hybrid_shard uses."""
+    """Make a team of all ranks, and where all nodes are alike, those that hybrid_shard uses."""
     everyone = tuple(range(world.size))
     result = [Team("all", None, everyone, world.rank)]
     by_node = [world.of_node(node) for node in sorted(set(world.nodes))]
@@ -133,14 +133,14 @@ def teams(world: World) -> list[Team]:
 
 
 def _own_team(scope: str, groups: list[list[int]], rank: int) -> Team:
-    """Every rank has to make every group, in the same order."""
+    """Make every group, as every rank has to in the same order; return the one with this rank."""
     created = [(ranks, dist.new_group(ranks)) for ranks in groups]
     ranks, group = next(pair for pair in created if rank in pair[0])
     return Team(scope, group, tuple(ranks), ranks.index(rank))
 
 
 def free_bytes(world: World) -> int:
-    """Memory that one rank may count on: its GPU's, or its part of what the node has left."""
+    """Return the memory that a rank may count on: its GPU's, or its part of the node's rest."""
     if world.device.type == "cuda":
         return int(torch.cuda.mem_get_info(world.device)[0])
     try:
