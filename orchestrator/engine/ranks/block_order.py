@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -21,7 +20,6 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -144,22 +142,13 @@ class Watch:
 
     def __init__(self, order: BlockOrder, fix: str) -> None:
         self.order, self.fix = order, fix
+        base = distributed_c10d._get_default_store()
+        self.store = distributed_c10d.PrefixStore(f"orchestrator/block_order/{order.number}", base)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.published = -1  # collectives, when this rank published its order
         self.compared = 0  # orders that the ranks had published, when they were last compared
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._run, name="block_order", daemon=True)
-
-    @functools.cached_property
-    def store(self) -> Any:
-        """Open the store by a connection of its own: none waits for another's request.
-
-        It is made at the first look that found nothing new, so that most trainings never need one.
-        """
-        base: Any = distributed_c10d._get_default_store()
-        with contextlib.suppress(AttributeError, RuntimeError):  # older torch, or no TCP
-            base = base.clone()
-        return distributed_c10d.PrefixStore(f"orchestrator/block_order/{self.order.number}", base)
 
     def start(self) -> None:
         self.thread.start()
