@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import logging
 import os
@@ -10,7 +11,7 @@ import random
 import socket
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orchestrator.errors import NodeError
@@ -51,9 +52,10 @@ class Connection:
     def run(self, command: str, timeout: float) -> paramiko.Channel:
         """Start a command; the caller reads and writes the channel."""
         try:
-            channel = self.transport.open_session(window_size=WINDOW, timeout=timeout)
-            channel.settimeout(timeout)
-            channel.exec_command(command)
+            with parsing_its_words():
+                channel = self.transport.open_session(window_size=WINDOW, timeout=timeout)
+                channel.settimeout(timeout)
+                channel.exec_command(command)
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise NodeError(
                 f"it lets us in, but no command can be started there ({error})",
@@ -130,9 +132,10 @@ class SshTransport:
         where = (destination.host, destination.port)
         if through is not None:
             try:
-                return through.transport.open_channel(
-                    "direct-tcpip", where, ("127.0.0.1", 0), timeout=left(deadline)
-                )
+                with parsing_its_words():
+                    return through.transport.open_channel(
+                        "direct-tcpip", where, ("127.0.0.1", 0), timeout=left(deadline)
+                    )
             except (paramiko.SSHException, EOFError) as error:
                 raise NodeError(
                     f"the jump host {destination.jump} cannot reach {where[0]}:{where[1]} ({error})"
@@ -144,6 +147,20 @@ class SshTransport:
 
 class ConnectionDropped(Exception):
     """The other side hung up before the login, which is worth another try."""
+
+
+@contextlib.contextmanager
+def parsing_its_words() -> Iterator[None]:
+    """Turn whatever paramiko stumbles over into an error of the node, which has sent it."""
+    try:
+        yield
+    except (paramiko.SSHException, EOFError, OSError):
+        raise
+    except Exception as error:
+        raise NodeError(
+            f"it does not keep to the SSH protocol ({type(error).__name__}: {error})",
+            "is it really an sshd that answers there?",
+        ) from error
 
 
 def left(deadline: float) -> float:
@@ -187,7 +204,8 @@ def shake_hands(transport: Transport, destination: Destination, deadline: float)
     transport.banner_timeout = transport.handshake_timeout = left(deadline)
     negotiate(transport, destination)
     try:
-        transport.start_client(timeout=left(deadline))
+        with parsing_its_words():
+            transport.start_client(timeout=left(deadline))
     except paramiko.ssh_exception.IncompatiblePeer as error:
         raise NodeError(
             f"its sshd and our client have no common algorithm: {error}",
@@ -246,7 +264,8 @@ def log_in(transport: paramiko.Transport, destination: Destination, deadline: fl
     for label, key in keys_for(destination, notes):
         transport.auth_timeout = left(deadline)
         try:
-            more = transport.auth_publickey(destination.user, key)
+            with parsing_its_words():
+                more = transport.auth_publickey(destination.user, key)
         except paramiko.BadAuthenticationType as error:
             raise NodeError(
                 f"it accepts no public keys for {destination.user}, only {error.allowed_types}",

@@ -1,0 +1,78 @@
+"""Whatever answers at the SSH port of a node: an error in words, and nothing for the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.errors import NodeError
+from orchestrator.head.connect.ssh import ConnectionDropped, SshTransport
+from orchestrator.head.connect.ssh_config import Destination, SshConfig
+from orchestrator.head.screen import output
+from tests.head.screen.test_output import EVIL
+
+VERSION = b"SSH-2.0-OpenSSH_9.2\r\n"
+
+
+def connect(says: bytes) -> str:
+    """How a connection to someone who says this and hangs up ends."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError), server.accept()[0] as client:
+                client.sendall(says)
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(1 << 16):
+                    pass
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        there = Destination("127.0.0.1", "bob", server.getsockname()[1], ())
+        with pytest.raises((NodeError, ConnectionDropped)) as ended:
+            SshTransport(SshConfig())._connect_once(there, time.monotonic() + 60, ())
+        thread.join()
+        return str(ended.value)
+
+
+def packet(kind: int, payload: bytes) -> bytes:
+    """One packet before there are keys: length, padding's length, payload, padding."""
+    padding = 4 + -(len(payload) + 10) % 8
+    body = bytes([padding, kind]) + payload + bytes(padding)
+    return len(body).to_bytes(4, "big") + body
+
+
+def offer(names: bytes) -> bytes:
+    """A KEXINIT whose ten lists of names are all this one."""
+    return packet(20, bytes(16) + (len(names).to_bytes(4, "big") + names) * 10 + bytes(5))
+
+
+NAMES = [b"", b"\xff\xfe", b"none", b"curve25519-sha256,ssh-ed25519,aes128-ctr,hmac-sha2-256,none"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.binary(max_size=80)
+    | st.text().map(lambda text: b"SSH-2.0-" + text.encode() + b"\r\n")
+    | st.lists(st.binary(max_size=20), max_size=5).map(b"\r\n".join)
+    | st.binary(max_size=60).map(lambda data: VERSION + data)
+    | st.tuples(st.integers(0, 255), st.binary(max_size=40)).map(lambda p: VERSION + packet(*p))
+    | st.sampled_from(NAMES).map(lambda names: VERSION + offer(names))
+)
+@example(b"")
+@example(b"SSH-1.5-old\r\n")
+@example(b"\x1b]52;c;ZXZpbA==\x07\r\n" * 200)
+@example(f"SSH-2.0-{EVIL}\r\n".encode())
+@example(VERSION + offer(NAMES[-1]) + packet(31, b"\xff" * 40))
+def test_any_answer_is_an_error_in_words(says: bytes) -> None:
+    words = connect(says)
+    assert words and all(c.isprintable() or c in "\n\t" for c in output.printable(words))
+
+
+def test_an_sshd_that_knows_no_algorithm_of_ours_is_named() -> None:
+    assert "no common algorithm" in connect(VERSION + offer(b"none"))
