@@ -64,6 +64,12 @@ class NodeError(OrchestratorError):
     exit_code = EXIT_NODE
 
 
+class NoKey(NodeError):
+    """This machine has no SSH key at all."""
+
+    first = "ssh-keygen -t ed25519"  # to be typed once, before the fix of each node
+
+
 class StoppedEarly(OrchestratorError):
     """The job was stopped while it was being started."""
 

@@ -166,6 +166,13 @@ def container_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--shm-size", default="8g", show_default=True, metavar="SIZE", help="Size of /dev/shm."
         ),
+        click.option(
+            "--gpu-kind",
+            type=click.Choice(["nvidia", "amd"]),
+            default="nvidia",
+            show_default=True,
+            help="The vendor of the GPUs.",
+        ),
         gpus_option,
         click.option(
             "--image", required=True, help="The image to run; `generate dockerfile` makes one."

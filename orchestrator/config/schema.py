@@ -356,8 +356,8 @@ class Profiling:
     """A Chrome trace per rank and a summary of what overlapped, over some steps of the run."""
 
     enabled: bool = False
-    wait: int = field(default=5, metadata=PROFILED)  # steps before the trace
-    warmup: int = field(default=2, metadata=PROFILED)  # steps that are traced and discarded
+    wait: int | None = field(default=None, metadata=PROFILED)  # steps before it; 5, if there are
+    warmup: int | None = field(default=None, metadata=PROFILED)  # traced and discarded; 2, so too
     active: int = field(default=3, metadata=PROFILED)  # steps in the trace
     record_shapes: bool = field(default=False, metadata=PROFILED)
     profile_memory: bool = field(default=False, metadata=PROFILED)
@@ -367,6 +367,19 @@ class Profiling:
         at_least("profiling.wait", self.wait, 0)
         at_least("profiling.warmup", self.warmup, 0)
         at_least("profiling.active", self.active, 1)
+
+    def within(self, steps: int) -> Profiling:
+        """Decide the steps before the trace: where the run is short, it begins at the beginning."""
+        wait, warmup = self.wait, self.warmup
+        if warmup is None:
+            warmup = min(2, max(0, steps - self.active - (wait or 0)))
+        if wait is None:
+            wait = min(5, max(0, steps - self.active - warmup))
+        return dataclasses.replace(self, wait=wait, warmup=warmup)
+
+    @property
+    def steps_before(self) -> int:
+        return (self.wait or 0) + (self.warmup or 0)
 
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -500,7 +513,7 @@ def times(config: Config) -> None:
             f"scheduler.warmup_steps ({rising}) and scheduler.decay_steps ({falling}) are more than"
             f" scheduler.total_steps ({total}; training.max_steps where it is not set)"
         )
-    traced = profiling.wait + profiling.warmup + profiling.active
+    traced = profiling.within(steps).steps_before + profiling.active
     if profiling.enabled and traced > steps:
         raise UsageError(
             f"profiling.wait + warmup + active are {traced} steps, but training.max_steps is"

@@ -108,6 +108,7 @@ class Probed(Message):
     rdma: tuple[RdmaPort, ...]
     time: Moment
     library: str = ""  # where our program is on the node
+    firewall: str = ""  # ufw or firewalld, where it runs
     accelerate: str = ""  # its version, where it was asked for and is there
     accelerate_keys: tuple[str, ...] = ()  # that this version knows in its files
     port: Optional[int] = None  # the master's: reserved for this job, 0 if none was free

@@ -253,7 +253,7 @@ def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[C
     known = experiment.every(experiments)
     if text is None:
         for candidate in reversed(known):
-            if checkpoints := every((candidate.path / CHECKPOINTS).absolute()):
+            if checkpoints := last_saved_first((candidate.path / CHECKPOINTS).absolute()):
                 return checkpoints
         raise UsageError(f"no experiment in {shown(experiments)} has a checkpoint", ELSEWHERE)
     looked = []
@@ -264,7 +264,7 @@ def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[C
         if checkpoint.files or (STEP.fullmatch(path.name) and checkpoint.path.is_dir()):
             return [checkpoint]
         for inner in (path / CHECKPOINTS, path):
-            if checkpoints := every(inner, exposed=exposed):
+            if checkpoints := last_saved_first(inner, exposed=exposed):
                 return checkpoints
             looked.append(inner)
     there = any(path.exists() for path in looked)
@@ -273,6 +273,21 @@ def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[C
         f"there is no checkpoint in {text!r}{hint}",
         f"looked in {', '.join(map(shown, looked))}; {ELSEWHERE}",
     )
+
+
+def last_saved_first(directory: Path, *, exposed: str = "") -> list[Checkpoint]:
+    """Return all checkpoints of a directory by the time of saving, not by step: an earlier run that
+    saved there may have come further."""
+    return sorted(every(directory, exposed=exposed), key=saved_at, reverse=True)
+
+
+def saved_at(checkpoint: Checkpoint) -> float:
+    """Return when it was saved; for one without a manifest, when its directory last changed."""
+    if checkpoint.created:
+        return checkpoint.created
+    with contextlib.suppress(OSError):
+        return checkpoint.path.stat().st_mtime
+    return 0.0
 
 
 # -- removing ---------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orchestrator.config.launch import Launch
 from orchestrator.config.load import dump, load
 from orchestrator.config.parse import build
-from orchestrator.config.schema import Config, Nccl
+from orchestrator.config.schema import Config, Nccl, Profiling
 from orchestrator.errors import EXIT_USAGE, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -307,8 +307,10 @@ def test_the_environment_wins_over_the_file_and_loses_to_set(tmp_path: Path) -> 
         (["optimizer.momentum=0.5"], ["optimizer.momentum", "optimizer.name is adamw"]),
         (["optimizer.name=sgd", "optimizer.eps=1"], ["optimizer.eps", "sgd"]),
         (["profiling.active=1"], ["profiling.active", "profiling.enabled is false"]),
-        (["profiling.enabled=true", "training.max_steps=3"],
-         ["profiling.wait + warmup + active", "training.max_steps is 3"]),
+        (["profiling.enabled=true", "training.max_steps=2"],
+         ["profiling.wait + warmup + active", "training.max_steps is 2"]),
+        (["profiling.enabled=true", "training.max_steps=3", "profiling.wait=1"],
+         ["profiling.wait + warmup + active are 4", "training.max_steps is 3"]),
         (["scheduler.warmup_steps=101"], ["scheduler.warmup_steps (101)", "training.max_steps"]),
         (["scheduler.decay_steps=5"], ["scheduler.decay_steps", "scheduler.name is cosine", "wsd"]),
         (["dataloader.prefetch_factor=4"], ["prefetch_factor", "dataloader.num_workers is 0"]),
@@ -322,6 +324,25 @@ def test_contradictions_name_both(overrides: list[str], names: list[str]) -> Non
     words = refused(*overrides)
     for name in names:
         assert name in words
+
+
+@pytest.mark.parametrize(
+    ("profiling", "steps", "before"),
+    [
+        (Profiling(active=3), 100, (5, 2)),
+        (Profiling(active=2), 9, (5, 2)),
+        (Profiling(active=2), 6, (2, 2)),  # a short run is traced from its beginning
+        (Profiling(active=2), 2, (0, 0)),
+        (Profiling(active=2, wait=4), 7, (4, 1)),
+        (Profiling(active=2, wait=0, warmup=0), 100, (0, 0)),
+    ],
+)
+def test_a_short_run_is_profiled_from_its_beginning(
+    profiling: Profiling, steps: int, before: tuple[int, int]
+) -> None:
+    decided = profiling.within(steps)
+    assert (decided.wait, decided.warmup) == before
+    assert decided.steps_before + decided.active <= steps
 
 
 @pytest.mark.parametrize(

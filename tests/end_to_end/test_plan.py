@@ -77,7 +77,7 @@ def test_what_is_yours_is_shown_as_yours(head: Head) -> None:
     )
     text = explain(
         head, "--config", "c.yaml", "--hook", "hook.sh", "--env", "NCCL_DEBUG=INFO",
-        "--set", "nccl.GLOO_SOCKET_IFNAME=none0", "show.py",
+        "--set", "nccl.GLOO_SOCKET_IFNAME=none0", "--env", "NCCL_TIMEOUT=1800", "show.py",
     )  # fmt: skip
     table = rows(text)
     assert table["NCCL_DEBUG"] == ["0-1 INFO yours --env; not WARN (yours, config nccl:)"]
@@ -89,6 +89,8 @@ def test_what_is_yours_is_shown_as_yours(head: Head) -> None:
     assert on_one == f"1 zz9 yours the hook; not ={interface} (yours, ifname= in the node list)"
     assert "config nccl:; not" in table["GLOO_SOCKET_IFNAME"][0]
     assert f"WARNING: NCCL_SOCKET_IFNAME=zz9 (the hook) fits no interface of {second}" in text
+    assert f"WARNING: GLOO_SOCKET_IFNAME=none0 (config nccl:) fits no interface of {first}" in text
+    assert "WARNING: nothing reads NCCL_TIMEOUT: set distributed.timeout" in text
 
 
 # -- cards ----------------------------------------------------------------------------------------

@@ -95,6 +95,19 @@ def test_each_service_of_compose_has_its_part_and_gpus_of_its_own() -> None:
     assert services["node1"]["depends_on"] == {"node0": {"condition": "service_started"}}
 
 
+def test_amds_gpus_are_asked_for_in_their_own_way() -> None:
+    words = [*FULL, "--gpu-kind", "amd", "train.py"]
+    for rank, service in enumerate(compose(*words)["services"].values()):
+        assert service["devices"] == ["/dev/kfd", "/dev/dri"] and "deploy" not in service
+        own = ",".join(str(rank * 4 + gpu) for gpu in range(4))
+        assert service["environment"]["ROCR_VISIBLE_DEVICES"] == own
+    schemas = importlib.resources.files("check_jsonschema.builtin_schemas.vendor")
+    schema = json.loads((schemas / "compose-spec.json").read_text())
+    jsonschema.validate(compose(*words), schema)
+    limits = pod(kubernetes(*words)[1])["containers"][0]["resources"]["limits"]
+    assert limits == {"amd.com/gpu": 4}
+
+
 def test_a_pod_is_found_by_name_and_ends_for_good_only_by_itself() -> None:
     service, job = kubernetes(*FULL, *CLAIM, "train.py")
     spec = pod(job)

@@ -642,6 +642,18 @@ def test_what_a_user_may_mean(root: Path, text: str | None, expected: list[int])
     assert all(one.path.is_absolute() for one in found)
 
 
+def test_what_was_saved_last_comes_first_whatever_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs saved under one name, and the earlier one had come further."""
+    for when, step in ((100.0, 14), (200.0, 2), (300.0, 4)):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda when=when: when)
+            save(tmp_path / "mine", step)
+    resolved = checkpoint_store.resolve(str(tmp_path / "mine"), tmp_path)
+    assert [checkpoint.step for checkpoint in resolved] == [4, 2, 14]
+
+
 def test_an_absolute_path_needs_no_experiments(root: Path) -> None:
     for text in ("elsewhere", "experiments/run_20260101_000000"):
         found = checkpoint_store.resolve(str(root / text), Path("none"))

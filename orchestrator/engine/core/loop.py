@@ -124,7 +124,8 @@ class Loop:
 
     def run(self) -> None:
         state, ranks, say = self.state, self.parts.ranks, self.reporter.say
-        profiling = self.parts.config.profiling
+        config = self.parts.config
+        profiling = config.profiling.within(config.training.max_steps)
         self.users = Randomness.now()
         with (
             contextlib.ExitStack() as after,

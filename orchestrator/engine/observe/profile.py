@@ -33,7 +33,7 @@ class Profile:
         self._profiling, self._ranks, self._say = profiling, ranks, say
         # Started by hand, without an experiment: use the current directory.
         self._directory = (outputs or Path()) / "profile"
-        self._left = profiling.wait + profiling.warmup + profiling.active
+        self._left = profiling.steps_before + profiling.active
         self._profiler: Any = None
         self._open = contextlib.ExitStack()
 
@@ -48,7 +48,10 @@ class Profile:
             self._profiler = profile(
                 activities=activities,
                 schedule=schedule(
-                    wait=wanted.wait, warmup=wanted.warmup, active=wanted.active, repeat=1
+                    wait=wanted.wait or 0,
+                    warmup=wanted.warmup or 0,
+                    active=wanted.active,
+                    repeat=1,
                 ),
                 record_shapes=wanted.record_shapes,
                 profile_memory=wanted.profile_memory,
@@ -114,7 +117,9 @@ class Profile:
             files.replace(self._directory / "summary.json", summary)
         except OSError as error:
             self._warn(f"no summary of the profile: {error}")
-        self._say(f"profile of {self._profiling.active} steps in {self._directory}")
+        before, active = self._profiling.steps_before, self._profiling.active
+        which = f"its steps {before + 1} to {before + active}" if before else "its first steps"
+        self._say(f"profile of {active} steps of this run, {which}, in {self._directory}")
         self._say(overlap.to_text(together))
         if len(ranks) < self._ranks.world:
             missing = [str(n) for n, rank in enumerate(results) if n not in ranks]

@@ -47,6 +47,7 @@ class NodeInfo(TypedDict):
     num_nodes: int
     hostname: str
     backend: str | None  # None: no process group
+    device: str  # of this process: "cuda:1", or "cpu"
 
 
 # -- the process group ------------------------------------------------------------------------
@@ -108,7 +109,14 @@ def get_node_info() -> NodeInfo:
         num_nodes=_number("GROUP_WORLD_SIZE", -(-world // local_world)),
         hostname=os.uname().nodename,
         backend=dist.get_backend() if joined else None,
+        device=_own_device(),
     )
+
+
+def _own_device() -> str:
+    """Name this process's device, as join() chooses it, without initialising CUDA."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return f"cuda:{_number('LOCAL_RANK', 0) % count}" if count else "cpu"
 
 
 def is_master_process() -> bool:

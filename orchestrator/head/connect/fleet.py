@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
-from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.errors import NodeError, NoKey, OrchestratorError
 from orchestrator.head.connect import open_files
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.inventory.node_list import Node
@@ -68,8 +68,12 @@ def failure_table(failed: Sequence[tuple[Node, OrchestratorError]], total: int, 
         rows.append((node.name, error.what))
         if error.fix:
             rows.append(("", f"  -> {error.fix}"))
-    heading = f"{len(failed)} of {total} nodes cannot be used{then}"
-    return "\n".join([heading, *(f"  {line}" for line in table(rows))])
+    lines = [f"{len(failed)} of {total} nodes cannot be used{then}"]
+    lines += [f"  {line}" for line in table(rows)]
+    keyless = next((error for _, error in failed if isinstance(error, NoKey)), None)
+    if keyless is not None:
+        lines.append(f"  first, once: {keyless.first}; then for each node the line below it")
+    return "\n".join(lines)
 
 
 def ask(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from orchestrator.errors import NodeError
+from orchestrator.errors import NodeError, NoKey
 from orchestrator.head.connect import host_keys
 from orchestrator.head.connect.jump_hosts import JumpHosts
 from orchestrator.head.connect.light_paramiko import paramiko
@@ -286,9 +286,11 @@ def log_in(transport: paramiko.Transport, destination: Destination, deadline: fl
             )
         return
     what = f"it denies {destination.user} every key" + (f" ({', '.join(tried)})" if tried else "")
+    fix = f"ssh-copy-id -p {destination.port} {destination.user}@{destination.host}"
     if not tried:
         what = "there is no key to log in with"
-    fix = f"ssh-copy-id -p {destination.port} {destination.user}@{destination.host}"
+        if not notes:
+            raise NoKey(what, fix)
     raise NodeError(f"{what}{''.join('; ' + note for note in notes)}", fix)
 
 

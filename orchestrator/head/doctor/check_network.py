@@ -6,8 +6,23 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from orchestrator import text
 from orchestrator.head.doctor.findings import BAD, WARN, Case, Finding, unequal
 from orchestrator.head.inventory.probed_node import is_loopback, listed
+from orchestrator.head.plan import traffic
+
+SLOW = 1000  # Mb/s: from there on computing rarely hides what is sent
+SLOW_FIX = (
+    "use a faster interface (ifname=, or its addresses in the list), or send less often"
+    " (training.gradient_accumulation); `orchestrator verify` measures it"
+)
+# What to type on the node that drops the calls, by the firewall that runs there.
+OPEN = {
+    "ufw": "sudo ufw allow from {source}",
+    "firewalld": "sudo firewall-cmd --permanent --zone=trusted --add-source={source}"
+    " && sudo firewall-cmd --reload",
+    "": "sudo nft list ruleset, or sudo iptables -S, shows its rules",
+}
 
 
 def net(case: Case) -> Iterator[Finding]:
@@ -34,11 +49,34 @@ def net(case: Case) -> Iterator[Finding]:
         "net", WARN, "speed of the interface", speeds, "ethtool INTERFACE; the cable"
     )
     yield from ports_down(case)
+    yield from slow_link(case)
 
 
-def is_named(name: str, text: str) -> bool:
-    """Tell whether a text names a node: 10.0.0.1 is not in a sentence about 10.0.0.12."""
-    return re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\d)", text) is not None
+def slow_link(case: Case) -> Iterator[Finding]:
+    """Say what a step costs where the nodes meet over a slow link, and no faster card is used."""
+    rdma = [any(p.active and not p.software for p in f.rdma) and f.gpus for _, f in case.seen]
+    if case.needs.step is None or len(case.seen) < 2 or all(rdma):
+        return
+    speeds = {}
+    for node, facts in case.seen:
+        address = case.addresses.get(node.name)
+        interface = facts.interface(address.interface) if address else None
+        if interface and interface.speed and interface.kind != "loopback":
+            speeds[node.name] = interface.speed
+    slow = [name for name, speed in speeds.items() if speed <= SLOW]
+    if not slow:
+        return
+    (sent, why), speed = case.needs.step, min(speeds.values())
+    cost = text.duration(traffic.seconds(sent, speed))
+    what = (
+        f"the nodes meet over {speed / 1000:g} Gb/s (on {listed(slow)}): {why} takes {cost} a step"
+    )
+    yield Finding("net", WARN, tuple(slow), what, SLOW_FIX)
+
+
+def is_named(name: str, sentence: str) -> bool:
+    """Tell whether a sentence names a node: 10.0.0.1 is not in a sentence about 10.0.0.12."""
+    return re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\d)", sentence) is not None
 
 
 def ports_down(case: Case) -> Iterator[Finding]:
@@ -73,17 +111,18 @@ def links(case: Case) -> Iterator[Finding]:
     others = len(case.seen) - 1
     for target in [name for name, count in towards.items() if others > 1 and count == others]:
         pairs = [pair for pair in blocked if pair[1] == target]
-        yield unreached(f"nobody reaches {target}", blocked, pairs, (target,))
+        yield unreached(case, f"nobody reaches {target}", blocked, pairs, (target,))
     for source in [name for name, count in away.items() if others > 1 and count == others]:
         pairs = [pair for pair in blocked if pair[0] == source]
         if pairs:
-            yield unreached(f"{source} reaches nobody", blocked, pairs, (source,))
+            yield unreached(case, f"{source} reaches nobody", blocked, pairs, (source,))
     for source, target in list(blocked):
         what = f"{source} does not reach {target}"
-        yield unreached(what, blocked, [(source, target)], (source, target))
+        yield unreached(case, what, blocked, [(source, target)], (source, target))
 
 
 def unreached(
+    case: Case,
     what: str,
     blocked: dict[tuple[str, str], list[tuple[str, int]]],
     pairs: list[tuple[str, str]],
@@ -96,7 +135,20 @@ def unreached(
     where = f"port {ports[0]}" if len(ports) == 1 else f"ports {', '.join(map(str, ports))}"
     hint = "a firewall drops it" if any("no answer" in why for why in whys) else "see the reason"
     fix = f"{hint}: open all TCP ports between the nodes, as collectives use any of them"
+    if hint.startswith("a firewall"):
+        called = dict.fromkeys(target for _, target in pairs)
+        fix += "".join(f"; on {target}: {opening(case, pairs, target)}" for target in called)
     return Finding("links", BAD, nodes, f"{what} ({where}: {'; '.join(whys)})", fix)
+
+
+def opening(case: Case, pairs: list[tuple[str, str]], target: str) -> str:
+    """Return what to type on a node so that its firewall lets these callers in."""
+    firewall = next(facts.firewall for node, facts in case.seen if node.name == target)
+    sources = [case.addresses[source].address for source, called in pairs if called == target]
+    command = OPEN[firewall if firewall in OPEN else ""]
+    if "{source}" not in command:
+        return command
+    return " && ".join(command.format(source=source) for source in sources)
 
 
 def port(case: Case) -> Iterator[Finding]:

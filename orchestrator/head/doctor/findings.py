@@ -50,6 +50,7 @@ class Needs:
     torch: bool = True
     engine: bool = False  # the built-in one is to run, which needs OLDEST_TORCH
     nproc: int | None = None  # ranks on each node, where the user said so
+    step: tuple[float, str] | None = None  # bytes that a node sends in a step, and for what
     refused: tuple[str, str] | None = None  # what the engine could not do on these nodes; the fix
 
 

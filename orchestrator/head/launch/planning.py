@@ -35,14 +35,20 @@ def make_plan(
 
 
 def warned(planned: Plan, probed: Sequence[ProbedNode]) -> Plan:
-    """Warn of an interface that NCCL will not find, now that the hook has been applied too."""
+    """Warn of interfaces that do not exist and of a variable that nothing reads, after the hook."""
     notes = []
     for machine, node in zip(probed, planned.nodes, strict=True):
         for setting in node.settings:
             name, value = setting.name, setting.value
             decides = setting.yours and node.env.get(name) == value
-            if name == "NCCL_SOCKET_IFNAME" and decides and nccl_env.unmatched(value, machine):
+            if decides and nccl_env.is_unmatched(name, value, machine):
                 has = ", ".join(sorted({item.interface for item in machine.facts.addresses}))
                 problem = f"{name}={value} ({setting.why}) fits no interface of {machine.name}"
                 notes.append(f"WARNING: {problem}: {has}")
+    given = [machine.facts.environment for machine in probed]
+    if any("NCCL_TIMEOUT" in env for env in (*given, *(node.env for node in planned.nodes))):
+        notes.append(
+            "WARNING: nothing reads NCCL_TIMEOUT: set distributed.timeout for the engine, or"
+            " timeout= of setup_distributed or init_process_group"
+        )
     return replace(planned, notes=(*planned.notes, *notes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from orchestrator.config.schema import Config
 from orchestrator.errors import CheckFailed
 from orchestrator.head.connect import fleet
 from orchestrator.head.doctor import examination, report
@@ -12,7 +13,7 @@ from orchestrator.head.doctor.examination import Diagnosis
 from orchestrator.head.doctor.findings import WARN, Examined, Needs
 from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.request import Request
-from orchestrator.head.plan import plan
+from orchestrator.head.plan import plan, traffic
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
 
 
@@ -43,10 +44,22 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
         engine=kind == "engine",
         nproc=launch.nproc,
         refused=refused(request, nodes),
+        step=step_of(request, len([node for node in nodes.reached if not node.node.spare])),
     )
     lost = [Examined(node.name, error=error.what, fix=error.fix) for node, error in nodes.lost]
     ask = partial(fleet.ask, nodes.reached)
     return examination.diagnose(nodes.probed, lost, needs, ask if full else None)
+
+
+def step_of(request: Request, nodes: int) -> tuple[float, str]:
+    """Return the bytes that each node sends to the others in a step, and for what."""
+    engine = request.target.name == ENGINE
+    known = traffic.parameters(request.config.model) if engine else None
+    count = known or traffic.TYPICAL
+    config = request.config if engine else Config()
+    sent = traffic.bytes_per_step(config, max(nodes, 1), count)
+    example = f"{count / 1e6:.3g} million parameters"
+    return sent, f"synchronizing {example if known else 'a model of ' + example}"
 
 
 def refused(request: Request, nodes: Nodes) -> tuple[str, str] | None:

@@ -165,6 +165,14 @@ def vendor(node: ProbedNode, name: str, depth: int = 0) -> str:
     return interface.vendor or next((name_below for name_below in below if name_below), "")
 
 
+def is_unmatched(variable: str, value: str, node: ProbedNode) -> bool:
+    """Return whether this variable names interfaces, and one that it needs is not there."""
+    if variable == "GLOO_SOCKET_IFNAME":  # whole names, of which gloo uses each
+        names = {address.interface for address in node.facts.addresses}
+        return any(word not in names for word in value.split(",") if word)
+    return variable == "NCCL_SOCKET_IFNAME" and unmatched(value, node)
+
+
 def unmatched(patterns: str, node: ProbedNode) -> bool:
     """Return whether NCCL_SOCKET_IFNAME fits no interface here: NCCL then gives up."""
     names = {address.interface for address in node.facts.addresses}

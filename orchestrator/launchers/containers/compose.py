@@ -82,6 +82,11 @@ def service(options: ContainerOptions, command: ContainerCommand, rank: int) -> 
     if options.gpus:
         # By number: `count` would give every service the same first ones.
         ids = [str(rank * options.gpus + gpu) for gpu in range(options.gpus)]
+        if options.gpu_kind == "amd":
+            service["devices"] = ["/dev/kfd", "/dev/dri"]  # of all GPUs: ROCm picks by number
+            service["group_add"] = ["video"]
+            service["environment"] = {**own, "ROCR_VISIBLE_DEVICES": ",".join(ids)}
+            return service
         device = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
     return service

@@ -34,6 +34,7 @@ class ContainerOptions:
     shm_size: str
     name: str | None  # of the whole; else that of the experiments
     arguments: tuple[str, ...]  # of run-node in each container
+    gpu_kind: str = "nvidia"  # or amd
 
 
 @dataclass(frozen=True)

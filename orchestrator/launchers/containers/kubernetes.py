@@ -134,7 +134,7 @@ def pod(options: PodOptions, command: ContainerCommand) -> dict[str, Any]:
     shm = {"medium": "Memory", "sizeLimit": f"{number}{unit.upper()}i"}
     volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": shm}]
     if options.gpus:
-        node["resources"] = {"limits": {"nvidia.com/gpu": options.gpus}}
+        node["resources"] = {"limits": {f"{options.gpu_kind}.com/gpu": options.gpus}}
     kept: dict[str, Any] = {"emptyDir": {}}
     if options.volume:
         kept = {"persistentVolumeClaim": {"claimName": options.volume}}

@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator.node.facts import (
     disks,
+    firewall,
     gpus,
     interfaces,
     limits,
@@ -53,7 +54,6 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         if name in problems:
             what = DISK[name].format(workdir)
             raise ValueError(f"{what}: {problems[name]}; a disk that hangs?")
-    total, available = limits.memory_kb(root)
     torch, installed = facts["software"]
     return {
         **{name: facts.get(name) for name in ("disk", "shm")},
@@ -76,8 +76,8 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "target": facts["target"],
         "limits": limits.limits(),
         "kernel": os.uname().release,
-        "memory_kb": total,
-        "memory_available_kb": available,
+        "firewall": firewall.firewall(root),
+        **dict(zip(("memory_kb", "memory_available_kb"), limits.memory_kb(root))),  # noqa: B905
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "environment": own_settings(root),
         "problems": problems,

@@ -44,6 +44,8 @@ def test_without_a_process_group_it_is_one_process(monkeypatch: pytest.MonkeyPat
     assert distributed.is_master_process()
     assert distributed.is_master_node()
     assert distributed.get_node_info()["num_nodes"] == 1
+    device = distributed.get_node_info()["device"]
+    assert torch.ones(1, device=device).device.type == device.partition(":")[0]
     with pytest.raises(UsageError, match="did you mean 'mean'"):
         distributed.all_reduce_tensor(one, "mea")
     with pytest.raises(UsageError, match="a tensor is needed, not 3"):

@@ -229,6 +229,52 @@ def blocked(*pairs: tuple[int, int]) -> dict[tuple[str, str, int], str]:
 
 
 @pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"interfaces": (interface("eth0", speed=1000),), "rdma": ()},
+            "over 1 Gb/s (on gpu1, gpu2",
+        ),
+        ({"interfaces": (interface("eth0", speed=1000),)}, ""),  # NCCL uses InfiniBand
+        (
+            {
+                "interfaces": (interface("eth0", speed=100),),
+                "gpus": 0,
+                "cards": (),
+            },  # gloo does not
+            "(on gpu1, gpu2, gpu3, gpu4): sending takes 32 s a step",
+        ),
+        ({"interfaces": (interface("eth0"),), "rdma": ()}, ""),  # nobody knows how fast it is
+        ({"rdma": ()}, ""),
+    ],
+)
+def test_a_link_that_is_slow_for_all(fields: dict[str, Any], words: str) -> None:
+    changed = [{**fields, "checkup": None}] * 4
+    seen = findings(case(*changed, full=False, needs=Needs(step=(400e6, "sending"))))
+    slow = [finding for finding in seen if "the nodes meet over" in finding.what]
+    assert [(f.check, f.level, len(f.nodes)) for f in slow] == [("net", WARN, 4)] * bool(words)
+    assert not slow or words in slow[0].what
+
+
+@pytest.mark.parametrize(
+    ("firewall", "words"),
+    [
+        ("ufw", "on gpu2: sudo ufw allow from 10.0.0.1"),
+        (
+            "firewalld",
+            "on gpu2: sudo firewall-cmd --permanent --zone=trusted --add-source=10.0.0.1",
+        ),
+        ("", "on gpu2: sudo nft list ruleset"),
+        ("$(evil)", "on gpu2: sudo nft list ruleset"),
+    ],
+)
+def test_what_opens_the_firewall_that_runs_there(firewall: str, words: str) -> None:
+    changed = [{"firewall": firewall}, {}, {}]
+    (finding,) = findings(case(*changed, silent=blocked((1, 2))))
+    assert words in finding.fix
+
+
+@pytest.mark.parametrize(
     ("pairs", "told"),
     [
         ([(1, 2)], ["gpu1 does not reach gpu2"]),
