@@ -333,7 +333,7 @@ def disk_problem(directory: Path) -> str:
     """Say what the disk says when it is written to: torch's writer hides it in a number."""
     probe = directory / f".probe_{os.getpid()}"
     try:
-        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.write(descriptor, bytes(PROBE))
             os.fsync(descriptor)

@@ -7,6 +7,7 @@ permission and leave no trace.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -23,6 +24,7 @@ from typing import Any
 from torch import nn
 
 from orchestrator.engine.ranks.ranks import gather
+from orchestrator.errors import CheckFailed
 
 LOCK = ".writer.lock"
 
@@ -92,7 +94,13 @@ class WriterLock:
             self.locked = True
             return ""
         while True:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            try:
+                descriptor = os.open(self.path, flags, 0o666)
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+                raise CheckFailed(f"{self.path} is a symbolic link", "remove it") from None
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):

@@ -6,6 +6,7 @@ Launch and attach both use it. One thread; followers and signals talk to it thro
 from __future__ import annotations
 
 import contextlib
+import errno
 import queue
 import signal
 import time
@@ -406,9 +407,13 @@ class Run:
 
     # -- the record --------------------------------------------------------------------------
 
-    def disk_full(self) -> None:
-        if not self.disk_is_full:
-            self.disk_is_full = True
+    def disk_full(self, error: OSError | None = None) -> None:
+        if self.disk_is_full:
+            return
+        self.disk_is_full = True
+        if error is not None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            self.say(f"{self.experiment.path} cannot be written: {error.strerror}")
+        else:
             self.say(f"no space left for {self.experiment.path}: the logs wait on the nodes")
 
     def save(self) -> None:
@@ -416,9 +421,9 @@ class Run:
         try:
             self.experiment.write_record(self.record)
             self.disk_is_full = False
-        except OSError:
+        except OSError as error:
             self.changed = True  # again at the next turn
-            self.disk_full()
+            self.disk_full(error)
 
     def current_record(self) -> JobRecord:
         nodes = [replace(node.record, ranks=node.ranks) for node in self.nodes]

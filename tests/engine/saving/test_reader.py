@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from orchestrator.engine.saving import ownership
 from orchestrator.engine.saving.loading import earlier_runs, newest
 from orchestrator.engine.saving.reader import METADATA, CheckpointReader, TensorPlanner
 from orchestrator.errors import CheckFailed
@@ -132,3 +133,12 @@ def test_what_others_may_write_is_passed_over_unless_it_is_named(
     named = checkpoint_store.resolve(str(theirs))
     assert [checkpoint.step for checkpoint in named] == [2]
     assert named[0].complete == (which == ".")
+
+
+def test_the_lock_of_a_directory_is_written_through_no_link(tmp_path: Path) -> None:
+    """Its directory may be one in which others write, too."""
+    (tmp_path / "keys").write_text("mine")
+    (tmp_path / ownership.LOCK).symlink_to(tmp_path / "keys")
+    with pytest.raises(CheckFailed, match="is a symbolic link"):
+        ownership.WriterLock(tmp_path).acquire(ownership.Run())
+    assert (tmp_path / "keys").read_text() == "mine"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -81,3 +82,17 @@ def test_what_did_not_end_by_itself_is_named(tmp_path: Path) -> None:
         "orchestrator: node 0 (n1): ended what ranks had left running: sleep (process 7)",
         "orchestrator: node 0 (n1): killed rank 1: still there 5 s after it was asked",
     ]
+
+
+def test_a_record_that_cannot_be_written_is_said_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory was removed: no disk is full."""
+    directory = experiment.create(tmp_path, "run")
+    run = run_of(directory, job(directory))
+    said: list[str] = []
+    monkeypatch.setattr(run, "say", said.append)
+    shutil.rmtree(directory.path)
+    run.save()
+    run.save()
+    assert said == [f"{directory.path} cannot be written: No such file or directory"]
