@@ -115,7 +115,7 @@ class RankEvent(Event):
 
 
 class RankAfresh(RankEvent, event="rank_afresh"):
-    """The rank is a new process and no fork of torchrun: a GPU would not survive a fork."""
+    """The rank is a new process and no fork of torchrun, for the reason `why`."""
 
     why: str
 

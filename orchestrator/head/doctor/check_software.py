@@ -38,9 +38,28 @@ def torch(case: Case) -> Iterator[Finding]:
     _, others = odd_values(releases)
     fix = "on these nodes: python -m pip install torch=={most}"
     yield from unequal("torch", BAD, "torch", releases, fix)
-    builds = [(name, v) for name, v in there if not any(name in who for who in others.values())]
+    wrong = list(built_for_cpus(case))
+    yield from wrong
+    odd = {name for who in others.values() for name in who} | {f.nodes[0] for f in wrong}
+    builds = [(name, version) for name, version in there if name not in odd]
     yield from unequal("torch", WARN, "builds of torch", builds)
     yield from imports(case)
+
+
+def built_for_cpus(case: Case) -> Iterator[Finding]:
+    """The ranks would train on the CPUs without a word, or each by itself."""
+    for node, facts in case.seen:
+        built = facts.software
+        for_cpus = facts.torch.endswith("+cpu") or not (built.cuda or built.hip)
+        if facts.torch and facts.gpus and for_cpus and facts.target_kind != "program":
+            gpus = f"{facts.gpus} GPU{'s' if facts.gpus > 1 else ''}"
+            what = f"{node.name} has {gpus}, and its torch {facts.torch} is built for CPUs"
+            fix = (
+                f"on {node.name}: {facts.python} -m pip install --force-reinstall"
+                f" torch=={release(facts.torch)}, from the index for its driver"
+                " (https://pytorch.org/get-started/locally); or name a Python that has it"
+            )
+            yield Finding("torch", BAD, (node.name,), what, fix)
 
 
 def too_old(case: Case, there: Sequence[tuple[str, str]]) -> Iterator[Finding]:
@@ -73,10 +92,11 @@ def imports(case: Case) -> Iterator[Finding]:
             fix = f"on {node.name}: {checkup.torch.python} -c 'import torch'"
             yield Finding("torch", BAD, (node.name,), what, fix)
         elif node.facts and node.facts.gpus and checkup.torch.available is False:
+            torch = checkup.torch
+            if not (torch.cuda or torch.hip):
+                continue  # built_for_cpus says so
             what = f"{node.name} has {node.facts.gpus} GPUs, and its torch can use none"
-            built = (
-                f"it is built for {'CUDA ' + checkup.torch.cuda if checkup.torch.cuda else 'CPUs'}"
-            )
+            built = f"it is built for {'CUDA ' + torch.cuda if torch.cuda else 'ROCm ' + torch.hip}"
             fix = f"on {node.name}: nvidia-smi; {checkup.torch.python} -m torch.utils.collect_env"
             yield Finding("torch", BAD, (node.name,), f"{what}: {built}", fix)
 

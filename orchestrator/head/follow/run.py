@@ -88,6 +88,7 @@ class Run:
         self.next_look = 0.0
         self.changed = True
         self.disk_is_full = False
+        self.afresh: set[str] = set()  # reasons that were said
 
     # -- the loop ----------------------------------------------------------------------------
 
@@ -175,7 +176,7 @@ class Run:
         if isinstance(event, events.RankEvent):
             node.take(event)
             if isinstance(event, events.RankAfresh):
-                self.say(f"rank {event.rank}: started afresh, not forked: {event.why}")
+                self.started_afresh(event)
             elif isinstance(event, events.RankFinished):
                 self.rank_done(node, event.rank, when)
             elif isinstance(event, events.RankEnded):
@@ -195,6 +196,12 @@ class Run:
         elif isinstance(event, events.Ended):
             self.ended(node, event, when)
         self.changed = True
+
+    def started_afresh(self, event: events.RankAfresh) -> None:
+        """Say why ranks were not forked, once for all of them."""
+        if event.why not in self.afresh:
+            self.afresh.add(event.why)
+            self.say(f"rank {event.rank} is started afresh, not forked: {event.why}")
 
     def ending(self, node: NodeState, event: events.Ending, when: float) -> None:
         """Handle an end that a supervisor began, and that this head did not order."""

@@ -4,7 +4,8 @@ torchrun's own child (the keeper) forks the real rank and waits for it, so that 
 is known exactly (exit code, signal, peak memory) whatever killed it; to torchrun the keeper ends
 the same way. The rank sends its output down its own FIFO, so every line is known to be its own, and
 runs the program as `python program args` would. It shares a process with the user's code, so at run
-time it imports nothing of ours; interpreter.py, in the same directory, is loaded by its path.
+time it imports nothing of ours; interpreter.py and torch_env.py, in the same directory, are loaded
+by their paths.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from orchestrator.node.job import interpreter
+    from orchestrator.node.job import interpreter, torch_env
     from orchestrator.protocol.reports import ErrorRecord, RankSpec, Report
 else:
     interpreter = types.ModuleType("orchestrator_interpreter")
-    path = os.path.join(os.path.dirname(__file__), "interpreter.py")
-    importlib.machinery.SourceFileLoader(interpreter.__name__, path).exec_module(interpreter)
+    torch_env = types.ModuleType("orchestrator_torch_env")
+    for module, file in ((interpreter, "interpreter.py"), (torch_env, "torch_env.py")):
+        path = os.path.join(os.path.dirname(__file__), file)
+        importlib.machinery.SourceFileLoader(module.__name__, path).exec_module(module)
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -43,6 +46,8 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 HELD = (*FORWARDED, signal.SIGQUIT)
 # A device that only a live CUDA (uvm) or ROCm (kfd) context holds open; NVML alone does not.
 CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
+# Without any of these there is no GPU that a fork could harm (dxg: Windows, nvmap: Jetson).
+DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvmap")
 STACKS_SIGNAL = signal.SIGRTMIN + 9  # as in protocol/timing.py
 CALL = os.path.join(os.path.dirname(__file__), "run_function.py")  # the program of Cluster.run
 OURS = (__file__, os.path.join(os.path.dirname(__file__), "interpreter.py"), CALL, runpy.__file__)
@@ -74,7 +79,7 @@ class Rank:
             interpreter.unbuffer()
             self.run_program()
         self.forked = self.spec["start"] == "fork"
-        touched = touched_device() if self.forked else ""
+        touched = (touched_device() or self.too_late_for_torch()) if self.forked else ""
         if touched:
             self.report({"event": "afresh", "why": touched})
         self.take_output()
@@ -92,6 +97,20 @@ class Rank:
             os.execv(sys.executable, [sys.executable, "-u", os.path.abspath(__file__)])
         else:
             self.run_program()
+
+    def too_late_for_torch(self) -> str:
+        """Say which variable the program sets before it imports torch, if there is one."""
+        target = self.spec["target"]
+        if target["kind"] not in ("script", "module") or "torch" not in sys.modules:
+            return ""
+        path = os.path.join(self.spec["workdir"], target["name"])
+        if target["kind"] == "module":
+            path = os.path.join(self.spec["workdir"], *target["name"].split("."))
+            path = path if os.path.isdir(path) else path + ".py"
+        if os.path.isdir(path):
+            path = os.path.join(path, "__main__.py")
+        name = torch_env.set_early(path, os.environ)
+        return f"{os.path.basename(path)} sets {name} before it imports torch" if name else ""
 
     def take_output(self) -> None:
         fifo = os.open(os.path.join(self.run, f"out_{self.local}"), os.O_WRONLY)
@@ -141,6 +160,7 @@ class Rank:
         try:
             if self.forked:
                 interpreter.forget_the_parent()
+                torch_env.watch()
             self.run_target()
         except SystemExit as leaving:
             code = self.exit_code(leaving)
@@ -276,7 +296,8 @@ def touched_device() -> str:
     """Say why a process forked from this one may not use the GPU, or nothing."""
     torch = sys.modules.get("torch")
     bad_fork = getattr(getattr(torch, "_C", None), "_cuda_isInBadFork", None)
-    if bad_fork is not None and bad_fork():
+    # A build for CUDA that looked for devices calls forks bad, even where there is none.
+    if bad_fork is not None and bad_fork() and any(map(os.path.exists, DEVICES)):
         return "the torchrun agent had initialised CUDA"
     for fd in os.listdir("/proc/self/fd"):
         try:

@@ -34,6 +34,7 @@ from orchestrator.protocol.facts import (
     Torch,
     Xid,
 )
+from orchestrator.protocol.messages import ProbeTarget
 from tests.head.plan.probed import facts, infiniband, interface, software
 
 GIB = 1 << 30
@@ -124,6 +125,17 @@ def test_sound_machines_give_no_alarm() -> None:
     assert findings(Case((), full=True)) == []
 
 
+def test_a_torch_for_cpus_is_refused_at_each_launch_of_a_python() -> None:
+    changed = [{"torch": "2.13.0+cpu"}] * 4
+    (found, *more) = findings(case(*changed, full=False))
+    assert (found.level, len(more)) == (BAD, 3)
+    assert "pip install" in found.fix and found.nodes == ("gpu1",)
+    assert findings(case(*changed, full=False, needs=Needs(torch=False))) == []
+    shell = {"target": ProbeTarget(kind="program", name="run.sh")}  # may have a torch of its own
+    assert findings(case(*[{**one, **shell} for one in changed], full=False)) == []
+    assert findings(case(*[{**one, "gpus": 0, "cards": ()} for one in changed], full=False)) == []
+
+
 def gpu(**fields: Any) -> Checkup:
     return look(gpus=(Gpu("nvidia", 3, "NVIDIA H100 80GB HBM3", **fields),))
 
@@ -139,7 +151,13 @@ PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"python_version": "3.9.2"}, "python", WARN, "Python: 3.9 on gpu4, 3.11 on the others"),
     ({"torch": ""}, "torch", BAD, "gpu4: /usr/bin/python3 has no torch"),
     ({"torch": "2.12.1+cu130"}, "torch", BAD, "torch: 2.12.1 on gpu4, 2.13.0 on the others"),
-    ({"torch": "2.13.0+cpu"}, "torch", WARN, "builds of torch: 2.13.0+cpu on gpu4"),
+    ({"torch": "2.13.0+cu126"}, "torch", WARN, "builds of torch: 2.13.0+cu126 on gpu4"),
+    ({"torch": "2.13.0+cpu"}, "torch", BAD,
+     "gpu4 has 8 GPUs, and its torch 2.13.0+cpu is built for CPUs"),
+    ({"software": software().replace(cuda="")}, "torch", BAD,
+     "gpu4 has 8 GPUs, and its torch 2.13.0+cu130 is built for CPUs"),
+    ({"checkup": look(torch=Torch("/p", "2.13.0", hip="7.0", available=False))}, "torch", BAD,
+     "its torch can use none: it is built for ROCm 7.0"),
     ({"checkup": look(torch=Torch("/p", error="ImportError: libcudart"))}, "torch", BAD,
      "gpu4: importing torch fails: ImportError: libcudart"),
     ({"checkup": look(torch=Torch("/p", "2.13.0", "13.0", nccl="2.27.5", available=False))},

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from orchestrator.node.job import rank
+from tests.node.job import no_torch
 from tests.node.running import PATIENCE, PYTHON, STAND_IN, alive, wait_until
 
 RANK_PROGRAM = Path(rank.__file__)
@@ -491,16 +493,48 @@ def test_peak_memory_is_the_ranks_own(begin: Begin, tmp_path: Path, start: str) 
 # -- forks that a GPU would not survive -------------------------------------------------------
 
 
-def test_a_spoilt_fork_starts_afresh(begin: Begin, tmp_path: Path) -> None:
-    text = "import os, sys\nprint('torch' in sys.modules, *sys.argv[1:])\nos._exit(0)"
+def test_a_variable_that_a_fork_would_be_too_late_for_starts_it_afresh(
+    begin: Begin, tmp_path: Path
+) -> None:
+    text = (
+        "import os, sys\nos.environ['OMP_NUM_THREADS'] = '7'\n"
+        "print('torch' in sys.modules, *sys.argv[1:])\nos._exit(0)"
+    )
     (tmp_path / "fresh.py").write_text(text)
-    ranks = begin("fork", "fresh.py", "a b", agent=["--broken-fork"])
-    assert ranks.end() == 0
-    assert ranks.agent.returncode == 0
-    assert ranks.output == "False a b\n"
-    kinds = [report["event"] for report in ranks.reports()]
-    assert kinds == ["afresh", "started", "ended"]
-    assert "CUDA" in ranks.reports()[0]["why"]
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text(text)
+    for name, kind in (("fresh.py", "script"), ("package", "script"), ("package", "module")):
+        ranks = begin("fork", name, "a b", kind=kind, agent=["--broken-fork"])
+        assert ranks.end() == 0
+        assert ranks.agent.returncode == 0
+        assert ranks.output == "False a b\n"
+        kinds = [report["event"] for report in ranks.reports()]
+        assert kinds == ["afresh", "started", "ended"]
+        why = ranks.reports()[0]["why"]  # with a GPU, this agent is in a state that spoils forks
+        assert re.search("(fresh|__main__).py sets OMP_NUM_THREADS before it|CUDA", why)
+
+
+def test_a_module_that_sets_a_variable_too_late_is_said(begin: Begin, tmp_path: Path) -> None:
+    (tmp_path / "setting.py").write_text("import os\nos.environ['TORCH_LOGS'] = '+dynamo'")
+    for first, said in (("", "TORCH_LOGS is set before the program imports torch"), ("torch", "")):
+        text = f"import {first or 'sys'}\nimport setting\nimport torch\nprint('done')"
+        (tmp_path / "late.py").write_text(text)
+        ranks = begin("fork", "late.py", agent=["--import=no_torch"])
+        assert ranks.end() == 0
+        assert ranks.output.endswith("done\n") and said in ranks.output
+        assert ranks.output.count("\n") == (2 if said else 1)
+        assert "afresh" not in [report["event"] for report in ranks.reports()]
+
+
+def test_a_torch_that_could_use_gpus_is_forked_where_there_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", no_torch.broken_by_a_fork())
+    device = tmp_path / "nvidiactl"
+    monkeypatch.setattr(rank, "DEVICES", (str(device),))
+    assert rank.touched_device() == ""
+    device.touch()
+    assert "CUDA" in rank.touched_device()
 
 
 def test_an_open_device_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +92,7 @@ def main() -> int:
     own = tempfile.TemporaryDirectory()
     signal.signal(signal.SIGTERM, told)
     if given.broken_fork:
-        torch: Any = types.ModuleType("torch")
-        torch._C = types.SimpleNamespace(_cuda_isInBadFork=lambda: True)
+        torch = importlib.import_module("no_torch").broken_by_a_fork()
         sys.modules["torch"] = torch
     if given.module:
         importlib.import_module(given.module)
