@@ -23,7 +23,7 @@ from orchestrator.errors import (
     UsageError,
 )
 from orchestrator.head.follow import verdict as verdicts
-from orchestrator.head.screen.log_reader import NO_RANK, LineSplitter, LogFile, LogReader
+from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LineSplitter, LogFile, LogReader
 from orchestrator.records.experiment import Experiment, JobRecord
 
 CALLED = "Cluster.run"  # the first word of the command of a job that has results
@@ -380,5 +380,5 @@ class Job:
 
 def lines(at: tuple[int, str], texts: list[str]) -> Iterator[Line]:
     node, stream = at
-    rank = None if stream == NO_RANK else int(stream)
+    rank = None if stream in (NO_RANK, GOODBYE) else int(stream)
     return (Line(text, node, rank) for text in texts)

@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-NO_RANK = "-"  # the stream of torchrun's own words and the supervisor's
+NO_RANK = "-"  # the stream of torchrun's own output and the supervisor's
+GOODBYE = "~"  # the same, after all ranks of the node have ended well
 LONGEST = 64 * 1024 - 1  # characters of a line before it is cut; with the mark, 64 Ki
 CONTINUED = "…"
 _BLOCK = 64 * 1024
 _TAIL_LOOKS_BACK = 16 << 20  # bytes; the last words of a rank are not further away than that
 _CRASH_LINES = 200  # a crash dump lists every thread and every frame down to torchrun's
 _LAST_LINES = 20  # of a rank that left no traceback
-_RECORD = re.compile(r"^([0-9]{1,18}) ([0-9]{1,9}|-)$", re.MULTILINE)
+_RECORD = re.compile(r"^([0-9]{1,18}) ([0-9]{1,9}|[-~])$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from orchestrator.head.screen.log_reader import (
+    GOODBYE,
     NO_RANK,
     LineSplitter,
     LogFile,
@@ -30,6 +31,8 @@ FAR_BEHIND = 8 << 20  # bytes; no one reads a terminal that runs through this, s
 _SHOW_AFTER_SKIP = 64 << 10
 _BYTES_PER_PUMP = 1 << 20
 _STALE = 5.0  # seconds without a move after which a bar gives way to those that move
+# What torch says of itself, harmless and in each job; the log has it.
+NOISE = (b"[c10d] The hostname of the client socket cannot be retrieved", b"USDT:")
 _COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 
 
@@ -147,14 +150,18 @@ class Screen:
         """Return the finished lines of one node as printed, and update its progress bars."""
         now = time.monotonic()
         for name, data in node.reader.read(limit):
-            if self._only not in (None, name):
-                continue
+            if self._only not in (None, name) or name == GOODBYE:
+                continue  # torchrun's farewells (a store that is gone) are no news of the job
             stream = node.streams.get(name) or self._new_stream(node, name)
             stream.moved = now
             yield from self._shown(stream, data)
 
     def _shown(self, stream: _Stream, data: bytes) -> Iterator[str]:
         """Return lines of a stream with its prefix: many plain ones at once, the usual case."""
+        if any(noise in data for noise in NOISE):
+            lines = stream.splitter.feed(data)
+            yield self._lines(stream, [line for line in lines if not of_torch_alone(line)])
+            return
         first, last = data.find(b"\n") + 1, data.rfind(b"\n") + 1
         block = plain(data[first:last])
         if not block:
@@ -224,6 +231,11 @@ class Screen:
                 self.broken = True
         self._rows = rows
         self._painted = time.monotonic()
+
+
+def of_torch_alone(line: str) -> bool:
+    """Tell whether a line is one of torch's remarks that are left out here."""
+    return line.startswith(("[W", "USDT:")) and any(noise.decode() in line for noise in NOISE)
 
 
 def fit(text: str, columns: int) -> str:
