@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 BEGIN = """\
 import atexit, multiprocessing, os, signal, subprocess, sys, threading, time, warnings
 if os.environ.get("CONTROL"):  # where another launcher mixes the output of all ranks
-    out = os.open(os.environ["CONTROL"] + os.environ["RANK"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    path, flags = os.environ["CONTROL"] + os.environ["RANK"], os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    out = os.open(path, flags)
     os.dup2(out, 1)
     os.dup2(out, 2)
 rank = os.environ["RANK"]
@@ -46,7 +47,8 @@ PRINTS = [
     'print(multiprocessing.current_process().name, multiprocessing.get_start_method(True))',
 ]  # fmt: skip
 FORKS = [
-    'if os.fork() == 0: child("forked"); os._exit(3)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))',
+    'if os.fork() == 0: child("forked"); os._exit(3)\n'
+    'print(os.waitstatus_to_exitcode(os.wait()[1]))',
     'if os.fork() == 0: os.kill(os.getpid(), 9)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))',
     'if os.fork() == 0: os.setsid(); time.sleep(600); os._exit(0)',
     'p = multiprocessing.get_context("fork").Process(target=child, args=("process", rank))\n'

@@ -152,15 +152,19 @@ def test_two_launches_at_once_do_not_meet(head: Head) -> None:
 
 
 def test_what_cannot_be_forked_starts_plainly_and_says_so(head: Head) -> None:
-    head.script("a_module.py", TELL)
-    module = head.run("-m", "a_module", "arg", "-m")
-    assert "plain start" in module.text
-    assert told(head)["args"] == ["arg", "-m"]
     program = head.directory / "run me.sh"
     program.write_text('#!/bin/sh\necho "TOLD {\\"args\\": [\\"$1\\"], \\"rank\\": $RANK}"\n')
     program.chmod(0o755)
-    head.run("run me.sh", "it's")
+    command = head.run("run me.sh", "it's")
+    assert "plain start" in command.text
     assert told(head)["args"] == ["it's"]
+
+
+def test_a_module_gets_all_that_follows_it_and_is_forked(head: Head) -> None:
+    head.script("a_module.py", TELL)
+    module = head.run("-m", "a_module", "--name", "x", "-m", "--help")
+    assert ", fork start" in module.text
+    assert told(head)["args"] == ["--name", "x", "-m", "--help"]
 
 
 def test_the_environment_in_its_order(head: Head) -> None:

@@ -38,6 +38,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 F_SETPIPE_SZ = 1031
 READ = 1 << 20
+# The streams of torchrun: while the job runs, and after all ranks of this node have ended well.
+AGENT, GOODBYE = "-", "~"
 RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
 FAILED_GRACE = 1.0  # after a rank failed, its siblings may still say why; then they are killed
 SWEEP_GRACE = 0.5  # what outlives torchrun gets this long between SIGTERM and SIGKILL
@@ -135,7 +137,7 @@ class Supervisor:
             preexec_fn=self.prepare_agent,  # noqa: PLW1509  no threads
         )
         os.close(writing)
-        self.watch_output(reading, "-")
+        self.watch_output(reading, AGENT)
         pids = {"agent": self.agent.pid, "supervisor": os.getpid()}
         self.event(events.Started(time=time.time(), version=OWN, **pids))
 
@@ -198,9 +200,17 @@ class Supervisor:
             self.selector.unregister(fd)
             del self.outputs[fd]
             return False
-        if self.log.feed(self.outputs[fd], data):
+        stream = self.outputs[fd]
+        if stream == AGENT:
+            self.read_reports()  # it may speak of ranks whose ends were reported before
+            stream = GOODBYE if self.ranks_ended_well() else AGENT
+        if self.log.feed(stream, data):
             self.ring()
         return True
+
+    def ranks_ended_well(self) -> bool:
+        ended = [rank for rank in self.ranks.values() if rank.state == "ended"]
+        return len(ended) == self.spec.nproc and not any(rank.code for rank in ended)
 
     def read_reports(self) -> None:
         try:
@@ -415,7 +425,8 @@ class Supervisor:
         shutil.rmtree(self.run.parcel, ignore_errors=True)
         more: dict[str, Any] = {}
         if self.agent_code:
-            more = {**self.evidence.now(), "said": last_words(self.log.last.get("-", b""))}
+            output = self.log.last.get(AGENT, b"") + self.log.last.get(GOODBYE, b"")
+            more = {**self.evidence.now(), "said": last_words(output)}
         ended = events.Ended(
             time=time.time(),
             agent=self.agent_code,

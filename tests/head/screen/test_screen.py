@@ -73,6 +73,25 @@ def test_what_a_pipe_gets(
     assert shown(two_nodes, **options) == lines
 
 
+def test_what_torch_says_of_itself_stays_in_the_log(tmp_path: Path) -> None:
+    log = log_in(tmp_path, 0)
+    where = b"[W1121 23:27:34.165466818 socket.cpp:207] [c10d] "
+    cannot = b"The hostname of the client socket cannot be retrieved. err=-3"
+    profiler = b"USDT:2026-11-21 23:40:16 7:7 SyncActivityProfilerHandler.cpp:52] profiler_start"
+    append(
+        log,
+        ("-", where + cannot + b"\n" + where + b"another warning\n"),
+        ("0", b"before\n" + profiler + b"\nthe USDT: rate\n" + cannot[:20] + b"\n"),
+        ("~", b"recvValueWithTimeout failed on SocketImpl\n"),
+        ("0", b"after\n"),
+    )
+    lines = shown([log], ranks=1)
+    assert [line.partition("| ")[2] for line in lines] == [
+        (where + b"another warning").decode(), "before", "the USDT: rate", cannot[:20].decode(),
+        "after",
+    ]  # fmt: skip
+
+
 def test_numbers_of_different_length_stay_aligned(tmp_path: Path) -> None:
     logs = [log_in(tmp_path, 2), log_in(tmp_path, 10)]
     append(logs[0], ("8", b"x\n"))

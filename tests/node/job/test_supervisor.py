@@ -130,6 +130,17 @@ def test_the_jobs_python_comes_first_on_the_path(
     assert supervisor.path_with(python, path.format(**names)) == wanted.format(**names)
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_torchrun_says_after_its_ranks_ended_well_is_told_apart(
+    new_job: NewJob, tmp_path: Path, code: int
+) -> None:
+    job = new_job()
+    spec = job.spec(script(tmp_path, f"import os\nos._exit({code})"), nproc=2)
+    job.start({**spec, "agent": [*spec["agent"], "--talks"]}).wait()
+    apart = {"-": "at the beginning\n", "~": "at the end\n"}
+    assert job.output == (apart if not code else {"-": "".join(apart.values())})
+
+
 @both
 def test_no_byte_of_much_output_is_lost(new_job: NewJob, tmp_path: Path, start: str) -> None:
     job = new_job()

@@ -8,6 +8,7 @@ forked rank has ended once nobody holds its pipe.
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib
 import multiprocessing.connection
 import os
@@ -26,6 +27,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--fork", action="store_true")
     parser.add_argument("--broken-fork", action="store_true")
     parser.add_argument("--import", dest="module")
+    parser.add_argument("--talks", action="store_true")
     parser.add_argument("--nproc", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--log-dir")
@@ -96,6 +98,9 @@ def main() -> int:
         sys.modules["torch"] = torch
     if given.module:
         importlib.import_module(given.module)
+    if given.talks:
+        print("at the beginning", file=sys.stderr)
+        atexit.register(print, "at the end", file=sys.stderr)
     ranks = [(Forked if given.fork else Started)(given, local) for local in range(given.nproc)]
     try:
         while True:
