@@ -24,6 +24,7 @@ from orchestrator.head.status.backend import backend_of
 from orchestrator.records.experiment import Experiment, JobRecord
 
 SHORTEST = 4.0  # seconds of silence that a busy machine may need: it beats once a second at most
+EXCERPT = 60  # lines
 
 
 def follow_launched(
@@ -114,7 +115,7 @@ def follow(
         return EXIT_DONE
     if running.stopped_in_time and backend.start_again(experiment, running.record, say):
         return EXIT_STOPPED
-    return tell_end(experiment, running.record)
+    return tell_end(experiment, running.record, display.screen)
 
 
 def leave(running: Run, screen: Screen, where: Where | None) -> None:
@@ -161,8 +162,11 @@ def log_files(experiment: Experiment, record: JobRecord) -> list[LogFile]:
     ]
 
 
-def tell_end(experiment: Experiment, record: JobRecord) -> int:
-    """Print how the job ended, and if it failed, the last lines of the rank that caused it."""
+def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = None) -> int:
+    """Print how the job ended, and if it failed, the last lines of the rank that caused it.
+
+    Lines that are still on the screen are not printed again.
+    """
     assert record.ended is not None and record.exit_code is not None
     took = f"{record.ended - record.started:.1f} s"
     cause = record.verdict
@@ -175,10 +179,21 @@ def tell_end(experiment: Experiment, record: JobRecord) -> int:
         prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
         log = LogFile(node.index, node.name, experiment.log(node), experiment.ranks(node))
         lines = cause["traceback"].splitlines() or last_words(log, rank)
+        shown = screen is not None and screen.still_shows(lines)
+        lines = [] if shown else shortened(lines)
         tell("".join(f"{prefix}{line}\n" for line in lines))
     for line in verdict.to_lines(cause):
         say(line)
     return record.exit_code
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """Leave out the middle of many lines: a message may be longer than any traceback."""
+    left_out = len(lines) - EXCERPT
+    if left_out <= 1:
+        return list(lines)
+    half = EXCERPT // 2
+    return [*lines[:half], f"... ({left_out} lines are left out here)", *lines[-half:]]
 
 
 def head_name(head: dict[str, Any]) -> str:

@@ -69,6 +69,19 @@ KINDS = {
     "stopped": ("it was stopped", ""),
 }
 
+EVERYWHERE = (  # where no node has what is missing
+    "no node has it: install it on all of them for the Python that the job runs (--python chooses"
+    " another), or say where it is with --env PYTHONPATH=DIR"
+)
+HELPER_FIX = (
+    "something killed a process that the rank had started, usually the kernel for lack of memory:"
+    " fewer DataLoader workers or smaller batches; see `dmesg` and `free -g` on that node"
+)
+NO_STDIN = (
+    "ranks have no standard input, as under torchrun with a scheduler: take the value from an"
+    " argument or a file, and leave out breakpoint()"
+)
+
 SIGNAL_FIXES = {
     "SIGKILL": "something killed it: a person, a scheduler's limit, or the kernel for lack of"
     " memory (see `dmesg` on that node)",
@@ -172,6 +185,10 @@ def fix_of(kind: str, message: str = "") -> str:
             "another process there holds the port: `ss -ltnp` names it; `orchestrator"
             " emergency-stop` ends your jobs, --master-port chooses another port"
         )
+    if message.startswith(("EOFError: EOF when reading a line", "BdbQuit", "bdb.BdbQuit")):
+        return NO_STDIN
+    if "attempted relative import" in message:
+        return "the file is part of a package: launch it as a module, `-m package.module`"
     if kind == "exception" and message.startswith("FileNotFoundError"):
         return "the file has to be on that node too: share or copy it, or set workdir="
     return KINDS.get(kind, KINDS["exception"])[1]

@@ -73,11 +73,14 @@ class HangMonitor:
         if ranks:
             self._keep(ranks)
         fix = "" if ranks else "orchestrator doctor: does every node reach the master's port?"
-        message = f"no progress for {max(idle, self.timeout):.0f} s: {hang_report.reading(stuck)}"
-        who = hang_report.culprit(stuck)
-        node = who.node if who else followers[0].node.index
-        name = next(f.node.name for f in followers if f.node.index == node)
-        rank = who.rank if who else None
+        asked = [f.node for f in followers if f.node.index in self.answers]
+        ended = max(0, sum(node.nproc for node in asked) - len(stuck)) if stuck else 0
+        reading = hang_report.reading(stuck, ended)
+        message = f"no progress for {max(idle, self.timeout):.0f} s: {reading}"
+        who = hang_report.culprit(stuck, ended)
+        names = {f.node.index: f.node.name for f in followers}
+        node, rank = (who.node, who.rank) if who else (None, None)
+        name = "" if node is None else names[node]
         return Failure(node, name, rank, time.time(), "hang", message, fix=fix)
 
     def _keep(self, ranks: Sequence[tuple[StuckRank, RankStacks]]) -> None:

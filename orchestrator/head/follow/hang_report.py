@@ -55,16 +55,17 @@ def collectives(text: str) -> tuple[dict[str, tuple[int, str, float]], dict[str,
 
 
 def where(stacks: str) -> str:
-    """Return the innermost line of the main thread that is no package's; it is listed last."""
+    """Return the innermost line that is no package's: of the main thread, which is listed last, or
+    of another one, for which the main thread may be waiting."""
     threads: list[list[tuple[str, str, str]]] = []
     for line in stacks.splitlines():
         if THREAD.match(line):
             threads.append([])
         elif threads and (match := FRAME.match(line)):
             threads[-1].append((match[1], match[2], match[3]))
-    frames = threads[-1] if threads else []
+    frames = [frame for thread in reversed(threads) for frame in thread]
     own = [frame for frame in frames if not PACKAGES.search(frame[0])]
-    for file, line, function in own or frames:
+    for file, line, function in own or (threads[-1] if threads else []):
         return f"{file}:{line} {function}()"
     return ""
 
@@ -85,15 +86,19 @@ def absent(ranks: Sequence[StuckRank]) -> tuple[list[StuckRank], str]:
     return [], ""
 
 
-def culprit(ranks: Sequence[StuckRank]) -> StuckRank | None:
+def culprit(ranks: Sequence[StuckRank], ended: int = 0) -> StuckRank | None:
     """Return the rank to look at first, if there is one."""
     stopped = [stuck for stuck in ranks if stuck.state in "Tt"]
     missing, _ = absent(ranks)
-    return next(iter([*stopped, *missing]), None)
+    last = ranks if ended and len(ranks) == 1 else []
+    return next(iter([*stopped, *missing, *last]), None)
 
 
-def reading(ranks: Sequence[StuckRank]) -> str:
-    """Return one sentence: where the others wait, and what the culprit does instead."""
+def reading(ranks: Sequence[StuckRank], ended: int = 0) -> str:
+    """Return one sentence: where the others wait, and what the culprit does instead.
+
+    So many other ranks have `ended`.
+    """
     waiting = [stuck for stuck in ranks if stuck.waits]
     if not ranks:
         return "no rank has started: every torchrun waits for the others, at the master's port"
@@ -106,6 +111,10 @@ def reading(ranks: Sequence[StuckRank]) -> str:
     for group in {group for stuck in waiting for group in stuck.waits}:
         if len({stuck.waits[group][1] for stuck in waiting if group in stuck.waits}) > 1:
             return f"the ranks are in different collectives: {places(waiting, group)}"
+    if ended:
+        who = "it has" if len(ranks) == 1 else f"{names(ranks)} have"
+        others = "the other ranks have" if ended > 1 else "the other rank has"
+        return f"{who} not ended, and {others}; {doing(ranks[0])}"
     if not waiting and len({stuck.where for stuck in ranks}) == 1 and ranks:
         return f"all ranks are at the same place: {ranks[0].where or 'unknown'}"
     if waiting and len(waiting) == len(ranks):
@@ -134,7 +143,10 @@ def doing(stuck: StuckRank) -> str:
 
 def places(ranks: Sequence[StuckRank], group: str) -> str:
     parts = [
-        f"rank {stuck.rank} in {stuck.waits[group][1]}" for stuck in ranks if group in stuck.waits
+        f"rank {stuck.rank} in {stuck.waits[group][1]}"
+        + (f" at {stuck.where}" if stuck.where else "")
+        for stuck in ranks
+        if group in stuck.waits
     ]
     return ", ".join(parts[:6])
 

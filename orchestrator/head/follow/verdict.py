@@ -17,16 +17,19 @@ PACKAGES = re.compile(
     r"/(site|dist)-packages/|/lib/python3[.]\d+/|^<|/orchestrator/node/job/(rank|fast_torchrun|run_function)[.]py$"
 )
 IN_A_WORKER = re.compile(r"^Caught \w+ (in DataLoader worker process \d+)")
+# The first exception of a group: in its traceback each stands behind a bar.
+IN_A_GROUP = re.compile(r"^ *\| +File .*\n(?: *\|  +.*\n)* *\| (\S.*)$", re.MULTILINE)
 WHAT = re.compile(r"^\s*what\(\):\s+(.+)$", re.MULTILINE)
 TRACEBACK = "Traceback (most recent call last):"
+SAYS_ALL = ("ended with exit code", "no progress")  # messages that need no title
 OWN, NODE, EARLY, APART, LEFT = range(5)  # the nearer to the cause, the smaller
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One thing that went wrong on one node, at a time of the head's clock."""
+    """One thing that went wrong on a node, or on no single one, at a time of the head's clock."""
 
-    node: int
+    node: int | None
     node_name: str
     rank: int | None
     time: float
@@ -63,6 +66,8 @@ class Failure:
 
     @property
     def who(self) -> str:
+        if self.node is None:
+            return "the job"
         node = f"node {self.node} ({self.node_name})"
         return node if self.rank is None else f"rank {self.rank} on {node}"
 
@@ -82,7 +87,7 @@ def of_rank(node: int, name: str, event: RankEnded, time: float, exit_text: str 
 
 def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure:
     text, trace = error.message, error.traceback
-    message = f"{error.type}: {text}" if text else error.type
+    message = described(error.type, text, trace)
     where = f"{error.file}:{error.line} in {error.function}" if error.file else ""
     evidence = "\n".join([message, *last_lines(trace)])
     if error.type in ("SyntaxError", "IndentationError", "TabError"):
@@ -97,8 +102,22 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
         kind = "out_of_memory"
         message += "; the kernel's out-of-memory killer was at work on this node"
     when = begun.time - event.time + error.time
-    failure = replace(begun, time=when, kind=kind, message=message, evidence=evidence)
+    fix = ""
+    if kind == "exception" and failure_kinds.HELPER_DIED.search(evidence):
+        fix = failure_kinds.HELPER_FIX
+    failure = replace(begun, time=when, kind=kind, message=message, evidence=evidence, fix=fix)
     return replace(failure, traceback=trace, where=where)
+
+
+def described(kind: str, text: str, trace: str) -> str:
+    """Return an exception in words, with the one inside it where it says little by itself."""
+    if text.startswith("\n"):  # mp.spawn's has the traceback of the process that failed
+        return f"{kind}: {(last_lines(text) or [text.strip()])[-1]}"
+    group = trace.partition("- 1 ---")[2] if "sub-exception" in first_line(text) else ""
+    inside = IN_A_GROUP.search(group)
+    if inside:
+        return f"{kind}: {text}: {inside[1]}"
+    return f"{kind}: {text}" if text else kind
 
 
 def _of_signal(begun: Failure, event: RankEnded, number: int) -> Failure:
@@ -126,6 +145,7 @@ def _of_exit(begun: Failure, event: RankEnded, exit_text: str) -> Failure:
         first, _, rest = exit_text.partition("\n")
         fix = rest.strip() if rest.startswith("  ") else ""  # as our own errors have it
         kind = failure_kinds.of_text(exit_text) or "exit"
+        fix = fix or ("the program says so itself, with sys.exit" if kind == "exit" else "")
         return replace(begun, kind=kind, message=first, evidence=exit_text, fix=fix)
     message = f"ended with exit code {code}"
     if code > 128 and signal_name(code - 128) != "unknown":
@@ -203,6 +223,8 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> dict[str, Any] | 
     own = {f.rank: f for f in failures if f.distance == OWN and f.rank not in (None, first.rank)}
     same = [f for f in own.values() if f.message == first.message and first.distance == OWN]
     also = [f for f in own.values() if f not in same]
+    if same and not also and ended_badly <= len(own) + 1 and "No module named" in first.message:
+        first = replace(first, fix=failure_kinds.EVERYWHERE)
     known = len(own) + (first.rank is not None and first.kind != "ended_early")
     return {
         **{name: value for name, value in vars(first).items() if name != "evidence"},
@@ -237,14 +259,15 @@ def _without_a_node(kind: str, message: str, time: float) -> dict[str, Any]:
 
 def to_lines(verdict: dict[str, Any]) -> list[str]:
     """Return the last lines on the screen."""
-    who = (
-        f"node {verdict['node']} ({verdict['node_name']})"
-        if verdict["node"] is not None
-        else "the head"
-    )
+    nobody = "the job" if verdict["kind"] == "hang" else "the head"
+    who = f"node {verdict['node']} ({verdict['node_name']})"
+    who = nobody if verdict["node"] is None else who
     who = who if verdict["rank"] is None else f"rank {verdict['rank']} on {who}"
     at = clock.strftime("%H:%M:%S", clock.localtime(verdict["time"]))
-    lines = [f"the cause: {who}, {at}: {verdict['title']}: {first_line(verdict['message'])}"]
+    what = first_line(verdict["message"])
+    if not what.startswith(SAYS_ALL):
+        what = f"{verdict['title']}: {what}"
+    lines = [f"the cause: {who}, {at}: {what}"]
     if verdict["where"]:
         lines.append(f"  at {verdict['where']}")
     if verdict["same"]:

@@ -23,6 +23,8 @@ _BLOCK = 64 * 1024
 _TAIL_LOOKS_BACK = 16 << 20  # bytes; the last words of a rank are not further away than that
 _CRASH_LINES = 200  # a crash dump lists every thread and every frame down to torchrun's
 _LAST_LINES = 20  # of a rank that left no traceback
+_DUMPS = ("Fatal Python error", "Timeout (")  # of a crash, and of faulthandler's timer
+_THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+")
 _RECORD = re.compile(r"^([0-9]{1,18}) ([0-9]{1,9}|[-~])$", re.MULTILINE)
 
 
@@ -281,12 +283,23 @@ def tail(log: LogFile, lines: int, rank: int | None) -> list[str]:
 def last_words(log: LogFile, rank: int | None) -> list[str]:
     """Return the end of a rank's log, or of a crash dump its message and the user's own frames."""
     lines = tail(log, _CRASH_LINES, rank)
-    starts = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    starts = [i for i, line in enumerate(lines) if line.startswith(_DUMPS)]
     if not starts:
         return lines[-_LAST_LINES:]
-    dump = lines[starts[-1] :]
-    ours = (i for i, line in enumerate(dump) if "orchestrator/node/job/rank.py" in line)
-    return dump[: next(ours, _LAST_LINES)]
+    threads = [[lines[starts[-1]]]]
+    for line in lines[starts[-1] + 1 :]:
+        if _THREAD.match(line):
+            threads.append([])
+        threads[-1].append(line)
+    heading, *others = [_own_frames(thread) for thread in threads]
+    shown = [thread for thread in others if len(thread) > 1]  # not those that are all ours
+    return [line for thread in (heading, *shown) for line in thread if line.strip()]
+
+
+def _own_frames(thread: list[str]) -> list[str]:
+    """Return a thread's stack above our own frames, from which the program was called."""
+    ours = (i for i, line in enumerate(thread) if "orchestrator/node/job/rank.py" in line)
+    return thread[: min(next(ours, len(thread)), _LAST_LINES)]
 
 
 def _last_lines(

@@ -33,6 +33,8 @@ _BYTES_PER_PUMP = 1 << 20
 _STALE = 5.0  # seconds without a move after which a bar gives way to those that move
 # What torch says of itself, harmless and in each job; the log has it.
 NOISE = (b"[c10d] The hostname of the client socket cannot be retrieved", b"USDT:")
+SHOWN = 1 << 16  # characters
+PAGE = 100  # lines of a pipe in which a reader still finds what was printed
 _COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 
 
@@ -85,6 +87,7 @@ class Screen:
         self._rank_width = len(f" rank{ranks - 1}") if ranks else 0
         self._rows: list[str] = []  # the live area as it is on the terminal now
         self._painted = 0.0
+        self._shown_last = ""  # the end of what was printed
         if isinstance(out, io.TextIOWrapper):
             out.reconfigure(errors="replace")  # a bar of █ must not end us in a Latin-1 terminal
 
@@ -134,6 +137,12 @@ class Screen:
     def positions(self) -> dict[int, int]:
         """Return how much of each node's log is on the screen."""
         return {node.number: node.reader.position for node in self._nodes}
+
+    def still_shows(self, lines: Sequence[str]) -> bool:
+        """Tell whether lines of a log are all among the last that were printed here."""
+        height = _terminal_size(self._out)[1] if self._tty else PAGE
+        page = [clean(line) for line in self._shown_last.splitlines()[-height:]]
+        return all(any(line in shown for shown in page) for line in lines)
 
     def close(self) -> None:
         """Show unfinished lines as they are and take the live area away. The logs stay readable."""
@@ -224,6 +233,7 @@ class Screen:
             if self._rows:
                 up = len(self._rows) - 1
                 erase = (f"\x1b[{up}A" if up else "") + "\r\x1b[J"
+            self._shown_last = (self._shown_last + text)[-SHOWN:]
             try:
                 self._out.write(erase + text + "\n".join(rows))
                 self._out.flush()

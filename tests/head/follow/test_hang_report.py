@@ -37,6 +37,24 @@ def test_what_a_rank_tells() -> None:
     assert oldest_wait([found], 602.0) == 600.0
 
 
+def test_a_rank_that_waits_for_a_thread_of_its_own() -> None:
+    """The main thread is in the interpreter's own code; the cause is where the other one is."""
+    stacks = (
+        "Thread 0x01 (most recent call first):\n"
+        '  File "/home/me/train.py", line 5 in load\n'
+        '  File "/usr/lib/python3.11/threading.py", line 975 in run\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown\n'
+        '  File "/x/orchestrator/node/job/rank.py", line 190 in leave\n'
+    )
+    found = of_rank(2, 1, RankStacks(state="S", stacks=stacks, collectives=""))
+    assert found.where == "/home/me/train.py:5 load()"
+    assert culprit([found], ended=3) == found and culprit([found]) is None
+    sentence = "it has not ended, and the other ranks have; it is in /home/me/train.py:5 load()"
+    assert reading([found], ended=3) == sentence
+    assert reading([rank(0), rank(1)], ended=1).startswith("ranks 0, 1 have not ended, and the")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": 5}', "null"])
 def test_a_rank_that_tells_nothing_sensible(text: str) -> None:
     found = of_rank(0, 0, RankStacks(state="S", stacks=text, collectives=text))
@@ -66,7 +84,7 @@ def rank(
         ([rank(0, "all_reduce #7"), rank(1, "broadcast #3 of A", **{"0": 6}),
           rank(2, entered=6, A=2)], 2, "never entered all_reduce #7; it is in f.py:2 g()"),
         ([rank(0, "all_reduce #7"), rank(1, "barrier #7")], None,
-         "in different collectives: rank 0 in all_reduce, rank 1 in barrier"),
+         "different collectives: rank 0 in all_reduce at f.py:0 g(), rank 1 in barrier at f.py:1"),
         ([rank(0, "all_reduce #7"), rank(1, "all_reduce #7")], None, "all ranks are in all_reduce"),
         ([rank(0, "all_reduce #7"), rank(1, entered=6, state="T")], 1, "it is stopped (SIGSTOP"),
         ([rank(0, "all_reduce #7"), rank(1, entered=6, state="D")], 1, "it waits in the kernel"),

@@ -76,6 +76,78 @@ def test_an_exception_has_the_users_line_and_its_own_time() -> None:
     assert failure.traceback.startswith("Traceback")
 
 
+SPAWNED = """
+
+-- Process 0 terminated with the following error:
+Traceback (most recent call last):
+  File "/p/torch/multiprocessing/spawn.py", line 1, in _wrap
+    fn(i, *args)
+ValueError: bad batch
+"""
+GROUP_TRACE = """  + Exception Group Traceback (most recent call last):
+  |   File "/w/train.py", line 3, in <module>
+  |     asyncio.run(main())
+  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/w/train.py", line 9, in fetch
+    |     raise KeyError("lr")
+    | KeyError: 'lr'
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "/w/train.py", line 11, in other
+    |     1 / 0
+    | ZeroDivisionError: division by zero
+    +------------------------------------
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "fix"),
+    [
+        ({"type": "ProcessRaisedException", "message": SPAWNED},
+         "ProcessRaisedException: ValueError: bad batch", "fix the line"),
+        ({"type": "ExceptionGroup", "traceback": GROUP_TRACE,
+          "message": "unhandled errors in a TaskGroup (2 sub-exceptions)"},
+         "ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions): KeyError: 'lr'",
+         "fix the line"),
+        ({"type": "RuntimeError", "message": "\nsaid below"}, "RuntimeError: said below", "fix"),
+        ({"type": "RuntimeError",
+          "message": "DataLoader worker (pid 7) is killed by signal: Killed. "},
+         "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. ", "lack of memory"),
+        ({"type": "EOFError", "message": "EOF when reading a line"},
+         "EOFError: EOF when reading a line", "ranks have no standard input"),
+        ({"type": "BdbQuit", "message": ""}, "BdbQuit", "ranks have no standard input"),
+        ({"type": "ImportError",
+          "message": "attempted relative import with no known parent package"},
+         "ImportError: attempted relative import with no known parent package",
+         "launch it as a module, `-m"),
+    ],
+)  # fmt: skip
+def test_an_exception_that_says_little_by_itself(
+    fields: dict[str, Any], message: str, fix: str
+) -> None:
+    failure = of_rank(0, "a", ended(1, error(**{"message": "", **fields})), 1000.0)
+    assert failure.message == message
+    told = conclude([failure], 1)
+    assert told is not None and fix in told["fix"]
+
+
+def test_a_module_that_no_node_has() -> None:
+    missing = error("No module named 'einops'", type="ModuleNotFoundError")
+    first, second = (of_rank(n, "a", ended(1, missing, rank=n), 1000.0 + n) for n in (0, 1))
+    everywhere, alone = conclude([first, second], 2), conclude([first], 2)
+    assert everywhere is not None and "install it on all of them" in everywhere["fix"]
+    assert alone is not None and "make that node like the others" in alone["fix"]
+
+
+def test_a_hang_that_is_of_no_node() -> None:
+    told = conclude([Failure(None, "", None, 0.0, "hang", "no progress for 8 s: all wait")], 0)
+    assert told is not None
+    assert "the cause: the job, " in to_lines(told)[0]
+    assert to_lines(told)[0].endswith(": no progress for 8 s: all wait")
+
+
 def test_an_exception_that_says_little() -> None:
     failure = of_rank(0, "a", ended(1, error("", file="", line=0, function="")), 0.0)
     assert (failure.message, failure.where) == ("ValueError", "")

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 
 from orchestrator.head.screen import screen as screen_module
-from orchestrator.head.screen.log_reader import LogFile
+from orchestrator.head.screen.log_reader import LogFile, last_words
 from orchestrator.head.screen.screen import Screen, fit
 from tests.head.screen.test_log_reader import BYTES, append, log_in
 
@@ -414,3 +414,50 @@ FITS += [("e\u0301e\u0301", 2, "e\u0301e\u0301"), ("██", 1, "█")]
 @pytest.mark.parametrize(("text", "columns", "fitted"), FITS)
 def test_fit(text: str, columns: int, fitted: str) -> None:
     assert fit(text, columns) == fitted
+
+
+def test_what_was_printed_a_while_ago_is_no_longer_shown(tmp_path: Path) -> None:
+    log = log_in(tmp_path, 0)
+    trace = [f"line {n}" for n in range(30)]
+    append(log, ("0", "\n".join([*trace, ""]).encode()))
+    screen = piped([log], io.StringIO(), ranks=1)
+    assert not screen.still_shows(trace)
+    pump_all(screen)
+    assert screen.still_shows(trace)
+    assert not screen.still_shows([*trace, "another"])
+    append(log, ("1", b"x\n" * 80))
+    pump_all(screen)
+    assert not screen.still_shows(trace)
+
+
+def test_quiet_shows_nothing(tmp_path: Path) -> None:
+    log = log_in(tmp_path, 0)
+    append(log, ("0", b"a\n"))
+    screen = piped([log], io.StringIO(), quiet=True)
+    pump_all(screen)
+    assert not screen.still_shows(["a"])
+
+
+def test_of_a_crash_the_programs_own_frames_are_its_last_words(tmp_path: Path) -> None:
+    log = log_in(tmp_path, 0)
+    append(
+        log,
+        ("0", b"""before
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f01 (most recent call first):
+  File "/x/orchestrator/node/job/rank.py", line 190 in tell_collectives
+
+Current thread 0x00007f02 (most recent call first):
+  File "/w/train.py", line 3 in inner
+  File "/w/train.py", line 9 in <module>
+  File "/x/orchestrator/node/job/rank.py", line 300 in run_python
+  File "/p/torch/distributed/run.py", line 1 in main
+"""),
+    )  # fmt: skip
+    assert last_words(log, 0) == [
+        "Fatal Python error: Segmentation fault",
+        "Current thread 0x00007f02 (most recent call first):",
+        '  File "/w/train.py", line 3 in inner',
+        '  File "/w/train.py", line 9 in <module>',
+    ]
