@@ -142,6 +142,7 @@ class Experiment:
         self.path = path
         self.trusted = trusted
         self._lock: int | None = None
+        self.made_root = False  # the directory of all experiments was not there before
 
     @property
     def name(self) -> str:
@@ -308,6 +309,9 @@ class Experiment:
             (self.path / file).unlink(missing_ok=True)
         for inner in (self.path / "outputs", self.logs, self.path):
             inner.rmdir()
+        if self.made_root:
+            with contextlib.suppress(OSError):  # another launch uses it by now
+                self.path.parent.rmdir()
 
     def again(self) -> Experiment:
         """Prepare this directory for the next attempt of the job.
@@ -347,6 +351,7 @@ def check_name(name: str) -> None:
 def create(root: Path, name: str) -> Experiment:
     """Make experiments/<name>_YYYYMMDD_HHMMSS, unique even for two launches in one second."""
     check_name(name)
+    made_root = not root.exists()
     try:
         if not root.exists():
             root.parent.mkdir(parents=True, exist_ok=True)
@@ -362,7 +367,9 @@ def create(root: Path, name: str) -> Experiment:
         raise UsageError(
             f"no experiment can be created in {root}: {error.strerror}", fix
         ) from error
-    return Experiment(path)
+    experiment = Experiment(path)
+    experiment.made_root = made_root
+    return experiment
 
 
 def _new_directory(root: Path, name: str) -> Path:

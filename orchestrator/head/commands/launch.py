@@ -11,6 +11,7 @@ from orchestrator.head.launch.nodes import reach_all
 from orchestrator.head.launch.prepare import prepare
 from orchestrator.head.launch.request import resolve
 from orchestrator.head.plan import dry_run, explain
+from orchestrator.head.screen.keyboard import KEYS, in_foreground
 from orchestrator.head.screen.output import say, tell
 from orchestrator.text import plural
 
@@ -29,6 +30,8 @@ def launch(arguments: LaunchArguments) -> int:
     launched = launching.launch(prepared, say)
     if arguments.detach:
         return detach(launched, arguments.where)
+    if in_foreground():
+        say(KEYS)
     return follow.follow_launched(launched, arguments.view, where=arguments.where)
 
 

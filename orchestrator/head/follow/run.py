@@ -25,7 +25,7 @@ from orchestrator.head.follow.node_state import NodeState
 from orchestrator.head.follow.start_monitor import StartMonitor
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.display import Display
-from orchestrator.head.screen.keyboard import Keys
+from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.messages import Stuck
@@ -125,8 +125,11 @@ class Run:
                 self.signalled(message)
             else:
                 self.handle(message)
-        if "d" in keys.pressed():
+        pressed = keys.pressed()
+        if "d" in pressed:
             self.leave()
+        elif "h" in pressed or "?" in pressed:
+            self.say(KEYS)
         self.check_thief()
         if self.end.order_is_due(time.monotonic()):
             self.end_all(self.end.order_why, PEER_GRACE)

@@ -16,6 +16,8 @@ from orchestrator.head.launch.request import Request
 from orchestrator.head.plan import plan, traffic
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
 
+IN_THE_PLAN = ("port",)  # what the notes of the plan say anyhow
+
 
 def check(request: Request, nodes: Nodes, say: Callable[[str], None]) -> None:
     """Raise an error with all findings if one of them would make the job fail or mislead."""
@@ -29,7 +31,7 @@ def check(request: Request, nodes: Nodes, say: Callable[[str], None]) -> None:
             "fix it, or skip this check with --no-check",
         )
     for finding in diagnosis.findings:
-        if finding.level == WARN and finding.check not in examination.OF_OTHERS:
+        if finding.level == WARN and finding.check not in (*examination.OF_OTHERS, *IN_THE_PLAN):
             say(f"warning: {finding.what}" + (f" -> {finding.fix}" if finding.fix else ""))
 
 
@@ -42,7 +44,6 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
         script=request.target.name if kind == "auto" else "",
         torch=kind != "program",
         engine=kind == "engine",
-        nproc=launch.nproc,
         refused=refused(request, nodes),
         step=step_of(request, len([node for node in nodes.reached if not node.node.spare])),
     )

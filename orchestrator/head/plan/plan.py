@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,15 @@ from orchestrator.head.plan import nccl_env
 from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan, Target
 
 DEFAULT_PORT = 29500
+COPY = (
+    "copy it to the same path there, or name its directory with --workdir DIR, or per node with"
+    " workdir=DIR in the list"
+)
+NOT_READY = {  # kinds of files that cannot be run, and what to do
+    "unreadable": "let the user of that node read it: chmod +r {name}",
+    "not executable": "chmod +x {name}, or start it with its interpreter: bash {name}",
+    "a directory": "name a file in it, or give it a __main__.py",
+}
 OLDEST_FORK = (2, 1)  # before it, torchrun's agent initialised CUDA when it counted devices
 AGENT = "orchestrator/node/job/fast_torchrun.py"  # torchrun, sooner ready
 ENGINE = "orchestrator.engine.train"  # travels with what is shipped to every node
@@ -111,14 +121,17 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
         if not facts.workdir_exists:
             problems.append(f"{where}: there is no directory {facts.workdir}")
         elif facts.target_kind == "missing":
-            problems.append(f"{where}: there is no {facts.target_name}")
-        elif facts.target_kind in ("unreadable", "not executable"):
+            is_word = "/" not in target.name and "." not in target.name
+            command = f", and no command {target.name}" if is_word else ""
+            problems.append(f"{where}: there is no {facts.target_name}{command}")
+        elif facts.target_kind in NOT_READY:
             problems.append(f"{where}: {facts.target_name} is {facts.target_kind}")
     if problems:
+        kinds = {node.facts.target_kind for node in nodes}
+        only = kinds.pop() if len(kinds) == 1 else ""
         raise CheckFailed(
             "the program is not ready on every node:\n    " + "\n    ".join(problems),
-            "copy it to the same path there, or name its directory with --workdir DIR, "
-            "or per node with workdir=DIR in the list",
+            NOT_READY.get(only, COPY).format(name=shlex.quote(target.name)),
         )
     kinds = {node.facts.target_kind for node in nodes}
     if len(kinds) > 1:

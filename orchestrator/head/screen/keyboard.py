@@ -8,6 +8,8 @@ import sys
 import termios
 import tty
 
+KEYS = "d leaves the job running, Ctrl-C asks it to save and stop, Ctrl-C twice kills it"
+
 
 class Keys:
     """`with Keys() as keys: keys.pressed()`; always "" without a terminal or in the background."""

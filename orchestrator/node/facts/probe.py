@@ -122,6 +122,8 @@ def program_at(name: str, workdir: str) -> tuple[str, str]:
     path = os.path.join(workdir, name)
     if os.path.isdir(path) and os.path.isfile(os.path.join(path, "__main__.py")):
         return "script", name
+    if os.path.isdir(path):
+        return "a directory", path
     if not os.path.isfile(path):
         if "/" not in name and shutil.which(name):
             return "program", name
