@@ -39,6 +39,7 @@ SLOW = [
     "tests/node/facts/test_deep_probe.py::test_torch_as_it_really_is",
     "tests/node/facts/test_software.py::test_torch_is_read_not_imported",
     "tests/node/job/test_interleaving.py",
+    "tests/node/job/test_programs.py",
     "tests/node/job/test_rank.py::test_a_program_",
     "tests/node/job/test_supervisor.py",
     "tests/protocol/test_message.py::test_each_field_of_a_wrong_type_is_nonsense[Spec]",
@@ -85,6 +86,7 @@ LONG = [
     "tests/engine/ranks/test_library_models.py",
     "tests/engine/ranks/test_models.py::test_models_train_as_in_a_plain_loop[nodes1]",
     "tests/head/commands/test_prune.py::test_interrupted_anywhere_each_is_whole_or_gone[Ctrl-C]",
+    "tests/node/job/test_programs.py::test_many_programs",
     "tests/scripts/test_gpu_checks.py::test_a_rehearsal",
     "tests/launchers/test_coming_from.py::test_all_that_a_page_says_works",
 ]

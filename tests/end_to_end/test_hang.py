@@ -48,7 +48,11 @@ while not work.is_completed():
     ("text", "rank", "words"),
     [
         (NEVER_COMES, 3, r"it never entered all_reduce #6; it is in \S+/hangs.py:5 read\(\)"),
-        (ELSEWHERE, None, "in different collectives: rank 0 in all_reduce, rank 1 in barrier"),
+        (
+            ELSEWHERE,
+            None,
+            r"rank 0 in all_reduce at \S+:7 <module>\(\), rank 1 in barrier at \S+:6 ",
+        ),
         (STOPPED, 2, r"it is stopped \(SIGSTOP, or a debugger\), and the others wait for it"),
         (TOGETHER, None, r"all ranks are at the same place: \S+/hangs.py:4 wait\(\)"),
         (SPINNING, 1, r"it never entered all_reduce #1; it is in \S+/hangs.py:5 <module>\(\)"),

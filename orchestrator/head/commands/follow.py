@@ -115,7 +115,7 @@ def follow(
         return EXIT_DONE
     if running.stopped_in_time and backend.start_again(experiment, running.record, say):
         return EXIT_STOPPED
-    return tell_end(experiment, running.record, display.screen)
+    return tell_end(experiment, running.record, screen)
 
 
 def leave(running: Run, screen: Screen, where: Where | None) -> None:

@@ -141,8 +141,11 @@ class Screen:
     def still_shows(self, lines: Sequence[str]) -> bool:
         """Tell whether lines of a log are all among the last that were printed here."""
         height = _terminal_size(self._out)[1] if self._tty else PAGE
-        page = [clean(line) for line in self._shown_last.splitlines()[-height:]]
-        return all(any(line in shown for shown in page) for line in lines)
+        page = self._shown_last.splitlines()[-height:]
+        said = {
+            clean(line).partition("| ")[2] for line in page if line.startswith(("node", "\x1b"))
+        }
+        return all(clean(line) in said for line in lines if line.strip())
 
     def close(self) -> None:
         """Show unfinished lines as they are and take the live area away. The logs stay readable."""

@@ -425,6 +425,8 @@ def test_what_was_printed_a_while_ago_is_no_longer_shown(tmp_path: Path) -> None
     pump_all(screen)
     assert screen.still_shows(trace)
     assert not screen.still_shows([*trace, "another"])
+    screen.say("orchestrator: in one line of ours: words")
+    assert not screen.still_shows(["words"]) and not screen.still_shows(["line"])
     append(log, ("1", b"x\n" * 80))
     pump_all(screen)
     assert not screen.still_shows(trace)

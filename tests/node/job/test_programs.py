@@ -56,7 +56,7 @@ numbers = itertools.count()
 
 @given(program=programs())
 @settings(
-    max_examples=12,
+    max_examples=6,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
