@@ -32,6 +32,20 @@ def test_no_other_job_in_the_place_of_ones_own(tmp_path: Path) -> None:
     assert find_job(replace(where, trust_record=True), None).record.job == "run_20260102_000000"
 
 
+def test_a_job_that_is_over_is_trusted_once_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its results are pickles, and read only of what this login launched."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    path = launched(tmp_path / "experiments", 1)
+    where = Where(experiments=tmp_path / "experiments")
+    seen = Experiment(path).read_record()
+    find_job(where, None)
+    assert not Experiment(path).is_launched_here(seen)
+    find_job(replace(where, trust_record=True), None)
+    assert Experiment(path).is_launched_here(seen)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_what_somebody_else_puts_there_is_passed_over(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
