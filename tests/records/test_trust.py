@@ -22,13 +22,6 @@ OTHER = 12345  # nobody's user and group
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 
 
-@pytest.fixture(autouse=True)
-def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home of this login, where its key is."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
-    return tmp_path / "login"
-
-
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Experiment]:
     made = create(tmp_path / "experiments", "run")

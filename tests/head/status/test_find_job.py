@@ -14,6 +14,12 @@ from orchestrator.records.experiment import Experiment, Untrusted
 from tests.records.test_experiment import record
 
 
+@pytest.fixture(autouse=True)
+def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The home of this login, where its key is."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+
+
 def launched(root: Path, day: int, state: str = "done") -> Path:
     path = root / f"run_202601{day:02d}_000000"
     path.mkdir(parents=True, mode=0o700)
@@ -32,11 +38,8 @@ def test_no_other_job_in_the_place_of_ones_own(tmp_path: Path) -> None:
     assert find_job(replace(where, trust_record=True), None).record.job == "run_20260102_000000"
 
 
-def test_a_job_that_is_over_is_trusted_once_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_is_over_is_trusted_once_too(tmp_path: Path) -> None:
     """Its results are pickles, and read only of what this login launched."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     path = launched(tmp_path / "experiments", 1)
     where = Where(experiments=tmp_path / "experiments")
     seen = Experiment(path).read_record()
