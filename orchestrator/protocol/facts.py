@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Optional, Union
 
-from orchestrator.protocol.message import Message
+from orchestrator.protocol.message import Count, IpAddress, Message
 
 if TYPE_CHECKING:
     import ipaddress
 
-    IpAddress = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
+    AnyAddress = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
     IpNetwork = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 
 
@@ -17,11 +17,11 @@ class Address(Message, kw_only=False):
     """One address of one of the node's interfaces."""
 
     interface: str
-    address: str
-    prefix: int
+    address: IpAddress
+    prefix: Count
 
     @property
-    def ip(self) -> IpAddress:
+    def ip(self) -> AnyAddress:
         import ipaddress  # not needed on the node
 
         return ipaddress.ip_address(self.address)
@@ -30,7 +30,8 @@ class Address(Message, kw_only=False):
     def network(self) -> IpNetwork:
         import ipaddress
 
-        return ipaddress.ip_network(f"{self.address}/{self.prefix}", strict=False)
+        prefix = min(self.prefix, self.ip.max_prefixlen)
+        return ipaddress.ip_network(f"{self.address}/{prefix}", strict=False)
 
 
 class Interface(Message, kw_only=False):
@@ -59,7 +60,7 @@ class Gid(Message, kw_only=False):
     netdev: str = ""
 
     @property
-    def ip(self) -> Optional[IpAddress]:
+    def ip(self) -> Optional[AnyAddress]:
         """The IP address that a RoCE GID stands for."""
         import ipaddress
 
@@ -241,5 +242,5 @@ class Checkup(Message, kw_only=False):
     code: Optional[Code] = None
     script: Optional[str] = None  # sha256
     torch: Optional[Torch] = None
-    names: Optional[tuple[str, ...]] = None  # what its own name resolves to there
+    names: Optional[tuple[IpAddress, ...]] = None  # what its own name resolves to there
     problems: dict[str, str] = NO_PROBLEMS  # part -> why it is not known

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Optional
 
-from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
+from orchestrator.protocol.message import Message, Nonsense, Port, decode, encode, parse
 
 LONGEST_LINE = 1 << 16
 
@@ -36,7 +36,7 @@ class Agreed(Message):
     experiment: str
     counts: tuple[int, ...]  # ranks, in the order of the nodes
     token: str  # by which the supervisors know each other
-    peers_port: int
+    peers_port: Port
 
 
 class Reply(Message):

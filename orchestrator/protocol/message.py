@@ -23,17 +23,38 @@ T = TypeVar("T")
 M = TypeVar("M", bound="Message")
 REQUIRED = object()  # a field without a default
 LARGEST_NUMBER = 1 << 128
-LATEST_MOMENT = 1e11  # seconds since 1970: the year 5138, which every calendar function takes
 UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))  # X | None is 3.10's
 NONE = type(None)
 
 
-# A time by somebody's clock. Without a bound, to show or to subtract one could fail.
-Moment = typing.Annotated[float, LATEST_MOMENT]
-
-
 class Nonsense(ValueError):
     """Raised for data that is no message of the protocol."""
+
+
+class Check:
+    """Narrows the type of a field, so that whoever uses its value need not look at it again."""
+
+    def __init__(self, what: str, fits: typing.Callable[[Any], bool]) -> None:
+        self.what = what
+        self.fits = fits
+
+
+def is_address(text: str) -> bool:
+    import ipaddress  # not needed on the node
+
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+# A time by somebody's clock: before the year 5138, so that every calendar function takes it.
+Moment = typing.Annotated[float, Check("a time", lambda value: 0 <= value < 1e11)]
+IpAddress = typing.Annotated[str, Check("an IP address", is_address)]
+NoAddress = typing.Annotated[str, Check("an address or nothing", lambda v: not v or is_address(v))]
+Count = typing.Annotated[int, Check("a count", lambda value: 0 <= value < 1 << 63)]
+Port = typing.Annotated[int, Check("a port", lambda value: 0 <= value < 1 << 16)]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -172,10 +193,10 @@ def _value(kind: Any, data: Any, newer: bool, where: str) -> Any:
         return _single(kind, data, newer, where)
     inner = typing.get_args(kind)
     if origin is typing.Annotated:
-        moment: float = _single(inner[0], data, newer, where)
-        if not 0 <= moment < inner[1]:
-            raise Nonsense(f"{where} must be a time, not {shown(data)}")
-        return moment
+        value = _single(inner[0], data, newer, where)
+        if not inner[1].fits(value):
+            raise Nonsense(f"{where} must be {inner[1].what}, not {shown(data)}")
+        return value
     if origin in UNIONS:
         if data is None and NONE in inner:
             return None

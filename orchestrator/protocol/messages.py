@@ -21,7 +21,17 @@ from orchestrator.protocol.facts import (
     RdmaPort,
     Software,
 )
-from orchestrator.protocol.message import Message, Moment, Nonsense, decode, encode, shown
+from orchestrator.protocol.message import (
+    Count,
+    Message,
+    Moment,
+    NoAddress,
+    Nonsense,
+    Port,
+    decode,
+    encode,
+    shown,
+)
 from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.version import Version
 
@@ -86,17 +96,17 @@ class Probed(Message):
     python_version: str
     torch: str
     software: Software
-    cpus: int
-    gpus: int
+    cpus: Count
+    gpus: Count
     addresses: tuple[Address, ...]
-    routes: dict[str, tuple[str, str]]  # peer -> (interface, own address) towards it
+    routes: dict[str, tuple[str, NoAddress]]  # peer -> (interface, own address) towards it
     workdir: str
     workdir_exists: bool
     target: ProbeTarget
     limits: Limits
     kernel: str
-    memory_kb: int
-    memory_available_kb: int
+    memory_kb: Count
+    memory_available_kb: Count
     omp_num_threads: Optional[str]
     environment: dict[str, str]  # NCCL_* and the like, as they are
     problems: dict[str, str]  # part -> why it is not known
@@ -111,8 +121,8 @@ class Probed(Message):
     firewall: str = ""  # ufw or firewalld, where it runs
     accelerate: str = ""  # its version, where it was asked for and is there
     accelerate_keys: tuple[str, ...] = ()  # that this version knows in its files
-    port: Optional[int] = None  # the master's: reserved for this job, 0 if none was free
-    peers_port: Optional[int] = None  # the master's: where the other supervisors will call
+    port: Optional[Port] = None  # the master's: reserved for this job, 0 if none was free
+    peers_port: Optional[Port] = None  # the master's: where the other supervisors will call
 
 
 class Probe(Request[Probed], do="probe"):

@@ -39,13 +39,23 @@ json_data = st.recursive(
 )
 
 
+ADDRESSES = st.ip_addresses().map(str)
+NARROW: dict[str, st.SearchStrategy[Any]] = {
+    "a time": st.floats(0, 1e11, exclude_max=True),
+    "an IP address": ADDRESSES,
+    "an address or nothing": st.just("") | ADDRESSES,
+    "a count": st.integers(0, 2**63 - 1),
+    "a port": st.integers(0, 2**16 - 1),
+}
+
+
 def of_type(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a field's type."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return json_data.filter(lambda data: json.loads(json.dumps(data)) == data)
     if origin is typing.Annotated:
-        return st.floats(0, inner[1], exclude_max=True)
+        return NARROW[inner[1].what]
     if origin is typing.Union:
         return st.none() | of_type(inner[0])
     if origin is tuple and inner[-1] is Ellipsis:

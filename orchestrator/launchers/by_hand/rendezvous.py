@@ -236,6 +236,4 @@ def checked(agreed: Agreed, own: Hello) -> Agreed:
     counts = agreed.counts
     if len(counts) != own.nnodes or min(counts) < 1 or counts[own.rank] != own.nproc:
         raise Nonsense(f"the counts {counts} are not those of {own.nnodes} nodes")
-    if not 0 <= agreed.peers_port < 1 << 16:
-        raise Nonsense(f"the port {agreed.peers_port}")
     return agreed

@@ -1,0 +1,72 @@
+"""Facts of the right form that no machine has: a plan and a diagnosis, or an error in words."""
+
+from __future__ import annotations
+
+import json
+import typing
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.config.launch import Launch
+from orchestrator.config.schema import Config
+from orchestrator.errors import OrchestratorError
+from orchestrator.head.doctor import examination
+from orchestrator.head.doctor.findings import Case, Needs
+from orchestrator.head.inventory import machine
+from orchestrator.head.inventory.facts import Facts
+from orchestrator.head.inventory.node_list import parse_nodes
+from orchestrator.head.inventory.probed_node import ProbedNode
+from orchestrator.head.plan import plan
+from orchestrator.head.plan.dry_run import to_json, to_text
+from orchestrator.head.plan.model import Target
+from orchestrator.protocol.facts import Checkup
+from orchestrator.protocol.messages import Probed
+from tests.head.plan.probed import facts
+from tests.protocol.test_message import made, of_type
+
+SOUND = facts("eth0 10.0.0.1/24", hostname="a", port=29500)
+FIELDS = [name for name in Probed._defaults if name not in ("addresses", "target")]
+
+
+def lying() -> st.SearchStrategy[Facts]:
+    """A sound machine of which some parts are anything."""
+
+    hints = typing.get_type_hints(Probed, include_extras=True)
+    parts = st.lists(st.sampled_from(FIELDS), max_size=3, unique=True).flatmap(
+        lambda names: st.fixed_dictionaries({name: of_type(hints[name]) for name in names})
+    )
+    return st.one_of(
+        parts.map(lambda changes: SOUND.replace(**changes)),
+        made(Probed).map(lambda probed: Facts(**vars(probed))),
+    )
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lying(), st.none() | made(Checkup), st.sampled_from(["train.py", ""]))
+def test_any_facts_are_a_plan_or_an_error_in_words(
+    said: Facts, checkup: Checkup | None, name: str
+) -> None:
+    listed = parse_nodes("a\nb", "list")
+    other = facts("eth0 10.0.0.2/24", hostname="b")
+    nodes = [ProbedNode(listed[0], said, "10.0.0.1"), ProbedNode(listed[1], other, "10.0.0.2")]
+    target = Target("auto" if name else "engine", name, ())
+    try:
+        made_plan = plan.make("job", "/x", target, nodes, [], Config(launch=Launch()), {})
+        assert to_text(made_plan) and json.loads(to_json(made_plan))
+    except OrchestratorError as error:
+        assert error.what
+    addresses, problem = examination.find_addresses(nodes)
+    case = Case(
+        nodes=tuple(examination.examined(node, checkup) for node in nodes),
+        full=checkup is not None,
+        needs=Needs(port=29500),
+        addresses=addresses,
+        network_error=problem,
+        silent={},
+    )
+    assert examination.judge(case, 0.0).level(case.nodes[0], "torch") is not None
+    described = machine.machine(nodes[0], checkup)
+    assert machine.gpu_text(described) is not None and machine.to_json(described)
+    machine.network_text(described)
+    machine.disk_text(described)
