@@ -67,7 +67,14 @@ def everyone() -> dict[int, Process]:
 
 def environment(pid: int) -> set[bytes]:
     """Return the environment a process was started with; empty if we may not look."""
-    text = _contents(f"/proc/{pid}/environ")
+    text = b""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            text = file.read()
+    except PermissionError:
+        return set()
+    except OSError:
+        pass
     if not text:  # its first thread may have ended before the others
         with contextlib.suppress(OSError):
             threads = os.listdir(f"/proc/{pid}/task")
@@ -101,9 +108,9 @@ def of_job(job: str, node: int, supervisor: int = 0) -> list[Process]:
 
 def tag(variables: set[bytes]) -> tuple[str, str]:
     """Return the job and the node that an environment names, or two empty words."""
-    values = dict(variable.partition(b"=")[::2] for variable in variables)
-    if b"ORCHESTRATOR_RUN" not in values:
+    if not any(variable.startswith(b"ORCHESTRATOR_RUN=") for variable in variables):
         return "", ""
+    values = dict(variable.partition(b"=")[::2] for variable in variables)
     job, node = values.get(b"ORCHESTRATOR_JOB", b""), values.get(b"NODE_RANK", b"")
     return os.fsdecode(job), os.fsdecode(node)
 

@@ -90,6 +90,24 @@ def test_the_ranks_have_the_umask_of_the_login(new_job: NewJob, tmp_path: Path) 
     assert job.output["0"] == f"{0o027}\n"
 
 
+def test_ranks_have_the_logins_limit_of_open_files(new_job: NewJob, tmp_path: Path) -> None:
+    """The supervisor raises its own: node 0's has a connection to each of the others."""
+    kept = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = "import resource, time; print(resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)"
+    job = new_job()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (700, kept[1]))
+    try:
+        job.start(job.spec(script(tmp_path, f"{text}; time.sleep(1000)")))
+        assert job.supervisor is not None
+        raised = resource.prlimit(job.supervisor.pid, resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, kept)
+    assert raised == (kept[1], kept[1])
+    wait_until(lambda: job.said(f"(700, {kept[1]})"))
+    job.end("enough", 0.0).close()
+    job.wait()
+
+
 def test_its_files_are_its_owners_alone(new_job: NewJob, tmp_path: Path) -> None:
     job = new_job()
     job.start(job.spec(script(tmp_path, "print(1)"))).wait()
