@@ -18,9 +18,12 @@ class Port:
         self.holder = socket.socket(socket.AF_UNIX)
         self.number = 0
         for number in range(wanted, wanted + 1 if exact else min(wanted + PORTS_TO_TRY, 65536)):
-            if port_is_free(number) and self.hold(number):
-                self.number = number
-                return
+            if port_is_free(number):
+                if self.hold(number):
+                    self.number = number
+                    return
+                # All of their names may be taken: any user of the machine can do that.
+                self.number = self.number or (0 if exact else number)
 
     def hold(self, number: int) -> bool:
         try:

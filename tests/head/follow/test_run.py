@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import shutil
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from orchestrator.config.launch import Launch
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.verdict import Failure
@@ -21,10 +23,13 @@ from orchestrator.records import experiment
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
 
-def run_of(directory: experiment.Experiment, record: JobRecord) -> Run:
+def run_of(
+    directory: experiment.Experiment, record: JobRecord, *, left_behind: bool = False
+) -> Run:
     directory.write_record(record)
     screen = Screen([], io.StringIO(), tty=False, color=False, quiet=True)
-    return Run(directory, record, Display(screen), backend_of(record))
+    backend = backend_of(record)
+    return Run(directory, record, Display(screen), backend, left_behind=left_behind)
 
 
 def job(directory: experiment.Experiment, *, batch: bool = False) -> JobRecord:
@@ -96,3 +101,39 @@ def test_a_record_that_cannot_be_written_is_said_with_the_reason(
     run.save()
     run.save()
     assert said == [f"{directory.path} cannot be written: No such file or directory"]
+
+
+@pytest.mark.parametrize(
+    ("away", "left", "outcome"),
+    [
+        ((30.0, 30.0), False, Outcome.OPEN),  # it is this machine that is cut off
+        ((3600.0, 3600.0), True, Outcome.OPEN),  # for too long: `attach` will see
+        ((30.0, 0.0), False, Outcome.LOST),  # it is that node
+    ],
+)
+def test_a_head_that_was_left_behind_does_not_take_itself_for_the_world(
+    tmp_path: Path, away: tuple[float, float], left: bool, outcome: Outcome
+) -> None:
+    directory = experiment.create(tmp_path, "run")
+    nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
+    record = replace(job(directory), nodes=nodes, launch=Launch(node_loss_timeout=10.0))
+    run = run_of(directory, record, left_behind=True)
+    run.followers = [Deaf(), Deaf()]  # type: ignore[list-item]
+    for node, seconds in zip(run.nodes, away, strict=True):
+        node.lost_since = time.monotonic() - seconds if seconds else 0.0
+    run.check_patience()
+    assert (run.end.left, run.end.outcome) == (left, outcome)
+
+
+def test_what_ends_a_head_that_was_left_behind_does_not_end_its_job(tmp_path: Path) -> None:
+    directory = experiment.create(tmp_path, "run")
+    run = run_of(directory, job(directory), left_behind=True)
+    run.signalled(signal.SIGTERM)
+    assert run.end.left and run.end.open
+
+
+class Deaf:
+    """A follower of a node that cannot be asked anything."""
+
+    def end(self, why: str, grace: float) -> None:
+        pass

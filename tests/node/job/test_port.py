@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.node.job import port as port_module
 from orchestrator.node.job.port import Port
 
 
@@ -71,3 +73,17 @@ def test_a_port_that_was_just_used_is_free(ports: Any) -> None:
 def test_there_are_no_ports_beyond_the_last(ports: Any) -> None:
     assert ports(65536) == 0
     assert ports(65535) in (0, 65535)
+
+
+def test_names_that_somebody_takes_away_take_no_port_away(
+    ports: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user of the machine can take the names of all the ports that would be tried."""
+    monkeypatch.setattr(port_module, "PORTS_TO_TRY", 5)
+    start = BASE + 200
+    with contextlib.ExitStack() as stack:
+        for number in range(start, start + 5):
+            name = stack.enter_context(socket.socket(socket.AF_UNIX))
+            name.bind(f"\0orchestrator-port-{number}")
+        assert start <= ports(start) < start + 5
+        assert ports(start, exact=True) == 0  # another launch wants the same
