@@ -135,13 +135,13 @@ def choose_strategy(done: Translation) -> None:
         done.data["fsdp"] = {"sharding_strategy": "ddp"}
         done.renamed.append("distributed.mode ddp is fsdp.sharding_strategy ddp")
         if fsdp:
-            done.left_out.append("the rest of fsdp, as distributed.mode is ddp")
+            done.left_out.append("the rest of fsdp (distributed.mode is ddp)")
     elif fsdp.get("sharding_strategy", "full_shard") in SHARDED:
         ours = ("backend", "timeout")
         dropped = [key for key in section(done, "distributed") if key not in ours]
         for key in dropped:
             del done.data["distributed"][key]
-        done.left_out += [f"distributed.{key}, as distributed.mode is fsdp" for key in dropped]
+        done.left_out += [f"distributed.{key} (distributed.mode is fsdp)" for key in dropped]
 
 
 def set_prefetch(done: Translation) -> None:
@@ -177,7 +177,7 @@ def leave_out(done: Translation) -> None:
             done.left_out.append(name)
     if "epochs" in section(done, "training") and "max_steps" in section(done, "training"):
         del done.data["training"]["epochs"]
-        done.left_out.append("training.epochs, as training.max_steps decides")
+        done.left_out.append("training.epochs (training.max_steps decides)")
     if "tracelens" in done.data and not section(done, "tracelens").get("enabled"):
         del done.data["tracelens"]
         done.left_out.append("tracelens")

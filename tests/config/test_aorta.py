@@ -102,7 +102,7 @@ def test_the_rest_of_the_file_is_understood_and_said(tmp_path: Path) -> None:
     read, left_out = notes
     assert "training.log_interval is logging.interval" in read
     assert "distributed.mode ddp is fsdp.sharding_strategy ddp" in read
-    assert "the rest of fsdp, as distributed.mode is ddp" in left_out
+    assert "the rest of fsdp (distributed.mode is ddp)" in left_out
     assert "profiling.trace_filename" in left_out and "tracelens" in left_out
 
 
