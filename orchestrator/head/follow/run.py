@@ -22,7 +22,7 @@ from orchestrator.head.follow.follower import News, NodeFollower
 from orchestrator.head.follow.hang_monitor import HangMonitor
 from orchestrator.head.follow.job_end import JobEnd, Outcome
 from orchestrator.head.follow.node_state import NodeState
-from orchestrator.head.follow.start_monitor import StartMonitor
+from orchestrator.head.follow.start_monitor import DIALS_WITHIN, StartMonitor
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.keyboard import KEYS, Keys
@@ -74,7 +74,9 @@ class Run:
         self.hang_monitor = HangMonitor(
             record.launch.hang_timeout, experiment, record.job, self.say
         )
-        self.start_monitor = StartMonitor(record.master or "")
+        # With a short limit the hang itself is found first, and is what was asked for.
+        dials = not 0 < record.launch.hang_timeout < DIALS_WITHIN
+        self.start_monitor = StartMonitor(record.master if dials else "")
         self.left_hanging = False
         self.inbox: queue.SimpleQueue[News | int] = queue.SimpleQueue()
         self.failures: list[Failure] = []

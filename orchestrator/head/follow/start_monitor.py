@@ -13,6 +13,7 @@ FIRST_DIAL = 6.0  # seconds: by then the ranks of most jobs have begun
 NEXT_DIAL = 4.0
 DIAL_SECONDS = 3.0
 ANSWER_SECONDS = 10.0  # nodes that have not answered by then are left out
+DIALS_WITHIN = 30.0  # both dials are over by then
 REFUSED = "refused"
 FIX = (
     "open all TCP ports between the nodes, as collectives use any of them; `orchestrator doctor`"

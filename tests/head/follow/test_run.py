@@ -137,3 +137,13 @@ class Deaf:
 
     def end(self, why: str, grace: float) -> None:
         pass
+
+
+@pytest.mark.parametrize(("hang_timeout", "dials"), [(600.0, True), (0.0, True), (4.0, False)])
+def test_a_short_limit_for_hangs_comes_before_the_look_at_the_port(
+    hang_timeout: float, dials: bool, tmp_path: Path
+) -> None:
+    directory = experiment.create(tmp_path, "run")
+    launch = Launch(hang_timeout=hang_timeout)
+    record = replace(job(directory), master="10.0.0.1:29500", launch=launch)
+    assert run_of(directory, record).start_monitor.master == ("10.0.0.1:29500" if dials else "")
