@@ -237,6 +237,7 @@ class World:
         patch.setattr(supervisor.signal, "set_wakeup_fd", lambda *_: None)
         patch.setattr(supervisor.signal, "signal", lambda *_: None)
         patch.setattr(supervisor.os, "waitpid", self.waitpid)
+        patch.setattr(supervisor.resource, "setrlimit", lambda *_: None)
 
     def with_turn(self, function: Any) -> Any:
         def then(*args: Any, **options: Any) -> Any:
