@@ -23,6 +23,7 @@ from orchestrator.protocol.facts import (
 )
 from orchestrator.protocol.message import (
     Count,
+    Few,
     Message,
     Moment,
     NoAddress,
@@ -97,7 +98,7 @@ class Probed(Message):
     torch: str
     software: Software
     cpus: Count
-    gpus: Count
+    gpus: Few  # each may become a rank
     addresses: tuple[Address, ...]
     routes: dict[str, tuple[str, NoAddress]]  # peer -> (interface, own address) towards it
     workdir: str

@@ -45,6 +45,7 @@ NARROW: dict[str, st.SearchStrategy[Any]] = {
     "an IP address": ADDRESSES,
     "an address or nothing": st.just("") | ADDRESSES,
     "a count": st.integers(0, 2**63 - 1),
+    "a number below 10,000": st.integers(0, 9999),
     "a port": st.integers(0, 2**16 - 1),
 }
 
@@ -155,6 +156,24 @@ def test_the_error_names_what_is_wrong(data: Any, why: str) -> None:
 def test_a_time_that_no_calendar_has_is_nonsense(time: float) -> None:
     with pytest.raises(Nonsense, match="must be a time"):
         events.from_data({"event": "rank_finished", "rank": 0, "local": 0, "time": time})
+
+
+@given(made(messages.Probed))
+@settings(max_examples=1)
+def test_a_value_that_no_machine_has_is_nonsense(good: messages.Probed) -> None:
+    """Each of the GPUs would become a rank; an address is compared with networks."""
+    data = json.loads(json.dumps(encode(good)))
+    address = {"interface": "eth0", "address": "nowhere", "prefix": 24}
+    for name, value, why in (
+        ("gpus", 2**34, "a number below 10,000"),
+        ("gpus", -1, "a number below 10,000"),
+        ("cpus", -1, "a count"),
+        ("port", 65536, "a port"),
+        ("addresses", [address], "an IP address"),
+        ("routes", {"10.0.0.1": ["eth0", "nowhere"]}, "an address or nothing"),
+    ):
+        with pytest.raises(Nonsense, match=f"{name}.* must be {why}"):
+            decode(messages.Probed, {**data, name: value})
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b"\xff", b"[" * 100_000, b"1" * 5000])

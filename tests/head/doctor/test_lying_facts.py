@@ -42,7 +42,7 @@ def lying() -> st.SearchStrategy[Facts]:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lying(), st.none() | made(Checkup), st.sampled_from(["train.py", ""]))
 def test_any_facts_are_a_plan_or_an_error_in_words(
     said: Facts, checkup: Checkup | None, name: str

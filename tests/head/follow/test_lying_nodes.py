@@ -34,7 +34,10 @@ from tests.protocol.test_message import json_data, made
 
 NODES = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in range(2)]
 many = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 count = itertools.count()
 
