@@ -78,6 +78,8 @@ def demo(size: int, keep: bool, options: tuple[str, ...], arguments: LaunchArgum
             signal.sigwait(SIGNALS)
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a second Ctrl-C would leave half of it
+        if not arguments.dry_run:
+            stop_job(cluster, arguments.where.experiments)
         cluster.stop()
         remove(cluster.directory)
     return code
@@ -153,6 +155,14 @@ def launch(cluster: LoopbackCluster, arguments: Sequence[str]) -> tuple[int, boo
     return code if code >= 0 else 128 - code, bool(received)
 
 
+def stop_job(cluster: LoopbackCluster, root: Path) -> None:
+    """Stop a job that was left running, so that its head in the background ends, too."""
+    experiment = ours(cluster, root)
+    if experiment is not None and not experiment.read_record().over:
+        command = [sys.executable, "-m", "orchestrator", "stop", experiment.name, "--grace", "0"]
+        subprocess.run([*command, "--experiments", str(root)], check=False)
+
+
 def settings(cluster: LoopbackCluster) -> Path:
     if CONFIG.is_file():
         return CONFIG
@@ -181,7 +191,7 @@ def show(cluster: LoopbackCluster, root: Path) -> None:
     output.tell(f"\n  {experiment.path}")
     output.tell("\n".join(f"  {line}" for line in tree(experiment.path)))
     if not experiment.read_record().over:
-        say("the job was left running; it ends with the demo's cluster")
+        say("the job was left running; it is stopped with the demo's cluster")
 
 
 def speed_of(steps: Sequence[dict[str, Any]]) -> str:

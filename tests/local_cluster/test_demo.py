@@ -23,6 +23,7 @@ from orchestrator.local_cluster import demo
 from orchestrator.local_cluster.sshd import free_port
 from tests.clusters.require import require_sshd
 from tests.launching import BIN, PATIENCE, Command
+from tests.node.running import wait_until
 
 Start = Callable[..., Command]
 REPOSITORY = Path(__file__).parents[2]
@@ -105,6 +106,14 @@ def test_ctrl_c_stops_the_run_and_takes_everything_away(place: Path, start: Star
     assert "killing" not in command.text  # one Ctrl-C is not passed on twice
     assert "job.json" in command.text
     assert nothing_left(place)
+
+
+def test_a_job_that_was_left_running_ends_with_its_cluster(place: Path, start: Start) -> None:
+    (place / "waits.py").write_text("import time\ntime.sleep(1000)\n")
+    command = start("--size", "1", "--detach", "waits.py")
+    assert command.finish() == 0, command.text
+    assert re.search(r"ended \d+ process.*nothing left", command.text)
+    wait_until(lambda: nothing_left(place))  # its head in the background, most of all
 
 
 def test_keep_holds_the_nodes_up_at_the_port_of_the_node_list(place: Path, start: Start) -> None:
