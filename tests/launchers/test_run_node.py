@@ -97,7 +97,7 @@ def test_two_nodes_by_hand_are_one_job(machines: Machines) -> None:
     second.wait_for("node 0 cannot be reached at 127.0.0.1")
     first = machines.node(0, name, "two words")
     assert (first.finish(), second.finish()) == (0, 0), first.text + second.text
-    assert "node 0 of 2: ranks 0 to 0 of 3" in first.text
+    assert "node 0 of 2: rank 0 of 3" in first.text
     assert "node 1 of 2: ranks 1 to 2 of 3" in second.text
     place = machines.record("multinode")["experiment"]
     assert f"node0 rank0 | sum 3.0 0 {place} ['job.py', 'two words']" in first.text

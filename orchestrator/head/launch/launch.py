@@ -80,11 +80,13 @@ def announce(plan: Plan, say: Say) -> None:
         say(note)
     node, master = plan.nodes[0], f"master {plan.master_address}:{plan.master_port}"
     count = int(node.env["NNODES"])
+    last = f" to {node.last_rank}" if node.nproc > 1 else ""
+    own = f"rank{'s' if last else ''} {node.first_rank}{last}"
     if len(plan.nodes) == count:
         say(f"{count} nodes, {plan.world_size} ranks, {master}, {plan.start} start")
     else:
         say(
-            f"node {node.index} of {count}: ranks {node.first_rank} to {node.last_rank} of"
+            f"node {node.index} of {count}: {own} of"
             f" {plan.world_size}, {master}, {plan.start} start"
         )
 
