@@ -42,7 +42,7 @@ PRINTS = [
     'print(sys.argv, os.getcwd(), os.environ["PWD"], os.environ["WORLD_SIZE"])',
     'print(os.environ["LOCAL_RANK"], "RANK" in os.environ, __name__, __file__)',
     'print(repr(sys.stdin.read()))',
-    'print(sys.orig_argv[1:], sys.flags.unbuffered, sys.stdout.line_buffering)',
+    'print(sys.orig_argv[1:], sys.stdout.write_through, sys.stdout.line_buffering)',
     'print(os.getpid() == os.getsid(0) == os.getpgrp(), threading.active_count())',
     'print(multiprocessing.current_process().name, multiprocessing.get_start_method(True))',
 ]  # fmt: skip

@@ -12,7 +12,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from orchestrator.node.job import processes
 from tests.conftest import Cluster
@@ -27,6 +27,7 @@ numbers = itertools.count()
 @settings(
     max_examples=8,
     derandomize=True,
+    phases=[Phase.generate],  # an example takes half a minute: none of them is made smaller
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
