@@ -132,7 +132,7 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("readable.sh", "not executable", "{here}/readable.sh"),
         ("cat", "program", "cat"),
         ("sleep", "script", "sleep"),
-        ("directory", "missing", "{here}/directory"),
+        ("directory", "a directory", "{here}/directory"),
         ("none.py", "missing", "{here}/none.py"),
         ("/none.py", "missing", "/none.py"),
         ("no/cat", "missing", "{here}/no/cat"),
