@@ -498,7 +498,7 @@ def run_job(supervisor: Supervisor, ready: int) -> None:
     try:
         supervisor.start()
         os.write(ready, b"ready\n")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in a variable
         os.write(ready, f"{error}\n".encode())
         why, now = f"not started: {error}", time.time()
         supervisor.event(events.Ended(time=now, agent=None, why=why, ranks={}, killed={}, left=()))
