@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -238,7 +239,8 @@ def slow_python(directory: Path, reached: Path) -> Path:
     python.parent.mkdir(parents=True)
     for name in ("pyvenv.cfg", "lib"):
         (directory / "slow" / name).symlink_to(Path(sys.prefix, name))
-    python.write_text(SLOW.format(reached=reached, go=go, python=sys.executable))
+    paths = {"reached": reached, "go": go, "python": sys.executable}
+    python.write_text(SLOW.format(**{k: shlex.quote(str(path)) for k, path in paths.items()}))
     python.chmod(0o755)
     return python
 

@@ -118,7 +118,7 @@ def test_killed_at_any_moment_it_resumes_and_ends_the_same(tmp_path: Path) -> No
             assert found == {step: expected[step] for step in found}
     begun = [min(losses(one)) for one in jobs]
     assert begun == sorted(begun)  # never back before what was saved
-    assert begun[-1] > 20
+    assert begun[-1] > begun[0]
     left = [p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.startswith("step_")]
     assert 1 <= len(left) <= 3
 
