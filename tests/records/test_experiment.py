@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from orchestrator.errors import UsageError
 from orchestrator.records import experiment
@@ -340,3 +342,64 @@ def test_a_node_and_a_rank_of_the_job(
             record(nodes=nodes).check_choice(node, rank, "--{} {}")
     else:
         record(nodes=nodes).check_choice(node, rank, "--{} {}")
+
+
+# -- a record that anybody may have written ---------------------------------------------------
+
+NASTY = ["../../x", "\x00", "\x1b[2J", "-oProxyCommand=x", "9" * 400]
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.sampled_from(NASTY),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=6,
+)
+
+
+def keys_in(value: Any) -> list[tuple[Any, ...]]:
+    """Return the keys that lead to each value in a tree of JSON."""
+    if not isinstance(value, (dict, list)):
+        return [()]
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return [(), *((key, *keys) for key, inner in items for keys in keys_in(inner))]
+
+
+@st.composite
+def spoiled(draw: st.DrawFn) -> bytes:
+    """A record with a value replaced, or bytes that are none."""
+    if draw(st.integers(0, 3)) == 0:
+        return draw(st.binary(max_size=60))
+    tree: Any = json.loads(json.dumps(dataclasses.asdict(record())))
+    *keys, last = draw(st.sampled_from([keys for keys in keys_in(tree) if keys]))
+    parent = tree
+    for key in keys:
+        parent = parent[key]
+    parent[last] = draw(JSON)
+    return json.dumps(tree).encode()
+
+
+@given(spoiled())
+@example(
+    json.dumps(
+        dataclasses.asdict(record(nodes=[dataclasses.replace(NODE, address="../../x")]))
+    ).encode()
+)
+@settings(
+    max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+)
+def test_any_record_is_a_job_or_an_error_in_words(tmp_path: Path, text: bytes) -> None:
+    place = Experiment(tmp_path)
+    (tmp_path / "job.json").write_bytes(text)
+    try:
+        read = place.read_record()
+    except UsageError as error:
+        assert "is not the record of a job" in error.what
+        return
+    for node in read.nodes:
+        assert place.log(node).parent == place.logs
+    if not read.over:
+        place.write_record(read)
+        assert place.read_record() == read
