@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 WRAPPED = (
     ("orchestrator.head.launch.request", "resolve", "read the config"),
     ("orchestrator.head.connect.ssh", "dial", "connect"),
-    ("orchestrator.head.connect.ssh", "SshTransport._shake_hands", "SSH handshake"),
+    ("orchestrator.head.connect.ssh", "shake_hands", "SSH handshake"),
     ("orchestrator.head.connect.host_keys", "check", "check the host key"),
     ("orchestrator.head.connect.ssh", "log_in", "log in"),
     ("orchestrator.head.connect.reach", "open_channel", "shell, Python, server"),

@@ -84,7 +84,7 @@ class Node:
 
     @property
     def library(self) -> Path:
-        return self.home / ".orchestrator/lib" / library()[0]
+        return self.home / ".orchestrator/lib" / library().digest
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.errors import NodeError
 from orchestrator.head.connect.light_paramiko import paramiko
@@ -58,9 +58,16 @@ READ_PROGRAM = (
 A = TypeVar("A", bound=Message)
 
 
+class Library(NamedTuple):
+    """Our sources that run on nodes, which have only torch."""
+
+    digest: str  # its name there
+    checksum: int  # of all names and contents, in any order
+    blob: bytes
+
+
 @functools.cache
-def library() -> tuple[str, bytes]:
-    """Return the digest and the blob of our sources that run on nodes, which have only torch."""
+def library() -> Library:
     paths = [
         path
         for name in TRAVELS
@@ -72,7 +79,8 @@ def library() -> tuple[str, bytes]:
     }
     files["__main__.py"] = "from orchestrator.node.main import main\n\nmain()\n"
     text = json.dumps(files).encode("ascii")
-    return hashlib.sha256(text).hexdigest()[:16], zlib.compress(text, 6)
+    checksum = sum(zlib.crc32(files[name].encode(), zlib.crc32(name.encode())) for name in files)
+    return Library(hashlib.sha256(text).hexdigest()[:16], checksum, zlib.compress(text, 6))
 
 
 @functools.cache
@@ -110,8 +118,9 @@ class NodeChannel:
         self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet
         choose = [CHOOSE_PYTHON, "sh", READ_PROGRAM, *pythons]
         self.channel = connection.run("exec /bin/sh -c " + " ".join(map(quote, choose)), timeout)
-        digest, blob = library()
-        install = f"{installer()}\ninstall({digest!r}, {len(blob)}, {self.nonce!r})\n"
+        digest, checksum, blob = library()
+        known = f"{digest!r}, {checksum}, {len(blob)}, {self.nonce!r}"
+        install = f"{installer()}\ninstall({known})\n"
         with contextlib.suppress(NodeError):  # it left at once; begin() hears why
             self._send(install.encode() + b"\0" + blob)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as TookTooLong
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from orchestrator.errors import NodeError, OrchestratorError, UsageError
 from orchestrator.head.connect.ssh_config import Destination, SshConfig, loop
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 class Open(Protocol):
@@ -35,6 +36,8 @@ class JumpHosts(Generic[C]):
         self, destination: Destination, deadline: float, behind: tuple[Destination, ...]
     ) -> C:
         """Connect to the last machine of a ProxyJump list, or wait for whoever does so already."""
+        from concurrent.futures import Future, TimeoutError  # 4 ms of every command's start
+
         hop = self.last_hop(destination.jump)
         if hop in (destination, *behind):
             raise loop(destination.jump)
@@ -51,7 +54,7 @@ class JumpHosts(Generic[C]):
                 attempt.set_exception(error)
         try:
             return attempt.result(max(0.05, deadline - time.monotonic()))
-        except TookTooLong:
+        except TimeoutError:
             raise NodeError(f"its jump host {hop.host} does not answer") from None
         except OrchestratorError as error:
             raise NodeError(f"its jump host {hop.host}: {error.what}", error.fix) from error

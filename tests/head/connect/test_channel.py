@@ -20,7 +20,7 @@ print(orchestrator.__file__, Trainer.__module__)
 
 
 def test_the_engine_and_a_users_imports_need_nothing_else(tmp_path: Path) -> None:
-    for name, text in json.loads(zlib.decompress(library()[1])).items():
+    for name, text in json.loads(zlib.decompress(library().blob)).items():
         path = tmp_path / "library" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
