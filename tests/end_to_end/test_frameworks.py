@@ -1,7 +1,8 @@
 """Programs that nobody here wrote: under us they do what they do when torchrun is typed by hand.
 
 Their packages are installed for these tests alone, beside the torch that is here. DeepSpeed is not
-among them: on CPUs its 0.19 stands still in `initialize`, under torchrun alone, too.
+among them: on two cores without a GPU its 0.19 gave no result within 400 s, under torchrun alone
+too.
 """
 
 from __future__ import annotations
