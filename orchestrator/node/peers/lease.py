@@ -155,8 +155,9 @@ class Lease:
     def head_says(self, connection: int, news: HeadNews) -> None:
         # Clocks go back, and the next head has another one: what is heard later is later.
         if news.head == "here":
-            self.here[connection] = max(news.at, math.nextafter(self.left_at, math.inf))
-            self.attached_at = max(self.attached_at, self.here[connection])
+            before = max(self.left_at, self.attached_at)
+            self.here[connection] = max(news.at, math.nextafter(before, math.inf))
+            self.attached_at = self.here[connection]
         else:
             self.left_at = max(self.left_at, news.at, self.here.pop(connection, 0.0))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.node.peers import lease as leases
@@ -42,6 +42,8 @@ class Supervisor:
 
 
 @given(STEPS)
+@example([("here", 1.0), ("lost", 0.0), ("here", 0.0), ("left", 0.0)])
+@settings(derandomize=True, max_examples=200)
 def test_only_a_head_that_did_not_take_its_leave_is_missed(steps: list[tuple[str, float]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         now = 1000.0
