@@ -31,12 +31,12 @@ cd -- "$ROOT"
 export OMP_NUM_THREADS=1
 unset PYTHONDONTWRITEBYTECODE # a container's; then each worker rewrites all asserts anew, 5 s
 say "tests"
-# Tests of clusters wait for half of their time: one worker more than cores. Each imports torch, so
+# Tests wait for a good part of their time: one worker more than cores. Each imports torch, so
 # eight at most. One that is out of tests takes half of what another still has. Of two -n the last
 # one counts: -n 0 runs them in this process, as --pdb and -s want it.
 workers=$(env -u OMP_NUM_THREADS nproc) # which would count that instead
+workers=$((workers + 1))
 if [ "${gear[*]}" != "-m fast" ]; then
-    workers=$((workers + 1))
     # On loopback addresses all hosts are this one, and emergency_stop ends what others test there.
     [ "$(id -u)" -eq 0 ] || workers=1
 fi
