@@ -16,11 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from orchestrator.permissions import may_rename, others
 
-LOOSE = (
-    "its %s %s: somebody else could replace what runs there as you"
-    " (chmod go-w %s there, or set ORCHESTRATOR_HOME)"
-)
-
 
 def install(digest, checksum, size, nonce):
     """Read `size` bytes of {name: source} from standard input and run the server from them."""

@@ -30,7 +30,7 @@ class Hello(Message):
 
 
 class Agreed(Message):
-    """What node 0 decided for all."""
+    """The decision of node 0 for all."""
 
     job: str
     experiment: str

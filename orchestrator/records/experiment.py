@@ -353,7 +353,7 @@ def create(root: Path, name: str) -> Experiment:
     check_name(name)
     made_root = not root.exists()
     try:
-        if not root.exists():
+        if made_root:
             root.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):  # another launch was faster
                 files.make_private(root)

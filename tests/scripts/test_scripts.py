@@ -146,7 +146,7 @@ def test_the_demo_script_hands_its_arguments_on(clone: Clone) -> None:
 @pytest.mark.parametrize(
     ("typed", "marks", "workers"),
     [
-        (["--fast", "-k", "two words"], ["-m", "fast"], 2),
+        (["--fast", "-k", "two words"], ["-m", "fast"], 3),
         (["-k", "two words"], ["-m", "not long"], 3),
         (["--long", "-k", "two words"], [], 3),
     ],

@@ -47,7 +47,7 @@ class Excerpt:
 
 
 class Log:
-    """What this rank did, in order: the last KEPT entries, and how many there were."""
+    """The last KEPT collectives of this rank in their order, and how many there were."""
 
     def __init__(self) -> None:
         self.count = 0

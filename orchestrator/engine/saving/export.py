@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from orchestrator import files
 from orchestrator.engine.ranks.low_precision import DTYPES
 from orchestrator.engine.saving import huggingface, safetensors_file
 from orchestrator.engine.saving.reader import CheckpointReader, TensorPlanner
@@ -106,8 +105,7 @@ def write_directory(source: Source, out: Path) -> tuple[int, str]:
         new = Path(directory)
         for part in parts:
             source.write(new / part.name, part.entries)
-        for name, text in texts.items():
-            files.replace(new / name, text, files.AS_USUAL)
+        huggingface.write_texts(new, texts)
         out.mkdir(exist_ok=True)
         for old in (*out.glob("*.safetensors"), out / huggingface.INDEX):
             old.unlink(missing_ok=True)

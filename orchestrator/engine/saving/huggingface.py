@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from orchestrator import files
 from orchestrator.engine.saving.safetensors_file import Entry
 
 LARGEST_FILE = 5 * 10**9  # bytes, as save_pretrained has it
@@ -58,6 +59,11 @@ def index_of(parts: Sequence[Part]) -> dict[str, str]:
     return {INDEX: json.dumps(index, indent=2) + "\n"}
 
 
+def write_texts(directory: Path, texts: Mapping[str, str]) -> None:
+    for name, text in texts.items():
+        files.replace(directory / name, text, files.AS_USUAL)
+
+
 def configs_of(model: nn.Module, class_name: str) -> dict[str, str]:
     """Give the texts of config.json, generation_config.json and what belongs to them by their
     names, as the model's own config writes them; nothing for a model that has none."""
@@ -76,12 +82,12 @@ def configs_of(model: nn.Module, class_name: str) -> dict[str, str]:
     return texts
 
 
-def read_configs(progress: Any) -> dict[str, str]:
+def read_configs(progress: Mapping[str, Any]) -> dict[str, str]:
     """Take the texts from a checkpoint that anybody may have written: plain names of plain files.
 
     ValueError if it has anything else.
     """
-    configs = progress.get("configs", {}) if isinstance(progress, dict) else {}
+    configs = progress.get("configs", {})
     if not isinstance(configs, dict):
         raise ValueError("configs")
     for name, text in configs.items():

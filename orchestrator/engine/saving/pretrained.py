@@ -5,6 +5,7 @@ A file, or a directory as Hugging Face has it: one file, or several with an inde
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -103,24 +104,29 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
+@contextlib.contextmanager
+def readable(path: Path, malformed: str) -> Iterator[None]:
+    """Say in a sentence that a file cannot be read, or that its content is `malformed`."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"weights: {path} cannot be read: {error.strerror}") from None
+    except MALFORMED:
+        raise UsageError(f"weights: {path} {malformed}", AGAIN) from None
+
+
 def weight_map(index: Path) -> dict[str, str]:
     """Read which file has which tensor."""
-    try:
+    with readable(index, "is damaged: it does not say which file has which tensor"):
         weights = json.loads(index.read_bytes())["weight_map"]
         if not all(isinstance(name, str) and name for name in weights.values()):
             raise ValueError
-    except OSError as error:
-        raise UsageError(f"weights: {index} cannot be read: {error.strerror}") from None
-    except MALFORMED:
-        raise UsageError(
-            f"weights: {index} is damaged: it does not say which file has which tensor", AGAIN
-        ) from None
-    return dict(weights)
+        return dict(weights)
 
 
 def header(path: Path) -> dict[str, Stored]:
     """Read where each tensor is; every one of them is in the file with all of its bytes."""
-    try:
+    with readable(path, "is not a safetensors file, or is damaged"):
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             text = file.read(size) if size < LARGEST_HEADER else b""
@@ -128,12 +134,6 @@ def header(path: Path) -> dict[str, Stored]:
         entries: dict[str, Any] = json.loads(text)
         entries.pop("__metadata__", None)
         return {name: stored_at(path, 8 + size, end, name, entries[name]) for name in entries}
-    except OSError as error:
-        raise UsageError(f"weights: {path} cannot be read: {error.strerror}") from None
-    except MALFORMED:
-        raise UsageError(
-            f"weights: {path} is not a safetensors file, or is damaged", AGAIN
-        ) from None
 
 
 def stored_at(path: Path, begin: int, end: int, name: str, entry: Any) -> Stored:

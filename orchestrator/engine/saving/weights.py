@@ -108,17 +108,13 @@ def _write_directory(model: nn.Module, path: Path, step: int) -> None:
 
     def write_configs() -> None:
         path.mkdir(parents=True, exist_ok=True)
-        for name, text in huggingface.configs_of(model, plain_class(model).__name__).items():
-            files.replace(path / name, text, files.AS_USUAL)
-
-    def write_index() -> None:
-        for name, text in huggingface.index_of(parts).items():
-            files.replace(path / name, text, files.AS_USUAL)
+        configs = huggingface.configs_of(model, plain_class(model).__name__)
+        huggingface.write_texts(path, configs)
 
     on_first(path, write_configs)
     for part in parts:
         _write_file(model, path / part.name, part.entries, step)
-    on_first(path, write_index)
+    on_first(path, lambda: huggingface.write_texts(path, huggingface.index_of(parts)))
 
 
 def entries_of(model: nn.Module) -> list[Entry]:

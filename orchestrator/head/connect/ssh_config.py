@@ -23,7 +23,7 @@ DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 @dataclass(frozen=True)
 class Algorithms:
-    """What may be negotiated, best first; nothing where ssh was not there to be asked."""
+    """The algorithms that may be negotiated, best first; none where there is no ssh to ask."""
 
     host_keys: tuple[str, ...] = ()
     authorities: tuple[str, ...] = ()  # by which the authority of a host certificate may sign

@@ -71,12 +71,10 @@ def redacted_command(command: Sequence[str]) -> list[str]:
     shown = []
     before = ""
     for word in command:
-        name, equals, rest = word.partition("=")
-        variable, with_value, _ = (word if before == "--env" else rest).partition("=")
-        if before == "--env" and with_value and not is_listed(variable):
-            shown.append(f"{variable}={REDACTED}")
-        elif name == "--env" and with_value and not is_listed(variable):
-            shown.append(f"--env={variable}={REDACTED}")
+        name, equals, _ = word.partition("=")
+        given = env_in(before, word)
+        if given and not is_listed(given[1]):
+            shown.append(f"{given[0]}{given[1]}={REDACTED}")
         elif equals and SECRET.search(name.lstrip("-").replace("-", "_")):
             shown.append(f"{name}={REDACTED}")
         elif before.startswith("-") and SECRET.search(before.lstrip("-").replace("-", "_")):
@@ -87,17 +85,22 @@ def redacted_command(command: Sequence[str]) -> list[str]:
     return shown
 
 
+def env_in(before: str, word: str) -> tuple[str, str, str] | None:
+    """Split `--env=A=X`, or `A=X` after `--env`: the option in this word, the name, the value."""
+    option = "" if before == "--env" else "--env="
+    name, equals, value = word.removeprefix(option).partition("=")
+    return (option, name, value) if equals and word.startswith(option) else None
+
+
 def env_apart(arguments: Sequence[str], program: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Separate the values of --env from a launch's arguments, which end with the program's."""
     end = len(arguments) - len(program)
     words, values = [], {}
     before = ""
     for word in arguments[:end]:
-        text = word if before == "--env" else word.removeprefix("--env=")
-        name, equals, value = text.partition("=")
-        if equals and (before == "--env" or text != word):
-            values[name] = value
-            word = name if before == "--env" else f"--env={name}"  # noqa: PLW2901
+        if given := env_in(before, word):
+            option, name, values[name] = given
+            word = option + name  # noqa: PLW2901
         words.append(word)
         before = word
     return [*words, *arguments[end:]], values

@@ -50,11 +50,9 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
             "rdma": lambda: rdma.ports(root),
         },
     )
-    for name in ("workdir_exists", "target", "software"):  # nothing can be planned without these
-        if name in problems:
-            what = DISK[name].format(workdir)
-            raise ValueError(f"{what}: {problems[name]}; a disk that hangs?")
+    refuse_unknown(problems, workdir)
     torch, installed = facts["software"]
+    total, available = limits.memory_kb(root)
     return {
         **{name: facts.get(name) for name in ("disk", "shm")},
         **{name: facts.get(name, ()) for name in ("leftovers", "cards", "interfaces", "rdma")},
@@ -77,7 +75,8 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "limits": limits.limits(),
         "kernel": os.uname().release,
         "firewall": firewall.firewall(root),
-        **dict(zip(("memory_kb", "memory_available_kb"), limits.memory_kb(root))),  # noqa: B905
+        "memory_kb": total,
+        "memory_available_kb": available,
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "environment": own_settings(root),
         "problems": problems,
@@ -89,6 +88,13 @@ DISK = {
     "target": "the program in {}",
     "software": "where torch is installed",
 }
+
+
+def refuse_unknown(problems: dict[str, str], workdir: str) -> None:
+    """Raise where a part is missing without which nothing can be planned."""
+    for name, what in DISK.items():
+        if name in problems:
+            raise ValueError(f"{what.format(workdir)}: {problems[name]}; a disk that hangs?")
 
 
 def network_space() -> int:

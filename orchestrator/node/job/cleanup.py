@@ -33,7 +33,7 @@ def living(wanted: Iterable[Run]) -> list[Run]:
     for process in processes.everyone().values():
         if process.state in "ZX" or process.pid == os.getpid():
             continue
-        alive.add(processes.tag(processes.environment(process.pid)))
+        alive.add(processes.tag(processes.environment(process.pid))[:2])
         if processes.owner_of(process.pid) == os.getuid():
             alive.add(processes.supervised(process.pid))
     return [(job, node) for job, node in wanted if (job, str(node)) in alive]

@@ -95,17 +95,15 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
     ours = {process.pid: process for process in processes.of_job(run.job, run.node)}
     first = run.read_spec().first_rank
     asked: dict[int, tuple[int, int, int]] = {}  # rank -> PID, local rank, size of its stacks
-    silent = set()
+    awaited = []
     for pid, rank in rank_pids(run).items():
         if pid in ours:
             local = rank - first
-            asked[rank] = (pid, local, size_of(stacks(run, local)))
+            who = asked[rank] = (pid, local, size_of(stacks(run, local)))
             if processes.catches(pid, STACKS_SIGNAL):
                 processes.send(ours[pid], STACKS_SIGNAL)
                 knock(os.path.join(run.path, f"ask_{local}"))
-            else:
-                silent.add(rank)
-    awaited = [who for rank, who in asked.items() if rank not in silent]
+                awaited.append(who)
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and not all(answered(run, *who) for who in awaited):
         time.sleep(0.05)  # a file that another process writes rings no bell

@@ -94,7 +94,7 @@ def _contents(path: str) -> bytes:
 def of_job(job: str, node: int, supervisor: int = 0) -> list[Process]:
     """Return all living processes of one job on one node, except the supervisor itself."""
     processes = everyone()
-    roots = {pid for pid in processes if tag(environment(pid)) == (job, str(node))}
+    roots = {pid for pid in processes if tag(environment(pid))[:2] == (job, str(node))}
     # A descendant belongs to the job even if it left its session and cleared its environment.
     ours = roots | _descendants(processes, roots | ({supervisor} if supervisor else set()))
     return [
@@ -106,13 +106,14 @@ def of_job(job: str, node: int, supervisor: int = 0) -> list[Process]:
     ]
 
 
-def tag(variables: set[bytes]) -> tuple[str, str]:
-    """Return the job and the node that an environment names, or two empty words."""
+def tag(variables: set[bytes]) -> tuple[str, str, str]:
+    """Return the job, the node and the directory that an environment names, or empty words."""
     if not any(variable.startswith(b"ORCHESTRATOR_RUN=") for variable in variables):
-        return "", ""
+        return "", "", ""
     values = dict(variable.partition(b"=")[::2] for variable in variables)
-    job, node = values.get(b"ORCHESTRATOR_JOB", b""), values.get(b"NODE_RANK", b"")
-    return os.fsdecode(job), os.fsdecode(node)
+    names = (b"ORCHESTRATOR_JOB", b"NODE_RANK", b"ORCHESTRATOR_RUN")
+    job, node, directory = (os.fsdecode(values.get(name, b"")) for name in names)
+    return job, node, directory
 
 
 def supervised(pid: int) -> tuple[str, str]:
@@ -230,13 +231,12 @@ def tagged_jobs() -> set[Tagged]:
     """Find the jobs of all processes that we may look into, wherever their files are."""
     jobs = set()
     for pid in everyone():
-        variables, owner = environment(pid), owner_of(pid)
-        job, node = tag(variables)
-        run = next((v for v in variables if v.startswith(b"ORCHESTRATOR_RUN=")), b"")
+        owner = owner_of(pid)
+        job, node, directory = tag(environment(pid))
         if not job:
-            (job, node), run = supervised(pid), b""
+            (job, node), directory = supervised(pid), ""
         if JOB_NAME.fullmatch(job) and node.isascii() and node.isdigit() and owner >= 0:
-            jobs.add(Tagged(job, int(node), owner, os.fsdecode(run.partition(b"=")[2])))
+            jobs.add(Tagged(job, int(node), owner, directory))
     return jobs
 
 

@@ -26,7 +26,7 @@ AMD = "/sys/class/kfd/kfd/proc"  # a directory per process that uses a GPU
 
 
 class Stopped(NamedTuple):
-    """What a stop did, and what it saw."""
+    """The work of a stop, and the processes that it saw."""
 
     why: str  # the order's
     began: float  # monotonic

@@ -385,8 +385,9 @@ class Supervisor:
                 if self.agent_code and not self.why:
                     why = f"torchrun on node {self.run.node} ended with {self.agent_code}"
                     self.lease.pass_on(EndOrder(why=why, grace=PEER_GRACE, failed=True))
-                self.outlived = {process.pid: process.name for process in self.living()}
-                for process in self.living():
+                left = self.living()
+                self.outlived = {process.pid: process.name for process in left}
+                for process in left:
                     processes.send(process, signal.SIGTERM)
             else:
                 self.orphan_ended(pid, os.waitstatus_to_exitcode(status))

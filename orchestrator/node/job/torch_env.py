@@ -27,7 +27,10 @@ def set_early(path: str, environ: Mapping[str, str]) -> str:
     """Return a variable that the program in this file sets before it imports torch, or nothing."""
     try:
         with open(path, "rb") as file:
-            tree = ast.parse(file.read())
+            source = file.read()
+        if b"environ" not in source and b"putenv" not in source:
+            return ""  # parsing takes milliseconds of each rank's start
+        tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError):
         return ""  # Python itself says what is wrong
     nodes: list[Any] = list(ast.walk(tree))
