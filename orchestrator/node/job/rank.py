@@ -4,8 +4,8 @@ torchrun's own child (the keeper) forks the real rank and waits for it, so that 
 is known exactly (exit code, signal, peak memory) whatever killed it; to torchrun the keeper ends
 the same way. The rank sends its output down its own FIFO, so every line is known to be its own, and
 runs the program as `python program args` would. It shares a process with the user's code, so at run
-time it imports nothing of ours; interpreter.py and torch_env.py, in the same directory, are loaded
-by their paths.
+time it imports nothing of ours; interpreter.py, process_title.py and torch_env.py, in the same
+directory, are loaded by their paths.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from orchestrator.node.job import interpreter, torch_env
+    from orchestrator.node.job import interpreter, process_title, torch_env
     from orchestrator.protocol.reports import ErrorRecord, RankSpec, Report
 else:
-    interpreter = types.ModuleType("orchestrator_interpreter")
-    torch_env = types.ModuleType("orchestrator_torch_env")
-    for module, file in ((interpreter, "interpreter.py"), (torch_env, "torch_env.py")):
-        path = os.path.join(os.path.dirname(__file__), file)
+    interpreter = types.ModuleType("interpreter")
+    process_title = types.ModuleType("process_title")
+    torch_env = types.ModuleType("torch_env")
+    for module in (interpreter, process_title, torch_env):
+        path = os.path.join(os.path.dirname(__file__), module.__name__ + ".py")
+        module.__name__ = "orchestrator_" + module.__name__
         importlib.machinery.SourceFileLoader(module.__name__, path).exec_module(module)
 
 PR_SET_PDEATHSIG = 1
@@ -314,8 +316,10 @@ def run_python(kind: str, name: str, args: list[str]) -> None:
     sys.argv = [name, *args]
     # As torchrun starts it: a program that executes itself again takes its command from here.
     flag = ["-m"] if kind in ("module", "engine") else []
+    command = [sys.executable, "-u", *flag, *sys.argv]
+    process_title.show_command(command)  # else `ps` shows torchrun's agent, and no script
     if hasattr(sys, "orig_argv"):  # since Python 3.10
-        sys.orig_argv = [sys.executable, "-u", *flag, *sys.argv]
+        sys.orig_argv = command
     path = os.path.join(os.getcwd(), name)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})

@@ -142,6 +142,7 @@ sees = dict(
     executable=sys.executable, prefix=sys.prefix, limit=sys.getrecursionlimit(),
     flags=str(sys.flags), trace=str(sys.gettrace()), warn=sys.warnoptions,
     command=getattr(sys, "orig_argv", None), shells=os.environ["PWD"],
+    shown=ascii(open("/proc/self/cmdline", "rb").read().rstrip(b"\\0")),
     session=os.getpid() == os.getsid(0) == os.getpgrp(),
     streams=[[repr(file), repr(file.buffer), file.line_buffering, file.write_through,
               file is known] for file, known in ((sys.stdout, sys.__stdout__),
@@ -198,6 +199,8 @@ def test_a_program_sees_what_python_would_show_it(
         json.loads(re.sub(" at 0x[0-9a-f]+", "", (tmp_path / who).read_text()))
         for who in ("python", "rank")
     )
+    # In the room that the command line of its parent had
+    assert python.pop("shown").startswith(seen.pop("shown")[:-1])
     if start == "fork":  # of a Python that the stand-in started without -u
         seen["flags"] = seen["flags"].replace("unbuffered=0", "unbuffered=1")
     assert seen == python
