@@ -115,7 +115,7 @@ Made by `scripts/config_reference.py` from the definitions in config/launch.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 StrPath = str | os.PathLike[str]
@@ -125,7 +125,13 @@ class Options(TypedDict, total=False):
     """The options of `master_launch`, by their names in a config's section `launch:`."""
 
 '''
-TYPES = {"overrides": "Mapping[str, object]", "env": "Mapping[str, str]"}
+TYPES = {
+    "overrides": "Mapping[str, object]",
+    "env": "Mapping[str, str]",
+    "env_file": "Sequence[StrPath]",
+    "env_pass": "Sequence[str]",
+    "secret": "Sequence[str]",
+}
 
 
 def keywords() -> str:

@@ -253,7 +253,7 @@ def merged(first: Options, then: Options) -> Options:
 
 def as_arguments(options: Options) -> list[str]:
     """Write the options as on the command line; the config checks the type of each value."""
-    own = {"config", "set", "env"}
+    own = {"config", "set", "env", "env_file", "env_pass", "secret"}
     values = {f"launch.{name}": value for name, value in options.items() if name not in own}
     values = {**values, **options.get("set", {})}
     config = options.get("config")
@@ -261,6 +261,9 @@ def as_arguments(options: Options) -> list[str]:
         *([] if config is None else [f"--config={absolute(config)}"]),
         *(f"--set={key}={as_json(value)}" for key, value in values.items()),
         *(f"--env={name}={value}" for name, value in options.get("env", {}).items()),
+        *(f"--env-file={absolute(path)}" for path in options.get("env_file", ())),
+        *(f"--env-pass={pattern}" for pattern in options.get("env_pass", ())),
+        *(f"--secret={name}" for name in options.get("secret", ())),
     ]
 
 

@@ -6,7 +6,7 @@ Made by `scripts/config_reference.py` from the definitions in config/launch.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 StrPath = str | os.PathLike[str]
@@ -18,6 +18,9 @@ class Options(TypedDict, total=False):
     config: StrPath
     set: Mapping[str, object]
     env: Mapping[str, str]
+    env_file: Sequence[StrPath]
+    env_pass: Sequence[str]
+    secret: Sequence[str]
     name: str
     nproc: int
     check: str

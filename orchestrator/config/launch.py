@@ -303,6 +303,31 @@ class LaunchArguments:
         metavar="NAME[=VALUE]",
         keyword="env",
     )
+    env_file: tuple[str, ...] = option(
+        (),
+        "Read variables of every rank from a file of NAME=VALUE lines.",
+        PROGRAM,
+        commands=EXAMINE,
+        metavar="FILE",
+        file=True,
+        keyword="env_file",
+    )
+    env_pass: tuple[str, ...] = option(
+        (),
+        "Pass on the variables that match a pattern, such as 'WANDB_*', as they are set here.",
+        PROGRAM,
+        commands=EXAMINE,
+        metavar="PATTERN",
+        keyword="env_pass",
+    )
+    secret: tuple[str, ...] = option(
+        (),
+        "Set a secret on every rank, as it is set here or else typed; it is shown nowhere.",
+        PROGRAM,
+        commands=EXAMINE,
+        metavar="NAME",
+        keyword="secret",
+    )
     module: str | None = option(
         None,
         "Run a module, as python -m does.",

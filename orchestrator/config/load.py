@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,11 @@ def _checked(data: dict[str, Any], problems: list[UsageError]) -> Config:
     return Config(**sections)
 
 
-def dump(config: Config) -> str:
+def dump(config: Config, shown: Callable[[Any], Any] = lambda data: data) -> str:
+    """Write the config as YAML, as far as it is to be shown."""
     import yaml
 
-    return str(yaml.safe_dump(as_data(config), sort_keys=False))
+    return str(yaml.safe_dump(shown(as_data(config)), sort_keys=False))
 
 
 def as_data(config: Config) -> dict[str, Any]:

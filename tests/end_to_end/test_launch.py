@@ -189,6 +189,28 @@ def test_the_environment_in_its_order(head: Head) -> None:
     assert env["NCCL_SOCKET_IFNAME"] == "=" + env["GLOO_SOCKET_IFNAME"]
 
 
+def test_a_secret_reaches_the_ranks_and_nothing_else(head: Head) -> None:
+    """It is in no file of the head, in no dry run, and on the node in the spec alone."""
+    (head.directory / "c.yaml").write_text("env: {COPY: see-hunter2-here}\n")
+    (head.directory / "f.env").write_text("A=file\nB=file\n")
+    options = ("--config", "c.yaml", "--env-file", "f.env", "--env", "B=typed")
+    options = (*options, "--env-pass", "WANDB_*", "--secret", "MINE")
+    command = (*options, head.script("tell.py", TELL), "--key=hunter2")
+    given = {"MINE": "hunter2", "WANDB_MODE": "offline"}
+    for more in (("--dry-run",), ("--dry-run", "--json")):
+        shown = head.run(*more, *command, **given).text
+        assert "hunter2" not in shown and "(redacted)" in shown and "offline" in shown
+    assert "hunter2" not in head.run("--quiet", *command, **given).text
+    env, args = told(head)["env"], told(head)["args"]
+    assert isinstance(env, dict)
+    assert (env["A"], env["B"], env["WANDB_MODE"]) == ("file", "typed", "offline")
+    assert (env["MINE"], env["COPY"], args) == ("hunter2", "see-hunter2-here", ["--key=hunter2"])
+    (experiment,) = head.experiments
+    files = [path for path in experiment.rglob("*") if path.is_file()]
+    holders = {path.parent.name for path in files if b"hunter2" in path.read_bytes()}
+    assert holders == {"logs"}  # the program prints it
+
+
 def test_a_hook_that_fails_starts_nothing(head: Head) -> None:
     hook = head.directory / "hook.sh"
     hook.write_text("echo no such module >&2\nreturn 3\n")

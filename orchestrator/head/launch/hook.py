@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.errors import CheckFailed, NodeError, UsageError
 from orchestrator.head.connect import fleet
 from orchestrator.head.launch.nodes import Nodes
+from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
 from orchestrator.protocol.messages import Hook, Hooked
 
@@ -32,19 +34,20 @@ def variables(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"\bNCCL_[A-Z_]+", text))
 
 
-def run(plan: Plan, nodes: Nodes, text: str, path: str | None) -> Plan:
+def run(plan: Plan, nodes: Nodes, text: str, path: str | None, secrets: Sequence[str]) -> Plan:
     """Run the hook on every node; what it exports wins over what was computed."""
     hooks = [Hook(text=text, env=node.env, workdir=node.workdir) for node in plan.nodes]
     try:
         answers = fleet.ask_all(nodes.reached, hooks, HOOK_TIMEOUT, f" ({path} failed)")
     except NodeError as error:
-        raise CheckFailed(f"{error.what}\nnothing was started") from error
+        what = redact.hide(error.what, secrets)
+        raise CheckFailed(f"{what}\nnothing was started") from error
     return replace(plan, nodes=tuple(map(changed, plan.nodes, answers)))
 
 
 def changed(node: NodePlan, answer: Hooked) -> NodePlan:
-    """Change a node's environment as its hook did, but for what identifies it and --env."""
-    fixed = {s.name for s in node.settings if s.why in ("identifies the node", "--env")}
+    """Change a node's environment as its hook did, but for its identity and what was typed."""
+    fixed = {s.name for s in node.settings if s.why.startswith(("identifies the node", "--"))}
     new = [
         EnvSetting(name, value, "the hook", yours=True)
         for name, value in answer.env.items()

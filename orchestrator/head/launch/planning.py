@@ -29,7 +29,7 @@ def make_plan(
     if by:
         planned = accelerate.planned(planned, by, probed, agreed)
     if hook_text:
-        planned = hook.run(planned, nodes, hook_text, config.launch.hook)
+        planned = hook.run(planned, nodes, hook_text, config.launch.hook, request.secrets)
     planned = replace(planned, notes=(*request.notes, *planned.notes))
     return warned(planned, probed)
 

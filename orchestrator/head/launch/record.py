@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def first_record(prepared: Prepared) -> JobRecord:
         job=plan.job,
         experiment=str(prepared.experiment.path),
         state="starting",
-        command=redact.redacted_command(request.command),
+        command=redact.hide(redact.redacted_command(request.command), request.secrets),
         nodes=nodes,
         started=time.time(),
         head=experiment.this_head(),
@@ -66,7 +67,9 @@ def record_job(prepared: Prepared) -> JobRecord:
     try:
         experiment.write_record(record)
         experiment.sign(record)
-        experiment.write("config.yaml", load.dump(replace(config, env=redact.redacted(config.env))))
+        config = replace(config, env=redact.redacted(config.env))
+        hide = partial(redact.hide, secrets=prepared.request.secrets)
+        experiment.write("config.yaml", load.dump(config, hide))
     except OSError as error:
         experiment.discard()
         raise UsageError(
@@ -95,8 +98,9 @@ def record_failure(place: Experiment, record: JobRecord, error: OrchestratorErro
 def write_manifest(prepared: Prepared) -> str:
     """Describe the code and the nodes; return why that could not be written, or nothing."""
     experiment = prepared.experiment
+    described = redact.hide(manifest(prepared), prepared.request.secrets)
     try:
-        experiment.write("manifest.json", json.dumps(manifest(prepared), indent=1) + "\n")
+        experiment.write("manifest.json", json.dumps(described, indent=1) + "\n")
     except OSError as error:
         return f"manifest.json is missing: {experiment.path}: {error.strerror}"
     return ""

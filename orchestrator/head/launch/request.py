@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.config import load
 from orchestrator.config.launch import DEFAULT_CONFIG, DEFAULT_HOOK, LaunchArguments, Where
 from orchestrator.config.schema import Config
-from orchestrator.errors import UsageError
+from orchestrator.head.launch import user_env
 from orchestrator.head.launch.payload import CALL
 from orchestrator.head.plan import accelerate
 from orchestrator.head.plan.accelerate import Accelerate
-from orchestrator.head.plan.model import Target
+from orchestrator.head.plan.model import EnvSetting, Target
 from orchestrator.head.plan.plan import ENGINE
 
 
@@ -26,7 +26,7 @@ class Request:
     where: Where
     config: Config
     target: Target
-    env: Mapping[str, str]
+    env: tuple[EnvSetting, ...]  # later ones win
     command: tuple[str, ...]
     nodes_from: str | None = None  # list or slurm
     config_file: Path | None = None
@@ -35,10 +35,14 @@ class Request:
     accelerate: Accelerate | None = None  # starts the ranks, in place of torchrun
     notes: tuple[str, ...] = ()  # what was read from the config that is written otherwise
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return tuple(setting.value for setting in self.env if setting.secret)
+
 
 def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> Request:
     """Read the config and let the options win over it. `command` is shown in the record."""
-    target, env = target_of(arguments), user_env(arguments.env, os.environ)
+    target, env = target_of(arguments), user_env.read(arguments, os.environ)
     file = arguments.config_file
     if file is None and target.kind == "engine" and arguments.payload is None:
         file = DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
@@ -60,7 +64,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         detached=arguments.detach,
         payload=arguments.payload,
         accelerate=by,
-        notes=tuple(notes),
+        notes=(*notes, *user_env.notes(arguments, os.environ)),
     )
 
 
@@ -72,18 +76,3 @@ def target_of(arguments: LaunchArguments) -> Target:
     if arguments.program:
         return Target("auto", arguments.program[0], arguments.program[1:])
     return Target("engine", ENGINE, ())
-
-
-def user_env(variables: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Read --env K=V, or --env K for the value that K has here (a secret need not be typed)."""
-    env = {}
-    for variable in variables:
-        name, equals, value = variable.partition("=")
-        if not name.replace("_", "a").isalnum() or name[:1].isdigit():
-            raise UsageError(
-                f"--env {variable}: {name!r} cannot name a variable", "write --env NAME=VALUE"
-            )
-        if not equals and name not in environ:
-            raise UsageError(f"--env {name}: it is not set here", f"write --env {name}=VALUE")
-        env[name] = value if equals else environ[name]
-    return env

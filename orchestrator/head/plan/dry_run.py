@@ -7,6 +7,7 @@ import json
 import posixpath
 import shlex
 
+from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.head.plan.plan import script_path
 
@@ -43,6 +44,7 @@ def quoted(word: str) -> str:
 
 
 def to_text(plan: Plan) -> str:
+    plan = redact.shown(plan)
     blocks = []
     for node in plan.nodes:
         ranks = f"rank {node.first_rank}"
@@ -65,6 +67,7 @@ def comment(text: str) -> str:
 
 
 def to_json(plan: Plan) -> str:
+    plan = redact.shown(plan)
     data = dataclasses.asdict(plan)
     for entry, node in zip(data["nodes"], plan.nodes, strict=True):
         entry["env"] = node.env

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.head.plan.model import NodePlan, Plan
-from orchestrator.head.plan.redact import value_of
+from orchestrator.head.plan.redact import shown, value_of
 from orchestrator.text import plural, table
 
 IDENTITY = "identifies the node"  # settings that differ by design
@@ -23,6 +23,7 @@ TRANSPORTS = {
 
 
 def to_text(plan: Plan) -> str:
+    plan = shown(plan)
     rows = setting_rows(plan.nodes)
     lines = [
         f"{plural(len(plan.nodes), 'node')}, {plan.world_size} ranks, {plan.start} start, "

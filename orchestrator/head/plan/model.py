@@ -15,6 +15,7 @@ class EnvSetting:
     value: str
     why: str
     yours: bool = False  # set by the user, not computed
+    secret: bool = False  # shown nowhere
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.config import sharding
@@ -59,7 +59,7 @@ def make(
     nodes: Sequence[ProbedNode],
     spares: Sequence[Node],
     config: Config,
-    user_env: Mapping[str, str],
+    user_env: Sequence[EnvSetting],
     *,
     hinted: frozenset[str] = frozenset(),
     agreed: Layout | None = None,
@@ -76,7 +76,7 @@ def make(
     if target.kind == "engine" and target.name == ENGINE:
         check_engine(config, layout.counts, nodes)
     first, master = layout.index, layout.master_ip or None
-    theirs = frozenset({*config.nccl.variables, *config.env, *user_env})
+    theirs = frozenset({*config.nccl.variables, *config.env, *(s.name for s in user_env)})
     net = nccl_env.make(nodes, config.nccl.profile, theirs, hinted, master=master, first=first)
     layout = replace(layout, master=layout.master or net.addresses[0].address)
     draft = Draft(job, experiment, start, kind, target, layout, config, user_env)
@@ -249,7 +249,7 @@ class Draft:
     target: Target
     layout: Layout
     config: Config
-    user_env: Mapping[str, str]
+    user_env: Sequence[EnvSetting]
 
     def node(
         self,
@@ -304,10 +304,10 @@ class Draft:
         for why, variables in (
             ("config nccl:", self.config.nccl.variables),
             ("config env:", self.config.env),
-            ("--env", self.user_env),
         ):
             for name, value in variables.items():
                 yield EnvSetting(name, value, why, yours=True)
+        yield from self.user_env
         identity = {
             "NODE_RANK": str(index),
             "NODE_IP": own.address,

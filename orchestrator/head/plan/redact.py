@@ -5,14 +5,19 @@ Of the environment only variables on a list are written down, because a secret m
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, cast
 
-from orchestrator.head.plan.model import EnvSetting
+from orchestrator.head.plan.model import EnvSetting, Plan
+
+T = TypeVar("T")
 
 REDACTED = "(redacted)"
 NOT_SHOWN = "(not shown)"
 YOURS = "(yours)"
+SHORTEST = 4
 SHOWN = re.compile(
     r"(NCCL|RCCL|GLOO|UCX|UCC|CUDA|HIP|ROCR|ROCM|HSA|GPU|NVIDIA|TORCH|TORCHELASTIC|PYTORCH|TRITON"
     r"|OMP|KMP|MKL|OPENBLAS|SLURM|SBATCH|PBS|LSB|LC|ORCHESTRATOR)_\w+"
@@ -53,9 +58,41 @@ def is_listed(name: str) -> bool:
     return bool(SHOWN.fullmatch(name)) and not SECRET.search(name)
 
 
+def hide(data: T, secrets: Sequence[str]) -> T:
+    """Replace the values of --secret wherever they are in texts, lists, mappings, dataclasses."""
+    if not secrets:
+        return data
+    return cast("T", _hide(data, sorted(secrets, key=len, reverse=True)))
+
+
+def _hide(data: Any, secrets: Sequence[str]) -> Any:
+    if isinstance(data, str):
+        for secret in secrets:
+            # A shorter one is part of too many words, and is hidden where it stands alone.
+            if data == secret or len(secret) >= SHORTEST:
+                data = data.replace(secret, REDACTED)
+        return data
+    if isinstance(data, Mapping):
+        return {key: _hide(value, secrets) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return type(data)(_hide(item, secrets) for item in data)
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        fields = [field.name for field in dataclasses.fields(data) if field.init]
+        return dataclasses.replace(data, **{f: _hide(getattr(data, f), secrets) for f in fields})
+    return data
+
+
+def shown(plan: Plan) -> Plan:
+    """Return a plan as it may be shown: its secrets are hidden, also in words and other values."""
+    settings = [setting for node in plan.nodes for setting in node.settings]
+    return hide(plan, list({setting.value for setting in settings if setting.secret} - {""}))
+
+
 def value_of(setting: EnvSetting) -> str:
-    """Return the value of a setting, as far as it may be shown; one of --env stays the user's."""
-    if setting.why == "--env" and not is_listed(setting.name):
+    """Return the value of a setting, as far as it may be shown; what was typed stays the user's."""
+    if setting.secret:
+        return REDACTED
+    if setting.why.startswith("--") and not is_listed(setting.name):
         return YOURS
     return redacted({setting.name: setting.value})[setting.name]
 
@@ -73,7 +110,9 @@ def redacted_command(command: Sequence[str]) -> list[str]:
     for word in command:
         name, equals, _ = word.partition("=")
         given = env_in(before, word)
-        if given and not is_listed(given[1]):
+        if before == "--secret" or name == "--secret":  # a name, unless it is refused
+            shown.append(f"{name}={REDACTED}" if equals and before == "--secret" else word)
+        elif given and not is_listed(given[1]):
             shown.append(f"{given[0]}{given[1]}={REDACTED}")
         elif equals and SECRET.search(name.lstrip("-").replace("-", "_")):
             shown.append(f"{name}={REDACTED}")

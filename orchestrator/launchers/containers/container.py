@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.errors import UsageError
 from orchestrator.head.launch.request import resolve
+from orchestrator.head.launch.user_env import matching
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.screen.output import complain
 from orchestrator.text import parse_size
@@ -58,7 +60,9 @@ def command_of(
     check_options(launch)
     passed = [word for word in launch.env if "=" not in word]  # need not be set here
     given = tuple(word for word in launch.env if "=" in word)
-    request = resolve(replace(launch, env=given))
+    passed += [name for pattern in launch.env_pass for name in matching(pattern, os.environ)]
+    passed += launch.secret
+    request = resolve(replace(launch, env=given, env_pass=(), secret=()))
     chosen = request.config.launch
     command = ["orchestrator", "run-node", "--wait", str(WAIT), "--experiments", EXPERIMENTS]
     if request.config_file is not None:

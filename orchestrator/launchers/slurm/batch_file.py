@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.config.launch import LaunchArguments
@@ -20,7 +21,7 @@ from orchestrator.records.experiment import check_name
 
 
 def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments) -> int:
-    request = checked(launch)
+    request = checked(replace(launch, secret=(), env_pass=()))  # the job reads them
     command = command_line(asked, arguments, request)
     tell(sbatch.text(asked, request.config.launch, command))
     return EXIT_DONE
@@ -31,6 +32,7 @@ def submit(
 ) -> int:
     request = checked(launch)
     words, env = redact.env_apart(arguments, launch.program)
+    env |= {setting.name: setting.value for setting in request.env if setting.secret}
     command = command_line(asked, words, request)
     experiments = request.where.experiments
     experiment = sbatch.submit(asked, request.config.launch, command, experiments, env)

@@ -48,7 +48,7 @@ def planned(
     settled = Config(launch=accelerate.settle(Launch(nproc=nproc), by))
     config = accelerate.counted(settled, by, found, len(found))
     target = Target("auto", "train.py", ("--lr", "1e-4"))
-    made = plan.make("job", "/e", target, found, [], config, {})
+    made = plan.make("job", "/e", target, found, [], config, [])
     return accelerate.planned(made, by, found)
 
 

@@ -20,7 +20,7 @@ from orchestrator.head.inventory.node_list import Node, parse_nodes
 from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import quoted, shell_lines, to_json, to_text
-from orchestrator.head.plan.model import Plan, Target
+from orchestrator.head.plan.model import EnvSetting, Plan, Target
 from orchestrator.protocol.messages import ProbeTarget
 from tests.head.plan.probed import facts
 
@@ -47,6 +47,10 @@ def change(machines: list[ProbedNode], index: int, **fields: Any) -> list[Probed
     return machines
 
 
+def settings_of(env: dict[str, str]) -> list[EnvSetting]:
+    return [EnvSetting(name, value, "--env", yours=True) for name, value in env.items()]
+
+
 def make(
     machines: Sequence[ProbedNode],
     target: Target = AUTO,
@@ -57,7 +61,7 @@ def make(
     **launch: Any,
 ) -> Plan:
     config = config or Config(launch=Launch(**launch))
-    return plan.make("job", "/experiment", target, machines, spares, config, env or {})
+    return plan.make("job", "/experiment", target, machines, spares, config, settings_of(env or {}))
 
 
 # -- ranks ------------------------------------------------------------------------------------

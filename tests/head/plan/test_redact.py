@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.head.plan.model import EnvSetting
-from orchestrator.head.plan.redact import env_apart, listed, redacted, redacted_command, settings
+from orchestrator.head.plan.redact import (
+    env_apart,
+    hide,
+    listed,
+    redacted,
+    redacted_command,
+    settings,
+)
 
 HIDDEN = "(redacted)"
 
@@ -107,6 +116,17 @@ def test_a_value_of_env_is_never_written() -> None:
         "NCCL_DEBUG": "INFO",
         "THEIRS": "y",
     }
+
+
+def test_a_secret_is_hidden_wherever_it_stands() -> None:
+    secret = EnvSetting("NCCL_KEY", "hunter2", "--secret", yours=True, secret=True)
+    assert settings([secret]) == {"NCCL_KEY": HIDDEN}
+    data = {"a": ["--key=hunter2", 3, None], "b": secret}
+    hidden = hide(data, ["hunter2"])
+    assert hidden == {"a": [f"--key={HIDDEN}", 3, None], "b": replace(secret, value=HIDDEN)}
+    assert hide(["abc", "ab"], ["ab"]) == ["abc", HIDDEN]
+    assert redacted_command(["--secret", "MY_TOKEN", "x"]) == ["--secret", "MY_TOKEN", "x"]
+    assert redacted_command(["--secret", "T=hunter2"]) == ["--secret", f"T={HIDDEN}"]
 
 
 def test_the_values_of_env_apart() -> None:
