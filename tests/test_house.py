@@ -58,6 +58,7 @@ ARROWS: dict[str, set[str]] = {
     "head/screen": {"text"},
     "head/connect": {"errors", "interrupt", "protocol", "text", "head/inventory"},
     "head/plan": {"config", "errors", "protocol", "text", "head/inventory"},
+    "head/chores": {"errors", "head/connect", "head/inventory", "head/screen"},
     "head/verify": {"config", "text", "head/screen"},
     "head/doctor": {
         *("errors", "protocol", "text"),
@@ -88,6 +89,7 @@ ARROWS: dict[str, set[str]] = {
         *("config", "errors", "files", "interrupt", "records", "text"),
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/launch"),
         *("head/plan", "head/prune", "head/screen", "head/slurm", "head/status", "head/verify"),
+        "head/chores",
     },
     "launchers": {"errors", "head/inventory", "head/plan", "head/screen", "head/slurm"},
     "launchers/slurm": {
@@ -109,7 +111,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "cli": {
         *("config", "errors", "interrupt", "version"),
-        *("head/commands", "head/screen", "local_cluster"),
+        *("head/chores", "head/commands", "head/screen", "local_cluster"),
         *("launchers", "launchers/by_hand", "launchers/containers", "launchers/slurm"),
     },
     "api": {

@@ -48,13 +48,20 @@ def tell(text: str) -> None:
     pass_on(text if text.endswith("\n") or not text else text + "\n")
 
 
-def pass_on(text: str) -> None:
-    """Print text that may end within a line."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(safe(text))
-        sys.stdout.flush()
+def pass_on(text: str, out: TextIO | None = None) -> bool:
+    """Print text that may end within a line; tell whether anybody reads it.
+
+    A Latin-1 terminal gets what it lacks as escapes such as \\u6f22.
+    """
+    out = out or sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="backslashreplace")
+    try:
+        out.write(safe(text))
+        out.flush()
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def complain(text: str, end: str = "\n") -> None:
@@ -66,6 +73,8 @@ def complain(text: str, end: str = "\n") -> None:
 
 def safe(text: str) -> str:
     """Return text that a terminal only shows: line breaks, tabs and colours stay."""
+    if text.replace("\n", "").isprintable():  # nearly always, and ten times faster
+        return text
     return "\n".join(
         "\t".join(clean(part, color=True) for part in line.split("\t")) for line in text.split("\n")
     )

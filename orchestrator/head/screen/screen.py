@@ -35,7 +35,7 @@ _STALE = 5.0  # seconds without a move after which a bar gives way to those that
 NOISE = (b"[c10d] The hostname of the client socket cannot be retrieved", b"USDT:")
 SHOWN = 1 << 16  # characters
 PAGE = 100  # lines of a pipe in which a reader still finds what was printed
-_COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
+COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 
 
 @dataclass
@@ -203,7 +203,7 @@ class Screen:
         return prefix + f"\n{prefix}".join(lines) + "\n"
 
     def _tint(self, stream: _Stream, text: str) -> str:
-        color = _COLORS[stream.node % len(_COLORS)]
+        color = COLORS[stream.node % len(COLORS)]
         return f"\x1b[{color}m{text}\x1b[0m" if self._color else text
 
     def _live_rows(self) -> list[str]:

@@ -1,0 +1,83 @@
+"""The commands for everyday work on all nodes of the list."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orchestrator.cli.options import options_from, shared
+from orchestrator.config.launch import DEFAULT_NODES, Launch, Where
+
+REACHING = ("connect_timeout", "strict_host_keys")  # options of a launch that serve here
+PASSES_ON = {"allow_interspersed_args": False}  # what follows the first word belongs to it
+
+
+def node_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a node of the list."""
+    from orchestrator.head.chores import numbered_node
+
+    known = numbered_node.names(Path(ctx.params.get("nodes") or DEFAULT_NODES))
+    return [name for name in known if name.startswith(incomplete)]
+
+
+node_option = click.option(
+    "--node",
+    "chosen",
+    multiple=True,
+    metavar="N|NAME",
+    shell_complete=node_names,
+    help="Only this node of the list, by number or name; may be repeated. [default: all]",
+)
+workdir_option = click.option(
+    "--workdir",
+    metavar="DIR",
+    help="Run in this directory. [default: workdir= in the list, else the current directory, each"
+    " where the node has it, else the home directory]",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def reaching(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options by which nodes are reached, and hand them on as one `chosen`."""
+    names = [item.name for item in dataclasses.fields(Launch) if item.name in REACHING]
+
+    def with_chosen(where: Where, chosen: tuple[str, ...] = (), **params: Any) -> Any:
+        from orchestrator.head.commands.chores import Chosen
+
+        given = {name: params.pop(name) for name in names}
+        given = {name: value for name, value in given.items() if value is not None}
+        return function(chosen=Chosen(where, chosen, **given), **params)
+
+    with_chosen.__doc__ = function.__doc__
+    with_chosen.__name__ = function.__name__
+    own = getattr(function, "__click_params__", [])
+    taken = [option for option in options_from(Launch, "nodes") if option.name in REACHING]
+    with_chosen.__click_params__ = [*own, *reversed(taken)]  # type: ignore[attr-defined]
+    return partial(shared, reads_records=False)(node_option(with_chosen))
+
+
+@click.command("exec", context_settings=PASSES_ON)
+@reaching
+@workdir_option
+@click.option("--timeout", "limit", type=float, metavar="SECONDS", help="End it after so long.")
+@click.option("-b", "--fold", is_flag=True, help="Show equal outputs once, at the end.")
+@json_option
+@click.option(
+    "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
+)
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
+def exec_command(**params: Any) -> int:
+    """Run CMD on all nodes at once; show its output line by line, and the exit codes.
+
+    Several words are a program and its arguments, passed on unchanged; one word is shell text, as
+    with ssh: orchestrator exec 'ps aux | wc -l'. Ctrl-C ends it on all nodes. `< FILE` is the
+    standard input on each of them.
+    """
+    from orchestrator.head.commands import chores
+
+    return chores.execute(chores.ExecOptions(**params))

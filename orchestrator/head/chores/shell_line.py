@@ -1,0 +1,107 @@
+"""Write the line that a node's login shell gets: a command, with a supervisor of a few lines of sh.
+
+The supervisor needs nothing on the node but /bin/sh: `exec` also serves to install the rest. It
+waits for the end of its standard input, which comes with the end of the connection, however that
+ends, and then ends the process group of the command: sshd itself would leave it running.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.errors import UsageError
+
+GRACE = 5  # seconds between SIGTERM and SIGKILL, on the node
+LONGEST = 120_000  # bytes: Linux takes 128 KiB for one word of a command line
+OWN_FAILURE = 125  # as timeout(1) and env(1) have it: the command was not started
+
+DECODE = 'eval "$(printf %b "$1")"'
+# sshd starts each command in a session of its own. Another server may not: its group is not ours.
+BEGIN = f"""\
+read -r x x x x group x </proc/$$/stat
+[ "$group" = $$ ] || exec setsid /bin/sh -c '{DECODE}' sh "$1"
+exec 3<&0 </dev/null
+"""
+# Whole before the command begins, so that no shell gets half of a script.
+RECEIVE = """\
+input=$(mktemp) || exit {failure}
+head -c {size} <&3 >"$input"
+[ "$(wc -c <"$input")" -eq {size} ] || {{ rm -f "$input"; exit {failure}; }}
+exec <"$input"
+rm -f "$input"
+"""
+RUN = f"""\
+trap 'over=1' TERM
+(
+    trap '' TERM INT HUP PIPE
+    read -r x <&3
+    kill -TERM 0
+    sleep {GRACE}
+    kill -KILL 0
+) >/dev/null 2>&1 &
+watcher=$!
+exec 4>&2 2>/dev/null
+( "$@" ) 2>&4 3<&- 4>&-
+code=$?
+[ -z "$over" ] || kill -KILL 0
+kill -KILL $watcher
+exit $code
+"""
+
+
+@dataclass(frozen=True)
+class Directory:
+    """Where to run; the home directory where there is none of that name."""
+
+    path: str
+    needed: bool = False  # else the home directory will do,
+    named: bool = False  # and that is said, as somebody has written this one down
+
+
+def shell_line(words: Sequence[str], directory: Directory, input_size: int | None = None) -> str:
+    """Return what any login shell (sh, bash, zsh, csh, fish) passes on unchanged.
+
+    One word is shell text for the login shell, as with ssh; several are a program and its
+    arguments. Nothing in the single quotes is special to any of these shells.
+    """
+    text = BEGIN
+    if input_size is not None:
+        text += RECEIVE.format(size=input_size, failure=OWN_FAILURE)
+    text += change_to(directory)
+    if len(words) == 1:
+        text += f'set -- "${{SHELL:-/bin/sh}}" -c {shlex.quote(words[0])}\n'
+    else:
+        text += f"set -- {shlex.join(words)}\n"
+    line = f"exec /bin/sh -c '{DECODE}' sh '{encoded(os.fsencode(text + RUN))}'"
+    if len(line) > LONGEST:
+        raise UsageError(
+            f"the command is too long: {len(line)} bytes, and {LONGEST} are possible",
+            "put it into a file: orchestrator exec -- sh -s < FILE",
+        )
+    return line
+
+
+def change_to(directory: Directory) -> str:
+    path = directory.path
+    where = f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
+    if path == "~":
+        where = '"$HOME"'
+    if directory.needed:
+        return f"cd -- {where} || exit {OWN_FAILURE}\n"
+    otherwise = ":"
+    if directory.named:
+        said = shlex.quote(f"orchestrator: there is no directory {path} here; running in")
+        otherwise = f'echo {said} "$PWD" >&2'
+    return f"cd -- {where} 2>/dev/null || {otherwise}\n"
+
+
+def encoded(data: bytes) -> str:
+    """Write bytes for printf %b, without what csh, fish or a quote would change."""
+    special = b"'!\\"
+    return "".join(
+        chr(byte) if 0x20 <= byte < 0x7F and byte not in special else f"\\0{byte:03o}"
+        for byte in data
+    )

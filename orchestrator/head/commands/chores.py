@@ -1,0 +1,195 @@
+"""`orchestrator exec`: everyday work on all nodes of the list."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import interrupt, text
+from orchestrator.config.launch import Where
+from orchestrator.config.parse import waiting_time
+from orchestrator.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_NODE,
+    EXIT_STOPPED,
+    UsageError,
+)
+from orchestrator.head.chores import collected
+from orchestrator.head.chores.collected import Folding, Kept, Live
+from orchestrator.head.chores.fanout import Fanout, Input, Outcome, Receiver
+from orchestrator.head.chores.numbered_node import NumberedNode, choose, in_words
+from orchestrator.head.chores.shell_line import Directory, shell_line
+from orchestrator.head.connect.ssh import SshTransport
+from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.inventory.node_list import read_nodes
+from orchestrator.head.screen import output
+from orchestrator.head.screen.prefixed import PrefixedOutput
+
+NOBODY_READS = 128 + signal.SIGPIPE  # as a shell shows what ends by it
+STOPPED = "you stopped it"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The nodes that a command is about, and how they are reached."""
+
+    where: Where
+    nodes: tuple[str, ...] = ()  # numbers or names; none: all
+    connect_timeout: float = 10.0
+    strict_host_keys: bool = False
+
+    def numbered(self) -> list[NumberedNode]:
+        return choose(read_nodes(self.where.node_list), self.nodes)
+
+    def transport(self) -> SshTransport:
+        config = SshConfig(self.where.ssh_config)
+        return SshTransport(config, timeout=self.connect_timeout, strict=self.strict_host_keys)
+
+
+def directory(node: NumberedNode, wanted: str | None) -> Directory:
+    """Return where a program runs: --workdir, or the node's, or the same directory as here."""
+    if wanted is not None:
+        check_directory(wanted)
+        return Directory(wanted, needed=True)
+    if node.node.workdir is not None:
+        return Directory(node.node.workdir, named=True)
+    return Directory(str(Path.cwd()))
+
+
+def check_directory(path: str) -> None:
+    if path != "~" and not path.startswith(("/", "~/")):
+        raise UsageError(
+            f"--workdir {path}: which directory of a node that is depends on where one is there",
+            f"write it in full, such as --workdir {Path.cwd() / path} or ~/{path}",
+        )
+
+
+@dataclass(frozen=True)
+class ExecOptions:
+    """What `orchestrator exec` was asked for."""
+
+    chosen: Chosen
+    words: tuple[str, ...]
+    workdir: str | None = None
+    limit: float | None = None
+    fold: bool = False
+    as_json: bool = False
+    color: bool | None = None
+
+
+# -- exec -----------------------------------------------------------------------------------------
+
+
+def execute(options: ExecOptions) -> int:
+    """Run a command on all nodes at once; show what it prints, and the exit codes at the end."""
+    if options.fold and options.as_json:
+        raise UsageError("--fold and --json: which one?", "give one of them")
+    if options.limit is not None:
+        waiting_time("--timeout", options.limit)
+    nodes = options.chosen.numbered()
+    given = standard_input()
+    shown = PrefixedOutput([node.index for node in nodes], options.color)
+    kept: dict[int, Receiver] = {}
+
+    def receiver_of(node: NumberedNode) -> Receiver:
+        kind = Folding(shown, node) if options.fold else Live(shown, node)
+        kept[node.index] = Kept() if options.as_json else kind
+        return kept[node.index]
+
+    def line_of(node: NumberedNode) -> str:
+        size = given.size if given is not None else None
+        return shell_line(options.words, directory(node, options.workdir), size)
+
+    fanout = Fanout(
+        options.chosen.transport(), nodes, line_of, receiver_of, limit=options.limit, given=given
+    )
+    shown.when_broken = lambda: fanout.end("nobody reads its output")
+    stopped = answer_interrupts(fanout)
+    outcomes = fanout.go()
+    code = EXIT_STOPPED if stopped else NOBODY_READS if shown.broken else exit_code(outcomes)
+    if options.as_json:
+        streams = {index: part for index, part in kept.items() if isinstance(part, Kept)}
+        for piece in collected.json_pieces(outcomes, streams, code):
+            output.pass_on(piece)
+        return code
+    show_folded([part for part in kept.values() if isinstance(part, Folding)], options.color)
+    if code not in (EXIT_DONE, NOBODY_READS):
+        output.complain(summary(outcomes))
+    return code
+
+
+def standard_input() -> Input | None:
+    """Take a file that standard input was redirected from; a terminal or a pipe is left alone.
+
+    So a command in a shell's loop does not eat what the loop reads, and none waits for a pipe that
+    nobody closes. The position in the file stays where it is.
+    """
+    try:
+        status, offset = os.fstat(0), os.lseek(0, 0, os.SEEK_CUR)
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return Input(0, offset, max(0, status.st_size - offset))
+
+
+def answer_interrupts(fanout: Fanout) -> list[int]:
+    """End the programs at the first Ctrl-C, and leave at the second; return those that came."""
+    came: list[int] = []
+
+    def answer(number: int, _: object) -> None:
+        came.append(number)
+        if len(came) > 1:
+            interrupt.leave(EXIT_STOPPED)  # with the connections the programs end all the same
+        fanout.end(STOPPED)
+
+    for number in interrupt.SIGNALS:
+        signal.signal(number, answer)
+    return came
+
+
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    """Return 0 where all are 0, 4 if a node could not be reached or was lost, else 1."""
+    if any(outcome.lost for outcome in outcomes):
+        return EXIT_NODE
+    return EXIT_DONE if all(outcome.code == 0 for outcome in outcomes) else EXIT_FAILED
+
+
+def show_folded(parts: Sequence[Folding], color: bool | None) -> None:
+    for heading, stream in collected.folded(parts):
+        output.tell(output.paint(heading, "bold", output.look(color)))
+        last = b"\n"
+        for last in stream.pieces():
+            output.pass_on(last.decode("utf-8", "replace"))
+        output.pass_on("" if last.endswith(b"\n") else "\n")
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """Draw the table of exit codes, without a row for each of the many nodes that did well."""
+    good = [outcome.node.index for outcome in outcomes if outcome.code == 0]
+    rows: list[list[output.Cell]] = [["NODE", "NAME", "EXIT CODE", ""]]
+    for outcome in outcomes:
+        if outcome.code != 0:
+            code = "-" if outcome.code is None else str(outcome.code)
+            about = outcome.problem or meaning(outcome.code)
+            rows.append([outcome.node.label, outcome.node.node.name, (code, "red"), about])
+            rows += [["", "", "", f"-> {outcome.fix}"]] * bool(outcome.fix)
+    if good:
+        rows.append([in_words(good), text.plural(len(good), "node"), "0", ""])
+    return output.table(rows, output.look(None, sys.stderr), headed=True)
+
+
+def meaning(code: int | None) -> str:
+    """Say what an exit code means where a shell gives it a meaning."""
+    if code is not None and 128 < code < 128 + signal.NSIG:
+        try:
+            return f"ended by {signal.Signals(code - 128).name}"
+        except ValueError:
+            return ""
+    return {125: "not started", 126: "not a program", 127: "no such program"}.get(code or 0, "")

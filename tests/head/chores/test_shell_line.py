@@ -1,0 +1,91 @@
+"""The line for a node's login shell: every word arrives as it is, and nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import UsageError
+from orchestrator.head.chores.shell_line import Directory, shell_line
+
+SHELLS = ("sh", "bash", "zsh", "csh", "tcsh", "fish")
+ODD = [
+    *("a b", "it's", '"', "!x !!", "\\n \\0 \\\\", "new\nline", "$HOME `id` $(id)", "é漢ā"),
+    *("*?[a]{b,c}", "%s %b", "~", "-n", "", os.fsdecode(b"\xff\x81\x88"), "#", "\t", "^&;|<>()"),
+]
+PRINT = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
+
+
+def started(line: str, shell: str = "sh", **env: str) -> subprocess.Popen[bytes]:
+    """The line in a login shell and a session of its own, as sshd starts it."""
+    return subprocess.Popen(
+        [shell, "-c", line],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **env},
+        start_new_session=True,
+    )
+
+
+def run(line: str, shell: str = "sh", given: bytes = b"", **env: str) -> tuple[int, bytes, bytes]:
+    process = started(line, shell, **env)
+    assert process.stdin and process.stdout and process.stderr
+    if given:
+        process.stdin.write(given)
+        process.stdin.flush()
+    code = process.wait(timeout=60)  # its input is open until then
+    said = process.stdout.read(), process.stderr.read()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        stream.close()
+    return code, *said
+
+
+@pytest.mark.parametrize("shell", [name for name in SHELLS if shutil.which(name)])
+def test_any_login_shell_passes_words_on(shell: str) -> None:
+    code, out, _ = run(shell_line([sys.executable, "-c", PRINT, *ODD], Directory("/")), shell)
+    assert code == 0
+    assert out.split(b"\0") == [os.fsencode(word) for word in ODD]
+
+
+def test_one_word_is_shell_text_and_several_are_not() -> None:
+    text = shell_line(["echo a | tr a b; exit 3"], Directory("/"))
+    assert run(text, SHELL="/bin/sh") == (3, b"b\n", b"")
+    assert run(shell_line(["echo", "a | tr a b"], Directory("/"))) == (0, b"a | tr a b\n", b"")
+
+
+def test_the_directory(tmp_path: Path) -> None:
+    inside = tmp_path / "it's here"
+    inside.mkdir()
+
+    def where(directory: Directory) -> tuple[int, bytes, bytes]:
+        return run(shell_line(["pwd", "-P"], directory), HOME=str(tmp_path))
+
+    assert where(Directory(str(inside)))[1] == f"{inside.resolve()}\n".encode()
+    assert where(Directory("~/it's here"))[1] == f"{inside.resolve()}\n".encode()
+    assert where(Directory("~"))[1] == f"{tmp_path.resolve()}\n".encode()
+    assert where(Directory("/no such"))[::2] == (0, b"")
+    assert b"no directory /no such" in where(Directory("/no such", named=True))[2]
+    assert where(Directory("/no such", needed=True))[:2] == (125, b"")
+
+
+def test_input_arrives_whole_or_nothing_runs() -> None:
+    line = shell_line(["cat"], Directory("/"), 5)
+    assert run(line, given=b"a\nb\0c") == (0, b"a\nb\0c", b"")
+    process = started(line)
+    out, _ = process.communicate(b"abc", timeout=60)  # and then the connection is cut
+    assert (process.returncode, out) == (125, b"")
+
+
+def test_without_input_there_is_none() -> None:
+    assert run(shell_line(["cat", "-"], Directory("/"))) == (0, b"", b"")
+
+
+def test_a_command_that_is_too_long_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"too long.*\n.*sh -s < FILE"):
+        shell_line(["echo", "x" * 200_000], Directory("/"))
