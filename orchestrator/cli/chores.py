@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.options import options_from, shared
+from orchestrator.cli.options import experiment_names, options_from, shared
 from orchestrator.config.launch import DEFAULT_NODES, Launch, Where
 
 REACHING = ("connect_timeout", "strict_host_keys")  # options of a launch that serve here
@@ -42,23 +42,26 @@ workdir_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-def reaching(function: Callable[..., Any]) -> Callable[..., Any]:
+def reaching(
+    function: Callable[..., Any], choice: Callable[..., Any] = node_option, *, jobs: bool = False
+) -> Callable[..., Any]:
     """Add the options by which nodes are reached, and hand them on as one `chosen`."""
     names = [item.name for item in dataclasses.fields(Launch) if item.name in REACHING]
 
-    def with_chosen(where: Where, chosen: tuple[str, ...] = (), **params: Any) -> Any:
+    def with_chosen(where: Where, chosen: tuple[str, ...] | str, **params: Any) -> Any:
         from orchestrator.head.commands.chores import Chosen
 
         given = {name: params.pop(name) for name in names}
         given = {name: value for name, value in given.items() if value is not None}
-        return function(chosen=Chosen(where, chosen, **given), **params)
+        nodes = (chosen,) if isinstance(chosen, str) else chosen
+        return function(chosen=Chosen(where, nodes, **given), **params)
 
     with_chosen.__doc__ = function.__doc__
     with_chosen.__name__ = function.__name__
     own = getattr(function, "__click_params__", [])
     taken = [option for option in options_from(Launch, "nodes") if option.name in REACHING]
     with_chosen.__click_params__ = [*own, *reversed(taken)]  # type: ignore[attr-defined]
-    return partial(shared, reads_records=False)(node_option(with_chosen))
+    return partial(shared, reads_records=jobs)(choice(with_chosen))
 
 
 @click.command("exec", context_settings=PASSES_ON)
@@ -81,3 +84,29 @@ def exec_command(**params: Any) -> int:
     from orchestrator.head.commands import chores
 
     return chores.execute(chores.ExecOptions(**params))
+
+
+one_node = click.argument("chosen", metavar="N|NAME", shell_complete=node_names)
+
+
+@click.command("ssh", context_settings=PASSES_ON)
+@partial(reaching, choice=one_node, jobs=True)
+@click.option(
+    "--job",
+    metavar="EXP",
+    shell_complete=experiment_names,
+    help="Have the environment of this job's ranks there. [default: the newest that is running]",
+)
+@click.option("--no-job", is_flag=True, help="Have no job's environment.")
+@workdir_option
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
+def ssh_command(**params: Any) -> int:
+    """Open a shell on one node, in its workdir, with the environment of a job's ranks there.
+
+    N is the node's number in the list, from 0. With CMD, run that: one word is shell text, several
+    are a program and its arguments. It is your ssh program that connects.
+    """
+    from orchestrator.head.commands import chores
+
+    words = params.pop("words")
+    chores.ssh(chores.SshOptions(words=words[words[:1] == ("--",) :], **params))

@@ -13,7 +13,7 @@ import click
 
 from orchestrator import interrupt
 from orchestrator.cli import launchers
-from orchestrator.cli.chores import exec_command
+from orchestrator.cli.chores import exec_command, ssh_command
 from orchestrator.cli.launch import (
     doctor_command,
     launch_arguments,
@@ -66,7 +66,7 @@ def run(command: click.Command, name: str) -> NoReturn:
 HEADINGS = {
     "Run a job": ("launch", "attach", "logs", "status", "stop", "emergency-stop"),
     "Look before a launch": ("nodes", "plan", "doctor", "verify", "demo"),
-    "Everyday work on all nodes": ("exec",),
+    "Everyday work on all nodes": ("exec", "ssh"),
     "What jobs leave": ("checkpoint", "prune"),
     "Other launchers": ("run-node", "submit", "generate"),
 }
@@ -191,7 +191,7 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 for command in (
     *(launch_command, nodes_command, plan_command, doctor_command, verify_command),
     *(checkpoint, prune),
-    exec_command,
+    *(exec_command, ssh_command),
 ):
     cli.add_command(command)
 for command in (*launchers.groups(Group), launchers.run_node):

@@ -45,7 +45,7 @@ def choose(nodes: Sequence[Node], wanted: Sequence[str]) -> list[NumberedNode]:
         if not matches:
             hint = nearest(word, [each.node.name for each in known])
             raise UsageError(
-                f"--node {word}: the list has no such node{hint}",
+                f"{word}: the list has no such node{hint}",
                 f"its nodes are 0 to {known[-1].index}; orchestrator nodes lists their names",
             )
         chosen |= {each.index for each in matches}

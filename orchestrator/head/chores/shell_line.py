@@ -75,7 +75,12 @@ def shell_line(words: Sequence[str], directory: Directory, input_size: int | Non
         text += f'set -- "${{SHELL:-/bin/sh}}" -c {shlex.quote(words[0])}\n'
     else:
         text += f"set -- {shlex.join(words)}\n"
-    line = f"exec /bin/sh -c '{DECODE}' sh '{encoded(os.fsencode(text + RUN))}'"
+    return for_login_shell(text + RUN)
+
+
+def for_login_shell(text: str) -> str:
+    """Return a line that has /bin/sh run a text, whichever shell gets it first."""
+    line = f"exec /bin/sh -c '{DECODE}' sh '{encoded(os.fsencode(text))}'"
     if len(line) > LONGEST:
         raise UsageError(
             f"the command is too long: {len(line)} bytes, and {LONGEST} are possible",

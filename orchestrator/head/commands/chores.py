@@ -1,7 +1,8 @@
-"""`orchestrator exec`: everyday work on all nodes of the list."""
+"""`orchestrator exec` and `ssh`: everyday work on the nodes of the list."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from orchestrator import interrupt, text
 from orchestrator.config.launch import Where
@@ -18,18 +20,23 @@ from orchestrator.errors import (
     EXIT_FAILED,
     EXIT_NODE,
     EXIT_STOPPED,
+    CheckFailed,
     UsageError,
+    nearest,
 )
 from orchestrator.head.chores import collected
 from orchestrator.head.chores.collected import Folding, Kept, Live
 from orchestrator.head.chores.fanout import Fanout, Input, Outcome, Receiver
 from orchestrator.head.chores.numbered_node import NumberedNode, choose, in_words
+from orchestrator.head.chores.shell import JobPart, Login, job_line, plain_line, ssh_command
 from orchestrator.head.chores.shell_line import Directory, shell_line
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.screen.prefixed import PrefixedOutput
+from orchestrator.records import experiment as experiments
+from orchestrator.records.experiment import Experiment
 
 NOBODY_READS = 128 + signal.SIGPIPE  # as a shell shows what ends by it
 STOPPED = "you stopped it"
@@ -193,3 +200,76 @@ def meaning(code: int | None) -> str:
         except ValueError:
             return ""
     return {125: "not started", 126: "not a program", 127: "no such program"}.get(code or 0, "")
+
+
+# -- ssh ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """What `orchestrator ssh` was asked for."""
+
+    chosen: Chosen
+    words: tuple[str, ...]
+    job: str | None = None
+    no_job: bool = False
+    workdir: str | None = None
+
+
+def ssh(options: SshOptions) -> NoReturn:
+    """Become the system's ssh, with a shell or a program on one node."""
+    chosen = options.chosen
+    targets = chosen.numbered()
+    if len(targets) > 1:
+        names = ", ".join(f"{target.index} is {target.node.name}" for target in targets)
+        raise UsageError(f"{chosen.nodes[0]} names several nodes", f"give a number: {names}")
+    (target,) = targets
+    if options.workdir is not None:
+        check_directory(options.workdir)
+    part = None if options.no_job else part_of_job(chosen.where, options.job, target)
+    if part is not None:
+        line = job_line(part, target.node.python, options.workdir or "", options.words)
+    else:
+        line = plain_line(directory(target, options.workdir), options.words)
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if terminal and not options.words:
+        which = f"the environment of {part.job}" if part else "no job's environment"
+        output.complain(f"orchestrator: {target.label} is {target.node.name}, with {which}")
+    login = Login(chosen.where.ssh_config, chosen.connect_timeout, chosen.strict_host_keys)
+    command = ssh_command(login, target, line, terminal=terminal)
+    try:
+        os.execvp(command[0], command)
+    except FileNotFoundError:
+        raise CheckFailed(
+            "the ssh program is needed for this, and is not installed here",
+            "install it (Debian, Ubuntu: apt-get install openssh-client)",
+        ) from None
+
+
+def part_of_job(where: Where, wanted: str | None, target: NumberedNode) -> JobPart | None:
+    """Find the node in a job that is named, or else in the newest one that is running."""
+    if wanted is not None:
+        experiment = experiments.find(where.experiments, wanted, trusted=where.trust_record)
+        if experiment is None:
+            hint = nearest(wanted, [known.name for known in experiments.every(where.experiments)])
+            raise UsageError(f"there is no experiment {wanted!r} in {where.experiments}{hint}")
+        part = part_in(experiment, target)
+        if part is None:
+            raise UsageError(
+                f"{experiment.name} has not run on {target.node.name}",
+                f"orchestrator status {experiment.name} lists its nodes",
+            )
+        return part
+    for experiment in reversed(experiments.every(where.experiments)):
+        with contextlib.suppress(UsageError):  # a record that is none is no running job
+            if experiment.read_record().state == "running":
+                return part_in(experiment, target)
+    return None
+
+
+def part_in(experiment: Experiment, target: NumberedNode) -> JobPart | None:
+    record, node = experiment.read_record(), target.node
+    for part in record.nodes:
+        if (part.host, part.user, part.port) == (node.host, node.user, node.port):
+            return JobPart(record.job, part.index)
+    return None

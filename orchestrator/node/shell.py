@@ -1,0 +1,57 @@
+"""Becomes a shell, or a program, with the environment that the ranks of a job have on this node.
+
+`orchestrator ssh` gives this text to the node's Python, so it imports nothing of ours. The
+variables come from the job's spec, which only its owner can read: none is on a command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+
+
+def main() -> None:
+    job, node, directory, *words = sys.argv[1:]
+    home = os.environ.get("ORCHESTRATOR_HOME") or os.path.expanduser("~/.orchestrator")
+    path = os.path.join(home, "runs", job, node, "spec.json")
+    try:
+        with open(path, encoding="ascii") as file:
+            spec = json.load(file)
+    except FileNotFoundError:
+        sys.exit(f"orchestrator: this machine knows nothing of job {job} (no {path})")
+    except (OSError, ValueError) as error:
+        sys.exit(f"orchestrator: the spec of the job cannot be read: {error}")
+    variables = os.environ
+    variables.update(spec["env"])
+    # The job's Python is found first, as by the ranks: supervisor.path_with.
+    programs, path = os.path.dirname(spec["agent"][0]), variables.get("PATH", os.defpath)
+    for name in ("python", "python3"):
+        own = os.path.join(programs, name)
+        if os.path.exists(own) and shutil.which(name) != own:
+            variables["PATH"] = os.pathsep.join([programs, path])
+    for name in spec["unset"]:
+        variables.pop(name, None)
+    directory = os.path.expanduser(directory or spec["workdir"])
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        sys.exit(f"orchestrator: {directory}: {error.strerror}")
+    variables["PWD"] = directory
+    shell = variables.get("SHELL") or "/bin/sh"
+    if len(words) == 1:
+        words = [shell, "-c", words[0]]
+    # Not a login shell: its profile would put another PATH in the place of the job's.
+    words = words or [shell, "-i"]
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, not by programs
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(words[0], words)
+    except OSError as error:
+        sys.exit(f"orchestrator: {words[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()
