@@ -46,15 +46,27 @@ PRINTS = [
     'print(os.getpid() == os.getsid(0) == os.getpgrp(), threading.active_count())',
     'print(multiprocessing.current_process().name, multiprocessing.get_start_method(True))',
 ]  # fmt: skip
+
+
+def alone(fork: str) -> str:
+    """Let what outlives the program die of SIGTERM without a word: who sends it one is no matter."""
+    return (
+        f"before = signal.signal(signal.SIGTERM, signal.SIG_DFL)\n{fork}\n"
+        "signal.signal(signal.SIGTERM, before)"
+    )
+
+
 FORKS = [
     'if os.fork() == 0: child("forked"); os._exit(3)\n'
     'print(os.waitstatus_to_exitcode(os.wait()[1]))',
     'if os.fork() == 0: os.kill(os.getpid(), 9)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))',
-    'if os.fork() == 0: os.setsid(); time.sleep(600); os._exit(0)',
+    alone('if os.fork() == 0: os.setsid(); time.sleep(600); os._exit(0)'),
     'p = multiprocessing.get_context("fork").Process(target=child, args=("process", rank))\n'
     'p.start(); p.join(); print(p.exitcode)',
-    'multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)'
-    '.start()',
+    alone(
+        'multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)'
+        '.start()'
+    ),
     'subprocess.run(["sh", "-c", "echo from sh; echo its error >&2; exit 4"])',
     'print(subprocess.run(["sh", "-c", "kill -9 $$"]).returncode)',
     'subprocess.Popen(["sleep", "600"], start_new_session=True)',
