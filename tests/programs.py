@@ -49,7 +49,7 @@ PRINTS = [
 
 
 def alone(fork: str) -> str:
-    """Let what outlives the program die of SIGTERM without a word: who sends it one is no matter."""
+    """Let what outlives the program die of SIGTERM without a word: whoever sends it."""
     return (
         f"before = signal.signal(signal.SIGTERM, signal.SIG_DFL)\n{fork}\n"
         "signal.signal(signal.SIGTERM, before)"

@@ -32,7 +32,7 @@ from orchestrator.engine.data.batch import Batches
 from orchestrator.engine.data.dataset import HeldOutSamples, TrainingSamples
 from orchestrator.engine.data.randomness import randomness_kept
 from orchestrator.engine.models import build
-from orchestrator.engine.models.losses import Criterion, Losses, Step
+from orchestrator.engine.models.losses import Criterion, Loss, Losses, Step
 from orchestrator.engine.observe.reporter import Measures, Reporter, say, tell
 from orchestrator.engine.observe.trackers import Tracker, Trackers
 from orchestrator.engine.ranks import (
@@ -408,7 +408,7 @@ class Trainer:
         size = training.batch_size
         measures = Measures(
             policy.max_steps,
-            "tokens" if built_in else "targets",
+            counted(config, self.parts.losses),
             size and size * config.training.gradient_accumulation,
             flops,
         )
@@ -642,6 +642,16 @@ class Trainer:
         wanted = dataclasses.replace(self.config.checkpoint, keep=keep, asynchronous=background)
         config = dataclasses.replace(self.config, checkpoint=wanted)
         return Checkpoints(config, directory, self.mesh, self.ranks, self._run, self._say)
+
+
+def counted(config: Config, losses: Loss) -> str:
+    """Name what the loss is the mean of."""
+    if isinstance(losses, Losses):  # the program's own
+        return "targets" if losses.counts or losses.step else "samples"
+    text = config.dataset.kind in ("library", "tokens", "synthetic")
+    if config.model.kind == "decoder" or (config.model.kind == "target" and text):
+        return "tokens"
+    return "samples"
 
 
 def as_path(directory: str | Path) -> Path:

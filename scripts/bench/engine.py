@@ -97,7 +97,10 @@ def save_times(ranks: int, repeat: int, place: Path) -> dict[str, dict[str, floa
             lines, said = engine(ranks, config, place / "saves")
             # The first save allocates the memory that the others reuse.
             stalls = [float(ms.replace(",", "")) for ms in re.findall(r"waited ([\d,]+) ms", said)]
-            sizes = [float(mb.replace(",", "")) for mb in re.findall(r": ([\d,.]+) MB in", said)]
+            sizes = [
+                float(number) * {"B": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}[unit]
+                for number, unit in re.findall(r"saved step \d+: ([\d.]+) ([kMG]?B) in", said)
+            ]
             step = statistics.median(line["step_ms"] for line in lines[6:])
             stall = statistics.median(stalls[1:]) if stalls else 0.0
             each.setdefault(how, []).append((stall, step, sizes[-1] if sizes else 0.0))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from orchestrator import files, text
+from orchestrator import files
 
 # -- memory ---------------------------------------------------------------------------------------
 
@@ -150,6 +150,16 @@ class Estimate:
         return self._left * sum(self._recent) / len(self._recent)
 
 
+COLUMNS = 100  # of a terminal, with the launcher's prefix of node and rank
+DROPPED_FIRST = ("lr", "step", "grad", "mfu")  # where the line has too little room
+
+
+def room() -> int:
+    """Return the columns that the launcher's prefix leaves to a line of this job."""
+    nodes, ranks = (int(os.environ.get(name) or 1) for name in ("NNODES", "WORLD_SIZE"))
+    return COLUMNS - len(f"node{nodes - 1} rank{ranks - 1} | ")
+
+
 def progress(
     record: Mapping[str, float | None],
     steps: int | None,
@@ -157,27 +167,68 @@ def progress(
     *,
     unit: str = "tokens",
     metrics: Mapping[str, float | None] = {},
+    columns: int = COLUMNS,
 ) -> str:
-    """Write the line on screen; the columns keep their places from line to line."""
+    """Write the line on screen; the columns keep their places from line to line.
+
+    What has no room is left out, the least important first; the file of metrics has it.
+    """
     total = f"/{steps}" if steps else ""
-    parts = [
-        f"step {record['step']:>{len(total) - 1 if total else 6}}{total}",
-        f"loss {_number(record['loss'], 8, '.4f')}",
-        *(f"{name} {_number(value, 8, '.4f')}" for name, value in metrics.items()),
-        f"lr {record['lr']:.2e}",
-        f"grad norm {_number(record['grad_norm'], 8, '.3f')}",
-        f"{_number(record['tokens_per_s'], 11, ',.0f')} {unit}/s",
-        f"{_number(record['step_ms'], 8, ',.0f')} ms/step",
-    ]
+    parts = {
+        "": f"step {record['step']:>{len(total) - 1 if total else 6}}{total}",
+        "loss": f"loss {_number(record['loss'], 4)}",
+        **{f"metric {name}": f"{name} {_number(value, 4)}" for name, value in metrics.items()},
+        "lr": f"lr {record['lr']:.1e}",
+        "grad": f"grad {_number(record['grad_norm'], 3)}",
+        "speed": f"{_short(record['tokens_per_s']):>5} {unit}/s",
+        "step": _step_time(record["step_ms"] or 0.0),
+    }
     if record.get("mfu") is not None:
-        parts.append(f"mfu {record['mfu']:>6.1%}")
-    if eta_seconds is not None:
-        parts.append(f"{text.duration(round(eta_seconds)):>11} left")
+        parts["mfu"] = f"mfu {record['mfu']:>5.1%}"
+    if steps:  # also where it is not known yet, so that the same columns are left out
+        left = "" if eta_seconds is None else f"{_time_left(eta_seconds):>6} left"
+        parts["left"] = left.ljust(11)
     if record.get("skipped_steps"):
-        parts.append(f"{record['skipped_steps']:.0f} skipped")
-    return "  ".join(parts)
+        parts["skipped"] = f"{record['skipped_steps']:.0f} skipped"
+    for name in DROPPED_FIRST:
+        if len("  ".join(parts.values())) > columns:
+            parts.pop(name, None)
+    return "  ".join(parts.values()).rstrip()
 
 
-def _number(value: float | None, width: int, form: str) -> str:
-    plain = "-" if value is None else format(value, form)
-    return f"{plain if len(plain) <= width or value is None else format(value, '.2e'):>{width}}"
+def _number(value: float | None, decimals: int) -> str:
+    """Write a number seven columns wide, with fewer decimals where it is large."""
+    if value is None:
+        return f"{'-':>7}"
+    forms = [*(f".{count}f" for count in range(decimals, -1, -1)), ".1e"]
+    texts = [format(value, form) for form in forms]
+    return f"{next((text for text in texts if len(text) <= 7), texts[-1]):>7}"
+
+
+def _short(value: float | None) -> str:
+    """Write a number with three digits, in thousands or more: 9.1, 850, 12.3k, 1.23M."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    for unit in ("", "k", "M", "G"):
+        if value < 999.5:
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:.0e}"
+
+
+def _step_time(ms: float) -> str:
+    if ms < 9999.5:
+        return f"{ms:>5.1f} ms/step" if ms < 10 else f"{ms:>5,.0f} ms/step"
+    return f"{ms / 1000:>5.0f}  s/step"
+
+
+def _time_left(seconds: float) -> str:
+    """Write a time in at most six columns: 59s, 2m05s, 23h59m, 3d00h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"

@@ -26,7 +26,7 @@ class Measures:
     """The figures that a training's numbers are compared with."""
 
     max_steps: int | None  # where that is known
-    unit: str  # of what the loss counts: tokens, targets
+    unit: str  # of what the loss counts: tokens, targets, samples
     samples_per_step: float | None  # of this rank
     flops_per_sample: float | None  # forward and backward
 
@@ -150,8 +150,9 @@ class Reporter:
         left = self.estimate.seconds() if not last else None
         others = {name: value for name, value in means.items() if name != "loss"}
         shown = metrics.progress(
-            record, self.measures.max_steps, left, unit=self.measures.unit, metrics=others
-        )
+            record, self.measures.max_steps, left,
+            unit=self.measures.unit, metrics=others, columns=metrics.room(),
+        )  # fmt: skip
         self.say(shown)
         self.busy, self.logged_step, self.begun = 0.0, step, True
 

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from orchestrator import text
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks.mesh import Mesh, local_tensor, sharded_like, shards_again
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
@@ -200,7 +201,7 @@ class Checkpoints:
             )
         elif size:
             seconds = time.perf_counter() - began
-            self.written = f"saved step {step}: {size / 1e6:,.1f} MB in {seconds:.2f} s"
+            self.written = f"saved step {step}: {text.size(size)} in {seconds:.2f} s"
 
     def _planner(self) -> DefaultSavePlanner:
         """Plan a save like the one before it: only changes travel to the first rank and back.

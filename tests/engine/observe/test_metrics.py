@@ -20,7 +20,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.engine.observe.metrics import Estimate, MetricsFile, memory, progress
+from orchestrator.config.schema import Config, Dataset, Model
+from orchestrator.engine import trainer
+from orchestrator.engine.models.losses import Loss, Losses
+from orchestrator.engine.observe.metrics import Estimate, MetricsFile, memory, progress, room
 from orchestrator.engine.observe.phases import Phases
 from tests.engine import pair
 
@@ -331,11 +334,26 @@ RECORD: dict[str, float | None] = {
 
 def test_a_line_of_progress() -> None:
     assert progress(RECORD, 1000, 3725.0) == (
-        "step    7/1000  loss   2.3457  lr 3.00e-04  grad norm    0.500"
-        "       12,346 tokens/s       123 ms/step   1 h 02 min left"
+        "step    7/1000  loss  2.3457  lr 3.0e-04  grad   0.500  12.3k tokens/s"
+        "    123 ms/step   1h02m left"
     )
     known = {**RECORD, "mfu": 0.4567, "mfu_measured": 0.6, "skipped_steps": 3}
-    assert progress(known, 1000, None).endswith("ms/step  mfu  45.7%  3 skipped")
+    assert progress(known, None, None).endswith("tokens/s    123 ms/step  mfu 45.7%  3 skipped")
+
+
+@pytest.mark.parametrize("mfu", [None, 0.4567])
+@pytest.mark.parametrize("unit", ["tokens", "targets", "samples"])
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 1), (2, 4), (128, 1024), (9999, 9999)])
+def test_a_line_of_progress_fits_beside_its_prefix(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, ranks: int, unit: str, mfu: float | None
+) -> None:
+    monkeypatch.setenv("NNODES", str(nodes))
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    prefix = f"node{nodes - 1} rank{ranks - 1} | "
+    record = {**RECORD, "step": 99_999, "loss": 1234.5678, "tokens_per_s": 123.4e6, "mfu": mfu}
+    line = progress(record, 100_000, 5e6, unit=unit, columns=room())
+    assert len(prefix + line) <= 100
+    assert {"loss", "left"} <= set(line.split())
 
 
 def test_the_columns_stay_where_they_are() -> None:
@@ -346,17 +364,25 @@ def test_the_columns_stay_where_they_are() -> None:
         for step, loss, norm, ms, left in (
             (1, 11.5, 1234.5678, 90000.0, 259200.0),
             (10, 2.3, 0.001, 9.1, 3599.6),
-            (999, math.nan, math.inf, 123456789.0, 59.4),
+            (999, math.nan, math.inf, 99_999_000.0, 59.4),
             (1000, 123456.7, 7.7e20, 0.2, 0.0),
             (5, None, None, 1.0, 86399.0),
         )
     ]
-    for word in ("loss", "lr", "grad norm", "tokens/s", "ms/step", "left"):
+    for word in ("loss", "lr", "grad", "tokens/s", "s/step", "left"):
         assert len({line.index(word) for line in lines}) == 1, word
-    assert [line.split("ms/step")[1].strip() for line in lines] == [
-        "3 d 00 h left",
-        "1 h 00 min left",
-        "59 s left",
-        "0 s left",
-        "23 h 59 min left",
+    assert [line.split("s/step")[1].strip() for line in lines] == [
+        "3d00h left",
+        "1h00m left",
+        "59s left",
+        "0s left",
+        "23h59m left",
     ]
+
+
+def test_speed_is_in_what_the_loss_counts() -> None:
+    text, ranking = Config(), Config(model=Model(kind="ranking"), dataset=Dataset(kind="synthetic"))
+    sums: Loss = lambda *_: {}  # noqa: E731
+    assert [trainer.counted(config, sums) for config in (text, ranking)] == ["tokens", "samples"]
+    own = [Losses(loss, None, {}) for loss in (nn.MSELoss(), nn.CrossEntropyLoss())]
+    assert [trainer.counted(text, losses) for losses in own] == ["samples", "targets"]
