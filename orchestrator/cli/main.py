@@ -25,7 +25,7 @@ from orchestrator.cli.launch import (
 from orchestrator.cli.options import Group, experiment_names, shared
 from orchestrator.cli.records import checkpoint, prune
 from orchestrator.config.launch import View, Where
-from orchestrator.errors import EXIT_USAGE, OrchestratorError
+from orchestrator.errors import EXIT_CHECK, EXIT_USAGE, OrchestratorError
 from orchestrator.version import __version__
 
 __all__ = ["cli", "emergency_stop_command", "launch_command", "run"]
@@ -56,6 +56,14 @@ def run(command: click.Command, name: str) -> NoReturn:
         where = f"{error.filename}: " if error.filename else ""
         complain(f"error: {where}{error.strerror}")
         code = EXIT_USAGE
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        complain(
+            "error: no further thread can be started on this machine\n"
+            "  allow more processes (ulimit -u), or end some of those that run"
+        )
+        code = EXIT_CHECK
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import re
 import secrets
 import shlex
 import sys
@@ -49,8 +50,10 @@ CHOOSE_PYTHON = (
     'command -v "$p" >/dev/null 2>&1 && exec "$p" -c "$c"; done; echo "no-python-here"'
 )
 # -c puts the login's directory on sys.path, where a json.py of the user's would be found first.
+# Its first statement is for any Python: an old one could not read what comes.
 READ_PROGRAM = (
-    "import sys;sys.path[:]=filter(None,sys.path);"
+    'import sys;sys.version_info<(3,9)and(sys.stdout.write("old-python "+sys.version),sys.exit(9));'
+    "sys.path[:]=filter(None,sys.path);"
     'f=open(0,"rb",0,closefd=False);exec(b"".join(iter(lambda:f.read(1)or exit(9),bytes(1))))'
 )
 
@@ -116,6 +119,7 @@ class NodeChannel:
         self.sending = threading.Lock()
         self.count = 0
         self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet
+        self.pythons = pythons
         choose = [CHOOSE_PYTHON, "sh", READ_PROGRAM, *pythons]
         self.channel = connection.run("exec /bin/sh -c " + " ".join(map(quote, choose)), timeout)
         digest, checksum, blob = library()
@@ -134,7 +138,7 @@ class NodeChannel:
                 deadline - time.monotonic(), "its login shell never gets to our command"
             )
             if not data or len(noise) > NOISE_LIMIT:
-                raise NodeError(*why_no_server(noise, self._errors()))
+                raise NodeError(*why_no_server(noise, self._errors(), self.pythons))
             noise += data
         rest = noise.partition(mark)[2]
         if rest.startswith(b"!"):
@@ -251,17 +255,35 @@ def read_message(data: bytes) -> Incoming:
 
 
 def quote(word: str) -> str:
-    """Quote a word for any login shell; ours hold nothing that single quotes would let through."""
-    return shlex.quote(word)
+    """Quote a word for any login shell; csh takes `!` for a command of its history, even quoted."""
+    return shlex.quote(word).replace("!", "'\\!'")
 
 
-def why_no_server(noise: bytes, errors: str) -> tuple[str, str]:
+def why_no_server(noise: bytes, errors: str, pythons: Sequence[str]) -> tuple[str, str]:
     output = (errors or noise.decode(errors="replace").strip())[-300:]
     if b"no-python-here" in noise:
-        return "there is no such python", "name one with python=/path after the node in the list"
+        return no_python(pythons)
+    old = re.search(rb"old-python ([0-9.]{1,20})", noise)
+    if old:
+        return (
+            f"its Python {old[1].decode()} is too old: 3.9 is needed",
+            "name another with python=/path after the node in the list, or --python /path",
+        )
     if output.startswith("srun: "):
         return f"Slurm starts no step there: {output}", "look at: squeue, scontrol show node"
     return (
         f"its login shell ends before our program starts{': ' + output if output else ''}",
         "try: ssh to it with the command `true`; look at its .bashrc for `exit` and `exec`",
+    )
+
+
+def no_python(pythons: Sequence[str]) -> tuple[str, str]:
+    if len(pythons) == 1:
+        return (
+            f"there is no {pythons[0]} that can be executed",
+            "correct --python, or the node's python= in the list",
+        )
+    return (
+        f"there is no Python: neither {', '.join(pythons[:-1])} nor {pythons[-1]}",
+        "name one with python=/path after the node in the list, or --python /path",
     )

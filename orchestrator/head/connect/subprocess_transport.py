@@ -111,8 +111,14 @@ class ProcessChannel:
     def __init__(self, both: socket.socket, stderr: socket.socket, timeout: float) -> None:
         self.both = both
         self.stderr = stderr
-        self.settimeout, self.recv, self.sendall = both.settimeout, both.recv, both.sendall
+        self.settimeout, self.sendall = both.settimeout, both.sendall
         self.settimeout(timeout)
+
+    def recv(self, nbytes: int, /) -> bytes:
+        try:
+            return self.both.recv(nbytes)
+        except ConnectionResetError:  # it left input unread; what it had said can be read still
+            return self.both.recv(nbytes)
 
     def recv_stderr_ready(self) -> bool:
         return bool(select.select([self.stderr], [], [], 0)[0])

@@ -291,3 +291,18 @@ def _send_without_pidfd(process: Process, signum: int) -> bool:
 def alive(process: Process) -> bool:
     now = look(process.pid)
     return now is not None and now.started == process.started and now.state not in "ZX"
+
+
+def none_left(error: BaseException) -> str:
+    """Explain an error that means that no further process or thread could be started."""
+    no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    if not no_thread and not isinstance(error, BlockingIOError):
+        return ""
+    import resource  # not for the probe
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    allowed = "any number" if limit == resource.RLIM_INFINITY else str(limit)
+    return (
+        f"no further process or thread can be started there: its login may have {allowed}"
+        " (`ulimit -u`), its container maybe fewer; end some of them, or raise the limit"
+    )

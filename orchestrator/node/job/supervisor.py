@@ -500,8 +500,9 @@ def run_job(supervisor: Supervisor, ready: int) -> None:
         supervisor.start()
         os.write(ready, b"ready\n")
     except (OSError, ValueError) as error:  # ValueError: a NUL in a variable
-        os.write(ready, f"{error}\n".encode())
-        why, now = f"not started: {error}", time.time()
+        reason = processes.none_left(error) or str(error)
+        os.write(ready, f"{reason}\n".encode())
+        why, now = f"not started: {reason}", time.time()
         supervisor.event(events.Ended(time=now, agent=None, why=why, ranks={}, killed={}, left=()))
         return
     finally:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from orchestrator.node.facts.probe import probe
-from orchestrator.node.job import cleanup, stop_job
+from orchestrator.node.job import cleanup, processes, stop_job
 from orchestrator.node.job.hang import Activity, collect
 from orchestrator.node.job.port import Port
 from orchestrator.node.job.run_directory import RunDir, all_runs, stop_of_all
@@ -79,8 +79,8 @@ class Session:
         """Do what is asked; raise a Refusal where that cannot be."""
         try:
             return HANDLERS[type(request)](self, request)
-        except (HookError, OSError, ValueError) as error:
-            raise Refusal(str(error)) from error
+        except (HookError, OSError, ValueError, RuntimeError) as error:
+            raise Refusal(processes.none_left(error) or str(error)) from error
 
     def discard_parcels(self) -> None:
         for run in self.parcels.values():

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zlib
 from pathlib import Path
 
-from orchestrator.head.connect.channel import library
+import pytest
+
+from orchestrator.errors import NodeError
+from orchestrator.head.connect.channel import READ_PROGRAM, NodeChannel, library, quote
+from orchestrator.head.connect.subprocess_transport import ProcessConnection
 
 # The tests' own Python finds our sources by an editable install, which a node does not have.
 ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
@@ -36,3 +41,38 @@ def test_the_engine_and_a_users_imports_need_nothing_else(tmp_path: Path) -> Non
         str(tmp_path / "library/orchestrator/__init__.py"),
         "orchestrator.engine.trainer",
     ]
+
+
+def test_any_login_shell_takes_a_quoted_word_as_it_is() -> None:
+    shells = [
+        shell for shell in ("sh", "bash", "zsh", "csh", "tcsh", "fish") if shutil.which(shell)
+    ]
+    for word in ("!", "a!b c!!", "'!'", "$x", "~/é", "*", "`a`", READ_PROGRAM, ""):
+        for shell in shells:
+            command = f"exec /usr/bin/printf '<%s>' {quote(word)}"
+            run = subprocess.run([shell, "-c", command], stdout=subprocess.PIPE, check=False)
+            assert run.stdout.decode() == f"<{word}>", shell
+
+
+@pytest.mark.parametrize(
+    ("pythons", "words"),
+    [
+        (["/no/such/python"], "there is no /no/such/python that can be executed"),
+        (["/no", "nor-this"], "there is no Python: neither /no nor nor-this"),
+        (["old"], "its Python 2.7.18 is too old: 3.9 is needed"),
+    ],
+)
+def test_a_login_without_a_fitting_python(tmp_path: Path, pythons: list[str], words: str) -> None:
+    old = tmp_path / "old"  # does with our program what Python 2 does, which is nowhere any more
+    first = (
+        READ_PROGRAM.split(";")[1].replace("version_info", "old").replace("sys.version)", "old)")
+    )
+    old.write_text(
+        "#!/bin/sh\nexec "
+        f"{sys.executable} -c 'import sys; sys.old = (2, 7); old = \"2.7.18 (default)\"; {first}'\n"
+    )
+    old.chmod(0o755)
+    paths = [str(old) if python == "old" else python for python in pythons]
+    with pytest.raises(NodeError) as refused:
+        NodeChannel(ProcessConnection((), ""), paths, 10).begin(10)
+    assert refused.value.what == words

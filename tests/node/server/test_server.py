@@ -29,7 +29,17 @@ from orchestrator.node.server.session import Session
 from orchestrator.protocol import messages
 from orchestrator.protocol.messages import PortWish, ProbeTarget, StopAll
 from orchestrator.protocol.timing import SERVER_PATIENCE
-from tests.node.running import PATIENCE, PYTHON, Job, alive, script, spec_of, streams, wait_until
+from tests.node.running import (
+    PATIENCE,
+    PYTHON,
+    ROOT,
+    Job,
+    alive,
+    script,
+    spec_of,
+    streams,
+    wait_until,
+)
 
 OFFSET = struct.Struct(">Q")
 F_SETPIPE_SZ = 1031
@@ -730,3 +740,27 @@ def test_a_spoilt_directory_hides_no_other_job(
     assert spoilt.run.job in found
     who = {"job": spoilt.run.job, "node": 0}
     assert link.ask(messages.Stop(**who, why="", grace=0.0, wait=1.0), PATIENCE).left == ()
+
+
+NO_PROCESS = """
+import os, resource, sys, tempfile
+sys.path.insert(0, {root!r})
+from orchestrator.node.server.session import Refusal, Session
+from orchestrator.protocol import messages
+session = Session()
+if os.geteuid() == 0:
+    os.setuid(65534)  # root has no such limit
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+for request in messages.Listen(ports=(0,), word="w"), messages.Hook(text="", env={{}}, workdir="/"):
+    try:
+        session.answer(request)
+    except Refusal as refusal:
+        print(refusal)
+"""
+
+
+def test_a_login_that_may_start_nothing_more_is_told_so() -> None:
+    words = [PYTHON, "-c", NO_PROCESS.format(root=str(ROOT))]
+    said = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    assert len(said) == 2
+    assert all(line.startswith("no further process or thread can be started") for line in said)
