@@ -61,7 +61,7 @@ class Rank:
     def __init__(self) -> None:
         self.run = os.environ["ORCHESTRATOR_RUN"]
         with open(os.path.join(self.run, "spec.json"), encoding="ascii") as file:
-            self.spec: RankSpec = json.load(file)
+            self.spec: RankSpec = in_this_locale(json.load(file))
         self.rank = int(os.environ["RANK"])
         self.local = int(os.environ["LOCAL_RANK"])
         self.forked = False  # of torchrun's agent, torch and all; else a Python of its own
@@ -272,6 +272,21 @@ class Rank:
             stamp = str(int(time.time()))
             extra = {"py_callstack": text[-60000:], "timestamp": stamp}
             write_json(elastic, {"message": {"message": message[:20000], "extraInfo": extra}})
+
+
+def in_this_locale(spec: RankSpec) -> RankSpec:
+    """Spell names and arguments as this Python would have read them from its own command line."""
+
+    def own(word: str) -> str:
+        return os.fsdecode(word.encode("utf-8", "surrogateescape"))
+
+    target = spec["target"]
+    words = [own(word) for word in target["args"]]
+    return {
+        **spec,
+        "workdir": own(spec["workdir"]),
+        "target": {**target, "name": own(target["name"]), "args": words},
+    }
 
 
 def shortened(record: ErrorRecord) -> ErrorRecord:

@@ -174,7 +174,7 @@ class Session:
         held = [open_.fileno() for open_ in (self.port and self.port.holder, self.peers) if open_]
         with open(os.path.join(run.path, "supervisor.err"), "wb") as errors:
             supervisor = subprocess.Popen(
-                [sys.executable, "-IS", LIBRARY, "supervise", run.job, str(run.node)],
+                [sys.executable, "-IS", "-X", "utf8", LIBRARY, "supervise", run.job, str(run.node)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -558,3 +558,20 @@ def test_rank_imports_nothing_of_ours() -> None:
     names = done.stdout.decode().split()
     assert not [name for name in names if name.startswith("orchestrator")]
     assert importlib.util.find_spec("orchestrator")
+
+
+C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@both
+def test_names_are_found_in_a_locale_that_cannot_spell_them(
+    begin: Begin, tmp_path: Path, start: str
+) -> None:
+    workdir = tmp_path / "wörk"
+    workdir.mkdir()
+    (workdir / "trän.py").write_text(
+        "import os, sys; print(os.fsencode(sys.argv[1]) == 'ä'.encode(), sys.argv[0].isascii())"
+    )
+    ranks = begin(start, "trän.py", "ä", workdir=workdir, env=C_LOCALE)
+    assert ranks.end() == 0, ranks.output
+    assert ranks.output == "True False\n"

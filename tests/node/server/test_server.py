@@ -302,6 +302,16 @@ def test_a_heartbeat_comes_every_second(new_link: NewLink) -> None:
 # -- requests ---------------------------------------------------------------------------------
 
 
+def test_a_workdir_is_found_in_a_locale_that_cannot_spell_it(
+    new_link: NewLink, tmp_path: Path
+) -> None:
+    (tmp_path / "wörk").mkdir()
+    target = ProbeTarget(kind="engine", name="")
+    request = messages.Probe(cwd="/", workdir=str(tmp_path / "wörk"), peers=(), target=target)
+    link = new_link(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert link.ask(request, PATIENCE).workdir_exists
+
+
 def test_a_probe_holds_a_port_for_the_job(new_link: NewLink, tmp_path: Path) -> None:
     request = {
         "cwd": str(tmp_path),
