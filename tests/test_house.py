@@ -57,6 +57,7 @@ ARROWS: dict[str, set[str]] = {
     "head/inventory": {"errors", "host_ranges", "protocol", "text"},
     "head/screen": {"text"},
     "head/connect": {"errors", "interrupt", "protocol", "text", "head/inventory"},
+    "head/held": {"errors", "files", "interrupt", "version", "head/connect"},
     "head/plan": {"config", "errors", "protocol", "text", "head/inventory"},
     "head/chores": {"errors", "head/connect", "head/inventory", "head/screen"},
     "head/verify": {"config", "text", "head/screen"},
@@ -74,12 +75,13 @@ ARROWS: dict[str, set[str]] = {
     },
     "head/launch": {
         *("config", "errors", "interrupt", "protocol", "records", "version"),
-        *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/plan"),
-        "head/slurm",
+        *("head/connect", "head/doctor", "head/follow", "head/held", "head/inventory"),
+        *("head/plan", "head/slurm"),
     },
     "head/status": {
         *("config", "errors", "protocol", "records", "text"),
-        *("head/connect", "head/follow", "head/inventory", "head/screen", "head/slurm"),
+        *("head/connect", "head/follow", "head/held", "head/inventory", "head/screen"),
+        "head/slurm",
     },
     "head/prune": {
         *("errors", "files", "protocol", "records", "text"),
@@ -89,7 +91,7 @@ ARROWS: dict[str, set[str]] = {
         *("config", "errors", "files", "interrupt", "records", "text"),
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/launch"),
         *("head/plan", "head/prune", "head/screen", "head/slurm", "head/status", "head/verify"),
-        "head/chores",
+        *("head/chores", "head/held"),
     },
     "launchers": {"errors", "head/inventory", "head/plan", "head/screen", "head/slurm"},
     "launchers/slurm": {

@@ -74,7 +74,7 @@ def run(command: click.Command, name: str) -> NoReturn:
 HEADINGS = {
     "Run a job": ("launch", "attach", "logs", "status", "stop", "emergency-stop"),
     "Look before a launch": ("nodes", "plan", "doctor", "verify", "demo"),
-    "Everyday work on all nodes": ("exec", "ssh"),
+    "Everyday work on all nodes": ("exec", "ssh", "connections"),
     "What jobs leave": ("checkpoint", "prune"),
     "Other launchers": ("run-node", "submit", "generate"),
 }
@@ -177,6 +177,23 @@ def emergency_stop_command(where: Where, mine: bool, as_json: bool) -> int:
     from orchestrator.head.commands import stop
 
     return stop.emergency_stop(where, all_users=not mine, as_json=as_json)
+
+
+@cli.command()
+@functools.partial(shared, reads_records=False)
+@click.option(
+    "--open",
+    "idle",
+    metavar="TIME",
+    help="Hold connections to all nodes open until nobody has used them for so long: --open 10m.",
+)
+@click.option("--close", is_flag=True, help="Close them, and end the process that holds them.")
+@json_option
+def connections(where: Where, idle: str | None, close: bool, as_json: bool) -> int:
+    """Hold SSH connections open between commands, which then skip the login."""
+    from orchestrator.head.commands import connections
+
+    return connections.connections(where, idle=idle, close=close, as_json=as_json)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -16,7 +16,7 @@ from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.chores.shell_line import GRACE
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.light_paramiko import paramiko
-from orchestrator.head.connect.ssh import Connection, SshTransport
+from orchestrator.head.connect.transport import Channel, Connection, Transport
 
 PIECE = 1 << 16
 PATIENCE = GRACE + 5.0  # seconds in which a node ends what it was asked to end
@@ -59,7 +59,7 @@ class Visit:
     def __init__(self, node: NumberedNode) -> None:
         self.node = node
         self.connection: Connection | None = None
-        self.channel: paramiko.Channel | None = None
+        self.channel: Channel | None = None
         self.began = 0.0
         self.deadline: float | None = None
         self.why = ""  # why it was ended, if it was
@@ -106,7 +106,7 @@ class Fanout:
 
     def __init__(
         self,
-        ssh: SshTransport,
+        ssh: Transport,
         nodes: Sequence[NumberedNode],
         line_of: Callable[[NumberedNode], str],
         receiver_of: Callable[[NumberedNode], Receiver],
@@ -209,7 +209,7 @@ def receive(read: Callable[[int], bytes], receiver: Receiver, errors: bool) -> N
         receiver.take(data, errors=errors)
 
 
-def feed(channel: paramiko.Channel, given: Input) -> None:
+def feed(channel: Channel, given: Input) -> None:
     """Send a file; a program that is gone already needs none of it."""
     at, end = given.offset, given.offset + given.size
     try:
@@ -225,6 +225,7 @@ def feed(channel: paramiko.Channel, given: Input) -> None:
 
 def notice_loss(connection: Connection) -> None:
     """Let the kernel give a silent node up; the keepalives of the connection ask it."""
-    sock = connection.transport.sock
+    transport = getattr(connection, "transport", None)  # one that is held is watched already
+    sock = transport.sock if isinstance(transport, paramiko.Transport) else None
     if isinstance(sock, socket.socket) and hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE)

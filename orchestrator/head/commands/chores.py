@@ -30,8 +30,8 @@ from orchestrator.head.chores.fanout import Fanout, Input, Outcome, Receiver
 from orchestrator.head.chores.numbered_node import NumberedNode, choose, in_words
 from orchestrator.head.chores.shell import JobPart, Login, job_line, plain_line, ssh_command
 from orchestrator.head.chores.shell_line import Directory, shell_line
-from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.screen.prefixed import PrefixedOutput
@@ -54,9 +54,9 @@ class Chosen:
     def numbered(self) -> list[NumberedNode]:
         return choose(read_nodes(self.where.node_list), self.nodes)
 
-    def transport(self) -> SshTransport:
+    def transport(self) -> HeldTransport:
         config = SshConfig(self.where.ssh_config)
-        return SshTransport(config, timeout=self.connect_timeout, strict=self.strict_host_keys)
+        return HeldTransport(config, timeout=self.connect_timeout, strict=self.strict_host_keys)
 
 
 def directory(node: NumberedNode, wanted: str | None) -> Directory:

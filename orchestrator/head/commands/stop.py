@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import waiting_time
 from orchestrator.errors import EXIT_DONE
-from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.follow import stop as stopping
 from orchestrator.head.follow.stop import Receipt
+from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.screen.output import complain, tell
 from orchestrator.head.status.find_job import FoundJob, find_job
@@ -64,7 +64,7 @@ def stop(where: Where, wanted: str | None, *, grace: float | None, as_json: bool
 
 
 def emergency_stop(where: Where, *, all_users: bool, as_json: bool) -> int:
-    ssh = SshTransport(SshConfig(where.ssh_config))
+    ssh = HeldTransport(SshConfig(where.ssh_config))
     receipts = stopping.stop_everything(ssh, read_nodes(where.node_list), all_users=all_users)
     return show_receipts(receipts, as_json=as_json)
 

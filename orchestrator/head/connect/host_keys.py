@@ -85,12 +85,19 @@ def _with_port(host: str, port: int) -> str:
     return host.lower() if port == 22 else f"[{host.lower()}]:{port}"
 
 
-@functools.cache
 def _read(path: Path) -> tuple[KnownKey, ...]:
     try:
-        return _parse(path.read_text(errors="replace"), str(path))
+        status = path.stat()
+        state = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+        return _read_once(path, state)
     except OSError:
         return ()
+
+
+@functools.lru_cache(maxsize=32)
+def _read_once(path: Path, state: tuple[int, ...]) -> tuple[KnownKey, ...]:
+    """Read a file once in this state of it: a process may live longer than that."""
+    return _parse(path.read_text(errors="replace"), str(path))
 
 
 def _parse(text: str, source: str) -> tuple[KnownKey, ...]:
@@ -283,4 +290,4 @@ def _record(destination: Destination, name: str, key: paramiko.PKey) -> None:
                 f"its host key cannot be recorded in {file}: {error.strerror}",
                 "make the file writable, or name another one with UserKnownHostsFile in ssh_config",
             ) from error
-        _read.cache_clear()
+        _read_once.cache_clear()

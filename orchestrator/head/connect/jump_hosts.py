@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from orchestrator.errors import NodeError, OrchestratorError, UsageError
+from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.head.connect.ssh_config import Destination, SshConfig, loop
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class JumpHosts(Generic[C]):
         """Connect to the last machine of a ProxyJump list, or wait for whoever does so already."""
         from concurrent.futures import Future, TimeoutError  # 4 ms of every command's start
 
-        hop = self.last_hop(destination.jump)
+        hop = self.config.last_hop(destination.jump)
         if hop in (destination, *behind):
             raise loop(destination.jump)
         with self.changing:
@@ -58,20 +58,6 @@ class JumpHosts(Generic[C]):
             raise NodeError(f"its jump host {hop.host} does not answer") from None
         except OrchestratorError as error:
             raise NodeError(f"its jump host {hop.host}: {error.what}", error.fix) from error
-
-    def last_hop(self, jump: str) -> Destination:
-        """Return the last machine of `user@host:port,...`, reached through those before it."""
-        before, _, last = jump.rpartition(",")
-        text = last.strip().removeprefix("ssh://")
-        user, _, rest = text.rpartition("@")
-        host, colon, port = rest.rpartition(":")
-        if not colon or (host.count(":") and not rest.startswith("[")):
-            host, port = rest, ""
-        if not host or (port and not port.isdigit()):
-            raise UsageError(f"ProxyJump {jump} of your ssh_config: {last!r} is no host")
-        return self.config.destination(
-            host.strip("[]"), user or None, int(port) if port else None, before
-        )
 
 
 def _is_over(attempt: Future[C]) -> bool:

@@ -97,6 +97,18 @@ class SshConfig:
     def of_node(self, node: Login) -> Destination:
         return self.destination(node.host, node.user, node.port)
 
+    def last_hop(self, jump: str) -> Destination:
+        """Return the last machine of `user@host:port,...`, reached through those before it."""
+        before, _, last = jump.rpartition(",")
+        text = last.strip().removeprefix("ssh://")
+        user, _, rest = text.rpartition("@")
+        host, colon, port = rest.rpartition(":")
+        if not colon or (host.count(":") and not rest.startswith("[")):
+            host, port = rest, ""
+        if not host or (port and not port.isdigit()):
+            raise UsageError(f"ProxyJump {jump} of your ssh_config: {last!r} is no host")
+        return self.destination(host.strip("[]"), user or None, int(port) if port else None, before)
+
 
 @functools.cache
 def _ask_once(file: Path | None) -> dict[str, list[str]]:

@@ -85,7 +85,7 @@ class ProcessConnection:
         complaints, stderr = socket.socketpair()
         with theirs, stderr:
             try:
-                subprocess.Popen(
+                process = subprocess.Popen(
                     [*self.program, "/bin/sh", "-c", command],
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
@@ -97,8 +97,12 @@ class ProcessConnection:
                 )
             except OSError as error:
                 raise NodeError(f"{self.program[0]} cannot be started: {error.strerror}") from error
-        self.open.append(ProcessChannel(ours, complaints, timeout))
+        self.open.append(ProcessChannel(ours, complaints, process, timeout))
         return self.open[-1]
+
+    @property
+    def alive(self) -> bool:
+        return True
 
     def close(self) -> None:
         for pipes in self.open:
@@ -108,9 +112,16 @@ class ProcessConnection:
 class ProcessChannel:
     """A running program's standard streams, with the interface of paramiko's channel."""
 
-    def __init__(self, both: socket.socket, stderr: socket.socket, timeout: float) -> None:
+    def __init__(
+        self,
+        both: socket.socket,
+        stderr: socket.socket,
+        process: subprocess.Popen[bytes],
+        timeout: float,
+    ) -> None:
         self.both = both
         self.stderr = stderr
+        self.process = process
         self.settimeout, self.sendall = both.settimeout, both.sendall
         self.settimeout(timeout)
 
@@ -126,6 +137,12 @@ class ProcessChannel:
     def recv_stderr(self, nbytes: int, /) -> bytes:
         lines = self.stderr.recv(nbytes).splitlines(keepends=True)
         return b"".join(line for line in lines if not line.endswith(NO_BINDING))
+
+    def shutdown_write(self) -> None:
+        self.both.shutdown(socket.SHUT_WR)
+
+    def recv_exit_status(self) -> int:
+        return max(-1, self.process.wait())
 
     def close(self) -> None:
         """Close both ends: the program sees the end of its input, and a reader here wakes up."""

@@ -21,6 +21,13 @@ class Channel(Protocol):
 
     def recv_stderr(self, nbytes: int, /) -> bytes: ...
 
+    def shutdown_write(self) -> None:
+        """End the program's input."""
+
+    def recv_exit_status(self) -> int:
+        """Wait for the program's exit code; -1 if a signal or a lost connection ended it."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -28,6 +35,9 @@ class Connection(Protocol):
     """An open connection to one node."""
 
     address: str  # its IP address as the head sees it, or ""
+
+    @property
+    def alive(self) -> bool: ...
 
     def run(self, command: str, timeout: float) -> Channel: ...
 

@@ -11,9 +11,9 @@ from typing import Protocol
 from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached, reach
-from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.inventory.node_list import Node, read_nodes
 from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.launch.request import Request
@@ -47,8 +47,8 @@ class ListedNodes:
     ssh_config: Path | None
     strict: bool
 
-    def transport(self, timeout: float) -> SshTransport:
-        return SshTransport(SshConfig(self.ssh_config), timeout=timeout, strict=self.strict)
+    def transport(self, timeout: float) -> HeldTransport:
+        return HeldTransport(SshConfig(self.ssh_config), timeout=timeout, strict=self.strict)
 
     def experiment(self, root: Path, name: str) -> Experiment:
         return experiment.create(root, name)

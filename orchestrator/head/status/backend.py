@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from orchestrator.errors import EXIT_DONE
-from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.subprocess_transport import LocalTransport, SrunTransport
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.stop import Receipt
+from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.slurm import batch_job, queue
 from orchestrator.head.status.status import UNSCHEDULED, Scheduled
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -34,7 +34,7 @@ class SshBackend:
     def transport(self, record: JobRecord, ssh_config: Path | None) -> Transport:
         recorded = Path(record.ssh_config) if record.ssh_config else None
         strict = record.launch.strict_host_keys
-        return SshTransport(SshConfig(ssh_config or recorded), strict=strict)
+        return HeldTransport(SshConfig(ssh_config or recorded), strict=strict)
 
     def settle(self, experiment: Experiment, record: JobRecord) -> JobRecord:
         """Conclude the record of a job that ended without its head being able to say so."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from orchestrator.config.launch import Where
 from orchestrator.errors import UsageError, nearest
-from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.screen.output import complain, say
 from orchestrator.head.status import status
@@ -58,7 +58,7 @@ def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
         hint = nearest(wanted, names) if wanted else "; start one: master_launch SCRIPT"
         what = f"no experiment {wanted!r}" if wanted else "no experiment"
         raise UsageError(f"there is {what} in {where.experiments}{hint}")
-    ssh = SshTransport(SshConfig(where.ssh_config))
+    ssh = HeldTransport(SshConfig(where.ssh_config))
     record = status.find_on_nodes(ssh, read_nodes(where.node_list), wanted)
     return RemoteJob(record, ssh, backend_of(record))
 

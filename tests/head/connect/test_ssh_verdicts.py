@@ -245,7 +245,7 @@ def by_ssh(config: Path) -> tuple[bool, str]:
 
 
 def by_us(config: Path) -> tuple[bool, str]:
-    host_keys._read.cache_clear()
+    host_keys._read_once.cache_clear()
     ssh.load_key.cache_clear()
     own = SshConfig(config)
     try:

@@ -1,0 +1,371 @@
+"""The process that holds SSH connections open between commands.
+
+It connects to what it was asked to hold, and to nothing else. A command gets a session on such a
+connection if a new one would lead to the same machine now: by the same resolved ssh_config and
+keys, and by the known_hosts of this moment. What passes through is copied, both ways.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from orchestrator import files, interrupt
+from orchestrator.errors import OrchestratorError
+from orchestrator.head.connect import host_keys, open_files
+from orchestrator.head.connect.light_paramiko import paramiko
+from orchestrator.head.connect.ssh import WINDOW, Connection, SshTransport, load_key
+from orchestrator.head.held import socket_file
+from orchestrator.head.held.relay import Relay
+from orchestrator.head.held.route import KnownHops, Route, from_data
+
+NODE_PATIENCE = 2.0  # to open a session: a node that needs longer is no faster than a login
+TICK = 0.5  # between two looks at whether it is still of use
+FIRST = 30.0  # seconds until it has heard what to hold
+LOST_AFTER = 45_000  # ms without an answer of the node's TCP
+WAKES = 5.0  # each connection's thread wakes up after so many seconds; paramiko's own is 0.1
+WAITING = 256  # commands that ask at the same moment: one for each node
+PROGRAM = socket_file.program()
+
+
+@dataclass
+class Entry:
+    """A connection to be held."""
+
+    route: Route
+    strict: bool
+    timeout: float
+    connection: Connection | None = None
+    connecting: bool = False
+    why: str = ""  # it is lost
+    sessions: int = 0
+
+    @property
+    def alive(self) -> bool:
+        return self.connection is not None and self.connection.alive
+
+    @property
+    def name(self) -> str:
+        there = self.route.destination
+        return f"{there.user}@{there.host}:{there.port}"
+
+
+@dataclass
+class Holder:
+    """Holds connections, and answers commands until nothing is left to hold."""
+
+    listener: socket.socket
+    path: Path
+    lock: int
+    idle: float
+    patience: float = NODE_PATIENCE
+    entries: dict[str, Entry] = field(default_factory=dict)
+    ways: dict[Any, SshTransport] = field(default_factory=dict)  # each with its jump hosts
+    changing: threading.RLock = field(default_factory=threading.RLock)
+    used: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.inode = self.path.stat().st_ino
+
+    def serve(self) -> None:
+        """Answer until there is a reason to end."""
+        poll = select.poll()
+        poll.register(self.listener, select.POLLIN)
+        looked = time.monotonic()
+        while True:
+            if poll.poll(TICK * 1000):
+                try:
+                    sock, _ = self.listener.accept()
+                except OSError:  # too many open files: the command logs in by itself
+                    time.sleep(0.1)
+                    continue
+                threading.Thread(target=self.answer, args=(sock,), daemon=True).start()
+            if time.monotonic() - looked >= TICK:
+                looked = time.monotonic()
+                if self.is_over():
+                    return
+
+    def is_over(self) -> bool:
+        """Tell whether nobody uses it, nothing is left to hold, or another is in its place."""
+        with self.changing:
+            entries = list(self.entries.values())
+            if any(entry.sessions for entry in entries):
+                self.used = time.monotonic()
+                if not self.is_current():
+                    self.retire()
+                return False
+        useful = any(entry.alive or entry.connecting for entry in entries)
+        waited = time.monotonic() - self.used
+        if waited > (self.idle if useful else TICK if entries else FIRST):
+            return True
+        return not self.is_current()
+
+    def is_current(self) -> bool:
+        """Tell whether our socket is still there, and our program is still the installed one."""
+        socket_file.program.cache_clear()
+        try:
+            return self.path.stat().st_ino == self.inode and socket_file.program() == PROGRAM
+        except OSError:
+            return False
+
+    def retire(self) -> None:
+        """Give the place to another, and end when the commands that run now have ended."""
+        self.remove_socket()
+        with contextlib.suppress(OSError):
+            fcntl.flock(self.lock, fcntl.LOCK_UN)
+
+    # -- what commands ask -------------------------------------------------------------------
+
+    def answer(self, sock: socket.socket) -> None:
+        """Answer a command of the same user."""
+        if socket_file.peer(sock)[1] != os.geteuid():
+            sock.close()
+            return
+        with (
+            sock,
+            contextlib.suppress(OSError, ValueError, KeyError, TypeError),
+            contextlib.ExitStack() as opened,
+        ):
+            self.converse(sock, opened)
+
+    def converse(self, sock: socket.socket, opened: contextlib.ExitStack) -> None:
+        """Answer until the command ends the conversation, or something that is no question."""
+        session: Session | None = None
+        while True:
+            request, passed = socket_file.receive(sock)
+            ends = [socket.socket(fileno=descriptor) for descriptor in passed]
+            do = request.get("do")
+            if do == "end":
+                self.end()
+            elif do == "retire":
+                self.retire()
+                socket_file.send(sock, {"retired": True})
+            elif do == "list":
+                socket_file.send(sock, self.state())
+            elif request.get("program") != PROGRAM:
+                return
+            elif do == "hold":
+                self.hold(request)
+                socket_file.send(sock, self.state())
+            elif do == "session" and session is None:
+                session = self.session(request["key"], strict=request["strict"])
+                opened.callback(session.channel.close if session else bool)
+                socket_file.send(sock, session.described if session else {"open": False})
+            elif do == "run" and session is not None and len(ends) == 2:
+                session.run(sock, request["command"], ends)
+                return
+            else:
+                return
+
+    def state(self) -> dict[str, Any]:
+        with self.changing:
+            connections = [
+                {
+                    "node": entry.name,
+                    "state": "open" if entry.alive else "connecting" * entry.connecting or "lost",
+                    "why": "" if entry.alive else entry.why,
+                    "sessions": entry.sessions,
+                }
+                for entry in self.entries.values()
+            ]
+        return {"idle": self.idle, "connections": connections}
+
+    def hold(self, request: dict[str, Any]) -> None:
+        """Connect to what is not connected yet, and keep that up."""
+        self.idle, self.used = float(request["idle"]), time.monotonic()
+        if request["agent"]:
+            os.environ["SSH_AUTH_SOCK"] = request["agent"]
+        for item in request["routes"]:
+            with self.changing:
+                entry = self.entries.get(item["key"])
+                if entry is None:
+                    route = from_data(item["route"])
+                    entry = Entry(route, bool(item["strict"]), float(item["timeout"]))
+                    self.entries[item["key"]] = entry
+            self.connect(entry)
+
+    def end(self) -> NoReturn:
+        self.remove_socket()
+        interrupt.leave(0)
+
+    def remove_socket(self) -> None:
+        """Remove our socket, and no other that has taken its place."""
+        with contextlib.suppress(OSError):
+            if self.path.stat().st_ino == self.inode:
+                self.path.unlink()
+
+    # -- connections -------------------------------------------------------------------------
+
+    def connect(self, entry: Entry) -> None:
+        """Connect in the background, unless there is a connection, or one on its way."""
+        with self.changing:
+            if entry.connecting or entry.alive:
+                return
+            entry.connecting = True
+            load_key.cache_clear()
+            hops = entry.route.hops
+            jumps = (hops[0].jump, hops[1:], entry.strict)
+            way = self.ways.get(jumps)
+            if way is None:
+                way = SshTransport(KnownHops(hops=hops), strict=entry.strict)
+                self.ways[jumps] = way
+        threading.Thread(target=self._connect, args=(entry, way), daemon=True).start()
+
+    def _connect(self, entry: Entry, way: SshTransport) -> None:
+        try:
+            connection = way.connect(entry.route.destination, entry.timeout)
+            keep_up(connection)
+            entry.connection, entry.why = connection, ""
+        except OrchestratorError as error:
+            entry.why = error.what
+        except Exception as error:  # noqa: BLE001  a defect of ours: commands log in by themselves
+            entry.why = f"{type(error).__name__}: {error}"
+        finally:
+            entry.connecting = False
+
+    def session(self, key: str, *, strict: bool) -> Session | None:
+        """Open a session for a command, if its node may still be trusted and answers."""
+        self.used = time.monotonic()
+        entry = self.entries.get(key)
+        connection = entry.connection if entry else None
+        if entry is None or connection is None:
+            return None
+        if not connection.alive:
+            self.connect(entry)
+            return None
+        try:
+            trust(entry.route, connection, strict=strict)
+        except OrchestratorError as error:  # the command will be told so, by a login of its own
+            self.drop(entry, connection, error.what, whole_way=True)
+            return None
+        try:
+            channel = connection.transport.open_session(WINDOW, timeout=self.patience)
+        except paramiko.ChannelException:  # MaxSessions: others are using it
+            return None
+        except Exception as error:  # noqa: BLE001  whatever a lost connection does to paramiko
+            self.drop(entry, connection, str(error))
+            self.connect(entry)
+            return None
+        return Session(entry, channel, connection.address, self.changing)
+
+    def drop(
+        self, entry: Entry, connection: Connection, why: str, *, whole_way: bool = False
+    ) -> None:
+        with self.changing:
+            if entry.connection is connection:
+                entry.connection, entry.why = None, why
+        link: Connection | None = connection
+        while link is not None:
+            hang_up(link)
+            link = link.through if whole_way else None
+
+
+@dataclass
+class Session:
+    """A session on a node, for one command."""
+
+    entry: Entry
+    channel: paramiko.Channel
+    address: str
+    changing: threading.RLock
+
+    @property
+    def described(self) -> dict[str, Any]:
+        return {"open": True, "address": self.address}
+
+    def run(self, sock: socket.socket, command: str, ends: list[socket.socket]) -> None:
+        """Start the command, and copy its streams until it is over or nobody reads them."""
+        with self.changing:
+            self.entry.sessions += 1
+        try:
+            try:
+                self.channel.settimeout(self.entry.timeout)
+                self.channel.exec_command(command)
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                socket_file.send(sock, {"runs": False, "error": str(error)})
+                return
+            socket_file.send(sock, {"runs": True})
+            Relay(self.channel, sock, *ends).run()
+        finally:
+            self.channel.close()
+            for end in ends:
+                end.close()
+            with self.changing:
+                self.entry.sessions -= 1
+
+
+# -- a connection -----------------------------------------------------------------------------
+
+
+def trust(route: Route, connection: Connection, *, strict: bool) -> None:
+    """Raise if a new connection would be refused now, on any machine of the way."""
+    link: Connection | None = connection
+    for hop in route.hops:
+        assert link is not None
+        key = link.transport.get_remote_server_key()
+        host_keys.check(hop, key, strict=strict, address=link.address)
+        link = link.through
+
+
+def keep_up(connection: Connection) -> None:
+    """Let the system end a connection whose other end is gone, and wake up seldom meanwhile."""
+    sock = connection.transport.sock
+    sock.settimeout(WAKES)
+    if isinstance(sock, socket.socket):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_AFTER)
+
+
+def hang_up(connection: Connection) -> None:
+    """Close a connection without waiting for its thread, which may sleep for seconds."""
+    sock = connection.transport.sock
+    if isinstance(sock, socket.socket):
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
+# -- the process ------------------------------------------------------------------------------
+
+
+def hold_connections(idle: float, ready: Callable[[], None], patience: float) -> None:
+    """Hold connections until there is a reason to end; nothing happens if somebody does already."""
+    with lock() as held, socket_file.entered() as here:
+        name = Path(here, socket_file.name())
+        with contextlib.suppress(FileNotFoundError):
+            name.unlink()  # of a process that was killed
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(name))
+        listener.listen(WAITING)
+        path = socket_file.directory() / socket_file.name()
+        open_files.raise_limit()
+        holder = Holder(listener, path, held, idle, patience)
+        interrupt.undo_with(holder.remove_socket)
+        ready()
+        holder.serve()
+        holder.remove_socket()
+
+
+@contextlib.contextmanager
+def lock() -> Iterator[int]:
+    """Be the only process that holds connections: of this user, on this machine."""
+    where = socket_file.directory()
+    where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        files.make_private(where)
+    with socket_file.entered() as here:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(f"{here}/{socket_file.name()}.lock", flags, files.PRIVATE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield descriptor
+    finally:
+        os.close(descriptor)

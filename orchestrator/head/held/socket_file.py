@@ -1,0 +1,107 @@
+"""The socket of the process that holds connections: where it is, and what goes through it.
+
+Only processes of the same user on the same machine get through: the directory is the user's alone,
+and each end asks the kernel who the other is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import socket
+import stat
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator import files
+from orchestrator.version import __version__
+
+LARGEST = 1 << 24  # bytes of a message: the destinations of all nodes
+SIZE = struct.Struct(">I")
+CREDENTIALS = struct.Struct("3i")
+
+
+def directory() -> Path:
+    home = os.environ.get("ORCHESTRATOR_HOME") or files.expanded("~/.orchestrator")
+    return Path(home).absolute() / "connections"
+
+
+def name() -> str:
+    """Return the socket's name: machines may share a home, and none reaches another's socket."""
+    return re.sub(r"[^\w.-]", "_", socket.gethostname())[:60] + ".socket"
+
+
+@contextlib.contextmanager
+def entered() -> Iterator[str]:
+    """Give a short path of the directory: that of a socket may have 107 bytes and no more."""
+    with files.opened(directory()) as descriptor:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            raise PermissionError(f"{directory()} is not ours alone")
+        yield f"/proc/self/fd/{descriptor}"
+
+
+def call() -> socket.socket | None:
+    """Connect to the process that holds connections, if there is one."""
+    try:
+        with entered() as here:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(f"{here}/{name()}")
+    except OSError:
+        return None
+    if peer(sock)[1] == os.geteuid():
+        return sock
+    sock.close()
+    return None
+
+
+@functools.cache
+def program() -> str:
+    """Return what only processes with the same program of ours have in common."""
+    rooms = Path(__file__).parents[1] / "connect", Path(__file__).parent
+    newest = max(path.stat().st_mtime_ns for room in rooms for path in room.glob("*.py"))
+    return f"{__version__} {rooms[1]} {newest}"
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end, as the kernel knows them."""
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, _ = CREDENTIALS.unpack(data)
+    return pid, uid
+
+
+def send(sock: socket.socket, message: Mapping[str, Any], passed: Sequence[int] = ()) -> None:
+    """Send a message, and with its first byte some open files."""
+    text = json.dumps(message).encode("ascii")
+    data = SIZE.pack(len(text)) + text
+    sent = socket.send_fds(sock, [data], passed) if passed else 0
+    sock.sendall(data[sent:])
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return the next message, {} at the end, and the open files that came with it."""
+    data, passed, _, _ = socket.recv_fds(sock, SIZE.size, 2)
+    try:
+        while data and len(data) < SIZE.size:
+            data += sock.recv(SIZE.size - len(data)) or _cut_short()
+        if not data:
+            return {}, passed
+        (size,) = SIZE.unpack(data)
+        text = bytearray()
+        while len(text) < min(size, LARGEST):
+            text += sock.recv(size - len(text)) or _cut_short()
+        message = json.loads(text)
+        return message if isinstance(message, dict) else {}, passed
+    except BaseException:
+        for descriptor in passed:
+            os.close(descriptor)
+        raise
+
+
+def _cut_short() -> bytes:
+    raise ConnectionResetError("a message was cut short")
