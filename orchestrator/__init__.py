@@ -10,15 +10,19 @@ from orchestrator.version import __version__
 if TYPE_CHECKING:
     from orchestrator.api.cluster import Cluster
     from orchestrator.api.job import Job, Line, Receipt, Verdict
+    from orchestrator.api.pool import Actor, Pool, RanksLost
     from orchestrator.engine.trainer import Trainer
     from orchestrator.errors import JobFailed, OrchestratorError
 
 __all__ = [
+    "Actor",
     "Cluster",
     "Job",
     "JobFailed",
     "Line",
     "OrchestratorError",
+    "Pool",
+    "RanksLost",
     "Receipt",
     "Trainer",
     "Verdict",
@@ -27,11 +31,14 @@ __all__ = [
 
 # Imported when somebody asks for it: the head must not load torch, nor a command what it needs not.
 LATER = {
+    "Actor": "orchestrator.api.pool",
     "Cluster": "orchestrator.api.cluster",
     "Job": "orchestrator.api.job",
     "JobFailed": "orchestrator.errors",
     "Line": "orchestrator.api.job",
     "OrchestratorError": "orchestrator.errors",
+    "Pool": "orchestrator.api.pool",
+    "RanksLost": "orchestrator.api.pool",
     "Receipt": "orchestrator.api.job",
     "Trainer": "orchestrator.engine.trainer",
     "Verdict": "orchestrator.api.job",

@@ -58,6 +58,8 @@ LONG = [
     "tests/engine/ranks/test_many_ranks.py",
     "tests/end_to_end/test_connections.py::test_sixty_four_nodes",
     "tests/end_to_end/test_frameworks.py",
+    "tests/end_to_end/test_pool.py::test_map_goes_on_without_a_node",
+    "tests/end_to_end/test_pool.py::test_ten_thousand_calls",
     "tests/end_to_end/test_programs.py",
     *(
         f"tests/end_to_end/test_end.py::test_a_failing_rank_ends_the_job_everywhere[plain-{how}"

@@ -33,7 +33,8 @@ ARROWS: dict[str, set[str]] = {
     "node/peers": {"protocol"},
     "node/job": {"files", "node/peers", "protocol"},
     "node/facts": {"node/job", "protocol"},
-    "node/server": {"node/facts", "node/job", "node/peers", "protocol"},
+    "node/calls": {"node/job", "protocol"},
+    "node/server": {"node/calls", "node/facts", "node/job", "node/peers", "protocol"},
     "node": {"permissions", "node/job", "node/server"},
     "engine/ranks": {"config", "errors", "slurm_environment"},
     "engine/models": {"config", "errors", "engine/ranks"},
@@ -83,6 +84,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/connect", "head/follow", "head/held", "head/inventory", "head/screen"),
         "head/slurm",
     },
+    "head/calls": {"errors", "protocol", "records", "head/connect"},
     "head/prune": {
         *("errors", "files", "protocol", "records", "text"),
         *("head/connect", "head/screen", "head/status"),
@@ -117,8 +119,9 @@ ARROWS: dict[str, set[str]] = {
         *("launchers", "launchers/by_hand", "launchers/containers", "launchers/slurm"),
     },
     "api": {
-        *("cli", "config", "errors", "records", "head/commands"),
-        *("head/follow", "head/inventory", "head/launch", "head/screen"),
+        *("cli", "config", "errors", "protocol", "records", "node/calls"),
+        *("head/calls", "head/commands", "head/follow", "head/inventory", "head/launch"),
+        *("head/screen", "head/status"),
     },
     "entry": {"cli", "interrupt"},
     "__main__": {"entry"},
@@ -147,8 +150,10 @@ OTHERS = {
     "launchers/containers": {"yaml", "click"},
     "api": {"click"},
     "api/cluster.py": {"cloudpickle", "typing_extensions"},
+    "api/pool.py": {"cloudpickle"},
     "protocol/message.py": {"typing_extensions"},  # for the type checker alone
     "node/job/run_function.py": {"cloudpickle"},  # which travels with the function
+    "node/calls/serve.py": {"cloudpickle"},
     "node/job/fast_torchrun.py": {"torch"},  # it is torchrun
 }
 MOST_MODULES = 16

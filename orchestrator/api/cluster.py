@@ -28,6 +28,7 @@ from orchestrator.records.experiment import NAME, Experiment
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from orchestrator.api.pool import Pool
     from orchestrator.head.inventory.machine import Machine
 
 P = ParamSpec("P")
@@ -69,7 +70,7 @@ class Cluster:
         given = {"nodes": nodes, "ssh_config": ssh_config, "experiments": experiments}
         self._where = {name: absolute(path) for name, path in given.items() if path is not None}
         self._options: Options = options
-        self._jobs: list[Job] | None = None  # of the `with` block we are in
+        self._jobs: list[Job | Pool] | None = None  # of the `with` block we are in
 
     def __repr__(self) -> str:
         return f"<Cluster {self._where.get('nodes', absolute(DEFAULT_NODES))}>"
@@ -148,6 +149,20 @@ class Cluster:
         An exception in a rank is raised here. See submit() for what can be sent.
         """
         return self.submit(function, *args, **kwargs).results()
+
+    def pool(self, **options: Unpack[Options]) -> Pool:
+        """Start ranks on all nodes that stay, and are called again and again.
+
+        Returns when all of them wait for calls. See Pool.
+        """
+        from orchestrator.api.pool import DEFAULTS, Pool
+
+        check_names(options)
+        cluster = Cluster(**self._where, **merged(DEFAULTS, merged(self._options, options)))
+        pool = Pool(cluster)
+        if self._jobs is not None:
+            self._jobs.append(pool)
+        return pool
 
     def nodes(self) -> list[Machine]:
         """Describe what each machine is: CPUs, memory, GPUs, driver, networks, torch, free disk.

@@ -367,6 +367,13 @@ class AskStuck(Request[Stuck], do="stuck"):
     node: int
 
 
+class Call(Request[Nothing], do="call"):
+    """Pass CALL frames on to the ranks, and their answers back, from now on."""
+
+    job: str
+    node: int
+
+
 class OutputFile(Message):
     """A file that a rank wrote."""
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from orchestrator.node.server.session import HANDLERS
 from orchestrator.protocol import control, events, facts, frames, meeting, messages, reports, spec
 from orchestrator.protocol.events import RankEnded, RankError
-from orchestrator.protocol.frames import HEADER, JSON, LARGEST, STREAMS, Splitter
+from orchestrator.protocol.frames import HEADER, JSON, LARGEST, SMALLEST, STREAMS, Splitter
 from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
 from orchestrator.protocol.version import Version, conflict
 
@@ -243,7 +243,7 @@ def test_frames_of_anybody_are_nonsense_and_nothing_worse(data: dict[str, Any]) 
 # -- frames -----------------------------------------------------------------------------------
 
 frame = st.tuples(st.sampled_from(sorted(LARGEST)), st.binary(max_size=50)).map(
-    lambda pair: (pair[0], b"12345678" + pair[1] if pair[0] in STREAMS else pair[1])
+    lambda pair: (pair[0], bytes(SMALLEST.get(pair[0], 0)) + pair[1])
 )
 
 

@@ -134,7 +134,11 @@ class Answers:
             self.out.flush()
 
 
-def serve(actions: dict[str, Callable[..., None]], request: dict[str, Any]) -> NoReturn:
+def serve(
+    actions: dict[str, Callable[..., None]],
+    request: dict[str, Any],
+    keys: Callable[[], Keys] = Pipe,
+) -> NoReturn:
     """Do what the request asks for, in a process that nobody waits for."""
     if os.fork():
         os._exit(0)
@@ -146,7 +150,7 @@ def serve(actions: dict[str, Callable[..., None]], request: dict[str, Any]) -> N
     answers = Answers()
     do = request.pop("do")
     try:
-        actions[do](answers, Pipe(), **request)
+        actions[do](answers, keys(), **request)
     except OrchestratorError as error:
         kind = next(
             parent for parent in type(error).__mro__ if parent.__module__ == errors.__name__

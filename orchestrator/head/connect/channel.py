@@ -195,6 +195,10 @@ class NodeChannel:
         with self.sending:
             self._send(frames.header(PIECE, len(data)) + data)
 
+    def put_frame(self, frame: bytes) -> None:
+        with self.sending:
+            self._send(frame)
+
     def message(self, deadline: float, silence: str) -> Incoming | None:
         """Read a frame: what it says, or None for one of a stream."""
         kind, size = self.header(deadline, silence)

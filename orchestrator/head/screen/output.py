@@ -64,6 +64,14 @@ def pass_on(text: str, out: TextIO | None = None) -> bool:
     return True
 
 
+def typed_line() -> str:
+    """Read a line from the terminal or the notebook; an empty text is the end of the input."""
+    try:
+        return input() + "\n"
+    except EOFError:
+        return ""
+
+
 def complain(text: str, end: str = "\n") -> None:
     """Print an error, a note or a question on standard error."""
     with contextlib.suppress(BrokenPipeError):

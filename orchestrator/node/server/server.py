@@ -16,7 +16,7 @@ import time
 
 from orchestrator.node.server.session import Refusal, Session
 from orchestrator.protocol import frames
-from orchestrator.protocol.frames import HEADER, JSON, PIECE, Splitter
+from orchestrator.protocol.frames import CALL, HEADER, JSON, PIECE, Splitter
 from orchestrator.protocol.message import Message, Nonsense, encode, parse
 from orchestrator.protocol.messages import Greeting, Heartbeat, Refused, number_of, read_request
 from orchestrator.protocol.timing import SERVER_BEAT
@@ -68,13 +68,19 @@ class ChannelServer:
                 streamer.pump(self.send, self.send_message)
                 self.flush()
             poll = select.poll()
-            poll.register(0, select.POLLIN)
+            calls = self.session.calls
+            if calls:
+                calls.connect(self.send)
+                calls.register(poll, reading=self.waiting_bytes < BACKLOG)
+            if not (calls and calls.is_full):
+                poll.register(0, select.POLLIN)
             if self.waiting:
                 poll.register(1, select.POLLOUT)
             elif streamer and streamer.bell is not None:
                 poll.register(streamer.bell, select.POLLIN)
             behind = streamer is not None and streamer.behind and not self.waiting
             left = 0.0 if behind else max(0.0, self.next_beat - time.monotonic())
+            left = min(left, calls.waits) if calls and calls.waits else left
             for fd, events in poll.poll(left * 1000):
                 if fd == 0 and not self.receive():
                     return
@@ -82,6 +88,8 @@ class ChannelServer:
                     return
                 if streamer and fd == streamer.bell:
                     streamer.drain_bell()
+                if calls:
+                    calls.serve(fd, self.send)
             self.beat()
 
     def beat(self) -> None:
@@ -108,6 +116,8 @@ class ChannelServer:
                 self.session.piece += payload
             elif kind == JSON:
                 self.serve(payload)
+            elif kind == CALL and self.session.calls:
+                self.session.calls.deliver(payload)
             else:
                 raise Nonsense(f"a head sends no frame {kind.decode()}")
         return bool(data)

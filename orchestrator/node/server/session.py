@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.node.facts.probe import probe
 from orchestrator.node.job import cleanup, processes, stop_job
@@ -28,6 +28,9 @@ from orchestrator.protocol.messages import Nothing, Request
 from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.timing import SERVER_PATIENCE
 from orchestrator.protocol.version import OWN, conflict
+
+if TYPE_CHECKING:
+    from orchestrator.node.calls.relay import Calls
 
 START_SECONDS = 20.0
 LIBRARY = os.path.abspath(__file__).rsplit(os.sep, 4)[0]
@@ -72,6 +75,7 @@ class Session:
         self.piece = bytearray()  # what the next request is about
         self.parcels: dict[str, RunDir] = {}  # that wait for the start of their jobs
         self.listed: set[tuple[str, str]] = set()  # outputs that the head knows
+        self.calls: Calls | None = None  # in the ranks of a job
         self.patience = SERVER_PATIENCE
         self.stop_of_all = stop_of_all()  # the last one before this visit
 
@@ -239,6 +243,13 @@ class Session:
     def stuck(self, request: messages.AskStuck) -> messages.Stuck:
         stacks = collect(RunDir(request.job, request.node))
         return messages.Stuck(stuck=stacks, time=time.time())
+
+    @answers(messages.Call)
+    def call(self, request: messages.Call) -> Nothing:
+        from orchestrator.node.calls.relay import Calls  # a launch does without it
+
+        self.calls = Calls(RunDir(request.job, request.node))
+        return Nothing()
 
     @answers(messages.Outputs)
     def outputs(self, request: messages.Outputs) -> messages.OutputFiles:

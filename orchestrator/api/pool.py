@@ -1,0 +1,390 @@
+"""Ranks that stay, and are called again and again: orchestrator.Pool.
+
+The ranks are a job like any other, which runs node/job/serve.py. Calls and answers travel
+through a process of our own (head/calls/exchange.py), so this program has no connection or thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import select
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+
+from orchestrator.api.job import Job, RemoteTraceback
+from orchestrator.api.options import Options
+from orchestrator.api.pool_process import Background
+from orchestrator.config.launch import DEFAULT_NODES
+from orchestrator.errors import EXIT_NODE, JobFailed, NodeError, OrchestratorError, UsageError
+from orchestrator.head.inventory.node_list import read_nodes
+from orchestrator.head.screen import output
+from orchestrator.node.calls import serve
+from orchestrator.protocol import frames
+from orchestrator.protocol.frames import (
+    ASK,
+    EVERY_RANK,
+    GONE,
+    INTERRUPT,
+    LINE,
+    RAISED,
+    READY,
+    RESULT,
+    RUN,
+    SHOW,
+    Part,
+)
+
+if TYPE_CHECKING:
+    from orchestrator.api.cluster import Cluster
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+END_SECONDS = 60.0  # for a job whose ranks were told to end, or were lost
+SETTLE_SECONDS = 10.0  # for ranks that still run a call that was given up
+DEFAULTS: Options = {"name": "pool", "hang_timeout": 0.0, "node_loss_timeout": 20.0}
+MOST_LOSSES = 3  # that one input may cost the pool
+READ = 1 << 20
+
+
+class RanksLost(JobFailed):
+    """The ranks of the pool are gone, and what they held with them."""
+
+
+class Ranks:
+    """The way to the ranks of one job: calls go out, whole answers come back."""
+
+    def __init__(self, job: Job, where: dict[str, str]) -> None:
+        self.size = sum(node.nproc for node in job._record().nodes)
+        self.busy: dict[int, int] = {}  # rank -> the number of the call that it runs
+        self.numbers = itertools.count(1)
+        self.splitter = frames.Splitter()
+        self.arrived: list[Part] = []
+        self.unfinished: dict[int, bytearray] = {}  # rank -> the begin of its answer
+        self.broken = ""  # why nothing more can be sent or received
+        self.process = Background("calls", where=where, experiment=str(job.directory))
+        self.answers = self.process.answers.raw.fileno()  # type: ignore[attr-defined]
+        self.poll = select.poll()
+        self.poll.register(self.answers, select.POLLIN)
+        self.process.answer()
+        self.call(EVERY_RANK, b"", kind=READY)
+        while self.busy:
+            self.answer()
+
+    def call(self, rank: int, call: bytes, kind: bytes = RUN) -> None:
+        number = next(self.numbers)
+        for busy in range(self.size) if rank == EVERY_RANK else (rank,):
+            self.busy[busy] = number
+        self.send(rank, number, kind, call)
+
+    def send(self, rank: int, number: int, kind: bytes, data: bytes = b"") -> None:
+        self.broken = "a call was interrupted while it was being sent"
+        for frame in frames.call_frames(rank, number, kind, data):
+            self.process.press(frame)
+        self.broken = ""
+
+    def answer(self, timeout: float | None = None) -> Part:
+        """Wait for the next rank that has answered its call, and return its answer.
+
+        What its debugger shows and asks for is done on the way. Ctrl-C interrupts the calls.
+        """
+        try:
+            while True:
+                part = self.receive(timeout)
+                if part.kind == GONE:
+                    self.broken = f"rank {part.rank}: {part.data.decode(errors='replace')}"
+                    raise RanksLost(self.broken)
+                if part.kind == SHOW:
+                    output.pass_on(part.data.decode(errors="replace"))
+                elif part.kind == ASK:
+                    self.send(part.rank, part.number, LINE, output.typed_line().encode())
+                elif self.busy.get(part.rank) == part.number:
+                    del self.busy[part.rank]
+                    return part
+        except KeyboardInterrupt:
+            self.interrupt()
+            raise
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in all ranks that run a call."""
+        for rank, number in self.busy.items():
+            self.send(rank, number, INTERRUPT)
+
+    def receive(self, timeout: float | None) -> Part:
+        """Return the next whole message of any rank."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            while self.arrived:
+                part = self.arrived.pop(0)
+                data = self.unfinished.setdefault(part.rank, bytearray())
+                data += part.data
+                if not part.more:
+                    return part._replace(data=bytes(self.unfinished.pop(part.rank)))
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self.poll.poll(None if left is None else left * 1000):
+                raise TimeoutError
+            received = os.read(self.answers, READ)
+            if not received:
+                self.broken = self.process.last_words()
+                raise RanksLost(self.broken)
+            self.arrived += (frames.part(load) for _, load in self.splitter.feed(received))
+
+    def close(self) -> None:
+        """Hang up: the process between us tells the ranks to end."""
+        self.process.keys.close()
+        self.process.answers.close()
+
+
+class Pool:
+    """Ranks on all nodes that stay between calls: `with cluster.pool(nproc=2) as pool`.
+
+        pool.run(f, *args)               calls f in every rank; returns what each returned
+        actor = pool.create(Class, ...)  makes an object in every rank, which stays there
+        actor.method(...)                calls all of them; returns what each returned
+        pool.map(f, inputs)              deals the inputs out to the ranks; results in their order
+
+    torchrun starts the ranks as those of Cluster.run, so torch.distributed works in them. What a
+    rank raises is raised here. breakpoint() in a rank opens its debugger here.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._lock = threading.RLock()
+        self._numbers = itertools.count(1)
+        self._list: Path | None = None  # of the nodes that are left
+        self._ranks: Ranks | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self.job = self._cluster.submit(serve.serve)
+        try:
+            self._ranks = Ranks(self.job, self._cluster._where)
+        except RanksLost as error:
+            self._raise_loss(error)
+        except BaseException:
+            self.job.stop(now=True)
+            raise
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._open.size
+
+    @property
+    def _open(self) -> Ranks:
+        if self._ranks is None:
+            raise UsageError("the pool is closed", "cluster.pool(...) opens another")
+        return self._ranks
+
+    def __repr__(self) -> str:
+        state = f"{self._ranks.size} ranks" if self._ranks else "closed"
+        return f"<Pool {self.job.name}: {state}>"
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """Call function(*args, **kwargs) in every rank, and return the results, one per rank."""
+        call = pickled(function, args, kwargs)
+        with self._lock:
+            ranks = self._ready()
+            results: dict[int, T] = {}
+            try:
+                ranks.call(EVERY_RANK, call)
+                while len(results) < ranks.size:
+                    part = ranks.answer()
+                    results[part.rank] = self._result(part)
+            except RanksLost as error:
+                self._raise_loss(error)
+            return [results[rank] for rank in range(ranks.size)]
+
+    def create(self, kind: Callable[..., object], /, *args: object, **kwargs: object) -> Actor:
+        """Make an object in every rank, and return what calls them all."""
+        number = next(self._numbers)
+        self.run(serve.create, number, kind, args, kwargs)
+        return Actor(self, number, getattr(kind, "__name__", "object"))
+
+    def map(self, function: Callable[[Any], T], inputs: Iterable[object], /) -> list[T]:
+        """Call function(input) for each input, each in the next rank that is free.
+
+        If ranks are lost, the pool starts anew on the nodes that are left, and calls again those
+        whose results are missing; objects made in the ranks are lost.
+        """
+        calls = [pickled(function, (given,), {}) for given in inputs]
+        results: dict[int, T] = {}
+        losses = [0] * len(calls)
+        with self._lock:
+            while len(results) < len(calls):
+                todo = [index for index in range(len(calls)) if index not in results]
+                under_way: dict[int, int] = {}
+                try:
+                    for index, part in self._deal(calls, todo, under_way):
+                        results[index] = self._result(part)
+                except RanksLost as error:
+                    for index in under_way.values():
+                        losses[index] += 1
+                        if losses[index] == MOST_LOSSES:
+                            self._raise_loss(error, f"input {index} costs its rank each time: ")
+                    self._start_again()
+        return [results[index] for index in range(len(calls))]
+
+    def _deal(
+        self, calls: list[bytes], todo: list[int], under_way: dict[int, int]
+    ) -> Iterator[tuple[int, Part]]:
+        """Yield the index and the answer of each call as they come; `under_way` is kept."""
+        ranks = self._ready()
+        waiting = iter(todo)
+        for rank, index in zip(range(ranks.size), waiting):  # noqa: B905  the shorter one ends it
+            under_way[rank] = index
+            ranks.call(rank, calls[index])
+        while under_way:
+            part = ranks.answer()
+            done = under_way.pop(part.rank)
+            following = next(waiting, None) if part.kind == RESULT else None
+            if following is not None:
+                under_way[part.rank] = following
+                ranks.call(part.rank, calls[following])
+            yield done, part
+
+    def _result(self, part: Part) -> Any:
+        """Return what a rank returned, or raise what it raised."""
+        if part.kind != RAISED:
+            return pickle.loads(part.data) if part.kind == RESULT else None
+        self._open.interrupt()  # what the other ranks do is of no use any more
+        error, summary, text = pickle.loads(part.data)
+        try:
+            raised = pickle.loads(error)
+        except Exception:  # noqa: BLE001  there is none, or its class is not known here
+            raised = JobFailed(f"rank {part.rank}: {summary}")
+        raise raised from RemoteTraceback(f"\n\nrank {part.rank}:\n{text}")
+
+    def _ready(self) -> Ranks:
+        """Return the ranks once none is busy with a call that was given up."""
+        ranks = self._open
+        if ranks.broken:
+            raise RanksLost(
+                f"the pool cannot be called: {ranks.broken}", "cluster.pool(...) opens another"
+            )
+        try:
+            while ranks.busy:
+                ranks.answer(SETTLE_SECONDS)
+        except TimeoutError:
+            raise OrchestratorError(
+                f"an earlier call still runs in rank {', '.join(map(str, sorted(ranks.busy)))};"
+                " does it wait for a rank that raised an exception?",
+                "pool.close() ends it; cluster.pool(...) opens another",
+            ) from None
+        return ranks
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _raise_loss(self, error: RanksLost, what: str = "") -> NoReturn:
+        """Raise why the job of the ranks ended."""
+        self._end()
+        record = self.job._record()
+        failure = self.job._failure(record)
+        lost = NodeError if record.exit_code == EXIT_NODE else RanksLost
+        raise lost(f"{what}{error.what}\n{failure.what}", failure.fix) from None
+
+    def _start_again(self) -> None:
+        self._end()
+        gone = {machine.name for machine in self._cluster.nodes() if not machine.reached}
+        if gone:
+            self._take_out(gone)
+        self._start()
+
+    def _take_out(self, gone: set[str]) -> None:
+        """Go on with a node list without the nodes of these names."""
+        path = Path(self._cluster._where.get("nodes", DEFAULT_NODES))
+        if not path.is_file():
+            raise NodeError(f"{', '.join(sorted(gone))} cannot be reached")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        lost = {node.line for node in read_nodes(path) if node.name in gone}
+        left = [line for number, line in enumerate(lines, 1) if number not in lost]
+        if self._list is None:
+            handle, name = tempfile.mkstemp(prefix="orchestrator-", suffix=".txt")
+            os.close(handle)
+            self._list = Path(name)
+        self._list.write_text("\n".join(left) + "\n", encoding="utf-8")
+        where = {**self._cluster._where, "nodes": str(self._list)}
+        self._cluster = type(self._cluster)(**where, **self._cluster._options)
+
+    def _end(self) -> None:
+        """Wait for the end of the job, and bring it about where it does not come by itself."""
+        ranks, self._ranks = self._ranks, None
+        stuck = ranks is not None and bool(ranks.busy) and not ranks.broken
+        if ranks is not None:
+            ranks.close()
+        if stuck:
+            self.job.stop(now=True)
+        try:
+            self.job.wait(END_SECONDS)
+        except TimeoutError:
+            with contextlib.suppress(NodeError):  # of a lost node there is no proof
+                self.job.stop(now=True)
+
+    def leave_block(self, error: BaseException | None) -> None:
+        """Act as the `with` block of the cluster says."""
+        self.close()
+
+    def close(self) -> None:
+        """End the ranks; a call that was given up and still runs is killed."""
+        with self._lock:
+            if self._ranks is not None:
+                self._end()
+            if self._list is not None:
+                self._list.unlink(missing_ok=True)
+                self._list = None
+
+
+class Actor:
+    """An object in every rank of a pool. Its methods return what each rank's returned."""
+
+    def __init__(self, pool: Pool, number: int, name: str) -> None:
+        self._pool, self._number, self._name = pool, number, name
+        self._job = pool.job
+
+    def __repr__(self) -> str:
+        return f"<Actor {self._name} in {self._pool!r}>"
+
+    def __getattr__(self, name: str) -> Callable[..., list[Any]]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def method(*args: object, **kwargs: object) -> list[Any]:
+            if self._pool.job is not self._job:
+                what = f"{self._name} was lost with the ranks that held it"
+                raise RanksLost(what, "pool.create(...) makes it anew")
+            return self._pool.run(serve.call, self._number, name, args, kwargs)
+
+        method.__name__ = name
+        return method
+
+    def delete(self) -> None:
+        """Forget the objects in the ranks."""
+        self._pool.run(serve.delete, self._number)
+
+
+def pickled(function: Callable[..., object], args: object, kwargs: object) -> bytes:
+    import cloudpickle  # type: ignore[import-untyped]
+
+    try:
+        return bytes(cloudpickle.dumps((function, args, kwargs)))
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise UsageError(
+            f"{name} cannot be sent to the nodes: {error}",
+            "files, locks and connections stay here: open them inside the function",
+        ) from error

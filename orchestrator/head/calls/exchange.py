@@ -1,0 +1,139 @@
+"""Carry calls between a Python program and the ranks of its pool: a process between the two.
+
+Frames come from the program through standard input and go to the channels of the nodes; what the
+ranks
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from typing import Any
+
+from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import NodeChannel, nonsense, read_message
+from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.transport import Transport
+from orchestrator.protocol import frames
+from orchestrator.protocol.frames import CALL, CLOSE, EVERY_RANK, GONE, JSON, Splitter
+from orchestrator.protocol.message import Nonsense
+from orchestrator.protocol.messages import Answered, Beat, Call
+from orchestrator.protocol.timing import HEAD_BEAT, HEAD_PATIENCE
+from orchestrator.records.experiment import JobRecord, NodeRecord
+
+READ = 1 << 18
+ASK_SECONDS = 20.0
+
+
+class NodeCalls:
+    """The channel to one node of the pool."""
+
+    def __init__(self, transport: Transport, job: str, node: NodeRecord) -> None:
+        self.node = node
+        self.ranks = range(node.first_rank, node.first_rank + node.nproc)
+        connection = transport.connect(transport.config.of_node(node))
+        try:
+            self.channel: NodeChannel = open_channel(connection, node.python, transport.timeout)
+            self.channel.ask(Call(job=job, node=node.index), ASK_SECONDS)
+        except OrchestratorError:
+            connection.close()
+            raise
+
+    def receive(self) -> bytes | None:
+        """Return the next frame of a call, or None for one that only shows that the node lives."""
+        deadline = time.monotonic() + HEAD_PATIENCE
+        silence = f"silent for {HEAD_PATIENCE:.0f} s"
+        kind, size = self.channel.header(deadline, silence)
+        data = self.channel.exactly(size, deadline, silence)
+        if kind == CALL:
+            if frames.part(data).rank not in self.ranks:
+                raise nonsense(Nonsense("an answer of another node's rank"))
+            return frames.header(CALL, len(data)) + data
+        message = read_message(data) if kind == JSON else None
+        if isinstance(message, Answered):
+            self.channel.answer_of(message)
+        return None
+
+
+class Exchange:
+    """Calls go out to all nodes of a pool, and answers come in."""
+
+    def __init__(self, nodes: list[NodeCalls], answers: int) -> None:
+        self.nodes = nodes
+        self.answers = answers  # file descriptor
+        self.writing = threading.Lock()
+
+    def run(self) -> None:
+        """Carry frames until the program ends or hangs up; then the ranks are told to end."""
+        select.select([0], [], [])  # until then the program reads lines
+        for node in self.nodes:
+            threading.Thread(target=self.listen, args=(node,), daemon=True).start()
+        try:
+            self.forward()
+        finally:
+            (close,) = frames.call_frames(EVERY_RANK, 0, CLOSE, b"")
+            self.send(close)
+            for node in self.nodes:
+                node.channel.connection.close()
+
+    def forward(self) -> None:
+        splitter, next_beat = Splitter(), 0.0
+        while True:
+            left = next_beat - time.monotonic()
+            if left <= 0:
+                next_beat = time.monotonic() + HEAD_BEAT
+                self.beat()
+            elif select.select([0], [], [], left)[0]:
+                data = os.read(0, READ)
+                if not data:
+                    return
+                for _, payload in splitter.feed(data):
+                    frame = frames.header(CALL, len(payload)) + payload
+                    self.send(frame, frames.part(payload).rank)
+
+    def beat(self) -> None:
+        for node in self.nodes:
+            with contextlib.suppress(NodeError):  # listen() notices
+                node.channel.tell(Beat())
+
+    def send(self, frame: bytes, rank: int = EVERY_RANK) -> None:
+        for node in self.nodes:
+            if rank == EVERY_RANK or rank in node.ranks:
+                with contextlib.suppress(NodeError):  # listen() notices
+                    node.channel.put_frame(frame)
+
+    def listen(self, node: NodeCalls) -> None:
+        while True:
+            try:
+                frame = node.receive()
+            except NodeError as error:
+                why = f"{node.node.name}: {error.what}".encode(errors="replace")
+                for rank in node.ranks:
+                    for frame in frames.call_frames(rank, 0, GONE, why):
+                        self.write(frame)
+                return
+            if frame is not None:
+                self.write(frame)
+
+    def write(self, frame: bytes) -> None:
+        with self.writing, contextlib.suppress(BrokenPipeError):  # standard input ends, too
+            view = memoryview(frame)
+            while view:
+                view = view[os.write(self.answers, view) :]
+
+
+def open_calls(transport: Transport, record: JobRecord, answers: int) -> Exchange:
+    """Open a channel to every node of a pool's job."""
+
+    def connect(node: NodeRecord) -> NodeCalls:
+        return NodeCalls(transport, record.job, node)
+
+    results: list[Any] = fleet.everywhere(record.nodes, connect)
+    for result in results:
+        if isinstance(result, OrchestratorError):
+            raise result
+    return Exchange(results, answers)

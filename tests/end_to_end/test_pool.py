@@ -1,0 +1,327 @@
+"""A pool as a Python program uses it: this process is the program."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator import Cluster, JobFailed, RanksLost
+from orchestrator.api import pool as pools
+from orchestrator.errors import NodeError, OrchestratorError, UsageError
+from tests.clusters.netns import NetnsCluster
+from tests.launching import PATIENCE, Head
+
+
+@pytest.fixture(autouse=True)
+def by_value() -> Iterator[None]:
+    """Nodes cannot import this module; what is defined here travels whole."""
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def cluster_of(head: Head, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.chdir(head.directory)
+    return Cluster(head.node_list, ssh_config=head.cluster.ssh_config)
+
+
+@pytest.fixture
+def cluster(head: Head, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return cluster_of(head, monkeypatch)
+
+
+class Counter:
+    def __init__(self, start: int) -> None:
+        self.count = start
+
+    def add(self, number: int) -> int:
+        self.count += number
+        return self.count
+
+    def fail(self) -> None:
+        raise Own("no", 3)
+
+
+class Own(LookupError):
+    """An exception that no node can import."""
+
+
+class Picky(Exception):
+    """Comes out of no pickle: it wants two arguments and keeps one."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def memory() -> int:
+    """Return the kB that this process has in memory."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+
+
+def test_calls_of_all_kinds(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One pool for all of them: each leaves it fit for the next."""
+    with cluster.pool(nproc=2) as pool:
+        assert pool.size == 4 and repr(pool) == f"<Pool {pool.job.name}: 4 ranks>"
+        assert pool.run(lambda x: (rank(), x), x="é") == [(number, "é") for number in range(4)]
+        objects(pool)
+        torch_groups(pool)
+        exceptions(pool)
+        debugger(pool, monkeypatch, capfd)
+        interrupts(pool)
+        assert pool.map(lambda x: (x, rank()), []) == []
+        dealt = pool.map(lambda x: (x * x, rank()), range(40))
+        assert [square for square, _ in dealt] == [x * x for x in range(40)]
+        assert len({number for _, number in dealt}) > 1
+        large = b"x" * (3 * pools.frames.CALL_CHUNK + 1)
+        assert pool.run(lambda data: data + bytes([rank()]), large) == [
+            large + bytes([number]) for number in range(4)
+        ]
+    assert pool.job.status == "done"
+    with pytest.raises(UsageError, match="the pool is closed"):
+        pool.run(rank)
+
+
+def objects(pool: pools.Pool) -> None:
+    counter = pool.create(Counter, start=5)
+    other = pool.create(Counter, 0)
+    assert counter.add(1) == [6] * 4 and counter.add(number=2) == [8] * 4
+    assert other.add(1) == [1] * 4
+    other.delete()
+    with pytest.raises(KeyError):
+        other.add(1)
+    assert counter.add(0) == [8] * 4
+    with pytest.raises(Own) as raised:
+        counter.fail()
+    assert raised.value.args == ("no", 3)
+    with pytest.raises(AttributeError, match="no_such"):
+        counter.no_such()
+
+
+def torch_groups(pool: pools.Pool) -> None:
+    def begin() -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+
+    def total() -> float:
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.tensor([float(dist.get_rank())])
+        dist.all_reduce(tensor)
+        return tensor.item()
+
+    pool.run(begin)
+    assert pool.run(total) == pool.run(total) == [6.0] * 4
+
+
+def exceptions(pool: pools.Pool) -> None:
+    def odd() -> str:
+        if rank() == 1:
+            raise ValueError("odd")
+        time.sleep(600)  # the others are interrupted
+        return "even"
+
+    def picky() -> None:
+        raise Picky("no", "way")
+
+    with pytest.raises(ValueError, match="odd") as raised:
+        pool.run(odd)
+    cause = str(raised.value.__cause__)
+    assert "rank 1:\nTraceback" in cause and "in odd" in cause and "calls/serve.py" not in cause
+    with pytest.raises(JobFailed, match="Picky: no way"):
+        pool.run(picky)
+    with pytest.raises(TypeError, match="pickle"):
+        pool.run(lambda: (x for x in "ab"))
+    with pytest.raises(UsageError, match="cannot be sent to the nodes"):
+        pool.run(lambda lock: None, threading.Lock())
+    with pytest.raises(ValueError, match="odd"):
+        pool.map(lambda x: odd() if rank() == 1 else x, range(8))
+    assert pool.run(rank) == [0, 1, 2, 3]
+
+
+def debugger(
+    pool: pools.Pool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def stops() -> int:
+        answer = 40
+        if rank() == 3:
+            breakpoint()
+        return answer + 2
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("p answer * 7\nc\n"))
+    assert pool.run(stops) == [42] * 4
+    shown = capfd.readouterr().out
+    assert "-> return answer + 2\n(Pdb rank 3) 280\n(Pdb rank 3) " in shown
+
+
+def interrupt_when(there: Callable[[], object]) -> None:
+    def watch() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not there() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def interrupts(pool: pools.Pool) -> None:
+    def stuck(directory: Path) -> None:
+        (directory / f"stuck_{rank()}").touch()
+        time.sleep(600)
+
+    here = Path.cwd()  # which the nodes share
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_when(lambda: all((here / f"stuck_{number}").exists() for number in range(4)))
+        pool.run(stuck, here)
+    assert pool.run(rank) == [0, 1, 2, 3]
+
+
+def test_a_call_that_does_not_end(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one says so after a while; close() kills it."""
+
+    def deaf() -> None:
+        if rank() == 0:
+            raise ValueError
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                time.sleep(600)
+
+    monkeypatch.setattr(pools, "SETTLE_SECONDS", 0.3)
+    pool = cluster.pool()
+    with pytest.raises(ValueError):
+        pool.run(deaf)
+    with pytest.raises(OrchestratorError, match="still runs in rank 1"):
+        pool.run(rank)
+    pool.close()
+    assert pool.job.status == "stopped"
+
+
+def test_ranks_that_are_lost(cluster: Cluster, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    def once(x: int) -> tuple[int, int]:
+        """Kill this rank at the first visit of number 3."""
+        with (marks / f"visit_{x}").open("a") as file:
+            file.write("x")
+        if x == 3 and len((marks / "visit_3").read_text()) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x, os.getpid()
+
+    def always(x: int) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with cluster, cluster.pool() as pool:
+        counter = pool.create(Counter, 0)
+        first = pool.job
+        assert [x for x, _ in pool.map(once, range(6))] == list(range(6))
+        assert pool.job is not first and first.status == "failed"
+        visits = {x: len((marks / f"visit_{x}").read_text()) for x in range(6)}
+        assert visits[3] == 2 and sum(visits.values()) <= 8  # what had a result was not repeated
+        with pytest.raises(RanksLost, match="Counter was lost"):
+            counter.add(1)
+        with pytest.raises(RanksLost, match=r"SIGKILL") as raised:
+            pool.run(always, 1)
+        assert raised.value.verdict is None or "SIGKILL" in str(raised.value)
+        with pytest.raises(UsageError, match="the pool is closed"):
+            pool.run(rank)
+
+
+def test_a_pool_that_is_stopped(cluster: Cluster, head: Head) -> None:
+    pool = cluster.pool()
+    assert pool.job.stop(now=True)
+    with pytest.raises(RanksLost, match="stopped"):
+        pool.run(rank)
+    assert head.nothing_left()
+
+
+PROGRAM = """
+import os, sys, time
+from orchestrator import Cluster
+pool = Cluster(sys.argv[1], ssh_config=sys.argv[2]).pool()
+print("open", flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_program_that_is_killed_leaves_no_ranks(cluster: Cluster, head: Head) -> None:
+    words = [str(head.node_list), str(head.cluster.ssh_config)]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        cwd=head.directory,
+        check=False,
+        capture_output=True,
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"open\n"), done.stderr
+    assert cluster.attach().wait(timeout=PATIENCE) == 0
+    assert head.nothing_left()
+
+
+def test_map_goes_on_without_a_node_that_is_lost(
+    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = Head(netns_cluster(3), tmp_path)
+    cluster = cluster_of(head, monkeypatch).with_options(node_loss_timeout=3, connect_timeout=3)
+    cut = tmp_path / "cut"
+
+    def wait_for_the_cut(x: int) -> int:
+        deadline = time.monotonic() + PATIENCE
+        (tmp_path / f"came_{rank()}").touch()
+        while not cut.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return x
+
+    def cut_when_all_are_there() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not all((tmp_path / f"came_{number}").exists() for number in range(3)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert isinstance(head.cluster, NetnsCluster)
+        head.cluster.cut(1)
+        cut.touch()
+
+    with cluster.pool() as pool:
+        threading.Thread(target=cut_when_all_are_there, daemon=True).start()
+        assert pool.map(wait_for_the_cut, range(30)) == list(range(30))
+        assert pool.size == 2
+    head.cluster.restore(1)
+
+
+def test_ten_thousand_calls_leave_no_trace(cluster: Cluster) -> None:
+    with cluster.pool() as pool:
+        counter = pool.create(Counter, 0)
+        for _ in range(500):
+            counter.add(1)
+        before = pool.run(memory)
+        here = memory()
+        for _ in range(9_500):
+            counter.add(1)
+        assert counter.add(0) == [10_000] * 2
+        for first, then in zip([*before, here], [*pool.run(memory), memory()], strict=True):
+            assert then - first < 1000, "kB"
+
+
+def test_no_node_no_pool(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("127.0.0.1:1\n")
+    with pytest.raises(NodeError, match="cannot be used"):
+        Cluster(tmp_path / "other.txt", connect_timeout=3).pool()
