@@ -106,6 +106,7 @@ class Head:
         if name == "orchestrator":
             first.append(words[0])
             words = words[1:]
+        env.setdefault("XDG_CACHE_HOME", str(self.directory.parent / ".cache"))  # not the user's
         return Command([*first, *shared, *words], self.directory, env)
 
     def launch(self, *words: str, **env: str) -> Command:

@@ -46,7 +46,7 @@ def launch(
     from orchestrator.cli.launch import launch_arguments
     from orchestrator.head.commands.follow import follow_launched
     from orchestrator.head.launch import launch as launching
-    from orchestrator.head.launch.nodes import reach_all
+    from orchestrator.head.launch.code import reach_with_code
     from orchestrator.head.launch.prepare import prepare
     from orchestrator.head.launch.request import resolve
 
@@ -54,8 +54,11 @@ def launch(
     try:
         launch_args = replace(launch_arguments(arguments), payload=directory)
         request = resolve(launch_args, command)
-        prepared = prepare(request, reach_all(request))
-        launched = launching.launch(prepared, lambda text: answers.tell(say=text))
+
+        def say(text: str) -> None:
+            answers.tell(say=text)
+
+        launched = launching.launch(prepare(*reach_with_code(request, say)), say)
     except click.ClickException as error:  # of a variable such as NPROC_PER_NODE
         raise UsageError(error.format_message()) from error
     finally:

@@ -26,6 +26,7 @@ class Options(TypedDict, total=False):
     check: str
     python: StrPath
     workdir: StrPath
+    sync: str
     hook: StrPath
     start: str
     node_loss_timeout: float

@@ -112,6 +112,13 @@ class Launch:
         metavar="DIR",
         file=True,
     )
+    sync: str = option(
+        "auto",
+        "Send the files of this directory to nodes that do not see it, to all nodes, or to none.",
+        PROGRAM,
+        choices=("auto", "always", "off"),
+        commands=("launch", "plan", "doctor"),
+    )
     hook: str | None = option(
         None,
         "Shell file that each node sources; the variables it exports reach the ranks.",

@@ -410,6 +410,28 @@ class Logging:
 
 
 @dataclass(frozen=True)
+class Sync:
+    """The files that travel to nodes which do not share the head's directory."""
+
+    include: tuple[str, ...] = ()  # patterns of what travels although git ignores it
+    exclude: tuple[str, ...] = ()  # patterns of what stays here
+    outputs: tuple[str, ...] = ()  # directories the program writes: the node's own, kept there
+    largest_file: float = 200.0  # megabytes; a larger one is refused
+    largest_tree: float = 2000.0  # megabytes; more is refused
+
+    def __post_init__(self) -> None:
+        above("sync.largest_file", self.largest_file, 0)
+        above("sync.largest_tree", self.largest_tree, 0)
+        for name in self.outputs:
+            parts = name.strip("/").split("/")
+            if name.startswith(("/", "~")) or ".." in parts or parts in ([""], ["."]):
+                raise UsageError(
+                    f"sync.outputs has {name!r}; it must be a directory below the one that you"
+                    " launch in"
+                )
+
+
+@dataclass(frozen=True)
 class Config:
     """One file of config/, resolved."""
 
@@ -427,6 +449,7 @@ class Config:
     profiling: Profiling = field(default_factory=Profiling)
     logging: Logging = field(default_factory=Logging)
     nccl: Nccl = field(default_factory=Nccl)
+    sync: Sync = field(default_factory=Sync)
     env: dict[str, str] = field(default_factory=dict)  # more environment variables for every rank
 
     def __post_init__(self) -> None:

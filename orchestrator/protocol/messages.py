@@ -124,6 +124,7 @@ class Probed(Message):
     accelerate_keys: tuple[str, ...] = ()  # that this version knows in its files
     port: Optional[Port] = None  # the master's: reserved for this job, 0 if none was free
     peers_port: Optional[Port] = None  # the master's: where the other supervisors will call
+    marker_seen: bool = False  # the head's directory is on a disk that both share
 
 
 class Probe(Request[Probed], do="probe"):
@@ -135,6 +136,7 @@ class Probe(Request[Probed], do="probe"):
     target: ProbeTarget
     accelerate: bool = False
     port: Optional[PortWish] = None
+    marker: str = ""  # a file that the head has just written: is its directory here, too?
 
 
 class CheckedUp(Message):
@@ -191,6 +193,62 @@ class Hook(Request[Hooked], do="hook"):
     text: str
     env: dict[str, str]
     workdir: str
+
+
+# -- the code ---------------------------------------------------------------------------------
+
+
+class CheckedOut(Message):
+    """A snapshot that is ready: what is there, as the node reads it."""
+
+    workdir: str
+    tree: str  # the digest of what is there
+    differ: tuple[str, ...]  # paths that are not as they were sent
+    own: tuple[str, ...]  # the node's own names that are linked into the snapshot
+    target: ProbeTarget
+    disk: Optional[Disk] = None
+
+
+class CheckOut(Request[CheckedOut], do="check_out"):
+    """Make a snapshot of a tree for a job; refused as LACKING where contents have to come first."""
+
+    tree: str  # its digest
+    snapshot: str  # its name, new on this machine
+    title: str  # the last part of the directory's path
+    beside: str  # the head's directory: what the node has there of its own is linked
+    target: ProbeTarget
+    outputs: tuple[str, ...] = ()  # directories there that the program writes: made and linked
+
+
+class Lacking(Message):
+    """The files whose contents the node does not have: first and last position in the list."""
+
+    ranges: tuple[tuple[Count, Count], ...]
+
+
+class OfferTree(Request[Lacking], do="offer_tree"):
+    """Take the list of a tree, compressed in the pieces before this, and say what is lacking."""
+
+    tree: str
+
+
+class Contents(Request[Nothing], do="contents"):
+    """Take contents that are lacking, one after the other, compressed in the pieces before."""
+
+    tree: str
+    size: Count  # unpacked
+
+
+class Compared(Message):
+    """Files that the node sees otherwise than the head: path -> SHA-256, or why there is none."""
+
+    differ: dict[str, str]
+
+
+class Compare(Request[Compared], do="compare"):
+    """Look whether a shared directory is here as the head sees it: pieces hold sizes and times."""
+
+    directory: str
 
 
 # -- a job ------------------------------------------------------------------------------------
@@ -480,6 +538,7 @@ class SupervisorGone(Message):
 UNKNOWN_JOB = "unknown job"
 OTHER_VERSION = "other version"
 STOPPED = "stopped"  # before it had started
+LACKING = "lacking"  # contents of a tree
 
 
 class Refused(Message):

@@ -7,7 +7,6 @@ import json
 import shlex
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +26,12 @@ from orchestrator.errors import (
 )
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell
+from orchestrator.head.screen.progress import Progress
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, shown
 
 HOME = Path(__file__).parents[3]
 READERS = 4  # files read at a time: one alone does not fill a network disk
-PROGRESS_SECONDS = 0.2  # seconds between two looks at how far it is
 
 
 @dataclass(frozen=True)
@@ -124,29 +123,6 @@ def read_all(checkpoint: Checkpoint) -> list[str]:
         problems = [problem for problems in problem_lists for problem in problems]
     progress.clear()
     return problems
-
-
-class Progress:
-    """Show the progress on a line that is removed at the end; only on a terminal."""
-
-    def __init__(self, what: str, size: int) -> None:
-        self.what, self.size, self.done = what, size, 0
-        self.lock = threading.Lock()
-        self.tty = sys.stderr.isatty()
-        self.next = time.monotonic() + PROGRESS_SECONDS
-        self.dirty = False
-
-    def add(self, count: int) -> None:
-        with self.lock:
-            self.done += count
-            if self.tty and time.monotonic() > self.next:
-                self.next = time.monotonic() + PROGRESS_SECONDS
-                self.dirty = True
-                output.status(f"{self.what}: {text.size(self.done)} of {text.size(self.size)}")
-
-    def clear(self) -> None:
-        if self.dirty:
-            output.status("")
 
 
 def export(options: ExportOptions) -> int:

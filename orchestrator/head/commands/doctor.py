@@ -9,6 +9,7 @@ from dataclasses import replace
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE
 from orchestrator.head.doctor import report
+from orchestrator.head.launch.code import expect_code
 from orchestrator.head.launch.nodes import try_all
 from orchestrator.head.launch.preflight import diagnose
 from orchestrator.head.launch.request import resolve
@@ -20,7 +21,7 @@ def examine(
 ) -> int:
     began = time.monotonic()
     request = resolve(arguments)
-    diagnosis = diagnose(request, try_all(request), full=full)
+    diagnosis = diagnose(*expect_code(request, try_all(request)), full=full)
     diagnosis = replace(diagnosis, seconds=time.monotonic() - began)
     if as_json:
         output.tell(json.dumps(report.to_json(diagnosis), indent=1))

@@ -6,6 +6,7 @@ from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head.commands import background, follow
 from orchestrator.head.launch import launch as launching
+from orchestrator.head.launch.code import expect_code, reach_with_code
 from orchestrator.head.launch.launch import Launched
 from orchestrator.head.launch.nodes import reach_all
 from orchestrator.head.launch.prepare import prepare
@@ -21,13 +22,12 @@ def launch(arguments: LaunchArguments) -> int:
     if arguments.as_json and not arguments.dry_run:
         raise UsageError("--json goes with --dry-run", "the running job is described in job.json")
     request = resolve(arguments)
-    nodes = reach_all(request)
-    prepared = prepare(request, nodes, dry_run=arguments.dry_run)
     if arguments.dry_run:
+        prepared = prepare(*expect_code(request, reach_all(request)), dry_run=True)
         show = dry_run.to_json if arguments.as_json else dry_run.to_text
         tell(show(prepared.plan))
         return EXIT_DONE
-    launched = launching.launch(prepared, say)
+    launched = launching.launch(prepare(*reach_with_code(request, say)), say)
     if arguments.detach:
         return detach(launched, arguments.where)
     if in_foreground():
@@ -53,8 +53,7 @@ def detach(launched: Launched, where: Where) -> int:
 def plan(arguments: LaunchArguments, *, as_json: bool, explained: bool) -> int:
     """Print what a launch would run, or where each of its settings comes from; start nothing."""
     request = resolve(arguments)
-    nodes = reach_all(request)
-    prepared = prepare(request, nodes, dry_run=True)
+    prepared = prepare(*expect_code(request, reach_all(request)), dry_run=True)
     show = explain.to_text if explained else dry_run.to_text
     tell(dry_run.to_json(prepared.plan) if as_json else show(prepared.plan))
     return EXIT_DONE

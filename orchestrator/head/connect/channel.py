@@ -41,7 +41,7 @@ NOISE_LIMIT = 1 << 20
 # What runs on nodes: the node's side, the engine, and what a user's script may import of us there.
 TRAVELS = (
     *("__init__.py", "distributed.py", "errors.py", "files.py", "host_ranges.py"),
-    *("permissions.py", "slurm_environment.py", "text.py", "version.py"),
+    *("permissions.py", "program.py", "slurm_environment.py", "text.py", "version.py"),
     *("config", "records", "protocol", "node", "engine"),
 )
 # No character in these that any login shell (sh, bash, zsh, csh, fish) treats specially in quotes.
@@ -157,7 +157,10 @@ class NodeChannel:
 
     def ask(self, request: Request[A], timeout: float) -> A:
         """Ask and wait for the answer; for as long as nobody streams."""
-        number = self.tell(request)
+        return self.wait_for(self.tell(request), request, timeout)
+
+    def wait_for(self, number: int, request: Request[A], timeout: float) -> A:
+        """Wait for the answer to a request; answers to earlier ones are passed over."""
         deadline = time.monotonic() + timeout
         silence = f"it does not answer ({request.do}) within {timeout:.0f} s"
         while True:

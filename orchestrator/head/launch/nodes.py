@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.head.code.shared import marker
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached, reach
 from orchestrator.head.connect.ssh_config import SshConfig
@@ -66,6 +67,7 @@ class Nodes:
     reached: tuple[Reached, ...]
     lost: tuple[tuple[Node, OrchestratorError], ...] = ()
     spares: tuple[Node, ...] = ()
+    tree: str = ""  # the digest of the code that was sent to nodes
 
     @property
     def probed(self) -> list[ProbedNode]:
@@ -99,8 +101,9 @@ def try_all(request: Request) -> Nodes:
     transport = source.transport(launch.connect_timeout)
     active = [node for node in source.nodes if not node.spare]
     spares = [node for node in source.nodes if node.spare]
+    here = Path.cwd()
     probe = Probe(
-        cwd=str(Path.cwd()),
+        cwd=str(here),
         workdir=launch.workdir,
         peers=tuple(peers(transport, active)),
         target=ProbeTarget(kind=request.target.kind, name=request.target.name),
@@ -112,12 +115,14 @@ def try_all(request: Request) -> Nodes:
         peers=len(active) > 1,
     )
 
-    def reach_node(node: Node) -> Reached:
-        question = probe.replace(port=port) if node is active[0] else probe
-        return reach(transport, node, launch.python, question)
-
     nodes = [*active, *spares]
-    results = fleet.everywhere(nodes, reach_node)
+    with marker(here) as path:
+
+        def reach_node(node: Node) -> Reached:
+            question = probe.replace(marker=path, port=port if node is active[0] else None)
+            return reach(transport, node, launch.python, question)
+
+        results = fleet.everywhere(nodes, reach_node)
     return Nodes(
         source=source,
         transport=transport,

@@ -115,6 +115,7 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
         "command": shlex.join(redact.redacted_command(request.command)),
         "directory": str(Path.cwd()),
         "code": git_info.of(Path.cwd()),
+        "tree": prepared.nodes.tree or None,
         "config_file": str(request.config_file) if request.config_file else None,
         "head_environment": redact.listed(os.environ),
         "nodes": [

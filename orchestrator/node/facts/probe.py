@@ -7,7 +7,6 @@ take long. What needs commands is in deep_probe.py.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sys
 from typing import Any
@@ -24,6 +23,7 @@ from orchestrator.node.facts import (
     unfinished_jobs,
 )
 from orchestrator.node.facts.with_timeouts import gather
+from orchestrator.program import program_at
 from orchestrator.protocol.messages import Probe, ProbeTarget
 
 SECONDS = 3.0  # for any part: a network file system whose server is gone never answers
@@ -41,6 +41,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         {
             "workdir_exists": lambda: os.path.isdir(workdir),
             "target": lambda: resolve_target(request.target, workdir),
+            "marker_seen": lambda: bool(request.marker) and os.path.lexists(request.marker),
             "disk": lambda: disks.disk(workdir, root),
             "software": lambda: software.software(root),
             "shm": lambda: disks.disk("/dev/shm", root),
@@ -72,6 +73,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "workdir": workdir,
         "workdir_exists": facts["workdir_exists"],
         "target": facts["target"],
+        "marker_seen": facts.get("marker_seen", False),
         "limits": limits.limits(),
         "kernel": os.uname().release,
         "firewall": firewall.firewall(root),
@@ -122,25 +124,3 @@ def resolve_target(target: ProbeTarget, workdir: str) -> ProbeTarget:
         return target
     kind, name = program_at(target.name, workdir)
     return ProbeTarget(kind=kind, name=name)
-
-
-def program_at(name: str, workdir: str) -> tuple[str, str]:
-    path = os.path.join(workdir, name)
-    if os.path.isdir(path) and os.path.isfile(os.path.join(path, "__main__.py")):
-        return "script", name
-    if os.path.isdir(path):
-        return "a directory", path
-    if not os.path.isfile(path):
-        if "/" not in name and shutil.which(name):
-            return "program", name
-        return "missing", path
-    if not os.access(path, os.R_OK):
-        return "unreadable", path
-    with open(path, "rb") as file:
-        first = file.readline(256)
-    foreign = first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first)
-    if name.endswith(".py") or not foreign:
-        return "script", name
-    if not os.access(path, os.X_OK):
-        return "not executable", path
-    return "program", name if "/" in name else "./" + name

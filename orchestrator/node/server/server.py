@@ -149,6 +149,6 @@ def main(nonce: str, umask: int) -> None:
     except Nonsense as error:
         sys.exit(f"the head broke the protocol: {error}")
     finally:
-        session.discard_parcels()
+        session.leave_nothing()
     if step and session.supervisor is not None:
         session.supervisor.wait()  # Slurm kills what is left of a step when its task ends: this one

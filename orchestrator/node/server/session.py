@@ -77,6 +77,7 @@ class Session:
         self.listed: set[tuple[str, str]] = set()  # outputs that the head knows
         self.calls: Calls | None = None  # in the ranks of a job
         self.patience = SERVER_PATIENCE
+        self.code: Any = None  # node/code/visit.py, once this head sends code
         self.stop_of_all = stop_of_all()  # the last one before this visit
 
     def answer(self, request: Request[Any]) -> Message:
@@ -86,9 +87,12 @@ class Session:
         except (HookError, OSError, ValueError, RuntimeError) as error:
             raise Refusal(processes.none_left(error) or str(error)) from error
 
-    def discard_parcels(self) -> None:
+    def leave_nothing(self) -> None:
+        """Discard what no job of this visit took up: parcels and snapshots."""
         for run in self.parcels.values():
             payload.discard(run)
+        if self.code is not None:
+            self.code.leave()
 
     # -- before a launch ---------------------------------------------------------------------
 
@@ -124,6 +128,46 @@ class Session:
         changed, unset = run_hook(request.text, request.env, request.workdir, self.umask)
         return messages.Hooked(env=changed, unset=tuple(unset))
 
+    # -- the code ----------------------------------------------------------------------------
+
+    def visit(self) -> Any:
+        """Return this head's work on the store of code, which a probe does without."""
+        if self.code is None:
+            from orchestrator.node.code.visit import Visit
+
+            self.code = Visit()
+        return self.code
+
+    @answers(messages.CheckOut)
+    def check_out(self, request: messages.CheckOut) -> messages.CheckedOut:
+        from orchestrator.node.code.store import Incomplete
+
+        try:
+            checked: messages.CheckedOut = self.visit().check_out(request)
+        except Incomplete:
+            raise Refusal("contents of the tree are lacking", messages.LACKING) from None
+        return checked
+
+    @answers(messages.OfferTree)
+    def offer_tree(self, request: messages.OfferTree) -> messages.Lacking:
+        lacking: messages.Lacking = self.visit().offer(request.tree, self.take_piece())
+        return lacking
+
+    @answers(messages.Contents)
+    def contents(self, request: messages.Contents) -> Nothing:
+        self.visit().contents(request.tree, request.size, self.take_piece())
+        return Nothing()
+
+    @answers(messages.Compare)
+    def compare(self, request: messages.Compare) -> messages.Compared:
+        from orchestrator.node.code.visit import compare
+
+        return compare(request.directory, self.take_piece())
+
+    def take_piece(self) -> bytearray:
+        piece, self.piece = self.piece, bytearray()
+        return piece
+
     # -- a job -------------------------------------------------------------------------------
 
     @answers(messages.Parcel)
@@ -131,8 +175,7 @@ class Session:
         run = RunDir(request.job, request.node)
         self.parcels[run.path] = run
         self.refuse_if_stopped(run)
-        piece, self.piece = self.piece, bytearray()
-        payload.keep(run, request.name, piece)
+        payload.keep(run, request.name, self.take_piece())
         return Nothing()
 
     @answers(messages.Start)
@@ -163,6 +206,8 @@ class Session:
         spec_here = spec.replace(files=(), library=LIBRARY, version=OWN, umask=self.umask)
         run.write_spec(spec_here)
         self.supervisor = self.start_supervisor(run, spec)
+        if self.code is not None:
+            self.code.started(spec.workdir, run)
         if self.peers:
             self.peers.close()  # now it is the supervisor's alone, and closed when that ends
             self.peers = None
@@ -275,7 +320,12 @@ class Session:
 
     @answers(messages.Remove)
     def remove(self, request: messages.Remove) -> messages.RemovedRuns:
-        return cleanup.remove(request.runs, LIBRARY)
+        from orchestrator.node.code import prune
+
+        snapshots = prune.snapshots_of(request.runs)  # their names go with the runs
+        removed = cleanup.remove(request.runs, LIBRARY)
+        gone = [(run.job, run.node) for run in removed.runs if not run.problem]
+        return removed.replace(freed=removed.freed + prune.remove(snapshots, gone))
 
     @answers(messages.Beat)
     def clock(self, request: messages.Beat) -> messages.Clock:

@@ -1,0 +1,113 @@
+"""Read and compress contents once for all nodes that lack the same: they come in batches."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.head.code.scan import Tree, unreadable
+from orchestrator.protocol.tree import Entry
+
+BATCH = 4 << 20  # bytes before compression
+SAMPLE = 1 << 16
+WORTH_IT = 0.95  # what compresses to more is sent as it is
+
+
+class Changed(Exception):
+    """A file is not what it was when the tree was read."""
+
+    def __init__(self, path: bytes) -> None:
+        super().__init__(os.fsdecode(path))
+        self.path = path
+
+
+class Batch(NamedTuple):
+    data: bytes  # compressed
+    size: int  # before
+
+
+class Batches:
+    """The contents of some files. A node takes batch after batch at its own pace.
+
+    They wait in a temporary file, so that a slow node costs no memory and holds no other up.
+    """
+
+    def __init__(self, tree: Tree, positions: Sequence[int]) -> None:
+        self.entries = [tree.entries[at] for at in positions]
+        self.directory = tree.directory
+        self.size = sum(entry.size for entry in self.entries)
+        self.lock = threading.Lock()
+        self.spool = tempfile.TemporaryFile()  # noqa: SIM115  open as long as this is
+        self.known: list[tuple[int, int, int]] = []  # offset, length, size before compression
+        self.source = self.contents()
+        self.error: Exception | None = None
+
+    def get(self, number: int) -> Batch | None:
+        """Return a batch; None after the last."""
+        with self.lock:
+            if self.error is not None:
+                raise self.error
+            if number == len(self.known):
+                try:
+                    raw = next(self.source, None)
+                except (Changed, OrchestratorError) as error:
+                    self.error = error
+                    raise
+                if raw is None:
+                    return None
+                data = compressed(raw)
+                offset = self.spool.seek(0, os.SEEK_END)
+                self.spool.write(data)
+                self.spool.flush()
+                self.known.append((offset, len(data), len(raw)))
+            offset, length, size = self.known[number]
+        return Batch(os.pread(self.spool.fileno(), length, offset), size)
+
+    def contents(self) -> Iterator[bytes]:
+        """Yield all contents, one after the other, in pieces of one size."""
+        waiting: list[bytes] = []
+        count = 0
+        for entry in self.entries:
+            for data in read(self.directory, entry):
+                waiting.append(data)
+                count += len(data)
+                if count >= BATCH:
+                    yield b"".join(waiting)
+                    waiting, count = [], 0
+        if waiting or any(not entry.size for entry in self.entries):
+            yield b"".join(waiting)  # an empty one still makes the node write empty files
+
+    def close(self) -> None:
+        self.spool.close()
+
+
+def read(directory: bytes, entry: Entry) -> Iterator[bytes]:
+    """Yield a file's content, and see that it is the one that the tree lists."""
+    digest, left = hashlib.sha256(), entry.size
+    try:
+        path = os.path.join(directory, entry.path)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(path, flags), "rb", buffering=0) as file:
+            while left and (data := file.read(min(left, BATCH))):
+                digest.update(data)
+                left -= len(data)
+                yield data
+    except FileNotFoundError:
+        raise Changed(entry.path) from None
+    except OSError as error:
+        raise unreadable(entry.path, error) from error
+    if digest.hexdigest().encode() != entry.value:
+        raise Changed(entry.path)
+
+
+def compressed(raw: bytes) -> bytes:
+    """Compress quickly, or hardly at all where that would be in vain."""
+    sample = raw[:SAMPLE]
+    level = 1 if len(zlib.compress(sample, 1)) < WORTH_IT * len(sample) else 0
+    return zlib.compress(raw, level)

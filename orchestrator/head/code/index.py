@@ -1,0 +1,73 @@
+"""Remember the digests of files, so that one that did not change costs one lstat.
+
+A file counts as unchanged while its size, both times and its inode are the same. One that had been
+written in the second before it was read is not remembered: a second change could look the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+from orchestrator import files
+
+Known = tuple[int, int, int, int, str]  # size, mtime, ctime (ns), inode, SHA-256
+FRESH = 1_000_000_000  # nanoseconds
+OLD = 30 * 86400.0  # seconds
+
+
+def cache() -> Path:
+    """Return the user's cache directory for trees."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "orchestrator"
+
+
+class Index:
+    """The digests of one directory's files, as they were when they were last read."""
+
+    def __init__(self, directory: bytes) -> None:
+        name = hashlib.sha256(directory).hexdigest()[:32]
+        self.path = cache() / "trees" / f"{name}.json"
+        self.known: dict[str, Known] = {}
+        self.seen: dict[str, Known] = {}
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            rows = json.loads(self.path.read_text(encoding="ascii"))
+            self.known = {path: tuple(row) for path, row in rows.items()}
+
+    def digest(self, path: bytes, status: os.stat_result) -> str:
+        """Return the digest of an unchanged file, or nothing."""
+        name = os.fsdecode(path)
+        row = self.known.get(name)
+        if row is None or row[:4] != signature(status):
+            return ""
+        self.seen[name] = row
+        return row[4]
+
+    def note(self, path: bytes, status: os.stat_result, digest: str, now: int) -> None:
+        """Remember what a file held at `now`, a time in nanoseconds before it was read."""
+        if max(status.st_mtime_ns, status.st_ctime_ns) + FRESH < now:
+            self.seen[os.fsdecode(path)] = (*signature(status), digest)
+
+    def save(self) -> None:
+        """Keep what was seen; without it the next scan reads everything again."""
+        if self.seen == self.known:
+            return
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.replace(self.path, json.dumps(self.seen))
+            forget_old(self.path.parent, time.time())
+
+
+def forget_old(directory: Path, now: float) -> None:
+    """Delete the indexes of directories in which nobody launched for a long time."""
+    for path in directory.iterdir():
+        if now - path.lstat().st_mtime > OLD:
+            path.unlink()
+
+
+def signature(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino

@@ -1,0 +1,105 @@
+"""Bring the contents of a tree to nodes: to each what it lacks, to all at once.
+
+Knows nothing of launches: afterwards a node's store has the tree, and can make any directory of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.head.code.batches import Batches, Changed
+from orchestrator.head.code.scan import Tree
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.reach import Reached
+from orchestrator.protocol.messages import Contents, Lacking, OfferTree
+
+STEP = 1 << 18  # paramiko copies what is left after every 32 KB: larger pieces take longer
+PIECE_SECONDS = 60.0
+ANSWER_SECONDS = 300.0  # a node's slow disk
+AHEAD = 2  # batches that are on their way while the node writes another
+
+Seen = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The contents that a node lacked."""
+
+    files: int
+    size: int
+
+
+def send_tree(
+    reached: Sequence[Reached], tree: Tree, seen: Seen = lambda _: None
+) -> list[Sent | OrchestratorError]:
+    """Send a tree to nodes; return what each lacked, or its error. seen() hears of the bytes.
+
+    Raises Changed where a file was edited since the tree was read: read it again. What has arrived
+    stays.
+    """
+    outbox = Outbox(tree, seen)
+    try:
+        return fleet.everywhere(reached, lambda node: outbox.send(node.channel))
+    finally:
+        outbox.close()
+
+
+class Outbox:
+    """The batches for all nodes: those that lack the same share theirs."""
+
+    def __init__(self, tree: Tree, seen: Seen) -> None:
+        self.tree = tree
+        self.seen = seen
+        self.lock = threading.Lock()
+        self.listing = zlib.compress(tree.listing, 1)
+        self.batches: dict[tuple[tuple[int, int], ...], Batches] = {}
+
+    def send(self, channel: NodeChannel) -> Sent:
+        """Offer the tree to a node, and send it what it lacks."""
+        put(channel, self.listing)
+        lacking = channel.ask(OfferTree(tree=self.tree.digest), ANSWER_SECONDS)
+        batches = self.batches_for(lacking)
+        asked: list[tuple[int, Contents]] = []
+        number = 0
+        while batch := batches.get(number):
+            put(channel, batch.data)
+            request = Contents(tree=self.tree.digest, size=batch.size)
+            asked.append((channel.tell(request), request))
+            if len(asked) > AHEAD:
+                channel.wait_for(*asked.pop(0), ANSWER_SECONDS)
+            self.seen(batch.size)
+            number += 1
+        for waiting in asked:
+            channel.wait_for(*waiting, ANSWER_SECONDS)
+        return Sent(len(batches.entries), batches.size)
+
+    def batches_for(self, lacking: Lacking) -> Batches:
+        """Return the batches of these files; what a node says is checked."""
+        count, last = len(self.tree.entries), -1
+        for first, end in lacking.ranges:
+            if not last < first <= end < count:
+                raise NodeError("it lacks files that the tree does not have")
+            last = end
+        with self.lock:
+            if lacking.ranges not in self.batches:
+                positions = [at for a, b in lacking.ranges for at in range(a, b + 1)]
+                self.batches[lacking.ranges] = Batches(self.tree, positions)
+            return self.batches[lacking.ranges]
+
+    def close(self) -> None:
+        for batches in self.batches.values():
+            batches.close()
+
+
+def put(channel: NodeChannel, data: bytes) -> None:
+    """Send bytes that the next request is about."""
+    for at in range(0, len(data), STEP):
+        channel.put(data[at : at + STEP], PIECE_SECONDS)
+
+
+__all__ = ["Changed", "Sent", "send_tree"]

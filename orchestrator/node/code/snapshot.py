@@ -1,0 +1,255 @@
+"""Makes a directory for each launch from the contents that are kept, and tells what is in it.
+
+A job that runs keeps its snapshot, whatever is edited or sent meanwhile. It goes with the job's
+run directory; one whose job never started goes when its head leaves, or at a later launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable
+
+from orchestrator import files
+from orchestrator.node.code.store import READ, Incomplete, Store, hash_of, is_as_kept, moment
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.protocol import tree
+from orchestrator.protocol.tree import DIRECTORY, FILE, LINK, Entry, is_inside
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+OWNER = b".run"  # in snapshots/NAME: whose it is
+FICLONE = 0x40049409
+COPIED = 16 << 20  # bytes: a tree up to here is copied, so that a job may even write into its files
+NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP)
+# What must not come from a node's own directory: code, and what is made of code.
+CODE = re.compile(rb".*\.(py|pyc|pyi|so|pth|egg-info)|__pycache__|\.git|\.orchestrator.*")
+
+
+def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> bytes:
+    """Make the snapshot and return its directory."""
+    if not NAME.fullmatch(name) or not is_inside(os.fsencode(title)) or "/" in title:
+        raise ValueError(f"not the name of a snapshot: {name!r}, {title!r}")
+    own = os.path.join(store.snapshots, name.encode())
+    os.mkdir(own, 0o700)
+    root = os.path.join(own, os.fsencode(title))
+    os.mkdir(root, 0o700)
+    entries = list(entries)
+    copied = sum(entry.size for entry in entries) <= COPIED
+    put: Callable[[bytes, bytes, Entry], None] = copy if copied else clone_or_link
+    known = {root}
+    try:
+        for entry in entries:
+            path = os.path.join(root, entry.path)
+            make_directories(path if entry.kind == DIRECTORY else os.path.dirname(path), known)
+            if entry.kind == FILE:
+                put(store.path_of(entry), path, entry)
+            elif entry.kind == LINK:
+                os.symlink(entry.value, path)
+    except FileNotFoundError as error:
+        remove(own)
+        raise Incomplete(name) from error
+    except BaseException:
+        remove(own)
+        raise
+    return root
+
+
+def make_directories(path: bytes, known: set[bytes]) -> None:
+    if path not in known:
+        make_directories(os.path.dirname(path), known)
+        os.mkdir(path, 0o700)
+        known.add(path)
+
+
+def copy(kept: bytes, path: bytes, entry: Entry) -> None:
+    """Copy a content, and look at every byte of it on the way."""
+    digest = hashlib.sha256()
+    with files.open_plain(os.fsdecode(kept)) as source:
+        new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(new, "wb") as target:
+            while data := source.read(READ):
+                digest.update(data)
+                target.write(data)
+            target.flush()
+            settle(target.fileno(), entry)
+    if digest.hexdigest().encode() != entry.value:
+        os.unlink(kept)
+        raise Incomplete(os.fsdecode(entry.path))
+
+
+def settle(descriptor: int, entry: Entry) -> None:
+    os.fchmod(descriptor, entry.mode)
+    os.utime(descriptor, (moment(entry.value), moment(entry.value)))
+
+
+def clone_or_link(kept: bytes, path: bytes, entry: Entry) -> None:
+    """Share a content's blocks where the file system can, else the file itself."""
+    try:
+        os.link(kept, path, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            raise
+        copy(kept, path, entry)
+        return
+    if clones(kept, path, entry):
+        return
+    if not is_as_kept(os.lstat(path), entry):
+        os.unlink(kept)
+        raise Incomplete(os.fsdecode(entry.path))
+
+
+def clones(kept: bytes, path: bytes, entry: Entry) -> bool:
+    """Put a clone in the place of a link; False where the file system makes none."""
+    device = os.lstat(path).st_dev
+    if CLONING.get(device) is False:
+        return False
+    os.unlink(path)
+    with files.open_plain(os.fsdecode(kept)) as source:
+        new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.ioctl(new, FICLONE, source.fileno())
+            settle(new, entry)
+        except OSError:
+            CLONING[device] = False
+        finally:
+            os.close(new)
+    if CLONING.setdefault(device, True):
+        return True
+    os.unlink(path)
+    os.link(kept, path, follow_symlinks=False)
+    return False
+
+
+CLONING: dict[int, bool] = {}  # file system -> can it clone?
+
+
+# -- what is there ----------------------------------------------------------------------------
+
+
+def look(root: bytes, entries: Iterable[Entry]) -> tuple[str, list[str]]:
+    """Return the digest of what a directory holds, and the paths that are not as in the list."""
+    expected = {entry.path: entry for entry in entries}
+    seen = dict(walk(root, expected))
+    differ = [path for path in expected if seen.get(path) != expected[path]]
+    differ += [path for path in seen if path not in expected]
+    return tree.digest_of(tree.packed(seen.values())), sorted(map(os.fsdecode, differ))
+
+
+def walk(root: bytes, expected: dict[bytes, Entry]) -> Iterable[tuple[bytes, Entry]]:
+    """Yield what is there. The digest of a file that is as the store wrote it is known."""
+    for directory, names, others in os.walk(root):
+        below = os.path.relpath(directory, root)
+        for name in (*names, *others):
+            path = name if below == b"." else os.path.join(below, name)
+            where = os.path.join(directory, name)
+            status = os.lstat(where)
+            mode = stat.S_IMODE(status.st_mode)
+            if stat.S_ISLNK(status.st_mode):
+                yield path, Entry(path, LINK, 0, 0, os.readlink(where))
+            elif stat.S_ISREG(status.st_mode):
+                entry = expected.get(path)
+                known = entry is not None and is_as_kept(status, entry)
+                value = entry.value if known and entry else hash_of(where)
+                yield path, Entry(path, FILE, mode, status.st_size, value)
+            elif path in expected:  # an empty directory has an entry, others have none
+                yield path, Entry(path, DIRECTORY, expected[path].mode, 0, b"")
+
+
+def link_own(root: bytes, beside: str, entries: Iterable[Entry]) -> list[str]:
+    """Link what the node has in its own directory of that path and the tree has not: data, say.
+
+    Code is not linked: it would run here and nowhere else.
+    """
+    theirs = {entry.path.partition(b"/")[0] for entry in entries}
+    own = os.fsencode(os.path.expanduser(beside))
+    linked = []
+    with contextlib.suppress(OSError):  # usually there is no such directory
+        for name in sorted(os.listdir(own)):
+            path = os.path.join(own, name)
+            is_package = os.path.exists(os.path.join(path, b"__init__.py"))
+            if name not in theirs and not CODE.fullmatch(name) and not is_package:
+                os.symlink(path, os.path.join(root, name))
+                linked.append(os.fsdecode(name))
+    return linked
+
+
+def link_outputs(root: bytes, beside: str, outputs: Iterable[str]) -> None:
+    """Make the directories that the program writes in the node's own directory, and link them."""
+    for name in map(os.fsencode, outputs):
+        if not is_inside(name):
+            raise ValueError(f"a path that leads out of the tree: {name[:60]!r}")
+        path = os.path.join(os.fsencode(os.path.expanduser(beside)), name)
+        os.makedirs(path, exist_ok=True)
+        link = os.path.join(root, name)
+        os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # linked with the rest of the directory
+            os.symlink(path, link)
+
+
+# -- whose it is, and its end -----------------------------------------------------------------
+
+
+def keep(store: Store, directory: str, run: RunDir) -> None:
+    """Note which job runs in a snapshot; nothing where the directory is none."""
+    own = snapshot_of(store, directory)
+    if own:
+        files.replace(os.fsdecode(os.path.join(own, OWNER)), f"{run.job}\n{run.node}\n")
+
+
+def snapshot_of(store: Store, directory: str) -> bytes:
+    """Return the snapshot that a job's working directory is, or nothing."""
+    parent, title = os.path.split(os.fsencode(directory))
+    above, name = os.path.split(parent)
+    ours = bool(title) and above == store.snapshots and NAME.fullmatch(os.fsdecode(name))
+    return parent if ours and os.path.isdir(parent) and not os.path.islink(parent) else b""
+
+
+def of_run(store: Store, run: RunDir) -> bytes:
+    """Return the snapshot of a job that was started here, or nothing."""
+    try:
+        return snapshot_of(store, run.read_spec().workdir)
+    except (OSError, ValueError):
+        return b""
+
+
+def remove(own: bytes) -> int:
+    """Remove a snapshot, whole or gone; return how many bytes that freed."""
+    directory, name = os.path.split(own)
+    hidden = os.path.join(directory, os.fsencode(files.hidden_name(os.fsdecode(name))))
+    freed: list[int] = []
+    with contextlib.suppress(FileNotFoundError):
+        if files.mounts_below(os.fsdecode(own)):
+            raise OSError(f"something is mounted in {os.fsdecode(own)}")
+        os.rename(own, hidden)
+        files.delete(os.fsdecode(hidden), freed.append)
+    return sum(freed)
+
+
+UNUSED = 3600.0  # seconds after which a snapshot without a job is nobody's
+
+
+def remove_unused(store: Store, now: float) -> None:
+    """Remove the snapshots of jobs that never started or that are gone."""
+    for entry in list(os.scandir(store.snapshots)):
+        name = os.fsdecode(entry.name)
+        with contextlib.suppress(OSError, ValueError):
+            if name.startswith(".") and files.GONE in name:
+                files.delete(os.fsdecode(entry.path))
+            elif NAME.fullmatch(name):
+                age = now - entry.stat(follow_symlinks=False).st_mtime
+                if age > UNUSED and not has_job(entry.path):
+                    remove(entry.path)
+
+
+def has_job(own: bytes) -> bool:
+    try:
+        with files.open_plain(os.fsdecode(os.path.join(own, OWNER))) as file:
+            job, node = file.read(1000).decode().split()
+    except FileNotFoundError:
+        return False
+    return os.path.isdir(RunDir(job, int(node)).path)

@@ -1,0 +1,227 @@
+"""Keeps the contents of files under ~/.orchestrator/code, each once, named by what it holds.
+
+    objects/ab/REST-MODE    a content: its SHA-256 and its permission bits
+    trees/DIGEST            the list of a tree that was here
+    snapshots/NAME/TITLE/   the tree of one launch (snapshot.py)
+
+A file's time is made from its digest. One that somebody changed in place has another size or time,
+is thrown away and comes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import zlib
+from collections.abc import Iterable
+
+from orchestrator import files
+from orchestrator.node.job.run_directory import home
+from orchestrator.permissions import others
+from orchestrator.protocol import tree
+from orchestrator.protocol.tree import FILE, LARGEST_LIST, Entry
+
+KEPT_TREES = 16  # lists of the newest trees
+OLD = 7 * 86400.0  # seconds since a tree was last used
+YOUNG = 86400.0  # an object that came since may belong to a tree that is on its way
+READ = 1 << 20
+
+
+def moment(digest: bytes) -> int:
+    """Return the time of a content's file, in seconds: other contents, almost surely others."""
+    return 1_000_000_000 + int(digest[:7], 16)
+
+
+class Incomplete(Exception):
+    """A tree's list or contents are not here, or not what they were: they have to come first."""
+
+
+class Store:
+    """The contents that this node has."""
+
+    def __init__(self) -> None:
+        self.root = os.fsencode(os.path.join(home(), "code"))
+        self.objects = os.path.join(self.root, b"objects")
+        self.trees = os.path.join(self.root, b"trees")
+        self.snapshots = os.path.join(self.root, b"snapshots")
+
+    def prepare(self) -> None:
+        """Make the directories, and refuse those that somebody else could change."""
+        os.makedirs(os.path.dirname(self.root), mode=0o700, exist_ok=True)
+        for path in (self.root, self.objects, self.trees, self.snapshots):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            problem = others(os.lstat(path))
+            if problem or not stat.S_ISDIR(os.lstat(path).st_mode):
+                where = os.fsdecode(path)
+                raise ValueError(
+                    f"{where} {problem or 'is no directory'}: chmod go-w {where} there"
+                )
+
+    # -- contents ----------------------------------------------------------------------------
+
+    def path_of(self, entry: Entry) -> bytes:
+        name = entry.value[2:] + b"-%o" % entry.mode
+        return os.path.join(self.objects, entry.value[:2], name)
+
+    def has(self, entry: Entry) -> bool:
+        try:
+            return is_as_kept(os.lstat(self.path_of(entry)), entry)
+        except OSError:
+            return False
+
+    def lacking(self, entries: Iterable[Entry]) -> list[int]:
+        """Return the positions of the files whose contents are not here, each content once."""
+        known: set[tuple[bytes, int]] = set()
+        positions = []
+        for position, entry in enumerate(entries):
+            key = (entry.value, entry.mode)
+            if entry.kind == FILE and key not in known:
+                known.add(key)
+                if not self.has(entry):
+                    positions.append(position)
+        return positions
+
+    def discard(self, entry: Entry) -> None:
+        """Throw a content away that is not what its name says."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.path_of(entry))
+
+    # -- lists -------------------------------------------------------------------------------
+
+    def keep_tree(self, digest: str, listing: bytes) -> None:
+        """Keep the list of a tree; those of old trees go."""
+        files.replace(os.fsdecode(self._tree(digest)), zlib.compress(listing, 1))
+        with contextlib.suppress(OSError):  # another head may do the same
+            times = {entry.path: entry.stat().st_mtime for entry in os.scandir(self.trees)}
+            for path in sorted(times, key=times.__getitem__)[:-KEPT_TREES]:
+                os.unlink(path)
+
+    def tree(self, digest: str) -> tuple[Entry, ...]:
+        """Return the list of a tree that was here."""
+        path = self._tree(digest)
+        try:
+            with files.open_plain(os.fsdecode(path)) as file:
+                packed = file.read()
+        except FileNotFoundError:
+            raise Incomplete(digest) from None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        listing = unzip(packed, LARGEST_LIST)
+        if tree.digest_of(listing) != digest:
+            os.unlink(path)
+            raise Incomplete(digest)
+        return tree.unpacked(listing)
+
+    def _tree(self, digest: str) -> bytes:
+        if not tree.HEXADECIMAL.fullmatch(digest.encode()):
+            raise ValueError(f"not the digest of a tree: {digest[:80]!r}")
+        return os.path.join(self.trees, digest.encode())
+
+    # -- tidying -----------------------------------------------------------------------------
+
+    def collect(self, now: float) -> int:
+        """Delete the contents that no tree of the last days has; return how many bytes went."""
+        needed: set[bytes] = set()
+        for entry in os.scandir(self.trees):
+            if now - entry.stat(follow_symlinks=False).st_mtime > OLD:
+                os.unlink(entry.path)
+                continue
+            with contextlib.suppress(Incomplete, ValueError):
+                needed.update(map(self.path_of, self.tree(os.fsdecode(entry.name))))
+        freed = 0
+        for directory, _, names in os.walk(self.objects):
+            for name in names:
+                path = os.path.join(directory, name)
+                status = os.lstat(path)
+                if path not in needed and now - status.st_ctime > YOUNG:
+                    os.unlink(path)
+                    freed += status.st_blocks * 512 if status.st_nlink == 1 else 0
+        return freed
+
+
+def unzip(data: bytes | bytearray, most: int) -> bytes:
+    """Unpack what another machine sent, up to a limit."""
+    unpacker = zlib.decompressobj()
+    try:
+        content = unpacker.decompress(data, most)
+    except zlib.error as error:
+        raise ValueError(f"damaged on its way: {error}") from None
+    if unpacker.unconsumed_tail or not unpacker.eof:
+        raise ValueError(f"more than {most} bytes, or cut off")
+    return content
+
+
+def is_as_kept(status: os.stat_result, entry: Entry) -> bool:
+    """Tell whether a file is as the store wrote it, by its size, time and mode."""
+    return (
+        stat.S_ISREG(status.st_mode)
+        and status.st_size == entry.size
+        and status.st_mtime_ns == moment(entry.value) * 1_000_000_000
+        and stat.S_IMODE(status.st_mode) == entry.mode
+    )
+
+
+def hash_of(path: bytes) -> bytes:
+    """Return the SHA-256 of a plain file."""
+    digest = hashlib.sha256()
+    with files.open_plain(os.fsdecode(path)) as file:
+        while data := file.read(READ):
+            digest.update(data)
+    return digest.hexdigest().encode()
+
+
+class Arrivals:
+    """Writes the contents that come, one after the other, each whole and checked or not at all."""
+
+    def __init__(self, store: Store, expected: list[Entry]) -> None:
+        self.store = store
+        self.expected = expected[::-1]
+        self.new = os.path.join(store.objects, b".new-" + os.urandom(6).hex().encode())
+        self.file: int | None = None
+        self.left = 0
+        self.digest = hashlib.sha256()
+
+    def take(self, data: bytes) -> None:
+        """Write what came: the rest of a content, and the next ones."""
+        view = memoryview(data)
+        while view or (self.file is None and self.expected and not self.expected[-1].size):
+            if self.file is None:
+                if not self.expected:
+                    raise ValueError("more contents than were lacking")
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                self.file = os.open(self.new, flags, 0o600)
+                self.left, self.digest = self.expected[-1].size, hashlib.sha256()
+            piece, view = view[: self.left], view[self.left :]
+            self.digest.update(piece)
+            self.left -= len(piece)
+            while piece:
+                piece = piece[os.write(self.file, piece) :]
+            if not self.left:
+                self._keep(self.expected.pop())
+
+    def _keep(self, entry: Entry) -> None:
+        assert self.file is not None
+        if self.digest.hexdigest().encode() != entry.value:
+            raise ValueError(f"{os.fsdecode(entry.path)} came with another content")
+        os.fchmod(self.file, entry.mode)
+        os.utime(self.file, (moment(entry.value), moment(entry.value)))
+        os.close(self.file)
+        self.file = None
+        path = self.store.path_of(entry)
+        try:
+            os.rename(self.new, path)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.dirname(path), 0o700)
+            os.rename(self.new, path)
+
+    def abandon(self) -> None:
+        """Forget a content that did not come whole."""
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+            with contextlib.suppress(OSError):
+                os.unlink(self.new)

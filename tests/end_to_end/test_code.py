@@ -1,0 +1,132 @@
+"""Nodes that do not share the head's directory run a snapshot of it; those that do run in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clusters.netns import NetnsCluster
+from tests.clusters.require import require_namespaces
+from tests.launching import Head
+
+# A job that waits at a FIFO until the test writes into it, and imports another file only then.
+PROGRAM = """
+import os, helper
+here = os.path.basename(os.getcwd())
+print("it says", helper.WORD, "in", here, open("data/x").read(), flush=True)
+if os.environ.get("HOLD"):
+    open(os.environ["HOLD"]).read()
+    import later
+    print("later it says", later.WORD, flush=True)
+"""
+Apart = Callable[..., Head]
+
+
+@pytest.fixture
+def apart(two_nodes: Any, tmp_path: Path) -> Apart:
+    """Someone in a directory in whose place some nodes have one of their own, with their data."""
+    require_namespaces()
+    assert isinstance(two_nodes, NetnsCluster)
+    work = tmp_path / "my project"
+    work.mkdir()
+
+    def make(*nodes: int) -> Head:
+        for node in nodes:
+            two_nodes.exec(node, ["mount", "-t", "tmpfs", "private", str(work)])
+            inside = two_nodes.path(node, work)
+            (inside / "data").mkdir()
+            (inside / "data/x").write_text(f"data {node}")
+            (inside / "helper.py").write_text("WORD = 'stale'")
+        someone = Head(two_nodes, work)
+        someone.script("train.py", PROGRAM)
+        someone.script("helper.py", "WORD = 'one'")
+        someone.script("later.py", "WORD = 'one, too'")
+        return someone
+
+    return make
+
+
+def snapshots(head: Head, node: int) -> int:
+    return len(list(head.cluster.run_home(node).glob("code/snapshots/*/my project")))
+
+
+def test_code_travels_as_far_as_it_is_lacking(apart: Apart, two_nodes: NetnsCluster) -> None:
+    """And a job that runs keeps its own, while the code is edited and launched again."""
+    head = apart(0, 1)
+    fifos = [two_nodes.path(node, head.directory / "hold") for node in range(2)]
+    for fifo in fifos:
+        os.mkfifo(fifo)
+    hold = ["--env", f"HOLD={head.directory / 'hold'}"]
+    first = head.launch("--name", "first", *hold, "train.py")
+    first.wait_for(r"code [0-9a-f]{12} \(3 files, .*\) on .*; 3 files sent")
+    first.wait_for_all("it says one in my project data 0", "it says one in my project data 1")
+    head.script("helper.py", "WORD = 'two'")
+    head.script("later.py", "WORD = 'two, too'")
+    planned = head.launch("--dry-run", "train.py")
+    assert planned.finish() == 0, planned.text
+    assert "a launch sends the code (3 files" in planned.text
+    second = head.run("--name", "second", "train.py")
+    assert "; 2 files sent" in second.text
+    assert "it says two in my project data 0" in second.text
+    third = head.run("--name", "third", str(head.directory / "train.py"))
+    assert "sent" not in third.text
+    assert "it says two in my project data 1" in third.text
+    trees = [
+        json.loads((path / "manifest.json").read_text())["tree"]
+        for name in ("first", "second", "third")
+        for path in (head.directory / "experiments").glob(f"{name}_*")
+    ]
+    assert trees[0] != trees[1] == trees[2]
+    for fifo in fifos:
+        fifo.write_text("")
+    first.wait_for_all("rank0.*later it says one, too", "rank1.*later it says one, too")
+    assert first.finish() == 0
+    assert [snapshots(head, node) for node in range(2)] == [3, 3]
+    prune = head.command("orchestrator", "prune", "--keep", "1", "--on-nodes", "--yes")
+    assert prune.finish() == 0, prune.text
+    assert [snapshots(head, node) for node in range(2)] == [1, 1]
+
+
+def test_a_mix_of_shared_and_not(apart: Apart, two_nodes: NetnsCluster) -> None:
+    head = apart(1)
+    (head.directory / "data").mkdir()
+    (head.directory / "data/x").write_text("data here")
+    with (head.directory / "large").open("wb") as file:
+        file.truncate(3_000_000)
+    refused = head.launch("--set", "sync.largest_file=1", "train.py")
+    assert refused.finish() == 3, refused.text
+    assert "large has 3 MB" in refused.text
+    assert "--set sync.largest_file=3" in refused.text
+    off = head.launch("--sync", "off", "train.py")
+    assert off.finish() == 3, off.text
+    assert "there is no" in off.text
+    command = head.run("--set", "sync.exclude=[large]", "train.py")
+    assert "it says one in my project data here" in command.text
+    first, second = map(re.escape, two_nodes.addresses)
+    assert re.search(rf"\(4 files, .*\) on {second}; .* sent", command.text), command.text
+    always = head.run("--set", "sync.exclude=[large]", "--sync", "always", "train.py")
+    assert re.search(rf"\(4 files, .*\) on {first}, {second}; .* sent", always.text), always.text
+    assert not list(two_nodes.path(0, head.directory).glob(".orchestrator*"))
+
+
+def test_a_full_disk_on_one_node_is_named(apart: Apart, two_nodes: NetnsCluster) -> None:
+    head = apart(1)
+    store = two_nodes.run_home(1) / "code"
+    inside = str(two_nodes.home_path) + "/.orchestrator/code"
+    store.mkdir(parents=True, exist_ok=True)
+    two_nodes.exec(1, ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "small", inside])
+    try:
+        (head.directory / "large").write_bytes(os.urandom(2_000_000))
+        full = head.launch("train.py")
+        assert full.finish() == 4, full.text
+        assert "1 of 2 nodes cannot be used; nothing was started" in full.text
+        assert f"{inside} cannot be written: No space left on device" in full.text
+        assert head.experiments == []
+    finally:
+        two_nodes.exec(1, ["umount", "-l", inside])

@@ -1,0 +1,236 @@
+"""The working tree as the head reads it: what travels, and what it costs when nothing changed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import CheckFailed
+from orchestrator.head.code import scan as scanning
+from orchestrator.head.code.listing import Rules, list_tree
+from orchestrator.head.code.scan import Limits, Scan, Tree
+from orchestrator.protocol.tree import DIRECTORY, FILE, LINK
+
+IDENTITY = ["-c", "user.name=n", "-c", "user.email=e@x", "-c", "protocol.file.allow=always"]
+OLD = 1_500_000_000
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+def git(directory: Path, *words: str) -> None:
+    subprocess.run(
+        ["git", "-C", str(directory), *IDENTITY, *words], check=True, capture_output=True
+    )
+
+
+def write(directory: Path, *names: str) -> None:
+    for name in names:
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+
+def paths(directory: Path, **rules: Any) -> set[str]:
+    listed = list_tree(os.fsencode(directory), Rules(**rules))
+    return {os.fsdecode(path) for path in listed.paths}
+
+
+def scan(directory: Path, limits: Limits | None = None, **rules: Any) -> Tree:
+    return Scan(os.fsencode(directory), Rules(**rules), limits or Limits()).tree()
+
+
+# -- what travels -----------------------------------------------------------------------------
+
+
+def test_git_says_what_travels(work: Path) -> None:
+    git(work, "init", "-q")
+    write(work, "a.py", "pkg/b.py", "gone.py", "ignored/big", "below/c.py")
+    write(work, "experiments/old/job.json", "pkg/__pycache__/b.pyc", ".venv/bin/python")
+    (work / ".gitignore").write_text("ignored\n*.log\n")
+    git(work, "add", "-A")
+    git(work, "commit", "-qm", "x")
+    (work / "gone.py").unlink()
+    write(work, "new.py", "new.log")
+    tree = scan(work, apart=(b"experiments",))
+    names = {os.fsdecode(entry.path) for entry in tree.entries}
+    assert names == {".gitignore", "a.py", "pkg/b.py", "below/c.py", "new.py"}
+    assert paths(work / "below") == {"c.py"}
+    assert "new.log" in paths(work, always=(b"new.log",))
+    assert {"ignored/big", "new.log"} <= paths(work, include=("ignored", "*.log"))
+    assert not {"pkg/b.py", "a.py"} & paths(work, exclude=("pkg", "a*"))
+    assert "below/c.py" not in paths(work, exclude=("below/*.py",))
+
+
+def test_submodules_and_other_clones_travel(work: Path, tmp_path: Path) -> None:
+    for name in ("library", "work"):
+        git(tmp_path / "work" if name == "work" else tmp_path, "init", "-q", *(
+            ["library"] if name == "library" else []
+        ))  # fmt: skip
+    write(tmp_path / "library", "inside.py", "junk.o")
+    (tmp_path / "library/.gitignore").write_text("*.o")
+    git(tmp_path / "library", "add", "-A")
+    git(tmp_path / "library", "commit", "-qm", "x")
+    git(work, "submodule", "add", "-q", str(tmp_path / "library"), "sub")
+    git(work, "clone", "-q", str(tmp_path / "library"), "other")
+    write(work, "sub/new.py", "sub/more.o")
+    assert {"sub/inside.py", "sub/new.py", "other/inside.py"} <= paths(work)
+    assert "sub/more.o" not in paths(work)
+
+
+def test_without_git_all_travels_but_what_is_made(work: Path) -> None:
+    write(work, "a.py", "data/x", "checkpoints/1", "b/__pycache__/c", ".venv/x", "node_modules/y")
+    (work / "empty").mkdir()
+    assert paths(work) == {"a.py", "data/x", "empty"}
+    assert paths(work, include=("checkpoints",)) == {"a.py", "data/x", "empty", "checkpoints/1"}
+    assert scan(work).notes == ()
+
+
+def test_a_git_that_refuses_is_named(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(work, "init", "-q")
+    write(work, "a.py")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    tree = scan(work)
+    assert [entry.path for entry in tree.entries] == [b"a.py"]
+    assert "dubious ownership" in tree.notes[0]
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert scan(work).notes == ("git is not installed here",)
+
+
+def test_a_directory_that_git_ignores_is_a_tree_of_its_own(work: Path) -> None:
+    git(work, "init", "-q")
+    (work / ".gitignore").write_text("inner\n")
+    write(work, "inner/a.py")
+    assert paths(work / "inner") == {"a.py"}
+
+
+@pytest.mark.parametrize("kind", ["git", "no git"])
+def test_any_name_travels(work: Path, kind: str) -> None:
+    if kind == "git":
+        git(work, "init", "-q")
+    names = [b"a\nb", b"\"q'", b"\xff\xfe", "\u00e9\u65e5".encode(), b"sp ace", b"-dash", b"\\x"]
+    for name in names:
+        (work / os.fsdecode(name)).write_bytes(name)
+    assert sorted(entry.path for entry in scan(work).entries) == sorted(names)
+
+
+def test_kinds_and_modes(work: Path, tmp_path: Path) -> None:
+    write(work, "run.sh", "read.py")
+    (work / "run.sh").chmod(0o750)
+    (work / "read.py").chmod(0o444)
+    (work / "empty").mkdir()
+    (work / "inner").symlink_to("read.py")
+    (work / "out").symlink_to(tmp_path)
+    os.mkfifo(work / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        here = os.open(work, os.O_RDONLY)
+        server.bind(f"/proc/self/fd/{here}/sock")  # the path itself may be too long
+        os.close(here)
+        tree = scan(work)
+    known = {os.fsdecode(entry.path): (entry.kind, entry.mode) for entry in tree.entries}
+    assert known == {
+        "run.sh": (FILE, 0o750),
+        "read.py": (FILE, 0o444),
+        "empty": (DIRECTORY, 0o755),
+        "inner": (LINK, 0),
+        "out": (LINK, 0),
+    }
+    assert set(tree.notes) == {
+        "pipe does not travel: it is a pipe",
+        "sock does not travel: it is a socket",
+        "a link leads out of the tree: out",
+    }
+
+
+# -- what it costs, and what stops it -----------------------------------------------------------
+
+
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The files that are read from now on."""
+    seen: list[bytes] = []
+    real = scanning.read
+
+    def read(where: bytes, path: bytes, index: Any) -> Any:
+        seen.append(path)
+        return real(where, path, index)
+
+    monkeypatch.setattr(scanning, "read", read)
+    return seen
+
+
+def test_what_did_not_change_is_not_read_again(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(work, "a.py", "b.py", "new.py")
+    monkeypatch.setattr("orchestrator.head.code.index.FRESH", -(10**12))  # none counts as fresh
+    first = scan(work)
+    seen = reads(monkeypatch)
+    assert scan(work) == first
+    assert seen == []
+    for name in ("a.py", "b.py"):
+        os.utime(work / name, (OLD, OLD))
+    (work / "b.py").write_text("B.PY")  # as long as before, and with the same time
+    os.utime(work / "b.py", (OLD, OLD))
+    second = scan(work)
+    assert set(seen) == {b"a.py", b"b.py"}
+    assert second.digest != first.digest
+
+
+def test_a_file_that_was_just_written_is_read_again(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second edit within one tick of the file system's clock may look the same."""
+    write(work, "a.py")
+    monkeypatch.setattr("orchestrator.head.code.index.FRESH", 10**18)
+    scan(work)
+    seen = reads(monkeypatch)
+    scan(work)
+    assert seen == [b"a.py"]
+
+
+def test_a_file_that_changes_is_read_again_and_refused_at_last(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(work, "log.txt")
+    signature, calls = scanning.signature, []
+
+    def changing(status: os.stat_result) -> Any:
+        calls.append(status)
+        return len(calls) if len(calls) <= most else signature(status)
+
+    monkeypatch.setattr(scanning, "signature", changing)
+    most = 4
+    assert len(scan(work).entries) == 1
+    most = 10**6
+    with pytest.raises(CheckFailed, match=r"(?s)log.txt changes while it is read.*sync.exclude"):
+        scan(work)
+
+
+def test_what_is_too_large_is_refused_with_what_allows_it(work: Path) -> None:
+    write(work, "a.py")
+    with (work / "weights.bin").open("wb") as file:
+        file.truncate(3_000_000)
+    with pytest.raises(CheckFailed, match=r"(?s)weights.bin has 3 MB.*sync.largest_file=3"):
+        scan(work, Limits(largest_file=2))
+    with pytest.raises(CheckFailed, match=r"(?s)has 3 MB; more than 2 MB.*sync.largest_tree=4"):
+        scan(work, Limits(largest_tree=2))
+    assert len(scan(work, Limits(largest_file=3, largest_tree=4)).entries) == 2
+    assert len(scan(work, Limits(largest_file=2), exclude=("*.bin",)).entries) == 1
+
+
+def test_what_cannot_be_read_is_refused(work: Path) -> None:
+    write(work, "secret")
+    (work / "secret").chmod(0)
+    if os.geteuid() == 0:
+        assert scan(work).entries[0].mode == 0o400
+    else:
+        with pytest.raises(CheckFailed, match="secret cannot be read: Permission denied"):
+            scan(work)

@@ -1,0 +1,256 @@
+"""The node's store of code: contents that come whole or not at all, and snapshots made of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.code import prune, snapshot
+from orchestrator.node.code.store import Arrivals, Incomplete, Store
+from orchestrator.node.code.visit import Visit, compare
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.protocol import tree
+from orchestrator.protocol.messages import CheckedOut, CheckOut, ProbeTarget
+from orchestrator.protocol.tree import DIRECTORY, FILE, LINK, Entry
+from tests.node.running import bare_spec
+
+CONTENTS = {
+    b"a.py": b"print(1)\n",
+    b"pkg/b.py": b"x = 2\n" * 1000,
+    b"empty": b"",
+    b"same": b"print(1)\n",
+    b"new\nline \xff": b"odd",
+}
+
+
+def entry(path: bytes, content: bytes, mode: int = 0o644) -> Entry:
+    return Entry(path, FILE, mode, len(content), hashlib.sha256(content).hexdigest().encode())
+
+
+ENTRIES = (
+    *(entry(path, content) for path, content in sorted(CONTENTS.items())),
+    Entry(b"void/inner", DIRECTORY, 0o755, 0, b""),
+    Entry(b"way", LINK, 0, 0, b"pkg/b.py"),
+)
+LISTING = tree.packed(ENTRIES)
+DIGEST = tree.digest_of(LISTING)
+
+
+@pytest.fixture
+def store(home: Path) -> Store:
+    store = Store()
+    store.prepare()
+    return store
+
+
+def send(visit: Visit) -> int:
+    """Send what is lacking; return how many contents that were."""
+    lacking = visit.offer(DIGEST, zlib.compress(LISTING))
+    positions = [at for first, last in lacking.ranges for at in range(first, last + 1)]
+    entries = tree.unpacked(LISTING)
+    data = b"".join(CONTENTS[entries[at].path] for at in positions)
+    visit.contents(DIGEST, len(data), zlib.compress(data))
+    return len(positions)
+
+
+def check_out(visit: Visit, name: str = "x-0", beside: str = "/nowhere") -> CheckedOut:
+    target = ProbeTarget(kind="auto", name="a.py")
+    return visit.check_out(
+        CheckOut(tree=DIGEST, snapshot=name, title="my proj", beside=beside, target=target)
+    )
+
+
+@pytest.fixture(params=["copied", "linked"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Small trees are copied, large ones linked."""
+    if request.param == "linked":
+        monkeypatch.setattr(snapshot, "COPIED", -1)
+    return str(request.param)
+
+
+def test_a_tree_comes_and_is_checked_out(store: Store, way: str) -> None:
+    visit = Visit()
+    with pytest.raises(Incomplete):
+        check_out(visit)
+    assert send(visit) == 4  # two have one content
+    checked = check_out(visit)
+    assert (checked.tree, checked.differ, checked.own) == (DIGEST, (), ())
+    assert checked.target == ProbeTarget(kind="script", name="a.py")
+    root = Path(checked.workdir)
+    for path, content in CONTENTS.items():
+        assert (root / os.fsdecode(path)).read_bytes() == content
+    assert (root / "way").readlink() == Path("pkg/b.py")
+    assert list((root / "void").iterdir()) == [root / "void/inner"]
+    assert send(Visit()) == 0
+
+
+def test_a_job_that_writes_changes_only_its_own(store: Store) -> None:
+    """Its files are its own where the tree is small."""
+    visit = Visit()
+    send(visit)
+    first, second = (Path(check_out(visit, name).workdir) for name in ("x-0", "y-0"))
+    (first / "a.py").write_text("changed")
+    assert (second / "a.py").read_bytes() == CONTENTS[b"a.py"]
+    assert send(visit) == 0
+
+
+@pytest.mark.parametrize("how", ["longer", "other content", "other mode"])
+def test_a_content_that_somebody_changed_comes_again(store: Store, way: str, how: str) -> None:
+    visit = Visit()
+    send(visit)
+    (changed,) = (e for e in ENTRIES if e.path == b"a.py")
+    path = Path(os.fsdecode(store.path_of(changed)))
+    if how == "other mode":
+        path.chmod(0o600)
+    else:
+        path.write_bytes(b"print(2)\n" * (2 if how == "longer" else 1))
+    if how == "other mode" and way == "copied":
+        assert check_out(visit).tree == DIGEST
+        return
+    with pytest.raises(Incomplete):
+        check_out(visit)
+    assert not list(Path(os.fsdecode(store.snapshots)).iterdir())
+    assert send(visit) == 1
+    assert check_out(visit).tree == DIGEST
+
+
+def test_what_is_in_a_snapshot_is_what_is_told(store: Store, way: str) -> None:
+    visit = Visit()
+    send(visit)
+    root = Path(check_out(visit).workdir)
+    (root / "pkg/b.py").unlink()
+    (root / "pkg/b.py").write_text("another")
+    (root / "more.py").write_text("")
+    (root / "empty").unlink()
+    digest, differ = snapshot.look(os.fsencode(root), ENTRIES)
+    assert digest != DIGEST
+    assert differ == ["empty", "more.py", "pkg/b.py"]
+
+
+def test_contents_come_whole_and_checked_or_not_at_all(store: Store) -> None:
+    large, small = b"x" * 1000, b"y"
+    expected = [entry(b"s", small), entry(b"l", large)]
+    arrivals = Arrivals(store, expected)
+    arrivals.take(small + large[:500])
+    arrivals.abandon()  # the connection is cut
+    assert [store.has(each) for each in expected] == [True, False]
+    assert list(Path(os.fsdecode(store.objects)).glob(".new*")) == []
+    with pytest.raises(ValueError, match="l came with another content"):
+        Arrivals(store, expected[1:]).take(b"z" * 1000)
+    with pytest.raises(ValueError, match="more contents than were lacking"):
+        Arrivals(store, expected[1:]).take(large + b"z")
+    again = Arrivals(store, expected[1:])
+    for at in range(0, 1000, 7):
+        again.take(large[at : at + 7])
+    assert store.has(expected[1])
+
+
+def test_what_lies_is_refused(store: Store) -> None:
+    visit = Visit()
+    with pytest.raises(ValueError, match="damaged on its way"):
+        visit.offer("0" * 64, zlib.compress(LISTING))
+    with pytest.raises(ValueError, match="contents that nobody expects"):
+        visit.contents(DIGEST, 1, zlib.compress(b"x"))
+    visit.offer(DIGEST, zlib.compress(LISTING))
+    with pytest.raises(ValueError, match="more than 3 bytes"):
+        visit.contents(DIGEST, 3, zlib.compress(b"xxxxx"))
+    with pytest.raises(ValueError, match="not the digest"):
+        store.tree("../../../etc/passwd")
+    for name, title in (("../x", "t"), ("x", "../t"), ("x", ".."), ("x", ""), (".x", "t")):
+        with pytest.raises(ValueError, match="not the name of a snapshot"):
+            snapshot.make(store, name, title, ENTRIES)
+
+
+def test_a_store_that_others_may_change_is_refused(store: Store) -> None:
+    Path(os.fsdecode(store.objects)).chmod(0o777)
+    with pytest.raises(ValueError, match="may be written by everybody"):
+        Visit()
+
+
+def test_data_that_only_the_node_has_is_linked_and_code_is_not(
+    store: Store, tmp_path: Path
+) -> None:
+    beside = tmp_path / "proj"
+    for name in ("data/x", "old.py", "oldpkg/__init__.py", ".git/x", "pkg/stale.py", "a.py"):
+        path = beside / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    visit = Visit()
+    send(visit)
+    target = ProbeTarget(kind="module", name="a")
+    request = CheckOut(
+        tree=DIGEST, snapshot="x-0", title="t", beside=str(beside), target=target,
+        outputs=("runs/mine", "data"),
+    )  # fmt: skip
+    checked = visit.check_out(request)
+    root = Path(checked.workdir)
+    assert checked.own == ("data",)
+    assert (root / "data/x").read_text() == "data/x"
+    assert not (root / "pkg/stale.py").exists()
+    (root / "runs/mine/result").write_text("r")
+    assert (beside / "runs/mine/result").read_text() == "r"
+    with pytest.raises(ValueError, match="leads out of the tree"):
+        visit.check_out(request.replace(snapshot="y-0", outputs=("../x",)))
+
+
+def test_snapshots_go_with_their_jobs(store: Store) -> None:
+    visit = Visit()
+    send(visit)
+    started, never = (check_out(visit, name).workdir for name in ("x-0", "y-0"))
+    run = RunDir("job-1", 0)
+    run.create()
+    run.write_spec(bare_spec(workdir=started))
+    visit.started(started, run)
+    visit.leave()
+    assert Path(started).is_dir()
+    assert not Path(never).exists()
+    later = time.time() + 2 * snapshot.UNUSED
+    snapshot.remove_unused(store, later)
+    assert Path(started).is_dir()
+    held = prune.snapshots_of([("job-1", 0), ("unknown", 0), ("../x", 0)])
+    assert list(held) == [("job-1", 0)]
+    assert prune.remove(held, []) == 0
+    assert Path(started).is_dir()
+    assert prune.remove(held, [("job-1", 0)]) > 0
+    assert not Path(started).exists()
+
+
+def test_a_job_that_names_another_directory_loses_nothing(store: Store, tmp_path: Path) -> None:
+    """A spec is a file of the user's; what is removed must be a snapshot."""
+    run = RunDir("job-1", 0)
+    run.create()
+    (tmp_path / "precious").mkdir()
+    link = Path(os.fsdecode(store.snapshots)) / "evil"
+    link.symlink_to(tmp_path)
+    for workdir in (str(tmp_path / "precious"), str(link / "precious"), f"{link}/../.."):
+        assert snapshot.snapshot_of(store, workdir) == b""
+
+
+def test_what_nobody_used_for_long_goes(store: Store) -> None:
+    visit = Visit()
+    send(visit)
+    check_out(visit)
+    later = time.time() + 8 * 86400
+    snapshot.remove_unused(store, later)
+    assert os.listdir(store.snapshots) == []  # noqa: PTH208
+    assert store.collect(time.time()) == 0
+    assert store.collect(later) > 0
+    with pytest.raises(Incomplete):
+        check_out(visit, "z-0")
+
+
+def test_a_shared_directory_is_compared(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("a")
+    (tmp_path / "b.py").write_text("b")
+    state = (tmp_path / "a.py").stat()
+    rows = [(b"a.py", state.st_size, state.st_mtime_ns), (b"b.py", 7, 7), (b"c.py", 1, 1)]
+    packed = zlib.compress(b"".join(b"%s\0%d\0%d\0" % row for row in rows))
+    assert compare(str(tmp_path), packed).differ == {
+        "b.py": hashlib.sha256(b"b").hexdigest(),
+        "c.py": "no such file or directory",
+    }
