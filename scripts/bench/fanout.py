@@ -3,6 +3,8 @@
     python scripts/bench/fanout.py
 
 Cold is a fresh process that connects to all hosts; warm is the second `true` on open connections.
+`orchestrator exec` is the whole command, with a login for each host or over the connections that
+`orchestrator connections` holds.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from ground import (
     compete,
     first_line,
     machine,
+    our,
     require_root,
     run,
     show,
@@ -35,6 +38,7 @@ from ground import (
 
 WARM_ROUNDS = 5
 COLD, WARM, PDSH = "ours, cold", "ours, warm", "pdsh -R ssh"
+EXEC, HELD = "orchestrator exec", "orchestrator exec, connections held"
 
 
 def main() -> None:
@@ -67,6 +71,8 @@ def contenders(hosts: int) -> list[Contender]:
     return [
         Contender(COLD, partial(timed, ours)),
         Contender(WARM, warm),
+        Contender(EXEC, not_held),
+        Contender(HELD, held),
         tool(PDSH, lambda c: ["pdsh", "-R", "ssh", "-S", "-f", fanout, "-w", listed(c), "true"]),
         tool("clush", lambda c: ["clush", "-S", "-f", fanout, "-w", listed(c), "true"]),
         tool("ssh & ... wait", in_parallel),
@@ -102,6 +108,21 @@ def warm(cluster: Cluster) -> Mapping[str, float]:
     except ValueError:
         raise Failed(said) from None
     return {"seconds": sorted(taken[1:])[WARM_ROUNDS // 2]}
+
+
+def exec_true(cluster: Cluster) -> list[Word]:
+    return [*our("orchestrator"), "exec", "--nodes", cluster.node_list, "--", "true"]
+
+
+def not_held(cluster: Cluster) -> Mapping[str, float]:
+    run(cluster, [*our("orchestrator"), "connections", "--close"])
+    return timed(exec_true, cluster)
+
+
+def held(cluster: Cluster) -> Mapping[str, float]:
+    nodes = ["--nodes", cluster.node_list]
+    run(cluster, [*our("orchestrator"), "connections", *nodes, "--open", "1h"])
+    return timed(exec_true, cluster)
 
 
 # -- what runs on the head in a process of its own ----------------------------------------------

@@ -15,7 +15,6 @@ from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.chores.shell_line import GRACE
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.light_paramiko import paramiko
 from orchestrator.head.connect.transport import Channel, Connection, Transport
 
 PIECE = 1 << 16
@@ -219,13 +218,13 @@ def feed(channel: Channel, given: Input) -> None:
                 raise NodeError("the file on standard input became shorter while it was sent")
             channel.sendall(data)
             at += len(data)
-    except (OSError, paramiko.SSHException):
+    except OSError:
         return
 
 
 def notice_loss(connection: Connection) -> None:
     """Let the kernel give a silent node up; the keepalives of the connection ask it."""
-    transport = getattr(connection, "transport", None)  # one that is held is watched already
-    sock = transport.sock if isinstance(transport, paramiko.Transport) else None
+    transport = getattr(connection, "transport", None)
+    sock = getattr(transport, "sock", None)  # a connection that is held has none here
     if isinstance(sock, socket.socket) and hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.errors import NodeError
-from orchestrator.head.connect.light_paramiko import paramiko
 from orchestrator.head.connect.transport import Connection
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import HEADER, JSON, PIECE
@@ -248,7 +247,7 @@ class NodeChannel:
     def _send(self, data: bytes) -> None:
         try:
             self.channel.sendall(data)
-        except (OSError, paramiko.SSHException) as error:
+        except OSError as error:
             raise NodeError(f"the connection broke ({error})") from error
 
     def close(self) -> None:

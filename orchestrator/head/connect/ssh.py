@@ -39,6 +39,24 @@ class Transport(paramiko.Transport):
         return self.host_key_kinds
 
 
+class SshChannel:
+    """A channel of paramiko's whose failures are all errors of the system, as a socket's are."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self.channel = channel
+        self.settimeout, self.close = channel.settimeout, channel.close
+        self.recv, self.recv_stderr = channel.recv, channel.recv_stderr
+        self.recv_stderr_ready = channel.recv_stderr_ready
+        self.recv_exit_status = channel.recv_exit_status
+        self.shutdown_write = channel.shutdown_write
+
+    def sendall(self, s: bytes, /) -> None:
+        try:
+            self.channel.sendall(s)
+        except paramiko.SSHException as error:  # new keys are overdue
+            raise ConnectionError(str(error)) from error
+
+
 class Connection:
     """An authenticated connection to one machine, and those it passes through."""
 
@@ -49,7 +67,7 @@ class Connection:
         self.address = address  # the other end's as the head sees it, "" behind a jump host
         self.through = through
 
-    def run(self, command: str, timeout: float) -> paramiko.Channel:
+    def run(self, command: str, timeout: float) -> SshChannel:
         """Start a command; the caller reads and writes the channel."""
         try:
             with parsing_its_words():
@@ -61,7 +79,7 @@ class Connection:
                 f"it lets us in, but no command can be started there ({error})",
                 "check MaxSessions in its sshd_config and the login shell of this user",
             ) from error
-        return channel
+        return SshChannel(channel)
 
     @property
     def alive(self) -> bool:

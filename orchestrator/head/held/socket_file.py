@@ -80,7 +80,8 @@ def send(sock: socket.socket, message: Mapping[str, Any], passed: Sequence[int] 
     text = json.dumps(message).encode("ascii")
     data = SIZE.pack(len(text)) + text
     sent = socket.send_fds(sock, [data], passed) if passed else 0
-    sock.sendall(data[sent:])
+    if sent < len(data):  # else it may be answered and closed by now, and even b"" would fail
+        sock.sendall(data[sent:])
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -315,3 +316,18 @@ def test_a_launch_over_held_connections(commands: Commands, tmp_path: Path) -> N
     go.touch()
     assert command.finish() == 0, command.text
     assert {"node0 rank0 | done", "node1 rank1 | done"} <= set(command.lines)
+
+
+def test_an_answer_that_is_quicker_than_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short command may be over, and its socket closed, before the question's send returns."""
+    here, there = socket.socketpair()
+    real = socket.send_fds
+
+    def send_fds(sock: socket.socket, *rest: Any) -> int:
+        sent = real(sock, *rest)
+        there.close()
+        return sent
+
+    monkeypatch.setattr(socket, "send_fds", send_fds)
+    socket_file.send(here, {"do": "run"}, [here.fileno()])
+    here.close()
