@@ -48,6 +48,8 @@ class NodeRecord:
     state: str = "starting"
     exit_code: int | None = None
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Of its start, in Unix seconds of the head's clock: supervisor, torch, ranks, output
+    times: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

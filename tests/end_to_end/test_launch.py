@@ -49,6 +49,12 @@ def test_ranks_find_each_other_and_the_logs_come_home(head: Head) -> None:
             assert f"node{node} rank{r} | sum 6 {r} {r % 2} 4 {node} 2 2 {job}" in command.lines
         assert head.log(node) == head.node_file(node, "log").read_bytes()
     assert head.nothing_left()
+    shown = head.command("orchestrator", "start-report", "--json")
+    assert shown.finish() == 0, shown.text
+    report = json.loads(shown.text)
+    assert len(report["nodes"]) == 2
+    for steps in (report["head"], *report["nodes"]):
+        assert all(steps[name] >= 0 for name in steps if name != "node"), report
 
 
 def test_the_record_of_a_job_that_is_done(head: Head) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from orchestrator.head.connect.channel import NodeChannel, python_candidates
@@ -25,6 +25,8 @@ class Reached:
     node: Node
     facts: Facts
     channel: NodeChannel
+    # When the connection began and each step was done: begin, connect, server, probe
+    times: dict[str, float] = field(default_factory=dict)
 
     @property
     def probed(self) -> ProbedNode:
@@ -49,7 +51,9 @@ def ask_once(ssh: Transport, node: Login, request: Request[A], timeout: float) -
 
 def reach(ssh: Transport, node: Node, python: str | None, request: Probe) -> Reached:
     """Connect to a node, start the server there and ask for its facts, in one go."""
+    begun = time.time()
     connection = ssh.connect(ssh.config.of_node(node))
+    connected = time.time()
     channel = open_channel(connection, node.python or python, ssh.timeout)
     asked = time.time()
     probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)
@@ -57,4 +61,5 @@ def reach(ssh: Transport, node: Node, python: str | None, request: Probe) -> Rea
     # The probe itself takes most of the round trip and reads its clock at the end.
     offset = probed.time - answered + min(0.001, answered - asked)
     facts = Facts(**vars(probed), clock_offset=offset)
-    return Reached(node, facts, channel)
+    times = {"begin": begun, "connect": connected, "server": asked, "probe": answered}
+    return Reached(node, facts, channel, times)

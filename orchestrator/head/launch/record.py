@@ -17,7 +17,7 @@ from orchestrator import interrupt
 from orchestrator.config import load
 from orchestrator.errors import OrchestratorError, StoppedEarly, UsageError
 from orchestrator.head.follow import verdict
-from orchestrator.head.launch import git_info
+from orchestrator.head.launch import git_info, timeline
 from orchestrator.head.launch.prepare import Prepared
 from orchestrator.head.plan import redact
 from orchestrator.records import experiment
@@ -117,6 +117,7 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
         "code": git_info.of(Path.cwd()),
         "tree": prepared.nodes.tree or None,
         "config_file": str(request.config_file) if request.config_file else None,
+        "timeline": timeline.to_json(prepared.times, prepared.nodes.reached),
         "head_environment": redact.listed(os.environ),
         "nodes": [
             {
