@@ -6,9 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from orchestrator.head.connect.channel import NodeChannel, python_candidates
+from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Connection, Transport
+from orchestrator.head.inventory.environment import Environment, chosen
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.inventory.probed_node import ProbedNode
@@ -33,9 +34,11 @@ class Reached:
         return ProbedNode(self.node, self.facts, self.channel.connection.address)
 
 
-def open_channel(connection: Connection, python: str | None, timeout: float) -> NodeChannel:
+def open_channel(connection: Connection, node: Login, timeout: float) -> NodeChannel:
     """Start our server at the other end of a connection, and wait until it greets."""
-    channel = NodeChannel(connection, python_candidates(python), timeout)
+    activate, wrap = chosen(node.activate), chosen(node.wrap)
+    environment = Environment(node.python, activate, wrap)
+    channel = NodeChannel(connection, environment, timeout)
     channel.begin(timeout)
     return channel
 
@@ -44,17 +47,17 @@ def ask_once(ssh: Transport, node: Login, request: Request[A], timeout: float) -
     """Ask a node one thing, over a connection of its own."""
     connection = ssh.connect(ssh.config.of_node(node))
     try:
-        return open_channel(connection, node.python, ssh.timeout).ask(request, timeout)
+        return open_channel(connection, node, ssh.timeout).ask(request, timeout)
     finally:
         connection.close()
 
 
-def reach(ssh: Transport, node: Node, python: str | None, request: Probe) -> Reached:
+def reach(ssh: Transport, node: Node, request: Probe) -> Reached:
     """Connect to a node, start the server there and ask for its facts, in one go."""
     begun = time.time()
     connection = ssh.connect(ssh.config.of_node(node))
     connected = time.time()
-    channel = open_channel(connection, node.python or python, ssh.timeout)
+    channel = open_channel(connection, node, ssh.timeout)
     asked = time.time()
     probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)
     answered = time.time()

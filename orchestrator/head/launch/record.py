@@ -39,6 +39,8 @@ def first_record(prepared: Prepared) -> JobRecord:
             python=node.python,
             first_rank=node.first_rank,
             nproc=node.nproc,
+            activate=needed_by_python(node.node.activate),
+            wrap=node.node.wrap,
         )
         for node in plan.nodes
     ]
@@ -55,6 +57,11 @@ def first_record(prepared: Prepared) -> JobRecord:
         master=f"{plan.master_address}:{plan.master_port}",
         launch=replace(request.config.launch, start=plan.start),
     )
+
+
+def needed_by_python(activate: str | None) -> str | None:
+    """Return what a later visit has to activate: the Python of a venv starts by its path alone."""
+    return None if activate and activate.startswith(("venv:", "conda:")) else activate
 
 
 def record_job(prepared: Prepared) -> JobRecord:

@@ -12,6 +12,7 @@ from pathlib import Path
 from orchestrator.config import load
 from orchestrator.config.launch import DEFAULT_CONFIG, DEFAULT_HOOK, LaunchArguments, Where
 from orchestrator.config.schema import Config
+from orchestrator.head.inventory import environment
 from orchestrator.head.launch import timeline, user_env
 from orchestrator.head.launch.payload import CALL
 from orchestrator.head.plan import accelerate
@@ -53,6 +54,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
     by = accelerate.asked(arguments.start_with, arguments.accelerate_config, target.kind)
     if by is not None:
         launch = accelerate.settle(launch, by)
+    environment.check(launch.activate, launch.wrap)
     if launch.hook is None and DEFAULT_HOOK.is_file():
         launch = replace(launch, hook=str(DEFAULT_HOOK))
     return Request(
