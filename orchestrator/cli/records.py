@@ -97,6 +97,18 @@ def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
 
 
 @click.command()
+@shared
+@click.argument("first", metavar="EXP1", shell_complete=experiment_names)
+@click.argument("second", metavar="EXP2", shell_complete=experiment_names)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def diff(where: Where, first: str, second: str, as_json: bool) -> int:
+    """Show what differs between two experiments: code, config, versions, nodes, results."""
+    from orchestrator.head.commands import diff
+
+    return diff.diff(where, first, second, as_json=as_json, color=None)
+
+
+@click.command()
 @partial(
     shared,
     node_list=click.Option(
