@@ -65,7 +65,6 @@ ARROWS: dict[str, set[str]] = {
     "head/held": {"errors", "files", "interrupt", "version", "head/connect"},
     "head/code": {"errors", "files", "protocol", "text", "head/connect"},
     "head/plan": {"config", "errors", "protocol", "text", "head/inventory"},
-    "head/chores": {"errors", "head/connect", "head/inventory", "head/screen"},
     "head/verify": {"config", "text", "head/screen"},
     "head/doctor": {
         *("errors", "protocol", "text"),
@@ -74,6 +73,10 @@ ARROWS: dict[str, set[str]] = {
     "head/follow": {
         *("errors", "files", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/inventory", "head/screen"),
+    },
+    "head/chores": {
+        *("errors", "protocol"),
+        *("head/connect", "head/follow", "head/inventory", "head/screen"),
     },
     "head/slurm": {
         *("errors", "records", "slurm_environment"),
@@ -95,7 +98,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/connect", "head/screen", "head/status"),
     },
     "head/commands": {
-        *("config", "errors", "files", "interrupt", "records", "text"),
+        *("config", "errors", "files", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/launch"),
         *("head/plan", "head/prune", "head/screen", "head/slurm", "head/status", "head/verify"),
         *("head/chores", "head/held"),

@@ -25,8 +25,6 @@ class Options(TypedDict, total=False):
     nproc: int
     check: str
     python: StrPath
-    activate: str
-    wrap: str
     workdir: StrPath
     sync: str
     hook: StrPath

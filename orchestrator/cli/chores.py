@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from orchestrator.cli.options import experiment_names, options_from, shared
+from orchestrator.cli.options import FILE, experiment_names, options_from, shared
 from orchestrator.config.launch import DEFAULT_NODES, Launch, Where
 
 REACHING = ("connect_timeout", "strict_host_keys")  # options of a launch that serve here
@@ -110,3 +111,31 @@ def ssh_command(**params: Any) -> int:
 
     words = params.pop("words")
     chores.ssh(chores.SshOptions(words=words[words[:1] == ("--",) :], **params))
+
+
+def pullable(
+    ctx: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete an experiment's name; a path of the nodes often is one of this machine, too."""
+    names = experiment_names(ctx, parameter, incomplete)
+    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
+
+
+@click.command("pull")
+@partial(reaching, jobs=True)
+@click.option("--checkpoints", is_flag=True, help="Fetch the job's checkpoints, too.")
+@click.option("--dry-run", is_flag=True, help="Say how much there is; fetch nothing.")
+@json_option
+@click.argument("wanted", required=False, metavar="[EXP_OR_PATH]", shell_complete=pullable)
+@click.argument("destination", required=False, type=FILE, metavar="[DST]")
+def pull_command(**params: Any) -> int:
+    """Fetch files from all nodes at once: what a job left there, or any path.
+
+    EXP is an experiment (left out, the newest): what its nodes have of its outputs comes into its
+    directory here, or with DST into DST/node_<i>_<host>. Any other word is a path on the nodes and
+    comes into such directories below DST, or below the current one. A second call fetches only
+    what is missing or has changed, and continues files that are half here.
+    """
+    from orchestrator.head.commands.transfer import pull
+
+    return pull.pull(pull.PullOptions(**params))

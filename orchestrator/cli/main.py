@@ -13,7 +13,7 @@ import click
 
 from orchestrator import interrupt
 from orchestrator.cli import launchers
-from orchestrator.cli.chores import exec_command, ssh_command
+from orchestrator.cli.chores import exec_command, pull_command, ssh_command
 from orchestrator.cli.launch import (
     doctor_command,
     launch_arguments,
@@ -23,7 +23,7 @@ from orchestrator.cli.launch import (
     verify_command,
 )
 from orchestrator.cli.options import Group, experiment_names, shared
-from orchestrator.cli.records import checkpoint, diff, prune, start_report
+from orchestrator.cli.records import checkpoint, prune
 from orchestrator.config.launch import View, Where
 from orchestrator.errors import EXIT_CHECK, EXIT_USAGE, OrchestratorError
 from orchestrator.version import __version__
@@ -74,8 +74,8 @@ def run(command: click.Command, name: str) -> NoReturn:
 HEADINGS = {
     "Run a job": ("launch", "attach", "logs", "status", "stop", "emergency-stop"),
     "Look before a launch": ("nodes", "plan", "doctor", "verify", "demo"),
-    "Everyday work on all nodes": ("exec", "ssh", "connections"),
-    "What jobs leave": ("start-report", "diff", "checkpoint", "prune"),
+    "Everyday work on all nodes": ("exec", "ssh", "pull", "connections"),
+    "What jobs leave": ("checkpoint", "prune"),
     "Other launchers": ("run-node", "submit", "generate"),
 }
 
@@ -215,8 +215,8 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 
 for command in (
     *(launch_command, nodes_command, plan_command, doctor_command, verify_command),
-    *(start_report, diff, checkpoint, prune),
-    *(exec_command, ssh_command),
+    *(checkpoint, prune),
+    *(exec_command, ssh_command, pull_command),
 ):
     cli.add_command(command)
 for command in (*launchers.groups(Group), launchers.run_node):

@@ -433,25 +433,38 @@ class Call(Request[Nothing], do="call"):
 
 
 class OutputFile(Message):
-    """A file that a rank wrote."""
+    """A file, a directory or a link on a node."""
 
-    path: str
-    size: int
+    path: str  # below the place that was listed
+    size: Count = 0
+    kind: str = "file"  # or "directory", "link"
+    mode: Few = 0o600
+    changed: Moment = 0.0
+    target: str = ""  # of a link
 
 
 class OutputFiles(Message):
-    """The files that ranks left on a node that does not share the head's disk."""
+    """The files of a node that may be fetched."""
 
     files: tuple[OutputFile, ...]
     place: str
-    checkpoints: bool  # there are some; they stay
+    checkpoints: bool = False  # there are some; they stay unless they are asked for
+    left_out: tuple[str, ...] = ()  # what is neither of these, or cannot be read
 
 
 class Outputs(Request[OutputFiles], do="outputs"):
-    """List what the ranks wrote."""
+    """List what the ranks wrote, where the node does not share the head's disk."""
 
     job: str
     node: int
+    checkpoints: bool = False
+
+
+class Files(Request[OutputFiles], do="files"):
+    """List any file or directory of the node."""
+
+    path: str  # absolute, below ~, or below the directory
+    directory: str  # or the home directory, where it is not there
 
 
 class OutputPiece(Message):
@@ -463,10 +476,25 @@ class OutputPiece(Message):
 class Output(Request[OutputPiece], do="output"):
     """Send a piece of one of the listed files."""
 
-    job: str
-    node: int
+    place: str
     path: str
     offset: int
+
+
+class OutputSum(Message):
+    """The SHA-256 of some bytes, and how many there were."""
+
+    sum: str
+    size: Count
+
+
+class SumOutput(Request[OutputSum], do="sum_output"):
+    """Hash a part of one of the listed files."""
+
+    place: str
+    path: str
+    offset: Count
+    size: Count
 
 
 # -- after a job ------------------------------------------------------------------------------

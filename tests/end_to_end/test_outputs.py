@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.follow import outputs
-from tests.launching import Head
+from orchestrator.head.follow import fetch
+from tests.launching import BIN, Command, Head
 
 
 @pytest.fixture
@@ -28,6 +28,16 @@ def test_metrics_come_home_and_a_resume_finds_what_stays(apart: Head) -> None:
         assert steps == [1, 2, 3, 4, 5, 6]
     again = apart.run(*first, "--set", "training.max_steps=8", "--set", "checkpoint.resume=auto")
     assert "resuming after step 6" in again.text
+    pull = apart.command("orchestrator", "pull", "--checkpoints", apart.experiments[0].name)
+    assert pull.finish() == 0, pull.text
+    words = [str(BIN / "orchestrator"), "checkpoint", "verify", apart.experiments[0].name]
+    verify = Command(words, apart.directory, {})
+    assert verify.finish() == 0 and "step" in verify.text, verify.text
+    kept = apart.command(
+        "orchestrator", "pull", "--checkpoints", "--json", apart.experiments[0].name
+    )
+    assert kept.finish() == 0
+    assert [node["bytes"] for node in json.loads(kept.text)["nodes"]] == [0, 0]
 
 
 PROGRAM = """
@@ -55,9 +65,20 @@ def test_any_program_may_leave_files(apart: Head) -> None:
     assert found == {"a b/c/it's 0.bin", "a b/c/it's 1.bin", "empty 0", "empty 1"}
     assert (place / "a b/c/it's 1.bin").read_bytes() == bytes(range(256)) * 5000
     assert "node 1: large 1 (67.1 MB) stay on the node, in /" in command.text
+    assert apart.command("orchestrator", "pull", "--node", "1").finish() == 0  # of any size
+    assert (place / "large 1").stat().st_size == (64 << 20) + 1
+    path = f"{apart.directory}/leaves.py"
+    pull = apart.command("orchestrator", "pull", path, "copies")
+    assert pull.finish() == 0, pull.text
+    copies = sorted((apart.directory / "copies").glob("*/*"))
+    assert [copy.read_text().strip() for copy in copies] == [PROGRAM.strip()] * 2
+    assert [copy.parent.name for copy in copies] == [
+        f"node_{i}_{address}" for i, address in enumerate(apart.cluster.addresses)
+    ]
+    assert apart.command("orchestrator", "pull", f"{path}.no", "copies").finish() == 1
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", ".", "a/.."])
 def test_no_node_chooses_a_place_elsewhere(path: str) -> None:
-    assert not outputs.plain(path)
-    assert outputs.plain("a b/c'd")
+    assert not fetch.plain(path)
+    assert fetch.plain("a b/c'd")

@@ -131,6 +131,7 @@ class ChannelServer:
             data = encode(Refused(id=number, error=str(refusal), kind=refusal.kind))
         except Nonsense as error:
             data = encode(Refused(id=number, error=f"the head broke the protocol: {error}"))
+        self.heard = time.monotonic()  # what took us long is no silence of the head's
         self.send(JSON, json.dumps(data).encode("ascii"))
 
 

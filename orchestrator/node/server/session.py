@@ -299,18 +299,29 @@ class Session:
     @answers(messages.Outputs)
     def outputs(self, request: messages.Outputs) -> messages.OutputFiles:
         run = RunDir(request.job, request.node)
-        files = outputs.listing(run)
-        self.listed = {(run.path, file.path) for file in files}
-        return messages.OutputFiles(
-            files=files, place=outputs.directory(run), checkpoints=outputs.has_checkpoints(run)
-        )
+        return self.list(outputs.of_job(run, checkpoints=request.checkpoints))
+
+    @answers(messages.Files)
+    def files(self, request: messages.Files) -> messages.OutputFiles:
+        return self.list(outputs.of_path(request.path, request.directory))
+
+    def list(self, listing: messages.OutputFiles) -> messages.OutputFiles:
+        self.listed |= {(listing.place, file.path) for file in listing.files}
+        return listing
 
     @answers(messages.Output)
     def output(self, request: messages.Output) -> messages.OutputPiece:
-        run = RunDir(request.job, request.node)
-        if (run.path, request.path) not in self.listed:  # walking for every piece takes too long
+        self.refuse_if_not_listed(request)
+        return messages.OutputPiece(data=outputs.piece(request.place, request.path, request.offset))
+
+    @answers(messages.SumOutput)
+    def sum_output(self, request: messages.SumOutput) -> messages.OutputSum:
+        self.refuse_if_not_listed(request)
+        return outputs.digest(request)
+
+    def refuse_if_not_listed(self, request: messages.Output | messages.SumOutput) -> None:
+        if (request.place, request.path) not in self.listed:  # walking each time takes too long
             raise Refusal(f"no such output: {request.path!r}")
-        return messages.OutputPiece(data=outputs.piece(run, request.path, request.offset))
 
     # -- after a job -------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import socket
-import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,10 @@ from orchestrator.head.connect.subprocess_transport import (
     ProcessChannel,
     ProcessConnection,
 )
-from orchestrator.head.follow import outputs
+from orchestrator.head.follow import fetch
 from orchestrator.head.follow import verdict as verdicts
 from orchestrator.head.follow.follower import Failed, Happened, Lost, News, NodeFollower
 from orchestrator.head.follow.run import Run
-from orchestrator.head.inventory.environment import Environment
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of
@@ -52,9 +50,6 @@ def in_json(data: Any) -> bytes:
     return frame(JSON, json.dumps(data).encode())
 
 
-ENDED = subprocess.Popen(["true"])  # what the channel asks for an exit code
-
-
 class Liar(ProcessConnection):
     """At the other end is nobody but these bytes, and then the end."""
 
@@ -75,7 +70,7 @@ class Liar(ProcessConnection):
                     pass
 
         threading.Thread(target=speak, daemon=True).start()
-        self.open.append(ProcessChannel(ours, complaints, ENDED, timeout))
+        self.open.append(ProcessChannel(ours, complaints, timeout))
         return self.open[-1]
 
 
@@ -85,7 +80,7 @@ def follow(directory: Path, says: bytes) -> list[News]:
     connection = Liar(b"".join(map(in_json, answers)) + says)
     place = experiment.create(directory, f"run{next(count)}")
     heard: list[News] = []
-    channel = NodeChannel(connection, Environment("python3"), 10)
+    channel = NodeChannel(connection, ["python3"], 10)
     follower = NodeFollower(LocalTransport(), "run-1", NODES[0], place, heard.append, channel)
     follower.closing.wait = lambda timeout=None: False  # type: ignore[method-assign]
     assert follower._follow_once() is False
@@ -172,13 +167,13 @@ def test_any_events_end_in_a_record_and_a_verdict(
 @example("a\0b")
 @example("\ud800")
 def test_outputs_stay_below_their_directory(path: str) -> None:
-    if outputs.plain(path):
+    if fetch.plain(path):
         there = Path("/outputs") / path
         there.exists()  # a name that the file system takes
         assert there.is_relative_to("/outputs") and ".." not in there.parts
 
 
 def test_half_a_character_is_no_name() -> None:
-    assert [outputs.plain(name) for name in ("a\0b", "\ud800", "\udcff", "ä")] == [
+    assert [fetch.plain(name) for name in ("a\0b", "\ud800", "\udcff", "ä")] == [
         *(False, False, True, True)
     ]

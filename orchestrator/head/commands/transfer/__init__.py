@@ -1,0 +1,1 @@
+"""`orchestrator pull` and `push`: files between this machine and all nodes."""

@@ -1,0 +1,384 @@
+"""Fetches files from a node into a directory here, whole or not at all.
+
+A file is written under a hidden name and renamed when its checksum is the node's. What a broken
+fetch has left is continued, after its checksum was compared, too. A name from a node never leads
+out of the directory: each part of it is opened in the one before, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from orchestrator import files
+from orchestrator.errors import NodeError
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.protocol.messages import (
+    Answered,
+    Output,
+    OutputFile,
+    OutputPiece,
+    OutputSum,
+    Refused,
+    Request,
+    SumOutput,
+)
+
+ANSWER_SECONDS = 60.0
+AHEAD = 8  # requests that are on their way, so that a far node is no slower than its line
+PIECE = 1 << 19  # as node/server/outputs.py has it
+RANGE = 64 << 20  # bytes that have one checksum
+SAME_TIME = 1e-4  # seconds: two floats of one time
+
+
+@dataclass
+class Fetched:
+    """What became of the files of one node."""
+
+    fetched: list[str] = field(default_factory=list)
+    kept: int = 0  # that were here already
+    size: int = 0  # bytes that came
+    failed: dict[str, str] = field(default_factory=dict)  # path -> why
+    left_out: list[str] = field(default_factory=list)
+
+
+def plain(path: str) -> bool:
+    """Tell whether a path from a node stays below the directory it is for."""
+    parts = PurePosixPath(path).parts
+    try:
+        named = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # half of a character
+        return False
+    return named and bool(parts) and not path.startswith("/") and not {"..", "."} & set(parts)
+
+
+def stays_inside(path: str, target: str) -> bool:
+    """Tell whether a link at this path would lead nowhere but below the same directory."""
+    depth = len(PurePosixPath(path).parts) - 1
+    if not target or target.startswith("/") or "\0" in target:
+        return False
+    for part in target.split("/"):
+        depth += -1 if part == ".." else 0 if part in ("", ".") else 1
+        if depth < 0:
+            return False
+    return True
+
+
+class Folder:
+    """A directory here that takes files by the names that a node gives them."""
+
+    def __init__(self, root: Path, *, private: bool) -> None:
+        self.root, self.private = root, private
+        self.mask = os.umask(0o077)
+        os.umask(self.mask)
+
+    def make(self) -> None:
+        self.root.mkdir(mode=0o700 if self.private else 0o777, parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def inside(self, parts: Sequence[str]) -> Iterator[int]:
+        """Open a directory below, which is made where it is not there yet."""
+        here = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in parts:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o700 if self.private else 0o777, dir_fd=here)
+                inner = os.open(part, files.DIRECTORY, dir_fd=here)
+                os.close(here)
+                here = inner
+            yield here
+        finally:
+            os.close(here)
+
+    def mode(self, mode: int) -> int:
+        return 0o600 if self.private else mode & 0o777 & ~self.mask
+
+
+class Pipeline:
+    """Requests to one node whose answers are taken in their order, some of them on their way."""
+
+    def __init__(self, channel: NodeChannel) -> None:
+        self.channel = channel
+        self.waiting: deque[tuple[int, Callable[[Any, str], None]]] = deque()
+
+    def ask(self, request: Request[Any], done: Callable[[Any, str], None]) -> None:
+        """Send a request; done(answer, "") or done(None, why not) is called some time later."""
+        if len(self.waiting) >= AHEAD:
+            self.take()
+        self.waiting.append((self.channel.tell(request), done))
+
+    def take(self) -> None:
+        number, done = self.waiting.popleft()
+        deadline = time.monotonic() + ANSWER_SECONDS
+        silence = f"it sends nothing for {ANSWER_SECONDS:.0f} s"
+        while True:
+            answer = self.channel.message(deadline, silence)
+            if isinstance(answer, (Answered, Refused)) and answer.id != number:
+                raise NodeError("the node broke the protocol: its answers are in disorder")
+            if isinstance(answer, Refused):
+                self.channel.pending.pop(number, None)
+                return done(None, answer.error)
+            if isinstance(answer, Answered):
+                return done(self.channel.answer_of(answer)[1], "")
+
+    def finish(self) -> None:
+        while self.waiting:
+            self.take()
+
+
+class Partial:
+    """A file that is being written under a hidden name."""
+
+    def __init__(self, folder: Folder, parts: Sequence[str], label: str) -> None:
+        self.parts, self.name = parts, parts[-1]
+        token = hashlib.sha256(os.fsencode(f"{label}/{self.name}")).hexdigest()[:16]
+        self.hidden = f".orchestrator-{token}.part"
+        self.stack = contextlib.ExitStack()
+        self.directory = self.stack.enter_context(folder.inside(parts[:-1]))
+        self.problem = ""
+        self.sum = hashlib.sha256()  # of what came for the range that is under way
+
+    def here(self) -> os.stat_result | None:
+        """Look at what has the file's name; OSError where that is no file."""
+        try:
+            status = os.lstat(self.name, dir_fd=self.directory)
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            raise FileExistsError(errno.EEXIST, "something else has this name here")
+        return status
+
+    def open(self) -> int:
+        """Open what is to become the file, and return how much of it is there."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(self.hidden, flags, 0o600, dir_fd=self.directory)
+        self.file = self.stack.enter_context(os.fdopen(descriptor, "rb+", buffering=0))
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise OSError(errno.EPERM, "not a file of its own")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(errno.EBUSY, "another command is writing it") from None
+        return status.st_size
+
+    def take_over(self) -> int:
+        """Begin with a copy of the file that is here."""
+        source = os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.directory)
+        with os.fdopen(source, "rb") as old:
+            self.file.seek(0)
+            while data := old.read(1 << 20):
+                self.file.write(data)
+        return self.file.tell()
+
+    def write(self, data: bytes, most: int) -> int:
+        """Add what came, as long as nothing has gone wrong; return how much."""
+        data = b"" if self.problem else data[: most - self.file.tell()]
+        try:
+            self.file.write(data)
+        except OSError as error:
+            self.problem = error.strerror or str(error)
+            return 0
+        self.sum.update(data)
+        return len(data)
+
+    def is_as(self, answer: OutputSum, size: int) -> bool:
+        """Tell whether the range that has come is what the node read once more."""
+        same = (answer.sum, answer.size) == (self.sum.hexdigest(), size)
+        if not same:
+            os.ftruncate(self.file.fileno(), 0)
+        return same
+
+    def publish(self, mode: int, changed: float) -> None:
+        os.fchmod(self.file.fileno(), mode)
+        time_ns = int(changed * 1e9)
+        os.utime(self.file.fileno(), ns=(time_ns, time_ns))
+        where = self.directory
+        os.rename(self.hidden, self.name, src_dir_fd=where, dst_dir_fd=where)
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self.hidden, dir_fd=self.directory)
+
+    def close(self) -> None:
+        self.stack.close()
+
+
+class Fetch:
+    """Fetches listed files of one place on a node."""
+
+    def __init__(
+        self,
+        channel: NodeChannel,
+        place: str,
+        folder: Folder,
+        *,
+        label: str,
+        replace: bool,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.channel, self.place, self.folder = channel, place, folder
+        self.label, self.replace, self.progress = label, replace, progress
+        self.pipeline = Pipeline(channel)
+        self.result = Fetched()
+
+    def go(self, listed: Sequence[OutputFile]) -> Fetched:
+        """Fetch what is missing here or differs, and go on after files that cannot be."""
+        self.folder.make()
+        for file in listed:
+            if not plain(file.path):
+                continue  # no node of ours would name such a path
+            try:
+                self._begin(file)
+            except OSError as error:
+                self.result.failed[file.path] = error.strerror or str(error)
+        self.pipeline.finish()
+        return self.result
+
+    def _begin(self, file: OutputFile) -> None:
+        parts = PurePosixPath(file.path).parts
+        if file.kind == "directory":
+            with self.folder.inside(parts):
+                return
+        if file.kind == "link":
+            self._link(file, parts)
+            return
+        part = Partial(self.folder, parts, self.label)
+        try:
+            if self._is_here(part, file):
+                self.result.kept += 1
+                self.progress(file.size)
+                part.close()
+            else:
+                self._receive(part, file, self._resume(part, file))
+        except BaseException:
+            part.close()
+            raise
+
+    def _link(self, file: OutputFile, parts: Sequence[str]) -> None:
+        if not stays_inside(file.path, file.target):
+            self.result.left_out.append(f"{file.path} (a link that leads out, to {file.target})")
+            return
+        with self.folder.inside(parts[:-1]) as directory:
+            try:
+                os.symlink(file.target, parts[-1], dir_fd=directory)
+                self.result.fetched.append(file.path)
+            except FileExistsError:
+                status = os.lstat(parts[-1], dir_fd=directory)
+                link = stat.S_ISLNK(status.st_mode)
+                if link and os.readlink(parts[-1], dir_fd=directory) == file.target:
+                    self.result.kept += 1
+                else:
+                    raise another() from None
+
+    def _is_here(self, part: Partial, file: OutputFile) -> bool:
+        """Tell whether the file is here; a FileExistsError if another is, and is to stay."""
+        status = part.here()
+        if status is None or status.st_size != file.size:
+            return False
+        if abs(status.st_mtime - file.changed) < SAME_TIME:
+            return True
+        source = os.open(part.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=part.directory)
+        try:
+            same = self._common(source, file, file.size) == file.size
+            if same:
+                os.utime(source, (file.changed, file.changed))
+        finally:
+            os.close(source)
+        if not same and not self.replace:
+            raise another()
+        return same
+
+    def _resume(self, part: Partial, file: OutputFile) -> int:
+        """Return from which byte on the file has to come."""
+        size, status = part.open(), part.here()
+        if not size and status is not None and status.st_size < file.size:
+            size = part.take_over()  # it has grown there since it was fetched
+        if size > file.size:
+            size = 0
+        have = self._common(part.file.fileno(), file, size) if size else 0
+        os.ftruncate(part.file.fileno(), have)
+        if status is not None and not self.replace and have < status.st_size:
+            part.discard()
+            raise another()
+        part.file.seek(have)
+        self.progress(have)
+        return have
+
+    def _common(self, descriptor: int, file: OutputFile, size: int) -> int:
+        """Return how many bytes are the node's, by the checksums of ranges."""
+        self.pipeline.finish()
+        for offset in range(0, size, RANGE):
+            count = min(RANGE, size - offset)
+            answer = self.channel.ask(self._sum(file, offset, count), ANSWER_SECONDS)
+            if (answer.sum, answer.size) != (digest(descriptor, offset, count), count):
+                return offset
+        return size
+
+    def _sum(self, file: OutputFile, offset: int, size: int) -> SumOutput:
+        return SumOutput(place=self.place, path=file.path, offset=offset, size=size)
+
+    def _receive(self, part: Partial, file: OutputFile, at: int) -> None:
+        """Ask for all that is missing; it is written when it comes, in order."""
+        if at == file.size:
+            return self._finish(part, file)
+
+        def piece(answer: OutputPiece | None, why: str) -> None:
+            self.result.size += part.write(answer.data, file.size) if answer else 0
+            part.problem = part.problem or why
+            self.progress(len(answer.data) if answer else 0)
+
+        def whole(answer: OutputSum | None, why: str, first: int, end: int) -> None:
+            part.problem = part.problem or why
+            if not part.problem and answer and not part.is_as(answer, end - first):
+                part.problem = "it changed while it was read: fetch it again"
+            part.sum = hashlib.sha256()
+            if end == file.size:
+                self._finish(part, file)
+
+        for first in range(at, file.size, RANGE):
+            end = min(file.size, first + RANGE)
+            for offset in range(first, end, PIECE):
+                request = Output(place=self.place, path=file.path, offset=offset)
+                self.pipeline.ask(request, piece)
+            done = partial(whole, first=first, end=end)
+            self.pipeline.ask(self._sum(file, first, end - first), done)
+        return None
+
+    def _finish(self, part: Partial, file: OutputFile) -> None:
+        try:
+            if not part.problem:
+                part.publish(self.folder.mode(file.mode), file.changed)
+                self.result.fetched.append(file.path)
+        except OSError as error:
+            part.problem = error.strerror or str(error)
+        finally:
+            part.close()
+        if part.problem:
+            self.result.failed[file.path] = part.problem
+
+
+def another() -> OSError:
+    return FileExistsError(errno.EEXIST, "another file has this name here")
+
+
+def digest(descriptor: int, offset: int, size: int) -> str:
+    total, end = hashlib.sha256(), offset + size
+    while offset < end:
+        data = os.pread(descriptor, min(1 << 20, end - offset), offset)
+        if not data:
+            break
+        total.update(data)
+        offset += len(data)
+    return total.hexdigest()

@@ -1,0 +1,171 @@
+"""Files from a node: whole or not at all, continued where they broke off, and never elsewhere."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.ssh_config import Destination
+from orchestrator.head.connect.subprocess_transport import LocalTransport
+from orchestrator.head.follow import fetch
+from orchestrator.head.follow.fetch import Fetch, Fetched, Folder
+from orchestrator.protocol.messages import Files, OutputFile, OutputFiles
+
+Bring = Callable[..., Fetched]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeChannel]:
+    """A node's server, on this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ORCHESTRATOR_HOME", str(tmp_path_factory.mktemp("home") / "state"))
+        connection = LocalTransport().connect(Destination("here", "", 0, ()))
+        yield open_channel(connection, sys.executable, 60)
+        connection.close()
+
+
+def listing(node: NodeChannel, path: Path) -> OutputFiles:
+    return node.ask(Files(path=path.name, directory=str(path.parent)), 60)
+
+
+@pytest.fixture
+def bring(node: NodeChannel, tmp_path: Path) -> Bring:
+    """Fetch what is in tmp_path/node/here into tmp_path/here."""
+    (tmp_path / "node/here").mkdir(parents=True)
+
+    def bring(*files: OutputFile, replace: bool = True) -> Fetched:
+        known = listing(node, tmp_path / "node/here")
+        folder = Folder(tmp_path, private=False)
+        result = Fetch(node, known.place, folder, label="x", replace=replace).go(
+            files or known.files
+        )
+        result.left_out += known.left_out
+        return result
+
+    return bring
+
+
+def tree(root: Path) -> dict[str, object]:
+    """Everything below a directory: contents, modes, targets."""
+    known: dict[str, object] = {}
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            value: object = str(path.readlink())
+        elif stat.S_ISREG(status.st_mode):
+            value = (path.read_bytes(), stat.S_IMODE(status.st_mode))
+        else:
+            value = "other"
+        known[str(path.relative_to(root))] = value
+    return known
+
+
+def test_a_tree_with_odd_names(bring: Bring, tmp_path: Path) -> None:
+    there = tmp_path / "node/here"
+    (there / "empty").mkdir()
+    (there / "a b" / "c").mkdir(parents=True)
+    (there / "a b" / "c" / "it's\nodd").write_bytes(os.urandom(3 << 19))
+    (there / os.fsdecode(b"\xff\xfe")).touch()
+    (there / ".hidden").write_text("x")
+    (there / "program").write_text("x")
+    (there / "program").chmod(0o4755)
+    (there / "link").symlink_to("a b/c/nothing")
+    (there / "a b" / "out").symlink_to("../../../x")
+    os.mkfifo(there / "pipe")
+    result = bring()
+    assert result.failed == {} and len(result.fetched) == 5
+    assert [word.partition(" (")[0] for word in result.left_out] == ["here/a b/out", "here/pipe"]
+    expected = tree(there)
+    del expected["a b/out"], expected["pipe"]
+    expected["program"] = (b"x", 0o755)
+    assert tree(tmp_path / "here") == expected
+    again = bring()
+    assert (again.fetched, again.size, again.failed) == ([], 0, {})
+    assert again.kept == 5
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_half_file_is_continued_after_a_look_at_it(
+    bring: Bring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    monkeypatch.setattr(fetch, "RANGE", 1 << 20)
+    data = os.urandom((3 << 20) + 7)
+    (tmp_path / "node/here/large").write_bytes(data)
+    folder = Folder(tmp_path / "here", private=False)
+    folder.make()
+    part = fetch.Partial(folder, ["large"], "x")
+    half = bytearray(data[: 2 << 20])
+    if damaged:
+        half[(1 << 20) + 5] ^= 1
+    (tmp_path / "here" / part.hidden).write_bytes(half)
+    part.close()
+    result = bring()
+    assert result.size == len(data) - (1 << 20 if damaged else 2 << 20)
+    assert (tmp_path / "here/large").read_bytes() == data
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["large"]
+
+
+def test_what_grew_or_changed_there(bring: Bring, tmp_path: Path) -> None:
+    grows, changes = tmp_path / "node/here/grows", tmp_path / "node/here/changes"
+    grows.write_bytes(b"a" * 1000)
+    changes.write_bytes(b"b" * 1000)
+    bring()
+    grows.write_bytes(b"a" * 1500)
+    changes.write_bytes(b"c" * 1000)
+    os.utime(changes, (1, 1))
+    result = bring()
+    assert result.size == 1500  # 500 more of one, the other anew
+    assert (tmp_path / "here/grows").read_bytes() == b"a" * 1500
+    assert (tmp_path / "here/changes").read_bytes() == b"c" * 1000
+    (tmp_path / "here/grows").write_bytes(b"mine")
+    result = bring(replace=False)
+    assert result.failed == {"here/grows": "another file has this name here"}
+    assert (tmp_path / "here/grows").read_bytes() == b"mine"
+
+
+def test_what_shrinks_after_it_was_listed_is_not_taken_for_whole(
+    node: NodeChannel, tmp_path: Path
+) -> None:
+    (tmp_path / "node/here").mkdir(parents=True)
+    (tmp_path / "node/here/file").write_bytes(b"x" * 1000)
+    known = listing(node, tmp_path / "node/here")
+    (tmp_path / "node/here/file").write_bytes(b"x" * 10)
+    folder = Folder(tmp_path, private=False)
+    result = Fetch(node, known.place, folder, label="x", replace=True).go(known.files)
+    assert "changed while it was read" in result.failed["here/file"]
+    assert not (tmp_path / "here/file").exists()
+
+
+def test_no_name_and_no_link_leads_out(bring: Bring, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (tmp_path / "node/here/a").mkdir()
+    (tmp_path / "node/here/a/file").write_text("x")
+    (tmp_path / "node/here/b").write_text("x")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/a").symlink_to(outside)
+    (tmp_path / "here/b").symlink_to(outside / "b")
+    result = bring()
+    assert set(result.failed) == {"here/a", "here/a/file", "here/b"}
+    for path in ("../outside/x", str(outside / "x"), "a/../../outside/x", "", "."):
+        assert bring(OutputFile(path=path, size=1)).fetched == []
+    links = [
+        OutputFile(path=f"l{i}", kind="link", target=t) for i, t in enumerate(["/", "a/../.."])
+    ]
+    assert len(bring(*links).left_out) == 2
+    assert list(outside.iterdir()) == []
+
+
+def test_a_path_may_be_one_file(node: NodeChannel, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to("file")
+    known = listing(node, tmp_path / "link")
+    assert [(file.path, file.size) for file in known.files] == [("link", 1)]
+    assert known.place == str(tmp_path)
