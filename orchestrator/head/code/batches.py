@@ -7,7 +7,9 @@ import os
 import tempfile
 import threading
 import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from orchestrator.errors import OrchestratorError
@@ -15,6 +17,7 @@ from orchestrator.head.code.scan import Tree, unreadable
 from orchestrator.protocol.tree import Entry
 
 BATCH = 4 << 20  # bytes before compression
+MOST_AHEAD = 4  # batches in memory that no node has asked for yet
 SAMPLE = 1 << 16
 WORTH_IT = 0.95  # what compresses to more is sent as it is
 
@@ -46,6 +49,8 @@ class Batches:
         self.spool = tempfile.TemporaryFile()  # noqa: SIM115  open as long as this is
         self.known: list[tuple[int, int, int]] = []  # offset, length, size before compression
         self.source = self.contents()
+        self.ahead: deque[tuple[int, Future[bytes]]] = deque()
+        self.pool = ThreadPoolExecutor(os.cpu_count() or 1)  # zlib lets other threads run
         self.error: Exception | None = None
 
     def get(self, number: int) -> Batch | None:
@@ -54,20 +59,26 @@ class Batches:
             if self.error is not None:
                 raise self.error
             if number == len(self.known):
-                try:
-                    raw = next(self.source, None)
-                except (Changed, OrchestratorError) as error:
-                    self.error = error
-                    raise
-                if raw is None:
+                self.read_ahead()
+                if not self.ahead:
                     return None
-                data = compressed(raw)
+                size, future = self.ahead.popleft()
+                data = future.result()
                 offset = self.spool.seek(0, os.SEEK_END)
                 self.spool.write(data)
                 self.spool.flush()
-                self.known.append((offset, len(data), len(raw)))
+                self.known.append((offset, len(data), size))
             offset, length, size = self.known[number]
         return Batch(os.pread(self.spool.fileno(), length, offset), size)
+
+    def read_ahead(self) -> None:
+        """Have the next batches compressed, as many at a time as there are CPUs."""
+        try:
+            while len(self.ahead) <= MOST_AHEAD and (raw := next(self.source, None)) is not None:
+                self.ahead.append((len(raw), self.pool.submit(compressed, raw)))
+        except (Changed, OrchestratorError) as error:
+            self.error = error
+            raise
 
     def contents(self) -> Iterator[bytes]:
         """Yield all contents, one after the other, in pieces of one size."""
@@ -84,6 +95,7 @@ class Batches:
             yield b"".join(waiting)  # an empty one still makes the node write empty files
 
     def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
         self.spool.close()
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 import time
+import zlib
 from collections.abc import Iterator
 
 from orchestrator.node.code import snapshot
@@ -56,11 +57,14 @@ class Visit:
         if digest not in self.arrivals or size > LARGEST_BATCH:
             raise ValueError("contents that nobody expects")
         try:
-            data = unzip(packed, size)
+            data = zlib.decompress(packed, bufsize=max(1, size))
             if len(data) != size:
-                raise ValueError("contents were cut off on their way")
+                raise ValueError("contents of another size came")
             with self.writing():
                 self.arrivals[digest].take(data)
+        except zlib.error as error:
+            self.abandon(digest)
+            raise ValueError(f"contents were damaged on their way: {error}") from None
         except ValueError:
             self.abandon(digest)
             raise
