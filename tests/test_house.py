@@ -62,7 +62,7 @@ ARROWS: dict[str, set[str]] = {
     "head/inventory": {"errors", "host_ranges", "protocol", "text"},
     "head/screen": {"text"},
     "head/connect": {"errors", "interrupt", "protocol", "text", "head/inventory"},
-    "head/held": {"errors", "files", "interrupt", "version", "head/connect"},
+    "head/held": {"errors", "files", "interrupt", "protocol", "version", "head/connect"},
     "head/code": {"errors", "files", "protocol", "text", "head/connect"},
     "head/plan": {"config", "errors", "protocol", "text", "head/inventory"},
     "head/verify": {"config", "text", "head/screen"},

@@ -28,6 +28,7 @@ START_SECONDS = 10.0
 LOOK = 0.05
 STATES = {"open": "green", "connecting": "", "lost": "bold red"}
 NODE_PATIENCE = 2.0  # with a node whose connection may be dead
+LATER = 3.0  # until the next server is started: the job of the one before has begun by then
 
 
 # -- the command ----------------------------------------------------------------------------------
@@ -67,10 +68,12 @@ def hold_all(where: Where, idle: float) -> Holding | None:
 def to_text(held: Holding | None, *, closed: bool) -> str:
     if held is None or not held.connections:
         return "orchestrator: no connections are held open"
-    rows: list[list[Cell]] = [["NODE", "CONNECTION", "COMMANDS NOW", ""]]
+    rows: list[list[Cell]] = [["NODE", "CONNECTION", "COMMANDS NOW", "SERVER", ""]]
     for one in held.connections:
         state: Cell = "closed" if closed else (one.state, STATES[one.state])
-        rows.append([one.node, state, str(one.sessions or "-"), one.why])
+        rows.append(
+            [one.node, state, str(one.sessions or "-"), "ready" if one.ready else "-", one.why]
+        )
     ends = f"process {held.pid} " + (
         "is gone" if closed else f"ends after {duration(held.idle)} without use"
     )
@@ -97,7 +100,7 @@ def main(request: dict[str, Any]) -> NoReturn:
     background.serve({"held connections": serve}, request)
 
 
-def serve(answers: Answers, keys: Pipe, idle: float, patience: float) -> None:
+def serve(answers: Answers, keys: Pipe, idle: float, patience: float, later: float) -> None:
     """Become the process that holds connections."""
     from orchestrator.head.held.holder import hold_connections
 
@@ -110,7 +113,7 @@ def serve(answers: Answers, keys: Pipe, idle: float, patience: float) -> None:
         os.chdir("/")  # no directory of the user's is held
 
     try:
-        hold_connections(idle, ready, patience)
+        hold_connections(idle, ready, patience, later)
     except BlockingIOError:  # another command was faster, and starts one
         answers.tell(pid=None)
 
@@ -120,6 +123,7 @@ def keep(
     nodes: Sequence[Login],
     idle: float = IDLE,
     patience: float = NODE_PATIENCE,
+    later: float = LATER,
 ) -> Holding | None:
     """Hold connections to these nodes from now on; None where nodes are not reached by SSH.
 
@@ -131,7 +135,7 @@ def keep(
     held = control.hold(transport, nodes, idle)
     if held is None:
         control.retire()
-        Background("held connections", idle=idle, patience=patience).answer()
+        Background("held connections", idle=idle, patience=patience, later=later).answer()
         deadline = time.monotonic() + START_SECONDS
         while (held := control.hold(transport, nodes, idle)) is None:
             if time.monotonic() > deadline:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.errors import NodeError
-from orchestrator.head.connect.transport import Connection
+from orchestrator.head.connect.transport import Channel, Connection
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import HEADER, JSON, PIECE
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
@@ -69,16 +69,26 @@ class Library(NamedTuple):
     blob: bytes
 
 
-@functools.cache
-def library() -> Library:
-    paths = [
+def sources() -> list[Path]:
+    return [
         path
         for name in TRAVELS
         for path in (sorted((HOUSE / name).rglob("*.py")) if "." not in name else [HOUSE / name])
     ]
+
+
+def edition() -> str:
+    """Return what changes with our sources; 2 ms, where reading and packing them takes 40."""
+    states = [(str(path), path.stat()) for path in [*sources(), HOUSE / "node/install.py"]]
+    text = repr([(path, state.st_mtime_ns, state.st_size) for path, state in states])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def library() -> Library:
     files = {
         f"orchestrator/{path.relative_to(HOUSE)}": path.read_text(encoding="utf-8")
-        for path in paths
+        for path in sources()
     }
     files["__main__.py"] = "from orchestrator.node.main import main\n\nmain()\n"
     text = json.dumps(files).encode("ascii")
@@ -112,7 +122,13 @@ def nonsense(error: Nonsense) -> NodeError:
 class NodeChannel:
     """An open channel to one node's server. Requests are asked one at a time."""
 
-    def __init__(self, connection: Connection, pythons: Sequence[str], timeout: float) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        pythons: Sequence[str],
+        timeout: float,
+        ready: Channel | None = None,  # a server that was started before, and has greeted
+    ) -> None:
         self.connection = connection
         self.nonce = f"orchestrator-{secrets.token_hex(8)}"
         self.rest = memoryview(b"")
@@ -120,6 +136,9 @@ class NodeChannel:
         self.count = 0
         self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet
         self.pythons = pythons
+        if ready is not None:
+            self.channel: Channel = ready
+            return
         choose = [CHOOSE_PYTHON, "sh", READ_PROGRAM, *pythons]
         self.channel = connection.run("exec /bin/sh -c " + " ".join(map(quote, choose)), timeout)
         digest, checksum, blob = library()

@@ -33,8 +33,11 @@ class Reached:
 
 def open_channel(connection: Connection, python: str | None, timeout: float) -> NodeChannel:
     """Start our server at the other end of a connection, and wait until it greets."""
-    channel = NodeChannel(connection, python_candidates(python), timeout)
-    channel.begin(timeout)
+    pythons = python_candidates(python)
+    ready = connection.server(pythons)
+    channel = NodeChannel(connection, pythons, timeout, ready)
+    if ready is None:
+        channel.begin(timeout)
     return channel
 
 

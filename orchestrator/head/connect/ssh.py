@@ -81,6 +81,9 @@ class Connection:
             ) from error
         return SshChannel(channel)
 
+    def server(self, pythons: Sequence[str]) -> None:
+        return None
+
     @property
     def alive(self) -> bool:
         return self.transport.is_active()

@@ -11,7 +11,7 @@ import select
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,8 +97,11 @@ class ProcessConnection:
                 )
             except OSError as error:
                 raise NodeError(f"{self.program[0]} cannot be started: {error.strerror}") from error
-        self.open.append(ProcessChannel(ours, complaints, process, timeout))
+        self.open.append(ProcessChannel(ours, complaints, timeout, process))
         return self.open[-1]
+
+    def server(self, pythons: Sequence[str]) -> None:
+        return None
 
     @property
     def alive(self) -> bool:
@@ -116,8 +119,8 @@ class ProcessChannel:
         self,
         both: socket.socket,
         stderr: socket.socket,
-        process: subprocess.Popen[bytes],
         timeout: float,
+        process: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self.both = both
         self.stderr = stderr
@@ -142,7 +145,7 @@ class ProcessChannel:
         self.both.shutdown(socket.SHUT_WR)
 
     def recv_exit_status(self) -> int:
-        return max(-1, self.process.wait())
+        return max(-1, self.process.wait()) if self.process else -1
 
     def close(self) -> None:
         """Close both ends: the program sees the end of its input, and a reader here wakes up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +41,10 @@ class Connection(Protocol):
     def alive(self) -> bool: ...
 
     def run(self, command: str, timeout: float) -> Channel: ...
+
+    def server(self, pythons: Sequence[str]) -> Channel | None:
+        """Take over a server of ours that was started before by one of these Pythons, if any."""
+        ...
 
     def close(self) -> None: ...
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import CheckFailed
+from orchestrator.head.connect.channel import edition, python_candidates
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.held import socket_file
@@ -29,6 +30,7 @@ class Held:
     state: str  # open, connecting, or lost
     why: str  # it is lost
     sessions: int  # of commands that run now
+    ready: bool  # a server of ours waits there for the next command
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,14 @@ def can_hold(transport: Transport) -> bool:
 def _routes(transport: Transport, nodes: Sequence[Login]) -> list[dict[str, Any]]:
     if not isinstance(transport, HeldTransport):
         return []
-    routes = [route_to(transport.config, transport.config.of_node(node)) for node in nodes]
-    how = {"strict": transport.strict, "timeout": transport.timeout}
-    return [{"key": route.key, "route": to_data(route), **how} for route in routes if route]
+    listed = []
+    for node in nodes:
+        route = route_to(transport.config, transport.config.of_node(node))
+        if route is not None:
+            how = {"strict": transport.strict, "timeout": transport.timeout}
+            server = {"pythons": python_candidates(node.python), "edition": edition()}
+            listed.append({"key": route.key, "route": to_data(route), "server": server, **how})
+    return listed
 
 
 def _ask(sock: socket.socket, request: dict[str, Any]) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from orchestrator.head.connect import host_keys, open_files
 from orchestrator.head.connect.light_paramiko import paramiko
 from orchestrator.head.connect.ssh import WINDOW, Connection, SshTransport, load_key
 from orchestrator.head.held import socket_file
+from orchestrator.head.held.ready_server import ReadyServer, Wanted
 from orchestrator.head.held.relay import Relay
 from orchestrator.head.held.route import KnownHops, Route, from_data
 
-NODE_PATIENCE = 2.0  # to open a session: a node that needs longer is no faster than a login
 TICK = 0.5  # between two looks at whether it is still of use
 FIRST = 30.0  # seconds until it has heard what to hold
 LOST_AFTER = 45_000  # ms without an answer of the node's TCP
@@ -48,6 +48,10 @@ class Entry:
     connecting: bool = False
     why: str = ""  # it is lost
     sessions: int = 0
+    wanted: Wanted | None = None  # the server that the next command probably wants,
+    due: float = 0.0  # and when to start it
+    starting: bool = False
+    ready: ReadyServer | None = None
 
     @property
     def alive(self) -> bool:
@@ -67,7 +71,8 @@ class Holder:
     path: Path
     lock: int
     idle: float
-    patience: float = NODE_PATIENCE
+    patience: float  # with a node: one that needs longer is no faster than a login
+    later: float  # when the next server is started after one was taken
     entries: dict[str, Entry] = field(default_factory=dict)
     ways: dict[Any, SshTransport] = field(default_factory=dict)  # each with its jump hosts
     changing: threading.RLock = field(default_factory=threading.RLock)
@@ -75,6 +80,7 @@ class Holder:
 
     def __post_init__(self) -> None:
         self.inode = self.path.stat().st_ino
+        threading.Thread(target=self.tend_servers, daemon=True).start()
 
     def serve(self) -> None:
         """Answer until there is a reason to end."""
@@ -160,6 +166,12 @@ class Holder:
                 session = self.session(request["key"], strict=request["strict"])
                 opened.callback(session.channel.close if session else bool)
                 socket_file.send(sock, session.described if session else {"open": False})
+            elif do == "server" and session is not None and len(ends) == 2:
+                server = self.take_server(session.entry, wanted_server(request))
+                if server is not None:
+                    session.hand_over(server, sock, ends)
+                    return
+                socket_file.send(sock, {"runs": False})
             elif do == "run" and session is not None and len(ends) == 2:
                 session.run(sock, request["command"], ends)
                 return
@@ -174,6 +186,7 @@ class Holder:
                     "state": "open" if entry.alive else "connecting" * entry.connecting or "lost",
                     "why": "" if entry.alive else entry.why,
                     "sessions": entry.sessions,
+                    "ready": entry.alive and entry.ready is not None,
                 }
                 for entry in self.entries.values()
             ]
@@ -191,6 +204,8 @@ class Holder:
                     route = from_data(item["route"])
                     entry = Entry(route, bool(item["strict"]), float(item["timeout"]))
                     self.entries[item["key"]] = entry
+                if entry.ready is None or entry.wanted is None:
+                    entry.wanted, entry.due = wanted_server(item["server"]), 0.0
             self.connect(entry)
 
     def end(self) -> NoReturn:
@@ -268,6 +283,55 @@ class Holder:
             hang_up(link)
             link = link.through if whole_way else None
 
+    # -- servers that are ready ----------------------------------------------------------------
+
+    def tend_servers(self) -> None:
+        """Keep a server ready on each connection, for as long as this process lives."""
+        while True:
+            time.sleep(TICK)
+            with self.changing:
+                entries = [entry for entry in self.entries.values() if entry.alive]
+            for entry in entries:
+                server, now = entry.ready, time.monotonic()
+                if server is not None and not server.look(now):
+                    self.forget(entry, server)
+                with self.changing:
+                    free = entry.ready is None and not entry.starting
+                    if not (free and entry.wanted and now >= entry.due):
+                        continue
+                    entry.starting = True
+                threading.Thread(target=self.start_server, args=(entry,), daemon=True).start()
+
+    def start_server(self, entry: Entry) -> None:
+        connection, wanted = entry.connection, entry.wanted
+        server = None
+        with contextlib.suppress(OrchestratorError, OSError):
+            if connection is not None and wanted is not None:
+                server = ReadyServer(connection, wanted, entry.timeout)
+        with self.changing:
+            entry.starting = False
+            entry.ready = server
+            if server is None and entry.wanted is wanted:
+                entry.wanted = None  # until a command asks for it
+
+    def forget(self, entry: Entry, server: ReadyServer) -> None:
+        with self.changing:
+            if entry.ready is server:
+                entry.ready = None
+        server.close()
+
+    def take_server(self, entry: Entry, wanted: Wanted) -> ReadyServer | None:
+        """Return the server that waits, if it is one like that; and start the next one later."""
+        with self.changing:
+            server, entry.ready = entry.ready, None
+            entry.wanted, entry.due = wanted, time.monotonic() + self.later
+        if server is None:
+            return None
+        if server.wanted == wanted and server.take(self.patience):
+            return server
+        server.close()
+        return None
+
 
 @dataclass
 class Session:
@@ -284,23 +348,45 @@ class Session:
 
     def run(self, sock: socket.socket, command: str, ends: list[socket.socket]) -> None:
         """Start the command, and copy its streams until it is over or nobody reads them."""
+        try:
+            self.channel.settimeout(self.entry.timeout)
+            self.channel.exec_command(command)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            socket_file.send(sock, {"runs": False, "error": str(error)})
+            return
+        self.copy(self.channel, sock, ends)
+
+    def hand_over(
+        self, server: ReadyServer, sock: socket.socket, ends: list[socket.socket]
+    ) -> None:
+        """Let the command have a server in place of a session of its own."""
+        self.channel.close()
+        self.copy(server.channel, sock, ends, server.unread)
+
+    def copy(
+        self,
+        channel: paramiko.Channel,
+        sock: socket.socket,
+        ends: list[socket.socket],
+        first: bytes = b"",
+    ) -> None:
+        """Copy a program's streams until it is over or nobody reads them."""
         with self.changing:
             self.entry.sessions += 1
         try:
-            try:
-                self.channel.settimeout(self.entry.timeout)
-                self.channel.exec_command(command)
-            except (paramiko.SSHException, EOFError, OSError) as error:
-                socket_file.send(sock, {"runs": False, "error": str(error)})
-                return
             socket_file.send(sock, {"runs": True})
-            Relay(self.channel, sock, *ends).run()
+            sock.sendall(first)
+            Relay(channel, sock, *ends).run()
         finally:
-            self.channel.close()
+            channel.close()
             for end in ends:
                 end.close()
             with self.changing:
                 self.entry.sessions -= 1
+
+
+def wanted_server(data: dict[str, Any]) -> Wanted:
+    return Wanted(tuple(data["pythons"]), str(data["edition"]))
 
 
 # -- a connection -----------------------------------------------------------------------------
@@ -336,7 +422,7 @@ def hang_up(connection: Connection) -> None:
 # -- the process ------------------------------------------------------------------------------
 
 
-def hold_connections(idle: float, ready: Callable[[], None], patience: float) -> None:
+def hold_connections(idle: float, ready: Callable[[], None], patience: float, later: float) -> None:
     """Hold connections until there is a reason to end; nothing happens if somebody does already."""
     with lock() as held, socket_file.entered() as here:
         name = Path(here, socket_file.name())
@@ -347,7 +433,7 @@ def hold_connections(idle: float, ready: Callable[[], None], patience: float) ->
         listener.listen(WAITING)
         path = socket_file.directory() / socket_file.name()
         open_files.raise_limit()
-        holder = Holder(listener, path, held, idle, patience)
+        holder = Holder(listener, path, held, idle, patience, later)
         interrupt.undo_with(holder.remove_socket)
         ready()
         holder.serve()

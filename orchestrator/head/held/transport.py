@@ -12,10 +12,12 @@ import select
 import socket
 import struct
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import NodeError
+from orchestrator.head.connect.channel import edition
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.connect.transport import Channel, Connection
 from orchestrator.head.held import socket_file
@@ -32,10 +34,18 @@ LOST = -2  # or that its connection broke
 class HeldTransport:
     """The way of every command to nodes that are reached by SSH."""
 
-    def __init__(self, config: SshConfig, *, timeout: float = 10.0, strict: bool = False) -> None:
+    def __init__(
+        self,
+        config: SshConfig,
+        *,
+        timeout: float = 10.0,
+        strict: bool = False,
+        ready_servers: bool = True,
+    ) -> None:
         self.config = config
         self.timeout = timeout
         self.strict = strict
+        self.ready_servers = ready_servers  # take those that were started before
         self.loading = threading.Lock()
         self.ssh: SshTransport | None = None
 
@@ -87,24 +97,39 @@ class Session:
     address: str
 
     def run(self, command: str, timeout: float) -> HeldChannel:
+        answer = self.ask_for_streams({"do": "run", "command": command}, timeout)
+        if isinstance(answer, HeldChannel):
+            return answer
+        self.sock.close()
+        raise NodeError(
+            "it lets us in, but no command can be started there "
+            f"({answer.get('error', 'the connection broke')})",
+            "check MaxSessions in its sshd_config and the login shell of this user",
+        )
+
+    def server(self, pythons: Sequence[str]) -> HeldChannel | None:
+        request = {"do": "server", "pythons": list(pythons), "edition": edition()}
+        answer = self.ask_for_streams(request, PATIENCE)
+        return answer if isinstance(answer, HeldChannel) else None
+
+    def ask_for_streams(
+        self, request: dict[str, Any], timeout: float
+    ) -> HeldChannel | dict[str, Any]:
+        """Pass on the other ends of the streams, or return the answer that refuses them."""
         stderr, stderr_there = socket.socketpair()
         status, status_there = socket.socketpair()
         self.sock.settimeout(timeout)
         with stderr_there, status_there:
             passed = stderr_there.fileno(), status_there.fileno()
             try:
-                answer = ask(self.sock, {"do": "run", "command": command}, *passed)
+                answer = ask(self.sock, request, *passed)
             except (OSError, ValueError) as error:
                 answer = {"error": str(error)}
-        if not answer.get("runs"):
-            for end in (self.sock, stderr, status):
-                end.close()
-            raise NodeError(
-                "it lets us in, but no command can be started there "
-                f"({answer.get('error', 'the connection broke')})",
-                "check MaxSessions in its sshd_config and the login shell of this user",
-            )
-        return HeldChannel(self.sock, stderr, status)
+        if answer.get("runs"):
+            return HeldChannel(self.sock, stderr, status)
+        stderr.close()
+        status.close()
+        return answer
 
 
 class HeldConnection:
@@ -136,6 +161,16 @@ class HeldConnection:
         if self.new is None:
             self.new = self.transport.login(self.destination, self.timeout)
         return self.new.run(command, timeout)
+
+    def server(self, pythons: Sequence[str]) -> HeldChannel | None:
+        """Take over a server that was started before."""
+        if self.session is None or not self.transport.ready_servers:
+            return None
+        channel = self.session.server(pythons)
+        if channel is not None:
+            self.session = None
+            self.channels.append(channel)
+        return channel
 
     @property
     def alive(self) -> bool:

@@ -78,10 +78,13 @@ class Session:
         self.calls: Calls | None = None  # in the ranks of a job
         self.patience = SERVER_PATIENCE
         self.code: Any = None  # node/code/visit.py, once this head sends code
+        self.begun = False
         self.stop_of_all = stop_of_all()  # the last one before this visit
 
     def answer(self, request: Request[Any]) -> Message:
         """Do what is asked; raise a Refusal where that cannot be."""
+        if not self.begun:  # a server may have waited for its head, through a stop of all jobs
+            self.begun, self.stop_of_all = True, stop_of_all()
         try:
             return HANDLERS[type(request)](self, request)
         except (HookError, OSError, ValueError, RuntimeError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ import pytest
 from orchestrator.errors import NodeError
 from orchestrator.head.commands import connections
 from orchestrator.head.connect import ssh_config
+from orchestrator.head.connect.channel import READ_PROGRAM, NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.held import control, socket_file, transport
@@ -67,7 +69,7 @@ class Commands:
 
     def hold(self, *hosts: int, idle: float = PATIENCE) -> Holding:
         nodes = [self.node(i) for i in hosts]
-        assert connections.keep(self.ssh(), nodes, idle, patience=PATIENCE)
+        assert connections.keep(self.ssh(), nodes, idle, patience=PATIENCE, later=0.0)
         return self.wait(lambda held: all(one.state != "connecting" for one in held.connections))
 
     def wait(self, until: Callable[[Holding], bool]) -> Holding:
@@ -132,6 +134,36 @@ def test_the_second_command_makes_no_login(commands: Commands) -> None:
     assert ssh.ssh is None
     assert (commands.logins(0), commands.logins(1)) == before
     commands.wait(lambda held: all(one.sessions == 0 for one in held.connections))
+
+
+def test_a_server_that_is_ready(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ready(held: Holding) -> bool:
+        return held.connections[0].ready
+
+    def begins(self: NodeChannel, timeout: float) -> None:
+        raise NodeError("it is started anew")
+
+    def server(python: str | None = None) -> NodeChannel:
+        ssh = commands.ssh()
+        return open_channel(ssh.connect(ssh.config.of_node(commands.node(0))), python, PATIENCE)
+
+    commands.hold(0)
+    commands.wait(ready)
+    with monkeypatch.context() as spying:
+        spying.setattr(NodeChannel, "begin", begins)
+        first = server()
+        assert first.ask(Jobs(), PATIENCE).jobs == ()
+        commands.wait(ready)  # there is another one
+        server().connection.close()
+        commands.wait(ready)
+        with pytest.raises(NodeError, match="anew"):
+            server(sys.executable)  # which the list names now
+        commands.wait(ready)
+        assert server(sys.executable).ask(Jobs(), PATIENCE).jobs == ()
+    commands.wait(ready)
+    assert first.ask(Jobs(), PATIENCE).jobs == ()
+    commands.cluster.exec(0, ["pkill", "-f", re.escape(READ_PROGRAM[:40])])
+    assert server(sys.executable).ask(Jobs(), PATIENCE).jobs == (), "it was killed"
 
 
 def test_a_connection_is_for_what_led_to_it(commands: Commands) -> None:

@@ -23,9 +23,9 @@ import pytest
 from orchestrator.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel, library
 from orchestrator.node.job import processes
-from orchestrator.node.job.run_directory import RunDir, connect
+from orchestrator.node.job.run_directory import RunDir, connect, note_stop_of_all
 from orchestrator.node.server import session as node_session
-from orchestrator.node.server.session import Session
+from orchestrator.node.server.session import Refusal, Session
 from orchestrator.protocol import messages
 from orchestrator.protocol.messages import PortWish, ProbeTarget, StopAll
 from orchestrator.protocol.timing import SERVER_PATIENCE
@@ -774,3 +774,17 @@ def test_a_login_that_may_start_nothing_more_is_told_so() -> None:
     said = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     assert len(said) == 2
     assert all(line.startswith("no further process or thread can be started") for line in said)
+
+
+def test_a_server_that_waited_for_its_head_knows_of_no_stop_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
+    waiting, there = Session(), Session()
+    there.answer(messages.Jobs())  # its head is there already
+    note_stop_of_all()
+    waiting.answer(messages.Jobs())
+    run = RunDir("job", 0)
+    waiting.refuse_if_stopped(run)
+    with pytest.raises(Refusal, match="was stopped"):
+        there.refuse_if_stopped(run)
