@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.head.follow import fetch
-from tests.launching import BIN, Command, Head
+from tests.launching import BIN, PATIENCE, Command, Head
 
 
 @pytest.fixture
@@ -82,3 +84,57 @@ def test_any_program_may_leave_files(apart: Head) -> None:
 def test_no_node_chooses_a_place_elsewhere(path: str) -> None:
     assert not fetch.plain(path)
     assert fetch.plain("a b/c'd")
+
+
+WRITES = """
+import json, os, time
+place = os.path.join(os.environ["ORCHESTRATOR_EXPERIMENT"], "outputs")
+rank = os.environ["RANK"]
+for step in (1, 2, 3):
+    for name in ("shared.csv", f"rank_{rank}.jsonl"):
+        with open(os.path.join(place, name), "a") as file:
+            file.write(json.dumps({"rank": rank, "step": step}) + "\\n")
+    while not os.path.exists(f"step_{step}"):
+        time.sleep(0.05)
+"""
+
+
+def test_metrics_grow_here_while_the_job_runs(apart: Head) -> None:
+    """A new head continues them; a name that two nodes use stays the first one's."""
+    for node in range(2):
+        text = f"cat > {apart.directory}/writes.py <<'EOF'\n{WRITES}\nEOF\n"
+        apart.cluster.exec(node, ["sh", "-c", text])
+    apart.script("writes.py", WRITES)
+
+    def go_on(step: int) -> None:
+        for node in range(2):
+            apart.cluster.exec(node, ["touch", f"{apart.directory}/step_{step}"])
+
+    def lines(rank: int) -> list[dict[str, Any]]:
+        path = apart.experiment / "outputs" / f"rank_{rank}.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+    def until(steps: int) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while any(len(lines(rank)) < steps for rank in range(2)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    head = apart.launch("--sync", "off", "writes.py")
+    head.wait_for("logs in")
+    until(1)
+    go_on(1)
+    until(2)
+    head.interrupt(signal.SIGKILL)
+    head.finish()
+    go_on(2)
+    attached = apart.command("orchestrator", "attach")
+    until(3)
+    go_on(3)
+    assert attached.finish() == 0, attached.text
+    assert [[line["step"] for line in lines(rank)] for rank in range(2)] == [[1, 2, 3]] * 2
+    assert "shared.csv (another file has this name here)" in attached.text
+    shared = (apart.experiment / "outputs/shared.csv").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in shared] == [1, 2, 3]
+    assert len({json.loads(line)["rank"] for line in shared}) == 1

@@ -23,6 +23,7 @@ from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import outputs
 from orchestrator.head.follow.clock_offset import Clock
+from orchestrator.head.follow.growing import GrowingFiles
 from orchestrator.protocol import events, messages
 from orchestrator.protocol.events import Ended, Event
 from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS
@@ -152,6 +153,7 @@ class NodeFollower(threading.Thread):
         logs = logs or NodeLogs.of(experiment, node)
         self.text, self.ranks = logs.text, logs.ranks
         self.outputs = experiment.path / "outputs"
+        self.growing = GrowingFiles(job, node.index, self.outputs)
         self.post = post
         self.channel = channel
         self.head = head  # when this head came; None for one that only looks on
@@ -241,7 +243,9 @@ class NodeFollower(threading.Thread):
 
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
-            stays = outputs.bring(channel, self.job, self.node.index, self.outputs)
+            stays = outputs.bring(
+                channel, self.job, self.node.index, self.outputs, self.growing.ours
+            )
         except OSError as error:
             stays = f"its outputs stay there: {self.outputs}: {error.strerror}"
         except Declined as error:
@@ -267,6 +271,7 @@ class NodeFollower(threading.Thread):
 
     def _begin(self, channel: NodeChannel) -> None:
         self.event_rest = b""
+        self.growing.begin()
         for _ in range(CLOCK_READS):
             sent = time.time()
             answer = channel.ask(messages.Beat(), HEAD_PATIENCE)
@@ -288,6 +293,9 @@ class NodeFollower(threading.Thread):
         silence = f"no word for {HEAD_PATIENCE:.0f} s"
         while True:
             self._beat(channel)
+            question = self.growing.question()
+            if question is not None:
+                channel.tell(question)
             deadline = time.monotonic() + HEAD_PATIENCE
             kind, size = channel.header(deadline, silence)
             if kind in (LOG, RANKS):
@@ -303,9 +311,11 @@ class NodeFollower(threading.Thread):
             if isinstance(message, Heartbeat):
                 self.silent, self.idle = message.silent or 0.0, message.idle or 0.0
             elif isinstance(message, Answered):
-                self._answered(message.id, channel.answer_of(message)[1])
+                request, answer = channel.answer_of(message)
+                self._answered(message.id, answer)
+                self.growing.answered(request, answer)
             elif isinstance(message, Refused):
-                channel.pending.pop(message.id, None)
+                self.growing.refused(channel.pending.pop(message.id, None))
 
     def _beat(self, channel: NodeChannel) -> None:
         """Send a sign of life: the server leaves when it hears nothing for a minute."""

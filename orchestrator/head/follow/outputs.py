@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 
 from orchestrator import text
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.follow.fetch import Fetch, Folder
+from orchestrator.head.follow.growing import GROWS
 from orchestrator.protocol.messages import Outputs
 
 ANSWER_SECONDS = 20.0
@@ -14,18 +16,26 @@ RESULTS = "results/"  # of Cluster.run: somebody waits for them, of whatever siz
 LARGEST = 64 << 20  # bytes of one file; what is larger stays where it is, and is named
 
 
-def bring(channel: NodeChannel, job: str, node: int, outputs: Path) -> str:
-    """Fetch every file that is not here yet; name what had to stay there."""
+def bring(
+    channel: NodeChannel, job: str, node: int, outputs: Path, grown: Container[str] = ()
+) -> str:
+    """Fetch every file that is not here yet; name what had to stay there.
+
+    Of those that have grown here while the job ran, what the node has is right.
+    """
     listing = channel.ask(Outputs(job=job, node=node), ANSWER_SECONDS)
     stays, taken = [], []
     for file in listing.files:
-        if file.size > LARGEST and not file.path.startswith(RESULTS):
+        whole = file.path.startswith(RESULTS) or GROWS.fullmatch(file.path)
+        if file.size > LARGEST and not whole:
             stays.append(f"{file.path} ({text.size(file.size)})")
         elif file.kind == "file":
             taken.append(file)
     folder = Folder(outputs, private=True)
-    fetched = Fetch(channel, listing.place, folder, label=f"node{node}", replace=False).go(taken)
-    stays += [f"{path} ({why})" for path, why in fetched.failed.items()]
+    for replace in (True, False):
+        some = [file for file in taken if (file.path in grown) == replace]
+        fetch = Fetch(channel, listing.place, folder, label=f"node{node}", replace=replace)
+        stays += [f"{path} ({why})" for path, why in fetch.go(some).failed.items()]
     if listing.checkpoints:
         stays.append("its checkpoints")
     return f"{', '.join(stays)} stay on the node, in {listing.place}" if stays else ""

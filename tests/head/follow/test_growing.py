@@ -1,0 +1,148 @@
+"""Files that grow on a node grow here: the node's own session answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.head.follow import growing
+from orchestrator.head.follow.growing import GROWS, GrowingFiles
+from orchestrator.node.server.session import Refusal, Session
+from orchestrator.protocol import messages
+
+JOB = "job_20260101_000000-abcdef"
+
+
+class Node:
+    """A node with a run directory of its own, and its session."""
+
+    def __init__(self, home: Path) -> None:
+        self.outputs = home / "runs" / JOB / "0" / "experiment" / "outputs"
+        self.outputs.mkdir(parents=True)
+        self.session = Session()
+
+    def write(self, name: str, text: str) -> None:
+        path = self.outputs / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(text)
+
+    def serve(self, files: GrowingFiles) -> None:
+        """Answer until nothing is asked any more."""
+        files.next_look = 0.0
+        while request := files.question():
+            assert files.question() is None, "one at a time"
+            try:
+                files.answered(request, self.session.answer(request))
+            except Refusal:
+                files.refused(request)
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "node"))
+    monkeypatch.setattr(growing, "LOOK_SECONDS", 3600.0)
+    return Node(tmp_path / "node")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    return tmp_path / "here"
+
+
+def test_a_file_grows_here_as_there(node: Node, here: Path) -> None:
+    files = GrowingFiles(JOB, 0, here)
+    node.serve(files)
+    assert not here.exists()
+    large = "".join(f"{number}\n" for number in range(300_000))  # several pieces
+    for _ in range(2):
+        node.write("rank_0.jsonl", large)
+        node.write("a b/é.csv", "1,2\n")
+        node.write("results/rank_0.pkl", "comes whole")
+        node.serve(files)
+        for name in ("rank_0.jsonl", "a b/é.csv"):
+            assert (here / name).read_bytes() == (node.outputs / name).read_bytes()
+            assert (here / name).stat().st_mode & 0o777 == 0o600
+    assert not (here / "results").exists()
+    inode = (here / "rank_0.jsonl").stat().st_ino
+    node.write("rank_0.jsonl", "more\n")
+    node.serve(files)
+    assert (here / "rank_0.jsonl").stat().st_ino == inode, "for tail -f"
+
+
+def test_a_new_head_continues_what_is_the_nodes_and_nothing_else(node: Node, here: Path) -> None:
+    node.write("own.jsonl", "one\n")
+    node.write("other.jsonl", "one\n")
+    node.serve(GrowingFiles(JOB, 0, here))
+    (here / "other.jsonl").write_text("two\n")
+    for name in ("own.jsonl", "other.jsonl"):
+        node.write(name, "three\n")
+    files = GrowingFiles(JOB, 0, here)
+    for _ in range(2):
+        node.serve(files)
+    assert (here / "own.jsonl").read_text() == "one\nthree\n"
+    assert (here / "other.jsonl").read_text() == "two\n"
+    assert files.ours == {"own.jsonl"}
+
+
+def test_a_broken_connection_leaves_no_question_open(node: Node, here: Path) -> None:
+    files = GrowingFiles(JOB, 0, here)
+    files.next_look = 0.0
+    assert files.question() is not None and files.question() is None
+    files.begin()
+    node.write("x.csv", "1\n")
+    node.serve(files)
+    assert (here / "x.csv").read_text() == "1\n"
+    files.next_look = 0.0
+    files.refused(files.question())
+    files.next_look = 0.0
+    assert files.question() is not None
+
+
+def test_what_somebody_changes_here_is_left_alone(node: Node, here: Path, tmp_path: Path) -> None:
+    files = GrowingFiles(JOB, 0, here)
+    node.write("a.jsonl", "one\n")
+    node.write("b.jsonl", "one\n")
+    node.write("c.jsonl", "one\n")
+    node.serve(files)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    (here / "a.jsonl").unlink()
+    (here / "a.jsonl").symlink_to(elsewhere)
+    (here / "b.jsonl").unlink()
+    (here / "c.jsonl").unlink()
+    (here / "c.jsonl").mkdir()
+    for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
+        node.write(name, "two two two two two two\n" * 100)
+    for _ in range(3):
+        node.serve(files)
+    assert elsewhere.read_text() == "mine"
+    assert (here / "b.jsonl").read_text() == (node.outputs / "b.jsonl").read_text()
+
+
+def test_no_node_chooses_a_place_elsewhere(here: Path) -> None:
+    files = GrowingFiles(JOB, 0, here)
+    names = ("../x.jsonl", "/tmp/x.jsonl", "a/../../x.jsonl", "")
+    listed = tuple(messages.OutputFile(path=name, size=5) for name in names)
+    files.next_look = 0.0
+    request = files.question()
+    assert request is not None
+    files.answered(request, messages.OutputFiles(files=listed, place="/x"))
+    assert not files.questions
+
+
+@pytest.mark.parametrize(
+    ("name", "grows"),
+    [
+        ("rank_0_metrics.jsonl", True),
+        ("runs/events.out.tfevents.1700000000.host.1.0", True),
+        ("profile/rank_00.json.gz", True),
+        ("table.csv", True),
+        ("results/rank_0.pkl", False),
+        ("model.safetensors", False),
+        ("notes.txt", False),
+    ],
+)
+def test_which_files_grow(name: str, grows: bool) -> None:
+    assert bool(GROWS.fullmatch(name)) is grows
