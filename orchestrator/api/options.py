@@ -25,6 +25,8 @@ class Options(TypedDict, total=False):
     nproc: int
     check: str
     python: StrPath
+    activate: str
+    wrap: str
     workdir: StrPath
     sync: str
     hook: StrPath

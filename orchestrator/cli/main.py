@@ -23,7 +23,7 @@ from orchestrator.cli.launch import (
     verify_command,
 )
 from orchestrator.cli.options import Group, experiment_names, shared
-from orchestrator.cli.records import checkpoint, prune
+from orchestrator.cli.records import checkpoint, diff, prune, start_report
 from orchestrator.config.launch import View, Where
 from orchestrator.errors import EXIT_CHECK, EXIT_USAGE, OrchestratorError
 from orchestrator.version import __version__
@@ -75,7 +75,7 @@ HEADINGS = {
     "Run a job": ("launch", "attach", "logs", "status", "stop", "emergency-stop"),
     "Look before a launch": ("nodes", "plan", "doctor", "verify", "demo"),
     "Everyday work on all nodes": ("exec", "ssh", "pull", "connections"),
-    "What jobs leave": ("checkpoint", "prune"),
+    "What jobs leave": ("start-report", "diff", "checkpoint", "prune"),
     "Other launchers": ("run-node", "submit", "generate"),
 }
 
@@ -215,7 +215,7 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 
 for command in (
     *(launch_command, nodes_command, plan_command, doctor_command, verify_command),
-    *(checkpoint, prune),
+    *(start_report, diff, checkpoint, prune),
     *(exec_command, ssh_command, pull_command),
 ):
     cli.add_command(command)

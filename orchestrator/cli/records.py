@@ -85,6 +85,29 @@ def checkpoint_export(where: Where, **options: Any) -> int:
     return checkpoints.export(checkpoints.ExportOptions(where=where, **options))
 
 
+@click.command("start-report")
+@shared
+@click.argument("experiment", required=False, shell_complete=experiment_names)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
+    """Show where the seconds of a start went, on the head and on each node."""
+    from orchestrator.head.commands import start_report
+
+    return start_report.start_report(where, experiment, as_json=as_json, color=None)
+
+
+@click.command()
+@shared
+@click.argument("first", metavar="EXP1", shell_complete=experiment_names)
+@click.argument("second", metavar="EXP2", shell_complete=experiment_names)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def diff(where: Where, first: str, second: str, as_json: bool) -> int:
+    """Show what differs between two experiments: code, config, versions, nodes, results."""
+    from orchestrator.head.commands import diff
+
+    return diff.diff(where, first, second, as_json=as_json, color=None)
+
+
 @click.command()
 @partial(
     shared,

@@ -103,6 +103,22 @@ class Launch:
         metavar="PATH",
         file=True,
     )
+    activate: str | None = option(
+        None,
+        "Start all that runs on a node in this environment: venv:PATH, conda:NAME,"
+        " module:NAME,NAME or script:FILE; activate= in the node list wins.",
+        PROGRAM,
+        commands=REACH,
+        metavar="KIND:WHICH",
+    )
+    wrap: str | None = option(
+        None,
+        "Start all that runs on a node by this command, such as 'docker exec -i NAME'; wrap= in the"
+        " node list wins.",
+        PROGRAM,
+        commands=REACH,
+        metavar="COMMAND",
+    )
     workdir: str | None = option(
         None,
         "Directory to run in on nodes that have no workdir= in the list.",

@@ -36,6 +36,14 @@ class Started(Event, event="started"):
     version: Version = Version()
 
 
+class TorchReady(Event, event="torch_ready"):
+    """torchrun has imported torch; the rendezvous of the nodes is next. For a fast start alone."""
+
+
+class FirstOutput(Event, event="first_output"):
+    """A rank of this node has printed something, for the first time."""
+
+
 class LeaseFormed(Event, event="lease"):
     """This node's supervisor knows whether it reaches node 0's."""
 

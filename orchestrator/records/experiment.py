@@ -48,6 +48,10 @@ class NodeRecord:
     state: str = "starting"
     exit_code: int | None = None
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Of its start, in Unix seconds of the head's clock: supervisor, torch, ranks, output
+    times: dict[str, float] = field(default_factory=dict)
+    activate: str | None = None  # what its Python needs to start
+    wrap: str | None = None  # the command around it
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ def orders(record: JobRecord) -> dict[str, Any]:
         "strict_host_keys": record.launch.strict_host_keys,
         "nodes": [
             [node.index, node.host, node.user, node.port, node.address, node.python]
+            + [way for way in (node.activate, node.wrap) if way]  # as earlier versions signed
             for node in record.nodes
         ],
     }

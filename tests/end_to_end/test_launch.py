@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +51,12 @@ def test_ranks_find_each_other_and_the_logs_come_home(head: Head) -> None:
             assert f"node{node} rank{r} | sum 6 {r} {r % 2} 4 {node} 2 2 {job}" in command.lines
         assert head.log(node) == head.node_file(node, "log").read_bytes()
     assert head.nothing_left()
+    shown = head.command("orchestrator", "start-report", "--json")
+    assert shown.finish() == 0, shown.text
+    report = json.loads(shown.text)
+    assert len(report["nodes"]) == 2
+    for steps in (report["head"], *report["nodes"]):
+        assert all(steps[name] >= 0 for name in steps if name != "node"), report
 
 
 def test_the_record_of_a_job_that_is_done(head: Head) -> None:
@@ -209,6 +217,32 @@ def test_a_secret_reaches_the_ranks_and_nothing_else(head: Head) -> None:
     files = [path for path in experiment.rglob("*") if path.is_file()]
     holders = {path.parent.name for path in files if b"hunter2" in path.read_bytes()}
     assert holders == {"logs"}  # the program prints it
+
+
+def test_an_environment_and_a_container_around_a_node(head: Head) -> None:
+    """Its ranks have what was activated, and whoever asks for the job later looks inside, too."""
+    inside = head.directory / "inside"
+    inside.mkdir(mode=0o700)
+    (head.directory / "s.sh").write_text("echo noise; export SET_BY=$HOME\n")
+    line = f"{{}} wrap=\"env HOME='{inside}'\" activate=script:{head.directory}/s.sh"
+    lines = head.node_list.read_text().splitlines()
+    head.node_list = head.directory / "nodes.txt"
+    head.node_list.write_text("\n".join([line.format(lines[0]), *lines[1:]]) + "\n")
+    prefix = Path(sys.executable).parents[1]
+    program = head.script("tell.py", TELL)
+    head.run("--activate", f"venv:{prefix}", "--python", sys.executable, program)
+    env = told(head)["env"]
+    assert isinstance(env, dict)
+    assert (env["HOME"], env["SET_BY"]) == (str(inside), str(inside))
+    run = inside / ".orchestrator/runs" / str(head.record["job"])
+    assert run.exists()
+    missing = head.launch("--activate", "conda:no-such", program)
+    assert missing.finish() == 4
+    assert "1 of 2 nodes cannot be used" in missing.text
+    assert "conda:no-such: there is no" in missing.text
+    prune = head.command("orchestrator", "prune", "--keep", "0", "--on-nodes", "--yes")
+    assert prune.finish() == 0, prune.text
+    assert not run.exists()
 
 
 def test_a_hook_that_fails_starts_nothing(head: Head) -> None:

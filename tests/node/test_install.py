@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel, library
+from orchestrator.head.inventory.environment import Environment
 from orchestrator.protocol.messages import Beat, Hook
 from orchestrator.protocol.timing import HEAD_PATIENCE
 
@@ -71,7 +72,7 @@ class Node:
 
     def visit(self, *before: str) -> NodeChannel:
         """Connect to it as a head does; `before` is what its .bashrc says."""
-        channel = NodeChannel(Pipes(self.home, *before), [sys.executable], SECONDS)  # type: ignore[arg-type]
+        channel = NodeChannel(Pipes(self.home, *before), Environment(sys.executable), SECONDS)  # type: ignore[arg-type]
         self.channels.append(channel)
         channel.begin(SECONDS)
         channel.ask(Beat(), HEAD_PATIENCE)

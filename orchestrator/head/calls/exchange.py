@@ -37,7 +37,7 @@ class NodeCalls:
         self.ranks = range(node.first_rank, node.first_rank + node.nproc)
         connection = transport.connect(transport.config.of_node(node))
         try:
-            self.channel: NodeChannel = open_channel(connection, node.python, transport.timeout)
+            self.channel: NodeChannel = open_channel(connection, node, transport.timeout)
             self.channel.ask(Call(job=job, node=node.index), ASK_SECONDS)
         except OrchestratorError:
             connection.close()

@@ -102,7 +102,7 @@ def ask(transport: Transport, source: Source) -> Listed:
     """Reach a node, and ask it what there is to fetch."""
     connection = transport.connect(transport.config.of_node(source.login))
     try:
-        channel = open_channel(connection, source.login.python, transport.timeout)
+        channel = open_channel(connection, source.login, transport.timeout)
         listing = channel.ask(source.question, LIST_SECONDS)
     except BaseException:
         connection.close()

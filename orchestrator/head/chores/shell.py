@@ -9,7 +9,8 @@ from pathlib import Path
 
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.chores.shell_line import OWN_FAILURE, Directory, change_to, for_login_shell
-from orchestrator.head.connect.channel import HOUSE, python_candidates
+from orchestrator.head.connect.channel import HOUSE
+from orchestrator.head.connect.server_command import python_candidates
 
 FIND_PYTHON = """\
 program={program}

@@ -8,8 +8,6 @@ import hashlib
 import json
 import re
 import secrets
-import shlex
-import sys
 import threading
 import time
 import zlib
@@ -18,7 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.errors import NodeError
+from orchestrator.head.connect import server_command
 from orchestrator.head.connect.transport import Channel, Connection
+from orchestrator.head.inventory.environment import Environment
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import HEADER, JSON, PIECE
 from orchestrator.protocol.message import Message, Nonsense, decode, parse
@@ -36,25 +36,13 @@ from orchestrator.protocol.version import OWN
 HOUSE = Path(__file__).parents[2]
 READ = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
 NOISE_LIMIT = 1 << 20
+LAST_WORDS = 2.0  # seconds for what follows a refusal
 
 # What runs on nodes: the node's side, the engine, and what a user's script may import of us there.
 TRAVELS = (
     *("__init__.py", "distributed.py", "errors.py", "files.py", "host_ranges.py"),
     *("permissions.py", "program.py", "slurm_environment.py", "text.py", "version.py"),
     *("config", "records", "protocol", "node", "engine"),
-)
-# No character in these that any login shell (sh, bash, zsh, csh, fish) treats specially in quotes.
-# Names are UTF-8 on all machines, whatever locale a login has.
-CHOOSE_PYTHON = (
-    'c=$1; shift; for p; do case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
-    'command -v "$p" >/dev/null 2>&1 && exec "$p" -X utf8 -c "$c"; done; echo "no-python-here"'
-)
-# -c puts the login's directory on sys.path, where a json.py of the user's would be found first.
-# Its first statement is for any Python: an old one could not read what comes.
-READ_PROGRAM = (
-    'import sys;sys.version_info<(3,9)and(sys.stdout.write("old-python "+sys.version),sys.exit(9));'
-    "sys.path[:]=filter(None,sys.path);"
-    'f=open(0,"rb",0,closefd=False);exec(b"".join(iter(lambda:f.read(1)or exit(9),bytes(1))))'
 )
 
 
@@ -102,11 +90,6 @@ def installer() -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in texts)
 
 
-def python_candidates(wanted: str | None) -> list[str]:
-    """Return the Python asked for; else the head's path, if the node has it too, or the login's."""
-    return [wanted] if wanted else [sys.executable, "python3", "python"]
-
-
 class Declined(NodeError):
     """The node is there, and cannot do what was asked. `kind` is one of protocol/messages.py."""
 
@@ -125,43 +108,43 @@ class NodeChannel:
     def __init__(
         self,
         connection: Connection,
-        pythons: Sequence[str],
+        environment: Environment,
         timeout: float,
         ready: Channel | None = None,  # a server that was started before, and has greeted
     ) -> None:
         self.connection = connection
+        self.environment = environment
         self.nonce = f"orchestrator-{secrets.token_hex(8)}"
         self.rest = memoryview(b"")
         self.sending = threading.Lock()
         self.count = 0
         self.pending: dict[int, Request[Any]] = {}  # number -> request that is not answered yet
-        self.pythons = pythons
         if ready is not None:
             self.channel: Channel = ready
             return
-        choose = [CHOOSE_PYTHON, "sh", READ_PROGRAM, *pythons]
-        self.channel = connection.run("exec /bin/sh -c " + " ".join(map(quote, choose)), timeout)
+        self.channel = connection.run(server_command.command(environment, self.nonce), timeout)
         digest, checksum, blob = library()
         known = f"{digest!r}, {checksum}, {len(blob)}, {self.nonce!r}"
         install = f"{installer()}\ninstall({known})\n"
         with contextlib.suppress(NodeError):  # it left at once; begin() hears why
-            self._send(install.encode() + b"\0" + blob)
+            first = server_command.preamble(environment)
+            self._send(first + install.encode() + b"\0" + blob)
 
     def begin(self, timeout: float) -> None:
         """Wait for the server's greeting, past whatever a banner or an rc file prints."""
         mark = f"\n{self.nonce}\n".encode()
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout + server_command.patience(self.environment)
         noise = b""
         while mark not in noise:
             data = self._receive(
                 deadline - time.monotonic(), "its login shell never gets to our command"
             )
             if not data or len(noise) > NOISE_LIMIT:
-                raise NodeError(*why_no_server(noise, self._errors(), self.pythons))
+                raise NodeError(*why_no_server(noise, self._errors(), self.environment))
             noise += data
         rest = noise.partition(mark)[2]
-        if rest.startswith(b"!"):
-            raise NodeError(rest[1:].decode(errors="replace").strip())
+        if rest.startswith((b"!", b"?")):
+            raise NodeError(*self._refusal(rest))
         self.rest = memoryview(rest)
         greeting = self.message(deadline, "its program does not greet")
         if not isinstance(greeting, Greeting):
@@ -263,6 +246,17 @@ class NodeChannel:
             return ""
         return self.channel.recv_stderr(1 << 16).decode(errors="replace").strip()[-500:]
 
+    def _refusal(self, text: bytes) -> tuple[str, str]:
+        """Read to the end why there is no server, and what to do about it."""
+        with contextlib.suppress(NodeError):
+            deadline = time.monotonic() + LAST_WORDS
+            while data := self._receive(deadline - time.monotonic(), ""):
+                text += data
+        reason = text[1:].decode(errors="replace").partition("\n")[0].strip()
+        if text.startswith(b"!") or not self.environment.activate:
+            return reason, ""
+        return server_command.why_not_active(self.environment.activate, reason, self._errors())
+
     def _send(self, data: bytes) -> None:
         try:
             self.channel.sendall(data)
@@ -280,15 +274,10 @@ def read_message(data: bytes) -> Incoming:
         raise nonsense(error) from error
 
 
-def quote(word: str) -> str:
-    """Quote a word for any login shell; csh takes `!` for a command of its history, even quoted."""
-    return shlex.quote(word).replace("!", "'\\!'")
-
-
-def why_no_server(noise: bytes, errors: str, pythons: Sequence[str]) -> tuple[str, str]:
+def why_no_server(noise: bytes, errors: str, environment: Environment) -> tuple[str, str]:
     output = (errors or noise.decode(errors="replace").strip())[-300:]
     if b"no-python-here" in noise:
-        return no_python(pythons)
+        return no_python(server_command.pythons(environment))
     old = re.search(rb"old-python ([0-9.]{1,20})", noise)
     if old:
         return (
@@ -297,8 +286,15 @@ def why_no_server(noise: bytes, errors: str, pythons: Sequence[str]) -> tuple[st
         )
     if output.startswith("srun: "):
         return f"Slurm starts no step there: {output}", "look at: squeue, scontrol show node"
+    said = f": {output}" if output else ""
+    if environment.wrap:
+        return (
+            f"`{environment.wrap}` ends before our program starts{said}",
+            f"try there: {environment.wrap} /bin/sh -c 'cat' </etc/hostname  (docker exec needs -i"
+            " and no -t)",
+        )
     return (
-        f"its login shell ends before our program starts{': ' + output if output else ''}",
+        f"its login shell ends before our program starts{said}",
         "try: ssh to it with the command `true`; look at its .bashrc for `exit` and `exec`",
     )
 

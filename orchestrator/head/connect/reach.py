@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
-from orchestrator.head.connect.channel import NodeChannel, python_candidates
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.server_command import python_candidates
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Connection, Transport
+from orchestrator.head.inventory.environment import Environment, chosen
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.inventory.probed_node import ProbedNode
@@ -25,17 +27,22 @@ class Reached:
     node: Node
     facts: Facts
     channel: NodeChannel
+    # When the connection began and each step was done: begin, connect, server, probe
+    times: dict[str, float] = field(default_factory=dict)
 
     @property
     def probed(self) -> ProbedNode:
         return ProbedNode(self.node, self.facts, self.channel.connection.address)
 
 
-def open_channel(connection: Connection, python: str | None, timeout: float) -> NodeChannel:
+def open_channel(connection: Connection, node: Login, timeout: float) -> NodeChannel:
     """Start our server at the other end of a connection, and wait until it greets."""
-    pythons = python_candidates(python)
-    ready = connection.server(pythons)
-    channel = NodeChannel(connection, pythons, timeout, ready)
+    activate, wrap = chosen(node.activate), chosen(node.wrap)
+    environment = Environment(node.python, activate, wrap)
+    # One that waits already has the login's environment.
+    plain = not (activate or wrap)
+    ready = connection.server(python_candidates(node.python)) if plain else None
+    channel = NodeChannel(connection, environment, timeout, ready)
     if ready is None:
         channel.begin(timeout)
     return channel
@@ -45,19 +52,22 @@ def ask_once(ssh: Transport, node: Login, request: Request[A], timeout: float) -
     """Ask a node one thing, over a connection of its own."""
     connection = ssh.connect(ssh.config.of_node(node))
     try:
-        return open_channel(connection, node.python, ssh.timeout).ask(request, timeout)
+        return open_channel(connection, node, ssh.timeout).ask(request, timeout)
     finally:
         connection.close()
 
 
-def reach(ssh: Transport, node: Node, python: str | None, request: Probe) -> Reached:
+def reach(ssh: Transport, node: Node, request: Probe) -> Reached:
     """Connect to a node, start the server there and ask for its facts, in one go."""
+    begun = time.time()
     connection = ssh.connect(ssh.config.of_node(node))
-    channel = open_channel(connection, node.python or python, ssh.timeout)
+    connected = time.time()
+    channel = open_channel(connection, node, ssh.timeout)
     asked = time.time()
     probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)
     answered = time.time()
     # The probe itself takes most of the round trip and reads its clock at the end.
     offset = probed.time - answered + min(0.001, answered - asked)
     facts = Facts(**vars(probed), clock_offset=offset)
-    return Reached(node, facts, channel)
+    times = {"begin": begun, "connect": connected, "server": asked, "probe": answered}
+    return Reached(node, facts, channel, times)

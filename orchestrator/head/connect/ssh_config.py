@@ -78,6 +78,12 @@ class Login(Protocol):
     @property
     def python(self) -> str | None: ...
 
+    @property
+    def activate(self) -> str | None: ...
+
+    @property
+    def wrap(self) -> str | None: ...
+
 
 @dataclass(frozen=True)
 class SshConfig:

@@ -267,7 +267,7 @@ class NodeFollower(threading.Thread):
     def _reopen(self) -> NodeChannel:
         destination = self.ssh.config.of_node(self.node)
         connection = self.ssh.connect(destination, min(RETRY_TIMEOUT, self.ssh.timeout))
-        return open_channel(connection, self.node.python, self.ssh.timeout)
+        return open_channel(connection, self.node, self.ssh.timeout)
 
     def _begin(self, channel: NodeChannel) -> None:
         self.event_rest = b""

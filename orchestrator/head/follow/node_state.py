@@ -6,8 +6,24 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orchestrator.protocol.events import Ended, RankEnded, RankEvent, RankExit, RankStarted
+from orchestrator.protocol.events import (
+    Ended,
+    Event,
+    FirstOutput,
+    RankEnded,
+    RankEvent,
+    RankExit,
+    RankStarted,
+    Started,
+    TorchReady,
+)
 from orchestrator.records.experiment import NodeRecord
+
+START: dict[type[Event], str] = {
+    Started: "supervisor",
+    TorchReady: "torch",
+    FirstOutput: "output",
+}
 
 
 @dataclass
@@ -22,6 +38,7 @@ class NodeState:
     awaited: float = 0.0  # seconds of waiting that the user was last told about
     clock: float = 0.0  # the node's clock minus ours
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)  # as job.json has them
+    times: dict[str, float] = field(default_factory=dict)  # of its start, as job.json has them
 
     @property
     def who(self) -> str:
@@ -45,8 +62,17 @@ class NodeState:
             if event.peak_kb is not None:
                 rank["peak_kb"] = event.peak_kb
 
+    def note_time(self, event: Event) -> None:
+        """Note when a step of the start was done, by our clock: of the ranks, the last one's."""
+        when = event.time - self.clock
+        if isinstance(event, RankStarted):
+            self.times["ranks"] = max(when, self.times.get("ranks", when))
+        elif type(event) in START:
+            self.times.setdefault(START[type(event)], when)
+
     def close(self) -> None:
         """Note that nothing more will come from it."""
         self.over, self.lost_since = True, 0.0
         code = self.ended.agent if self.ended else None
         self.record = replace(self.record, state="ended", exit_code=code, ranks=self.ranks)
+        self.record = replace(self.record, times=self.times)

@@ -69,7 +69,7 @@ class Run:
         self.backend = backend
         self.grace = record.launch.grace
         self.node_loss_timeout = record.launch.node_loss_timeout
-        self.nodes = [NodeState(node) for node in record.nodes]
+        self.nodes = [NodeState(node, times=dict(node.times)) for node in record.nodes]
         self.followers: Sequence[NodeFollower] = ()
         self.hang_monitor = HangMonitor(
             record.launch.hang_timeout, experiment, record.job, self.say
@@ -178,6 +178,7 @@ class Run:
 
     def happened(self, node: NodeState, event: Event) -> None:
         when = event.time - node.clock
+        node.note_time(event)
         if isinstance(event, events.RankEvent):
             node.take(event)
             if isinstance(event, events.RankAfresh):
@@ -438,7 +439,7 @@ class Run:
             self.disk_full(error)
 
     def current_record(self) -> JobRecord:
-        nodes = [replace(node.record, ranks=node.ranks) for node in self.nodes]
+        nodes = [replace(n.record, ranks=n.ranks, times=n.times) for n in self.nodes]
         running = self.record.state == "starting" and all(n.state != "starting" for n in nodes)
         return replace(self.record, nodes=nodes, state="running" if running else self.record.state)
 

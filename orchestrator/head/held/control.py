@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import CheckFailed
-from orchestrator.head.connect.channel import edition, python_candidates
+from orchestrator.head.connect.channel import edition
+from orchestrator.head.connect.server_command import python_candidates
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.held import socket_file

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from orchestrator.errors import NodeError
 from orchestrator.head.connect import channel as channels
+from orchestrator.head.connect import server_command
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.ssh import Connection, SshChannel
+from orchestrator.head.inventory.environment import Environment
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import PIECE, Splitter
 from orchestrator.protocol.message import Nonsense
@@ -36,7 +38,10 @@ class ReadyServer:
     def __init__(self, connection: Connection, wanted: Wanted, timeout: float) -> None:
         load(wanted.edition)
         self.wanted = wanted
-        server = NodeChannel(connection, wanted.pythons, timeout)
+        environment = Environment(wanted.pythons[0] if len(wanted.pythons) == 1 else None)
+        if wanted.pythons != tuple(server_command.pythons(environment)):
+            raise NodeError("the command runs under another Python")
+        server = NodeChannel(connection, environment, timeout)
         try:
             server.begin(timeout)
             assert isinstance(server.channel, SshChannel)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from orchestrator import host_ranges
 from orchestrator.errors import UsageError, nearest
+from orchestrator.head.inventory.environment import ACTIVATION_FORMS, ACTIVATIONS
 from orchestrator.host_ranges import BadRange
 from orchestrator.text import plural
 
@@ -30,6 +31,8 @@ OPTIONS = {
     "slots": (r"0*[1-9][0-9]{0,3}", "a whole number from 1 to 9999", "8"),
     "python": (r"[/~].*|\w[\w.+-]*", "/absolute, ~/... or a bare command", "~/venv/bin/python"),
     "workdir": (r"[/~].*", "/absolute or ~/...", "~/project"),
+    "activate": (ACTIVATIONS, ACTIVATION_FORMS, "venv:~/venv"),
+    "wrap": (r".*\S.*", "a command in front of ours", '"docker exec -i NAME"'),
     "ifname": (r"\w[\w.-]{0,14}", "an interface name, 15 characters at most", "eth1"),
     "spare": ("", "", ""),
 }
@@ -65,6 +68,8 @@ class Node:
     python: str | None = None
     workdir: str | None = None
     ifname: str | None = None
+    activate: str | None = None
+    wrap: str | None = None
     spare: bool = False
     line: int = 0  # its line in the file
 
@@ -275,6 +280,8 @@ def _options(fields: Sequence[Word]) -> Node:
         python=given.get("python"),
         workdir=given.get("workdir"),
         ifname=given.get("ifname"),
+        activate=given.get("activate"),
+        wrap=given.get("wrap"),
         spare="spare" in given,
     )
 

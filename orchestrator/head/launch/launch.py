@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -39,6 +40,7 @@ def launch(prepared: Prepared, say: Say) -> Launched:
     """Check the nodes, record the job, and start it on every node or on none."""
     with discarded_on_error(prepared.experiment):
         preflight.check(prepared.request, prepared.nodes, say)
+    prepared.times["checked"] = time.time()
     record = record_job(prepared)
     peers_port = prepared.nodes.reached[0].facts.peers_port or 0
     meeting = Meeting(prepared.plan.master_address, peers_port, secrets.token_hex(32))
@@ -48,6 +50,7 @@ def launch(prepared: Prepared, say: Say) -> Launched:
 def start(prepared: Prepared, record: JobRecord, meeting: Meeting, say: Say) -> Launched:
     """Start a job that was recorded, and describe it in its manifest."""
     request, nodes, plan = prepared.request, prepared.nodes, prepared.plan
+    prepared.times["recorded"] = time.time()
     announce(plan, say)
     say(f"logs in {prepared.experiment.logs}")
     try:
@@ -55,6 +58,7 @@ def start(prepared: Prepared, record: JobRecord, meeting: Meeting, say: Say) -> 
         if request.payload is not None:
             payload.deliver(nodes.reached, plan, request.payload)
         start_supervisors(prepared, meeting)
+        prepared.times["started"] = time.time()
     except OrchestratorError as error:
         record_failure(prepared.experiment, record, error)
         raise

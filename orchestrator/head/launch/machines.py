@@ -19,13 +19,13 @@ def find_machines(request: Request) -> list[Machine]:
     question = Examine(workdir="/", parts=("gpus",))
     answers = fleet.ask(with_gpus, [question] * len(with_gpus), GPU_SECONDS)
     checkups = {
-        node.node: answer.checkup
+        node.node.name: answer.checkup
         for node, answer in zip(with_gpus, answers, strict=True)
         if isinstance(answer, CheckedUp)
     }
     known = {
-        node.node: machine.machine(node.probed, checkups.get(node.node))
+        node.node.name: machine.machine(node.probed, checkups.get(node.node.name))
         for node in answered.reached
     }
-    known.update({node: machine.lost(node, error) for node, error in answered.lost})
-    return [known[node] for node in answered.source.nodes]
+    known.update({node.name: machine.lost(node, error) for node, error in answered.lost})
+    return [known[node.name] for node in answered.source.nodes]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from orchestrator.config.launch import Launch
 from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.head.code.shared import marker
 from orchestrator.head.connect import fleet
@@ -15,6 +16,7 @@ from orchestrator.head.connect.reach import Reached, reach
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.held.transport import HeldTransport
+from orchestrator.head.inventory.environment import chosen
 from orchestrator.head.inventory.node_list import Node, read_nodes
 from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.launch.request import Request
@@ -99,8 +101,9 @@ def try_all(request: Request) -> Nodes:
     """Reach every node that answers, the spares last, and learn what it is."""
     launch, source = request.config.launch, source_of(request)
     transport = source.transport(launch.connect_timeout)
-    active = [node for node in source.nodes if not node.spare]
-    spares = [node for node in source.nodes if node.spare]
+    listed = [settled(node, launch) for node in source.nodes]
+    active = [node for node in listed if not node.spare]
+    spares = [node for node in listed if node.spare]
     here = Path.cwd()
     probe = Probe(
         cwd=str(here),
@@ -120,7 +123,7 @@ def try_all(request: Request) -> Nodes:
 
         def reach_node(node: Node) -> Reached:
             question = probe.replace(marker=path, port=port if node is active[0] else None)
-            return reach(transport, node, launch.python, question)
+            return reach(transport, node, question)
 
         results = fleet.everywhere(nodes, reach_node)
     return Nodes(
@@ -129,6 +132,16 @@ def try_all(request: Request) -> Nodes:
         reached=tuple(result for result in results if isinstance(result, Reached)),
         lost=tuple(fleet.failures(nodes, results)),
         spares=tuple(spares),
+    )
+
+
+def settled(node: Node, launch: Launch) -> Node:
+    """Return a node with the environment that a launch gives to those that name none."""
+    return replace(
+        node,
+        python=node.python or launch.python,
+        activate=chosen(node.activate, launch.activate),
+        wrap=chosen(node.wrap, launch.wrap),
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator import interrupt
 from orchestrator.errors import OrchestratorError
@@ -25,10 +26,12 @@ class Prepared:
     nodes: Nodes
     experiment: Experiment
     plan: Plan
+    times: dict[str, float] = field(default_factory=dict)  # when each step of the start was done
 
 
 def prepare(request: Request, nodes: Nodes, *, dry_run: bool = False) -> Prepared:
     """Make the experiment's directory and plan the job; a dry run makes no directory."""
+    times = {"begin": request.begun, "reached": time.time()}
     if request.payload is not None:
         payload.check_python(nodes.probed)
     root, name = request.where.experiments, request.config.launch.name
@@ -44,7 +47,7 @@ def prepare(request: Request, nodes: Nodes, *, dry_run: bool = False) -> Prepare
         job = f"{experiment.name}-{secrets.token_hex(3)}"
     with contextlib.nullcontext() if dry_run else discarded_on_error(experiment):
         plan = make_plan(request, nodes, job, str(experiment.path))
-    return Prepared(request, nodes, experiment, plan)
+    return Prepared(request, nodes, experiment, plan, {**times, "planned": time.time()})
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from orchestrator import interrupt
 from orchestrator.config import load
 from orchestrator.errors import OrchestratorError, StoppedEarly, UsageError
 from orchestrator.head.follow import verdict
-from orchestrator.head.launch import git_info
+from orchestrator.head.launch import git_info, timeline
 from orchestrator.head.launch.prepare import Prepared
 from orchestrator.head.plan import redact
 from orchestrator.records import experiment
@@ -39,6 +39,8 @@ def first_record(prepared: Prepared) -> JobRecord:
             python=node.python,
             first_rank=node.first_rank,
             nproc=node.nproc,
+            activate=needed_by_python(node.node.activate),
+            wrap=node.node.wrap,
         )
         for node in plan.nodes
     ]
@@ -55,6 +57,11 @@ def first_record(prepared: Prepared) -> JobRecord:
         master=f"{plan.master_address}:{plan.master_port}",
         launch=replace(request.config.launch, start=plan.start),
     )
+
+
+def needed_by_python(activate: str | None) -> str | None:
+    """Return what a later visit has to activate: the Python of a venv starts by its path alone."""
+    return None if activate and activate.startswith(("venv:", "conda:")) else activate
 
 
 def record_job(prepared: Prepared) -> JobRecord:
@@ -117,6 +124,7 @@ def manifest(prepared: Prepared) -> dict[str, Any]:
         "code": git_info.of(Path.cwd()),
         "tree": prepared.nodes.tree or None,
         "config_file": str(request.config_file) if request.config_file else None,
+        "timeline": timeline.to_json(prepared.times, prepared.nodes.reached),
         "head_environment": redact.listed(os.environ),
         "nodes": [
             {

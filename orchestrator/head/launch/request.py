@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 from orchestrator.config import load
 from orchestrator.config.launch import DEFAULT_CONFIG, DEFAULT_HOOK, LaunchArguments, Where
 from orchestrator.config.schema import Config
-from orchestrator.head.launch import user_env
+from orchestrator.head.inventory import environment
+from orchestrator.head.launch import timeline, user_env
 from orchestrator.head.launch.payload import CALL
 from orchestrator.head.plan import accelerate
 from orchestrator.head.plan.accelerate import Accelerate
@@ -33,6 +35,7 @@ class Request:
     detached: bool = False  # nobody will follow it from here
     payload: Path | None = None  # a directory that travels to the nodes beside the program
     accelerate: Accelerate | None = None  # starts the ranks, in place of torchrun
+    begun: float = 0.0  # when the command was typed
     notes: tuple[str, ...] = ()  # what was read from the config that is written otherwise
 
     @property
@@ -51,6 +54,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
     by = accelerate.asked(arguments.start_with, arguments.accelerate_config, target.kind)
     if by is not None:
         launch = accelerate.settle(launch, by)
+    environment.check(launch.activate, launch.wrap)
     if launch.hook is None and DEFAULT_HOOK.is_file():
         launch = replace(launch, hook=str(DEFAULT_HOOK))
     return Request(
@@ -64,6 +68,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         detached=arguments.detach,
         payload=arguments.payload,
         accelerate=by,
+        begun=timeline.begun() if command is None else time.time(),
         notes=(*notes, *user_env.notes(arguments, os.environ)),
     )
 

@@ -17,7 +17,11 @@ def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
 
     The variables are those of torchrun alone: the shell stays as it is.
     """
-    lines = [f"cd {quoted(node.workdir)}"]
+    around = [
+        *([f"inside: {node.node.wrap}"] if node.node.wrap else []),
+        *([f"with this active: {node.node.activate}"] if node.node.activate else []),
+    ]
+    lines = [*map(comment, around), f"cd {quoted(node.workdir)}"]
     for name, text in node.files:
         lines.append(f"cat > {quoted(name)} <<'END'\n{text}END")
     env = dict(node.env)

@@ -92,7 +92,7 @@ def by_machine(records: Sequence[JobRecord], ssh_config: Path | None) -> list[Ma
         backend = backend_of(record)
         how = (type(backend), ssh_config or record.ssh_config, record.launch.strict_host_keys)
         for node in record.nodes:
-            key = (*how, node.host, node.user, node.port, node.python)
+            key = (*how, node.host, node.user, node.port, node.python, node.activate, node.wrap)
             if key not in machines:
                 machines[key] = Machine(node, backend.transport(record, ssh_config), {})
             machines[key].runs[record.job, node.index] = None

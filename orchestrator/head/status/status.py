@@ -190,6 +190,8 @@ def _record(newest: JobState, parts: Sequence[tuple[Node, JobState]], ssh: Trans
             python=node.python or "python3",
             first_rank=state.first_rank or 0,
             nproc=state.nproc or 0,
+            activate=node.activate,
+            wrap=node.wrap,
         )
         for node, state in parts
     ]

@@ -25,7 +25,7 @@ from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.inventory.probed_node import ProbedNode, is_loopback
 from orchestrator.head.launch.launch import Launched, start
-from orchestrator.head.launch.nodes import Nodes
+from orchestrator.head.launch.nodes import Nodes, settled
 from orchestrator.head.launch.planning import make_plan
 from orchestrator.head.launch.prepare import Prepared, discarded_on_error
 from orchestrator.head.launch.record import record_job
@@ -202,8 +202,8 @@ def reach(request: Request, mine: Part, patience: float) -> Reached:
         accelerate=request.accelerate is not None,
         port=port if mine.rank == 0 else None,
     )
-    node = Node(socket.gethostname())
-    reached = reaching.reach(LocalTransport(), node, request.config.launch.python, asked)
+    node = settled(Node(socket.gethostname()), request.config.launch)
+    reached = reaching.reach(LocalTransport(), node, asked)
     if mine.rank == 0:
         check_master(mine, reached, address)
     return reached

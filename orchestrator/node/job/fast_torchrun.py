@@ -5,6 +5,7 @@ Stands alone: the ranks are forked from this process, so it imports nothing of o
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -21,10 +22,18 @@ def main() -> None:
     torchrun = importlib.import_module("torch.distributed.run")
     gc.freeze()  # forked ranks share these pages until one of them writes to them
     gc.enable()
+    note_the_time()
     options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
     if options["--node-rank"] != "0":
         wait_for(options["--master-addr"], int(options["--master-port"]))
     torchrun.main()
+
+
+def note_the_time() -> None:
+    """Leave a file whose time the supervisor reads: torch is imported."""
+    with contextlib.suppress(KeyError, OSError):
+        path = os.path.join(os.environ["ORCHESTRATOR_RUN"], "torch_ready")
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
 def wait_for(address: str, port: int) -> None:

@@ -80,6 +80,7 @@ class Supervisor:
         self.agent_code: int | None = None
         self.ranks: dict[int, RankProcess] = {}
         self.report_rest = b""
+        self.spoken = False  # a rank has printed something
         self.asked = False
         self.why = ""  # why it is being ended; empty while it just runs
         self.end_since = float("inf")  # Unix time
@@ -204,6 +205,9 @@ class Supervisor:
         if stream == AGENT:
             self.read_reports()  # it may speak of ranks whose ends were reported before
             stream = GOODBYE if self.ranks_ended_well() else AGENT
+        elif not self.spoken:
+            self.spoken = True
+            self.event(events.FirstOutput(time=time.time()))
         if self.log.feed(stream, data):
             self.ring()
         return True
@@ -228,6 +232,7 @@ class Supervisor:
         if isinstance(report, events.RankRaised):
             rank.error = report.error
         elif isinstance(report, events.RankStarted):
+            self.note_torch()
             rank.pid = report.pid
             rank.process = processes.look(report.pid)
             rank.keeper = processes.look(report.keeper)
@@ -237,6 +242,13 @@ class Supervisor:
             self.rank_ended(rank, report)
         else:
             self.event(report)
+
+    def note_torch(self) -> None:
+        """Report once when torchrun had imported torch, if it left a note of that."""
+        with contextlib.suppress(OSError):
+            ready = os.stat(self.run.torch_ready).st_mtime
+            os.unlink(self.run.torch_ready)
+            self.event(events.TorchReady(time=ready))
 
     def rank_ended(self, rank: RankProcess, report: RankEnded) -> None:
         rank.pid, rank.code = report.pid, report.code

@@ -51,7 +51,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Reac
 def reach(name: str) -> Reached:
     transport = LocalTransport()
     connection = transport.connect(transport.config.of_node(Node(name)))
-    return Reached(Node(name), facts(), open_channel(connection, None, 30.0))
+    return Reached(Node(name), facts(), open_channel(connection, Node(name), 30.0))
 
 
 def scan(directory: Path) -> Tree:

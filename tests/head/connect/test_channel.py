@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import NodeError
-from orchestrator.head.connect.channel import READ_PROGRAM, NodeChannel, library, quote
+from orchestrator.head.connect import server_command
+from orchestrator.head.connect.channel import NodeChannel, library
+from orchestrator.head.connect.server_command import READ_PROGRAM, quote
 from orchestrator.head.connect.subprocess_transport import ProcessConnection
+from orchestrator.head.inventory.environment import Environment
 
 # The tests' own Python finds our sources by an editable install, which a node does not have.
 ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
@@ -62,7 +65,9 @@ def test_any_login_shell_takes_a_quoted_word_as_it_is() -> None:
         (["old"], "its Python 2.7.18 is too old: 3.9 is needed"),
     ],
 )
-def test_a_login_without_a_fitting_python(tmp_path: Path, pythons: list[str], words: str) -> None:
+def test_a_login_without_a_fitting_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pythons: list[str], words: str
+) -> None:
     old = tmp_path / "old"  # does with our program what Python 2 does, which is nowhere any more
     first = (
         READ_PROGRAM.split(";")[1].replace("version_info", "old").replace("sys.version)", "old)")
@@ -73,6 +78,7 @@ def test_a_login_without_a_fitting_python(tmp_path: Path, pythons: list[str], wo
     )
     old.chmod(0o755)
     paths = [str(old) if python == "old" else python for python in pythons]
+    monkeypatch.setattr(server_command, "python_candidates", lambda _: paths)
     with pytest.raises(NodeError) as refused:
-        NodeChannel(ProcessConnection((), ""), paths, 10).begin(10)
+        NodeChannel(ProcessConnection((), ""), Environment(), 10).begin(10)
     assert refused.value.what == words

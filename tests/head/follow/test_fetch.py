@@ -16,6 +16,7 @@ from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.follow import fetch
 from orchestrator.head.follow.fetch import Fetch, Fetched, Folder
+from orchestrator.head.inventory.node_list import Node
 from orchestrator.protocol.messages import Files, OutputFile, OutputFiles
 
 Bring = Callable[..., Fetched]
@@ -27,7 +28,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeChannel]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ORCHESTRATOR_HOME", str(tmp_path_factory.mktemp("home") / "state"))
         connection = LocalTransport().connect(Destination("here", "", 0, ()))
-        yield open_channel(connection, sys.executable, 60)
+        yield open_channel(connection, Node("here", python=sys.executable), 60)
         connection.close()
 
 

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import socket
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from orchestrator.head.follow import fetch
 from orchestrator.head.follow import verdict as verdicts
 from orchestrator.head.follow.follower import Failed, Happened, Lost, News, NodeFollower
 from orchestrator.head.follow.run import Run
+from orchestrator.head.inventory.environment import Environment
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of
@@ -50,6 +52,9 @@ def in_json(data: Any) -> bytes:
     return frame(JSON, json.dumps(data).encode())
 
 
+ENDED = subprocess.Popen(["true"])  # what the channel asks for an exit code
+
+
 class Liar(ProcessConnection):
     """At the other end is nobody but these bytes, and then the end."""
 
@@ -70,7 +75,7 @@ class Liar(ProcessConnection):
                     pass
 
         threading.Thread(target=speak, daemon=True).start()
-        self.open.append(ProcessChannel(ours, complaints, timeout))
+        self.open.append(ProcessChannel(ours, complaints, ENDED, timeout))
         return self.open[-1]
 
 
@@ -80,7 +85,7 @@ def follow(directory: Path, says: bytes) -> list[News]:
     connection = Liar(b"".join(map(in_json, answers)) + says)
     place = experiment.create(directory, f"run{next(count)}")
     heard: list[News] = []
-    channel = NodeChannel(connection, ["python3"], 10)
+    channel = NodeChannel(connection, Environment("python3"), 10)
     follower = NodeFollower(LocalTransport(), "run-1", NODES[0], place, heard.append, channel)
     follower.closing.wait = lambda timeout=None: False  # type: ignore[method-assign]
     assert follower._follow_once() is False

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -64,8 +63,9 @@ class Commands:
         return HeldTransport(SshConfig(self.config), timeout=PATIENCE, strict=strict)
 
     def node(self, i: int, **more: object) -> SimpleNamespace:
-        values = {"host": self.cluster.addresses[i], "user": None, "port": None, "python": None}
-        return SimpleNamespace(**values, **more)
+        names = ("user", "port", "python", "activate", "wrap")
+        values = {"host": self.cluster.addresses[i], **dict.fromkeys(names)}
+        return SimpleNamespace(**{**values, **more})
 
     def hold(self, *hosts: int, idle: float = PATIENCE) -> Holding:
         nodes = [self.node(i) for i in hosts]
@@ -123,7 +123,7 @@ def test_the_second_command_makes_no_login(commands: Commands) -> None:
     ssh = commands.ssh(strict=True)  # known_hosts has it by now
     connection = ssh.connect(ssh.config.of_node(commands.node(0)))
     assert connection.address == commands.cluster.addresses[0]
-    channel = open_channel(connection, sys.executable, PATIENCE)  # our server at the other end
+    channel = open_channel(connection, commands.node(0), PATIENCE)  # our server at the other end
     assert channel.ask(Jobs(), PATIENCE).jobs == ()
     more = connection.run("cat >&2; exit 3", PATIENCE)  # another one beside it
     more.sendall(b"to stderr")

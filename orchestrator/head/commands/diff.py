@@ -1,0 +1,238 @@
+"""`orchestrator diff`: show what differs between two experiments, from their records alone."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from orchestrator import files
+from orchestrator.config.launch import Where
+from orchestrator.errors import EXIT_DONE, UsageError
+from orchestrator.head.commands.start_report import find
+from orchestrator.head.screen import output
+from orchestrator.head.screen.output import Cell, Look
+from orchestrator.records import manifest
+from orchestrator.records.experiment import Experiment, JobRecord
+
+Section = dict[str, Any]  # a key, with dots for what is inside, and its value
+Differences = dict[str, dict[str, list[Any]]]  # section -> key -> the two values
+
+NOTHING = "-"
+SHORTEST = 24  # columns of a value
+BEFORE = 20  # characters that are shown before the first difference of two long values
+LARGEST_CONFIG = 16 << 20
+LAST_METRICS = 1 << 16  # bytes at the end of the file
+OF_THE_RUN = ("ORCHESTRATOR_EXPERIMENT", "ORCHESTRATOR_JOB", "ORCHESTRATOR_RUN")  # never equal
+VERSIONS = ("python_version", "torch", "software", "kernel", "accelerate")
+MACHINE = ("hostname", "user", "cpus", "gpus", "memory_kb", "python", "workdir", "cards", "limits")
+FILE = re.compile(r'^diff --git "?a/(.*?)"? "?b/.*$', re.MULTILINE)
+
+
+def diff(where: Where, first: str, second: str, *, as_json: bool, color: bool | None) -> int:
+    pair = [find(where, name) for name in (first, second)]
+    described = [describe(experiment) for experiment in pair]
+    found = differences(described[0], described[1])
+    names = [experiment.name for experiment in pair]
+    if as_json:
+        output.tell(json.dumps({"experiments": names, "differences": found}, indent=1))
+    else:
+        output.tell(to_text(names, found, output.look(color)))
+    return EXIT_DONE
+
+
+# -- one experiment -------------------------------------------------------------------------------
+
+
+def describe(experiment: Experiment) -> dict[str, Section]:
+    """Gather what can differ, in sections; what an earlier version did not write is missing."""
+    record, data = experiment.read_record(), manifest.read(experiment)
+    nodes = [mapping(node) for node in sequence(data.get("nodes"))]
+    facts = [mapping(node.get("facts")) for node in nodes]
+    names = [str(node.get("name")) for node in nodes]
+    settings = [mapping(node.get("environment")) for node in nodes]
+    own = {"orchestrator": data.get("orchestrator"), "python of the head": data.get("python")}
+    return {
+        "code": code(mapping(data.get("code")), data),
+        "command": {"command": shlex.join(record.command[1:]), "start": record.launch.start},
+        "config": flat(config(experiment)),
+        "versions": {**own, **of_nodes(names, [only(each, VERSIONS) for each in facts])},
+        "nodes": {
+            "nodes": [node.name for node in record.nodes],
+            "ranks per node": [node.nproc for node in record.nodes],
+            "master": record.master,
+            **of_nodes(names, [only(each, MACHINE) for each in facts]),
+        },
+        "environment": environment(names, settings, mapping(data.get("head_environment"))),
+        "results": results(experiment, record),
+    }
+
+
+def code(known: Mapping[str, Any], data: Mapping[str, Any]) -> Section:
+    """Describe the revision, and each file that was edited since: its lines, and their hash."""
+    section = {name: value for name, value in flat(known).items() if not name.startswith("diff")}
+    section.pop("changed_files", None)
+    for name, text in changed_files(str(known.get("diff") or "")).items():
+        lines = text.splitlines()
+        more = sum(line.startswith("+") and not line.startswith("+++") for line in lines)
+        less = sum(line.startswith("-") and not line.startswith("---") for line in lines)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:7]
+        section[f"edited {name}"] = f"+{more} -{less} ({digest})"
+    return {"directory": data.get("directory"), **section}
+
+
+def changed_files(diff: str) -> dict[str, str]:
+    """Divide a diff by files."""
+    parts = FILE.split(diff)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def config(experiment: Experiment) -> dict[str, Any]:
+    try:
+        with files.open_plain(experiment.path / "config.yaml") as file:
+            return mapping(yaml.safe_load(file.read(LARGEST_CONFIG)))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{experiment.path / 'config.yaml'} cannot be read: {error}") from error
+
+
+def environment(
+    names: Sequence[str], settings: Sequence[Mapping[str, Any]], head: Mapping[str, Any]
+) -> Section:
+    own = [
+        {name: value for name, value in each.items() if name not in OF_THE_RUN} for each in settings
+    ]
+    # What a shell changes from one command to the next says nothing.
+    passing = ("_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES")
+    of_head = {f"{name} (head)": value for name, value in head.items() if name not in passing}
+    return {**of_nodes(names, own), **of_head}
+
+
+def results(experiment: Experiment, record: JobRecord) -> Section:
+    took = record.ended - record.started if record.ended else None
+    ranks = [rank for node in record.nodes for rank in node.ranks.values()]
+    peaks = [rank["peak_kb"] for rank in ranks if isinstance(rank.get("peak_kb"), int)]
+    verdict = mapping(record.verdict)
+    section = {
+        "state": record.state,
+        "exit code": record.exit_code,
+        "verdict": verdict.get("message"),
+        "where": verdict.get("where") or None,
+        "seconds": None if took is None else round(took, 1),
+        "peak memory of a rank, kB": max(peaks, default=None),
+    }
+    return {**section, **{f"last {name}": value for name, value in metrics(experiment).items()}}
+
+
+def metrics(experiment: Experiment) -> Section:
+    """Return the last line of metrics that rank 0 wrote."""
+    try:
+        with files.open_plain(experiment.path / "outputs/rank_00_metrics.jsonl") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_METRICS))
+            lines = file.read(LAST_METRICS).split(b"\n")
+    except OSError:  # it has none, or they stay on the node
+        return {}
+    for line in reversed(lines):
+        try:
+            known = mapping(json.loads(line))
+        except ValueError:  # empty, or cut off by the end of the job
+            continue
+        return {name: value for name, value in known.items() if name not in ("time", "rank")}
+    return {}
+
+
+def of_nodes(names: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> Section:
+    """Return for each key the value of all nodes, or each node's where they differ."""
+    flattened = [flat(node) for node in nodes]
+    keys = dict.fromkeys(key for node in flattened for key in node)
+    section: Section = {}
+    for key in keys:
+        values = [node.get(key) for node in flattened]
+        same = all(value == values[0] for value in values)
+        section[key] = values[0] if same else dict(zip(names, values, strict=True))
+    return section
+
+
+# -- two of them ----------------------------------------------------------------------------------
+
+
+def differences(first: Mapping[str, Section], second: Mapping[str, Section]) -> Differences:
+    """Return the keys whose values are not equal, in their order; a missing one is None."""
+    found: Differences = {}
+    for name in first:
+        one, other = first[name], second[name]
+        keys = dict.fromkeys([*one, *other])
+        pairs = {key: [one.get(key), other.get(key)] for key in keys}
+        unequal = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+        found[name] = unequal
+    return found
+
+
+def to_text(names: Sequence[str], found: Differences, look: Look) -> str:
+    same = [name for name, section in found.items() if not section]
+    rows: list[list[Cell]] = [["", *names]]
+    keys = [f"  {key}" for section in found.values() for key in section]
+    room = max(SHORTEST, ((look.width or 160) - max(map(len, keys), default=0) - 4) // 2)
+    for name, section in found.items():
+        if section:
+            rows.append([(name, "bold"), "", ""])
+            rows += [[f"  {key}", *shown(pair, room)] for key, pair in section.items()]
+    lines = [output.table(rows, look, headed=True)] if len(same) < len(found) else []
+    if same:
+        lines.append(f"the same: {', '.join(same)}")
+    return "\n\n".join(lines)
+
+
+def shown(pair: Sequence[Any], room: int) -> list[str]:
+    """Write two values; of long ones what is around their first difference."""
+    texts = [written(value) for value in pair]
+    equal = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    common = sum(1 for _ in equal)
+    begin = max(0, common - BEFORE) if max(map(len, texts)) > room else 0
+    cut = [f"...{text[begin:]}" if begin else text for text in texts]
+    return [text if len(text) <= room else f"{text[: room - 3]}..." for text in cut]
+
+
+def written(value: Any) -> str:
+    if value is None:
+        return NOTHING
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str) and value:
+        return " ".join(value.split())
+    return json.dumps(value, ensure_ascii=False)
+
+
+# -- data that nobody has checked -----------------------------------------------------------------
+
+
+def mapping(data: Any) -> dict[str, Any]:
+    return {str(key): value for key, value in data.items()} if isinstance(data, dict) else {}
+
+
+def sequence(data: Any) -> list[Any]:
+    return data if isinstance(data, list) else []
+
+
+def only(data: Mapping[str, Any], names: Sequence[str]) -> Section:
+    return {name: data[name] for name in names if name in data}
+
+
+def flat(data: Mapping[str, Any], before: str = "") -> Section:
+    """Return nested keys as one level, with dots between them."""
+    section: Section = {}
+    for key, value in data.items():
+        name = f"{before}{key}"
+        if isinstance(value, dict):
+            section.update(flat(mapping(value), f"{name}."))
+        else:
+            section[name] = value
+    return section

@@ -1,0 +1,233 @@
+"""Writes the command that starts our server on a node: in a container, in an environment, by the
+right Python.
+
+Any login shell may read it, so it has no character that one of them treats specially in quotes.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+
+from orchestrator.head.inventory.environment import Environment
+
+ACTIVATION_SECONDS = 60  # conda on a busy network disk takes 10
+
+# Names are UTF-8 on all machines, whatever locale a login has.
+CHOOSE_PYTHON = (
+    'c=$1; shift; for p; do case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
+    'command -v "$p" >/dev/null 2>&1 && exec "$p" -X utf8 -c "$c"; done; echo "no-python-here"'
+)
+# -c puts the login's directory on sys.path, where a json.py of the user's would be found first.
+# Its first statement is for any Python: an old one could not read what comes.
+READ_PROGRAM = (
+    'import sys;sys.version_info<(3,9)and(sys.stdout.write("old-python "+sys.version),sys.exit(9));'
+    "sys.path[:]=filter(None,sys.path);"
+    'f=open(0,"rb",0,closefd=False);exec(b"".join(iter(lambda:f.read(1)or exit(9),bytes(1))))'
+)
+# Runs the script that comes first on standard input, in a line, because csh takes no long words.
+# bash is what activation scripts are written for.
+ACTIVATED = (
+    'IFS= read -r s; s=$(printf %b "$s"); '
+    "command -v bash >/dev/null 2>&1 && "
+    'exec bash --noprofile --norc -c "$s" sh "$@"; exec /bin/sh -c "$s" sh "$@"'
+)
+WRAPPED = 'w=$(printf %b "$1"); shift; eval "exec $w \\"\\$@\\""'
+
+# The head's answer is fd 3 and its questions are fd 4, out of reach of what activation prints and
+# reads. Names are long because the user's own scripts are sourced among them.
+ACTIVATE = (
+    r"""
+orch_nonce=$1 orch_limit=$2 orch_kind=$3
+orch_value=$(printf %b "$4") orch_program=$5
+shift 5
+case $orch_value in "~/"*) orch_value=$HOME/${orch_value#??};; esac
+orch_here=$PWD orch_prefix=
+exec 3>&1 4<&0 1>&2 0</dev/null
+
+orch_fail() {
+    trap - EXIT
+    printf '\n%s\n?%s\n' "$orch_nonce" "$*" >&3
+    kill "$orch_watch" 2>/dev/null
+    exit 1
+}
+
+orch_activate() {
+    case $orch_kind in
+    venv) orch_venv ;;
+    conda) orch_conda ;;
+    module) orch_module ;;
+    script)
+        [ -f "$orch_value" ] || orch_fail "there is no file $orch_value"
+        [ -r "$orch_value" ] || orch_fail "$orch_value cannot be read"
+        . "$orch_value"
+        case $? in
+        0) ;;
+        *) orch_fail "$orch_value ended with an error" ;;
+        esac ;;
+    esac
+}
+
+orch_venv() {
+    orch_prefix=$orch_value
+    [ -x "$orch_prefix/bin/python" ] ||
+        orch_fail "there is no $orch_prefix/bin/python"
+    VIRTUAL_ENV=$orch_prefix PATH=$orch_prefix/bin:$PATH
+    export VIRTUAL_ENV PATH
+    unset PYTHONHOME
+}
+
+orch_conda() {
+    orch_exe=
+    for orch_p in "$CONDA_EXE" "$MAMBA_EXE" "$orch_value/bin/conda" \
+        "$orch_value/../../bin/conda" \
+        "$(command -v conda)" "$(command -v mamba)" "$(command -v micromamba)" \
+        "$HOME/miniconda3/bin/conda" "$HOME/miniforge3/bin/conda" "$HOME/mambaforge/bin/conda" \
+        "$HOME/anaconda3/bin/conda" "$HOME/conda/bin/conda" \
+        /opt/conda/bin/conda /opt/miniconda3/bin/conda /opt/miniforge3/bin/conda \
+        /opt/anaconda3/bin/conda /usr/local/miniconda3/bin/conda /usr/local/anaconda3/bin/conda \
+        "$HOME/.local/bin/micromamba" "$HOME/bin/micromamba" "$HOME/micromamba/bin/micromamba" \
+        /usr/local/bin/micromamba /opt/micromamba/bin/micromamba; do
+        case $orch_p in /*) [ -f "$orch_p" ] && [ -x "$orch_p" ] && orch_exe=$orch_p ;; esac
+        [ "$orch_exe" ] && break
+    done
+    [ "$orch_exe" ] || orch_fail "there is no conda, mamba or micromamba:" \
+        "set CONDA_EXE in the environment of this login"
+    orch_tool=${orch_exe##*/}
+    case $orch_tool in
+    conda) orch_hook=$("$orch_exe" shell.posix hook) ;;
+    *) orch_hook=$("$orch_exe" shell hook --shell posix) ;;
+    esac || orch_fail "$orch_exe has no hook for shells"
+    eval "$orch_hook"
+    if ! "$orch_tool" activate "$orch_value"; then
+        orch_names=
+        for orch_p in $("$orch_exe" env list 2>/dev/null | while read -r a b; do
+            case $a$b in [\#*]*) ;; */*) printf '%s\n' "$a" ;; esac
+        done); do
+            [ "$orch_p" = "$orch_value" ] && orch_fail "it cannot be activated"
+            orch_names=${orch_names:+$orch_names, }$orch_p
+        done
+        orch_fail "there is no environment $orch_value;" \
+            "there are: ${orch_names:-none}"
+    fi
+    orch_prefix=$CONDA_PREFIX
+    [ -x "$orch_prefix/bin/python" ] ||
+        orch_fail "there is no $orch_prefix/bin/python: install python in it"
+}
+
+orch_module() {
+    for orch_p in "" /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh \
+        "$MODULESHOME/init/sh" "$LMOD_PKG/init/sh" /usr/share/modules/init/sh \
+        /usr/share/lmod/lmod/init/sh /usr/share/Modules/init/sh /opt/modules/init/sh \
+        /opt/apps/lmod/lmod/init/sh /opt/cray/pe/lmod/lmod/init/sh; do
+        [ -r "$orch_p" ] && . "$orch_p"
+        command -v module >/dev/null 2>&1 && break
+    done
+    command -v module >/dev/null 2>&1 || orch_fail "there is no command module:" \
+        "set MODULESHOME in the environment of this login"
+    orch_before=$LOADEDMODULES
+    set -f
+    IFS=', '
+    set -- $orch_value
+    unset IFS
+    set +f
+    module load "$@" || orch_fail "they cannot be loaded"
+    [ "$LOADEDMODULES" = "$orch_before" ] || return 0
+    for orch_p; do  # an old version of modules fails with exit code 0
+        case ":$LOADEDMODULES:" in
+        *":$orch_p:"* | *":$orch_p/"*) ;;
+        *) orch_fail "$orch_p cannot be loaded" ;;
+        esac
+    done
+}
+
+(
+    trap 'kill $!; exit 0' TERM
+    sleep "$orch_limit" >/dev/null 2>&1 3>&- 4<&- &
+    wait $!
+    printf '\n%s\n?%s\n' "$orch_nonce" "it did not end within $orch_limit s" >&3
+    trap '' TERM
+    kill 0
+) >/dev/null 2>&1 4<&- &
+orch_watch=$!
+trap 'orch_fail "it ended its shell with exit code $?"' EXIT
+orch_activate
+set +eufx
+trap - EXIT
+kill "$orch_watch" 2>/dev/null
+wait "$orch_watch" 2>/dev/null
+cd "$orch_here" 2>/dev/null
+case $#$orch_prefix in
+0) set -- python3 python ;;
+0*) set -- "$orch_prefix/bin/python" ;;
+esac
+set -- "$orch_program" "$@"
+unset orch_nonce orch_limit orch_kind orch_value orch_watch
+unset orch_program orch_here orch_prefix orch_hook orch_exe
+unset orch_tool orch_names orch_before orch_p
+exec 1>&3 0<&4 3>&- 4<&-
+"""
+    + CHOOSE_PYTHON
+)
+
+
+def python_candidates(wanted: str | None) -> list[str]:
+    """Return the Python asked for; else the head's path, if the node has it too, or the login's."""
+    return [wanted] if wanted else [sys.executable, "python3", "python"]
+
+
+def pythons(environment: Environment) -> list[str]:
+    """Return the Pythons that are looked for on a node, in order."""
+    if environment.activate and not environment.python:
+        return ["python3", "python"]  # of the environment
+    return python_candidates(environment.python)
+
+
+def command(environment: Environment, nonce: str) -> str:
+    """Write the command; an answer after the nonce and ? is why nothing could be activated."""
+    if environment.activate:
+        kind, _, value = environment.activate.partition(":")
+        words = ["/bin/sh", "-c", ACTIVATED, "sh", nonce]
+        words += [str(ACTIVATION_SECONDS), kind, encoded(value), READ_PROGRAM]
+        words += [environment.python] if environment.python else []
+    else:
+        words = ["/bin/sh", "-c", CHOOSE_PYTHON, "sh", READ_PROGRAM, *pythons(environment)]
+    if environment.wrap:
+        words = ["/bin/sh", "-c", WRAPPED, "sh", encoded(environment.wrap), *words]
+    return "exec " + " ".join(map(quote, words))
+
+
+def patience(environment: Environment) -> float:
+    """Return the seconds that the environment may take before our program starts."""
+    return ACTIVATION_SECONDS if environment.activate else 0
+
+
+def preamble(environment: Environment) -> bytes:
+    """Return what goes before our program on standard input."""
+    return encoded(ACTIVATE).encode() + b"\n" if environment.activate else b""
+
+
+def encoded(text: str) -> str:
+    """Write a text in characters that no login shell reads as its own; printf %b reads it."""
+    data = text.encode("utf-8", "surrogateescape")
+    return re.sub(rb"[^\w./:=, +-]", lambda m: b"\\0%03o" % m[0][0], data).decode("ascii")
+
+
+def quote(word: str) -> str:
+    """Quote a word for any login shell; csh takes `!` for a command of its history, even quoted."""
+    return shlex.quote(word).replace("!", "'\\!'")
+
+
+def why_not_active(activate: str, reason: str, errors: str) -> tuple[str, str]:
+    """Say why an environment is not active, with the last lines of its shell, and what to try."""
+    last = " / ".join([line.strip() for line in errors.splitlines() if line.strip()][-3:])[-300:]
+    kind, _, value = activate.partition(":")
+    by_hand = {
+        "venv": f". {value}/bin/activate",
+        "conda": f"conda activate {value}",
+        "module": f"module load {value.replace(',', ' ')}",
+        "script": f". {value}",
+    }
+    said = f" ({last})" if last else ""
+    return f"{activate}: {reason}{said}", f"try in a shell there: {by_hand[kind]}"

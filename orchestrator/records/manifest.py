@@ -1,0 +1,45 @@
+"""Reads manifest.json: what is known of a launch for whoever wants to repeat or explain it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator import files
+from orchestrator.errors import UsageError
+from orchestrator.protocol.message import Nonsense, decode, parse
+from orchestrator.records.experiment import Experiment
+
+NAME = "manifest.json"
+LARGEST = 64 << 20
+
+
+@dataclass(frozen=True)
+class StartTimes:
+    """When each step of a start was done, in Unix seconds of the head's clock; 0: never."""
+
+    begin: float = 0.0  # the command was typed
+    reached: float = 0.0  # all nodes have answered
+    planned: float = 0.0
+    checked: float = 0.0
+    recorded: float = 0.0
+    started: float = 0.0  # all supervisors have answered
+    nodes: list[dict[str, float]] = field(default_factory=list)  # begin, connect, server, probe
+
+
+def read(experiment: Experiment) -> dict[str, Any]:
+    """Return the manifest, whose values nobody has checked; empty if there is none."""
+    try:
+        with files.opened(experiment.path) as directory, files.open_plain(NAME, directory) as file:
+            return parse(file.read(LARGEST))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{experiment.path / NAME} cannot be read: {error}") from error
+
+
+def start_times(experiment: Experiment) -> StartTimes:
+    try:
+        return decode(StartTimes, read(experiment).get("timeline") or {}, newer=True)
+    except Nonsense as error:
+        raise UsageError(f"{experiment.path / NAME}: its timeline: {error}") from error

@@ -1,0 +1,109 @@
+"""What differs between two experiments is named, and what is equal is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from orchestrator.head.commands import diff
+from orchestrator.head.launch import git_info
+from orchestrator.head.screen.output import PLAIN
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+
+FACTS = {"torch": "2.9.0", "hostname": "a", "software": {"cuda": "12.8"}, "cpus": 8}
+LONG = "--option value " * 20
+
+
+def experiment(path: Path, torch: str = "2.9.0", lr: float = 0.1, **manifest: Any) -> Experiment:
+    """An experiment of two nodes with all files that are read."""
+    (path / "outputs").mkdir(parents=True, mode=0o700)
+    path.chmod(0o700)
+    nodes = [
+        NodeRecord(
+            index=index, name=name, host=name, user=None, port=None, address="", python="",
+            first_rank=index, nproc=1, ranks={str(index): {"peak_kb": 5}},
+        )
+        for index, name in enumerate(("a", "b"))
+    ]  # fmt: skip
+    command = ["master_launch", *LONG.split(), f"--set optimizer.lr={lr}"]
+    record = JobRecord("job", str(path), "done", command, nodes, 100.0, {}, ended=109.0)
+    made = Experiment(path)
+    made.write_record(record)
+    made.write("config.yaml", f"optimizer:\n  lr: {lr}\n  name: adamw\nenv: {{}}\n")
+    (path / "outputs/rank_00_metrics.jsonl").write_text(
+        json.dumps({"time": 1, "rank": 0, "step": 9, "loss": lr}) + '\n{"time": 2, "cut'
+    )
+    own = {"ORCHESTRATOR_JOB": path.name, "NODE_RANK": "0"}
+    described = [
+        {"name": name, "facts": {**FACTS, "torch": version}, "environment": own}
+        for name, version in (("a", "2.9.0"), ("b", torch))
+    ]
+    made.write("manifest.json", json.dumps({"nodes": described, **manifest}))
+    return made
+
+
+def found(first: Experiment, second: Experiment) -> diff.Differences:
+    return diff.differences(diff.describe(first), diff.describe(second))
+
+
+def test_equal_ones_do_not_differ(tmp_path: Path) -> None:
+    sections = found(experiment(tmp_path / "one"), experiment(tmp_path / "two"))
+    assert set(sections) == {
+        *("code", "command", "config", "versions", "nodes", "environment", "results")
+    }
+    assert not any(sections.values())
+
+
+def test_each_section_names_what_differs(tmp_path: Path) -> None:
+    one = experiment(tmp_path / "one", code={"commit": "abc", "diff": ""})
+    edited = "diff --git a/x y.py b/x y.py\n--- a/x y.py\n+++ b/x y.py\n-old\n+new\n+more\n"
+    two = experiment(
+        tmp_path / "two", "2.8.1", 0.2,
+        code={"commit": "def", "diff": edited}, head_environment={"CONDA_PREFIX": "/c"},
+    )  # fmt: skip
+    two.write_record(dataclasses.replace(two.read_record(), state="failed", exit_code=1))
+    sections = found(one, two)
+    assert sections["code"]["commit"] == ["abc", "def"]
+    before, after = sections["code"]["edited x y.py"]
+    assert before is None and after.startswith("+2 -1 (")
+    assert sections["config"] == {"optimizer.lr": [0.1, 0.2]}
+    assert sections["versions"] == {"torch": ["2.9.0", {"a": "2.9.0", "b": "2.8.1"}]}
+    assert sections["nodes"] == {}
+    assert sections["environment"] == {"CONDA_PREFIX (head)": [None, "/c"]}
+    assert sections["results"] == {
+        "state": ["done", "failed"], "exit code": [None, 1], "last loss": [0.1, 0.2],
+    }  # fmt: skip
+    text = diff.to_text(["one", "two"], sections, PLAIN)
+    assert "the same: nodes" in text
+    assert "optimizer.lr=0.1" in text and "optimizer.lr=0.2" in text  # at the end of a long line
+
+
+def test_a_record_of_an_earlier_version_lacks_what_it_lacks(tmp_path: Path) -> None:
+    one, two = experiment(tmp_path / "one"), experiment(tmp_path / "two")
+    for name in ("manifest.json", "config.yaml", "outputs/rank_00_metrics.jsonl"):
+        (two.path / name).unlink()
+    assert found(one, two)["config"]["optimizer.lr"] == [0.1, None]
+
+
+def test_the_manifest_has_the_diff_of_a_dirty_tree(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        own = ("-c", "user.name=n", "-c", "user.email=e")
+        subprocess.run(["git", "-C", str(tmp_path), *own, *words], check=True, capture_output=True)
+
+    (tmp_path / "ä.py").write_text("old\n")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    clean = git_info.of(tmp_path)
+    assert clean is not None and (clean["diff"], clean["diff_is_whole"]) == ("", True)
+    (tmp_path / "ä.py").write_text("new\n")
+    dirty = git_info.of(tmp_path)
+    assert dirty is not None and "-old\n+new" in dirty["diff"]
+    assert list(diff.changed_files(dirty["diff"])) == ["ä.py"]
+    (tmp_path / "ä.py").write_text("x" * 100 + "\n" + "line\n" * git_info.LARGEST_DIFF)
+    large = git_info.of(tmp_path)
+    assert large is not None and len(large["diff"]) == git_info.LARGEST_DIFF
+    assert not large["diff_is_whole"]
