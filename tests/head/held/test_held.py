@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +20,9 @@ import pytest
 from orchestrator.errors import NodeError
 from orchestrator.head.commands import connections
 from orchestrator.head.connect import ssh_config
-from orchestrator.head.connect.channel import READ_PROGRAM, NodeChannel
+from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.server_command import READ_PROGRAM
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.held import control, socket_file, transport
 from orchestrator.head.held.control import Holding
@@ -144,8 +146,9 @@ def test_a_server_that_is_ready(commands: Commands, monkeypatch: pytest.MonkeyPa
         raise NodeError("it is started anew")
 
     def server(python: str | None = None) -> NodeChannel:
-        ssh = commands.ssh()
-        return open_channel(ssh.connect(ssh.config.of_node(commands.node(0))), python, PATIENCE)
+        ssh, node = commands.ssh(), commands.node(0)
+        login = SimpleNamespace(**{**vars(node), "python": python})
+        return open_channel(ssh.connect(ssh.config.of_node(node)), login, PATIENCE)
 
     commands.hold(0)
     commands.wait(ready)
