@@ -42,6 +42,7 @@ SLOW = [
     "tests/node/job/test_programs.py",
     "tests/node/job/test_rank.py::test_a_program_",
     "tests/node/job/test_supervisor.py",
+    "tests/node/warm/test_warm.py",
     "tests/protocol/test_message.py::test_each_field_of_a_wrong_type_is_nonsense[Spec]",
     "tests/protocol/test_message.py::test_each_field_of_a_wrong_type_is_nonsense[Started]",
     "tests/records/test_checkpoint_store.py::test_pruning_keeps_its_promise",

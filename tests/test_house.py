@@ -36,10 +36,12 @@ ARROWS: dict[str, set[str]] = {
     "node/facts": {"node/job", "program", "protocol"},
     "node/calls": {"node/job", "protocol"},
     "node/code": {"files", "node/facts", "node/job", "permissions", "protocol"},
+    "node/warm": {"node/job", "protocol"},
     "node/server": {
         *("protocol", "node/calls", "node/code", "node/facts", "node/job", "node/peers"),
+        "node/warm",
     },
-    "node": {"permissions", "node/job", "node/server"},
+    "node": {"permissions", "node/job", "node/server", "node/warm"},
     "engine/ranks": {"config", "errors", "slurm_environment"},
     "engine/models": {"config", "errors", "engine/ranks"},
     "engine/data": {"config", "errors", "files", "engine/models", "engine/ranks"},

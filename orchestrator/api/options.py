@@ -31,6 +31,7 @@ class Options(TypedDict, total=False):
     sync: str
     hook: StrPath
     start: str
+    warm: str
     node_loss_timeout: float
     on_node_loss: str
     on_head_loss: str

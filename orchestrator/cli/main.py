@@ -74,7 +74,7 @@ def run(command: click.Command, name: str) -> NoReturn:
 HEADINGS = {
     "Run a job": ("launch", "attach", "logs", "status", "stop", "emergency-stop"),
     "Look before a launch": ("nodes", "plan", "doctor", "verify", "demo"),
-    "Everyday work on all nodes": ("exec", "ssh", "pull", "connections"),
+    "Everyday work on all nodes": ("exec", "ssh", "pull", "connections", "warm"),
     "What jobs leave": ("start-report", "diff", "checkpoint", "prune"),
     "Other launchers": ("run-node", "submit", "generate"),
 }
@@ -194,6 +194,18 @@ def connections(where: Where, idle: str | None, close: bool, as_json: bool) -> i
     from orchestrator.head.commands import connections
 
     return connections.connections(where, idle=idle, close=close, as_json=as_json)
+
+
+@cli.command()
+@functools.partial(shared, reads_records=False)
+@click.option("--off", is_flag=True, help="End them, and prove that they are gone.")
+@click.option("--node", metavar="NODE", help="Only on this node: its name or number in the list.")
+@json_option
+def warm(where: Where, off: bool, node: str | None, as_json: bool) -> int:
+    """List the processes that --warm left on the nodes for the next start, or end them."""
+    from orchestrator.head.commands import warm
+
+    return warm.warm(where, node, off=off, as_json=as_json)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -5,11 +5,15 @@ What stands after `-m MODULE` belongs to the module, as with python and torchrun
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import click
 
+from orchestrator.config.launch import DEFAULT_WARM
 from orchestrator.errors import UsageError
+
+TIME = re.compile(r"[0-9]+([.][0-9]+)?[a-z]*")
 
 SAME = {  # of others -> ours, where the values are the same, too
     "--nproc-per-node": "--nproc",
@@ -82,11 +86,21 @@ def ours(command: click.Command, arguments: Sequence[str]) -> list[str]:
             flag = translated(flag, known)
             words.append(flag + equals + value)
         option = known.get(flag)
+        if flag == "--warm" and option is not None:
+            words[-1] = warm_with_its_time(value, rest)
+            continue
         if option is not None and not option.is_flag and not equals and rest:
             words.append(rest.pop(0))
         if flag in ("-m", "--module") and option is not None:
             return [*words, *([] if rest[:1] == ["--"] else ["--"]), *rest]
     return [*words, *rest]
+
+
+def warm_with_its_time(value: str, rest: list[str]) -> str:
+    """Return --warm with the time after it, or with the usual one: a script is no time."""
+    if not value and rest and TIME.fullmatch(rest[0]):
+        value = rest.pop(0)
+    return f"--warm={value or DEFAULT_WARM}"
 
 
 def translated(flag: str, known: dict[str, click.Option]) -> str:

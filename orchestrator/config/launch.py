@@ -35,6 +35,7 @@ RECORDS = ("records",)  # those that look at what there is: status, attach, stop
 MOST_RANKS = 9999  # on one node, as slots= in a node list
 DEFAULT_NODES = Path("node_ip_list.txt")
 DEFAULT_CONFIG = Path("config/multi_node/distributed_two_nodes.yaml")  # of the built-in engine
+DEFAULT_WARM = "30m"
 DEFAULT_HOOK = Path("scripts/multi_node/config_node.sh")
 
 
@@ -151,6 +152,15 @@ class Launch:
         PROGRAM,
         commands=EXAMINE,
         choices=("fork", "plain"),
+    )
+    warm: str | None = option(
+        None,
+        "Leave processes on the nodes that make the next start quick: with torch imported, for TIME"
+        f" after the job ({DEFAULT_WARM} where none is given).",
+        PROGRAM,
+        commands=START,
+        shown="none are left",
+        metavar="[TIME]",
     )
     node_loss_timeout: float = option(
         60.0,
@@ -363,6 +373,12 @@ class LaunchArguments:
         False, "Print what each node would run; start nothing.", COMMON, commands=START
     )
     detach: bool = option(False, "Start the job and leave it running.", COMMON, commands=START)
+    fresh: bool = option(
+        False,
+        "Start without the processes that --warm left; they stay for another start.",
+        PROGRAM,
+        commands=START,
+    )
     nodes_from: str | None = option(
         None,
         "Take the nodes from the node list, or from the Slurm allocation this runs in.",

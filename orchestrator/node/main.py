@@ -1,4 +1,4 @@
-"""Starts a supervisor: `python <library> supervise JOB NODE`."""
+"""Starts a supervisor: `python <library> supervise JOB NODE`; or one in waiting (node/warm)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import sys
 
 
 def main() -> None:
-    from orchestrator.node.job import supervisor
+    command, *words = sys.argv[1:]
+    if command == "supervise":
+        from orchestrator.node.job import supervisor
 
-    command, job, node = sys.argv[1:]
-    if command != "supervise":
+        job, node = words
+        supervisor.main(job, node)
+    elif command == "standby":
+        from orchestrator.node.warm import standby
+
+        _, directory, fd, _ = words
+        standby.main(directory, fd)
+    else:
         sys.exit(f"unknown command {command!r}")
-    supervisor.main(job, node)

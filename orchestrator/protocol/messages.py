@@ -262,12 +262,20 @@ class Parcel(Request[Nothing], do="parcel"):
     name: str
 
 
+class WarmStart(Message):
+    """Whether a start took a warm process; where one was expected and not taken, why."""
+
+    warm: bool
+    why: str = ""
+
+
 class StartedHere(Message):
     """The supervisor runs."""
 
     supervisor: int  # its PID
     shared: bool  # the experiment's directory is the head's own
     run: str  # the run directory
+    warm: WarmStart = WarmStart(warm=False)
 
 
 class Start(Request[StartedHere], do="start"):
@@ -495,6 +503,51 @@ class SumOutput(Request[OutputSum], do="sum_output"):
     path: str
     offset: Count
     size: Count
+
+
+# -- warm processes ---------------------------------------------------------------------------
+
+
+class WarmPair(Message):
+    """A supervisor and its agent that wait for a job."""
+
+    key: str
+    since: Moment
+    seconds_left: float  # until they leave by themselves
+    ready: bool  # torch is imported
+    pids: tuple[int, ...]
+    memory: Count  # bytes that nobody else shares
+    python: str
+    variables: dict[str, str]  # that a job must have, too, to start from them
+    skipped: tuple[str, ...]  # packages that every rank imports itself, and why is in the guide
+
+
+class WarmPairs(Message):
+    """All of this user's on this node."""
+
+    pairs: tuple[WarmPair, ...]
+
+
+class Warm(Request[WarmPairs], do="warm"):
+    """List the processes that wait for a job."""
+
+
+class WarmEnd(Message):
+    """The proof that a pair is gone: PID -> name of what was ended, and of what does not go."""
+
+    key: str
+    ended: dict[int, str]
+    left: dict[int, str]
+
+
+class WarmEnds(Message):
+    """One for each pair that was there."""
+
+    ends: tuple[WarmEnd, ...]
+
+
+class WarmOff(Request[WarmEnds], do="warm_off"):
+    """End the processes that wait for a job."""
 
 
 # -- after a job ------------------------------------------------------------------------------

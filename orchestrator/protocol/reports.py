@@ -69,5 +69,6 @@ class RankSpec(TypedDict):
     """The part of spec.json that a rank reads."""
 
     start: str
+    warm: float
     workdir: str
     target: TargetRecord

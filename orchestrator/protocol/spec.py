@@ -55,5 +55,7 @@ class Spec(Message):
     port: int = 0  # the master's, on its node: free again when the job is over
     files: tuple[tuple[str, str], ...] = ()  # name and text, for torchrun to find
     library: str = ""  # on the node: where the supervisor's program is
+    warm: float = 0.0  # seconds for which processes stay ready after the job; 0: none do
+    fresh: bool = False  # use none that are ready
     umask: int = -1  # of the login, for the ranks; -1: as the supervisor's own
     version: Version = Version()  # of the supervisor

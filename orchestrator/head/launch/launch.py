@@ -16,8 +16,8 @@ from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.prepare import Prepared, discarded_on_error
 from orchestrator.head.launch.record import record_failure, record_job, write_manifest
 from orchestrator.head.launch.spec import Meeting, specs
-from orchestrator.head.plan.model import Plan
-from orchestrator.protocol.messages import End, Start
+from orchestrator.head.plan.model import NodePlan, Plan
+from orchestrator.protocol.messages import End, Start, StartedHere
 from orchestrator.records.experiment import Experiment, JobRecord
 
 START_TIMEOUT = 30.0
@@ -57,8 +57,9 @@ def start(prepared: Prepared, record: JobRecord, meeting: Meeting, say: Say) -> 
         logs = open_logs(prepared.experiment, record.nodes)  # after the start it is too late
         if request.payload is not None:
             payload.deliver(nodes.reached, plan, request.payload)
-        start_supervisors(prepared, meeting)
+        started = start_supervisors(prepared, meeting)
         prepared.times["started"] = time.time()
+        say_how_warm(started, plan, say)
     except OrchestratorError as error:
         record_failure(prepared.experiment, record, error)
         raise
@@ -95,14 +96,33 @@ def announce(plan: Plan, say: Say) -> None:
         )
 
 
-def start_supervisors(prepared: Prepared, meeting: Meeting) -> None:
+def say_how_warm(started: Sequence[StartedHere], plan: Plan, say: Say) -> None:
+    """Say which nodes started from warm processes, and why others did not."""
+    warm = [node for node, answer in zip(plan.nodes, started, strict=True) if answer.warm.warm]
+    if warm:
+        which = "all nodes" if len(warm) == len(plan.nodes) else names(warm)
+        say(f"warm start on {which}")
+    reasons: dict[str, list[NodePlan]] = {}
+    for node, answer in zip(plan.nodes, started, strict=True):
+        if answer.warm.why:
+            reasons.setdefault(answer.warm.why, []).append(node)
+    for why, nodes in reasons.items():
+        say(f"{names(nodes)}: {why}")
+
+
+def names(nodes: Sequence[NodePlan]) -> str:
+    return ", ".join(node.node.name for node in nodes)
+
+
+def start_supervisors(prepared: Prepared, meeting: Meeting) -> list[StartedHere]:
     """Start the supervisors of all nodes; if one cannot start, end the others again."""
     plan, reached = prepared.plan, prepared.nodes.reached
     starts = [Start(spec=spec) for spec in specs(prepared.request, plan, meeting)]
     results = fleet.ask(reached, starts, START_TIMEOUT)
     try:
         payload.raise_if_stopped(results)
-        fleet.all_or_table([n.node for n in reached], results, "; the others were ended again")
+        nodes = [n.node for n in reached]
+        return fleet.all_or_table(nodes, results, "; the others were ended again")
     except OrchestratorError:
         ends = [End(job=plan.job, node=n.index, why="not started", grace=0.0) for n in plan.nodes]
         fleet.ask(reached, ends, END_TIMEOUT)  # one that cannot be ended is in the error already

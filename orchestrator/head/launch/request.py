@@ -19,6 +19,7 @@ from orchestrator.head.plan import accelerate
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import EnvSetting, Target
 from orchestrator.head.plan.plan import ENGINE
+from orchestrator.text import parse_seconds
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Request:
     command: tuple[str, ...]
     nodes_from: str | None = None  # list or slurm
     config_file: Path | None = None
+    fresh: bool = False  # without the warm processes that there may be
     detached: bool = False  # nobody will follow it from here
     payload: Path | None = None  # a directory that travels to the nodes beside the program
     accelerate: Accelerate | None = None  # starts the ranks, in place of torchrun
@@ -55,6 +57,8 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
     if by is not None:
         launch = accelerate.settle(launch, by)
     environment.check(launch.activate, launch.wrap)
+    if launch.warm is not None:
+        parse_seconds("--warm", launch.warm)
     if launch.hook is None and DEFAULT_HOOK.is_file():
         launch = replace(launch, hook=str(DEFAULT_HOOK))
     return Request(
@@ -65,6 +69,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         command=tuple(sys.argv if command is None else command),
         nodes_from=arguments.nodes_from,
         config_file=file,
+        fresh=arguments.fresh,
         detached=arguments.detach,
         payload=arguments.payload,
         accelerate=by,

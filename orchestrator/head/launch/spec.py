@@ -9,6 +9,7 @@ from orchestrator.config import load
 from orchestrator.head.launch.request import Request
 from orchestrator.head.plan.model import Plan
 from orchestrator.protocol.spec import LeaseTerms, Spec, Target
+from orchestrator.text import parse_seconds
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
             nproc=node.nproc,
             first_rank=node.first_rank,
             start=plan.start,
+            warm=parse_seconds("--warm", launch.warm) if launch.warm else 0.0,
+            fresh=request.fresh,
             agent=tuple(node.agent),
             files=tuple(node.files),
             env=node.env,

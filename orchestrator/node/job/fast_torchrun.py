@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+from typing import Any
 
 PATIENCE = 60.0  # seconds to wait for the master; after that torchrun itself goes on waiting
 
@@ -22,6 +23,12 @@ def main() -> None:
     torchrun = importlib.import_module("torch.distributed.run")
     gc.freeze()  # forked ranks share these pages until one of them writes to them
     gc.enable()
+    run(torchrun)
+
+
+def run(torchrun: Any) -> None:
+    """Be torchrun with the arguments of this process; `torchrun` is its module."""
+    sys.path[0] = os.getcwd()
     note_the_time()
     options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
     if options["--node-rank"] != "0":

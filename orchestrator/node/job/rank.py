@@ -177,6 +177,7 @@ class Rank:
     def leave(self, code: int) -> NoReturn:
         """End as the interpreter does. A forked rank cannot: torchrun's code is beneath us."""
         try:
+            self.note_modules()
             interpreter.end_threads_and_exit_functions()
             if code == 0:
                 self.report({"event": "finished"})
@@ -186,6 +187,19 @@ class Rank:
             if self.forked:
                 os._exit(code)
         sys.exit(code)
+
+    def note_modules(self) -> None:
+        """Write down what was imported from installed packages, for a warm process to import."""
+        if self.local or not self.spec.get("warm"):
+            return
+        places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+        names = []
+        for name, module in list(sys.modules.items()):
+            path = getattr(module, "__file__", None) or ""
+            same = getattr(getattr(module, "__spec__", None), "name", None) == name
+            if same and isinstance(path, str) and path.startswith(tuple(places)):
+                names.append(name)
+        write_json(os.path.join(self.run, "modules.json"), names)
 
     def run_target(self) -> None:
         target = self.spec["target"]
@@ -392,7 +406,7 @@ def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
     return own[-1] if own else (frames[-1] if frames else None)
 
 
-def write_json(path: str, record: Mapping[str, Any]) -> bool:
+def write_json(path: str, record: Mapping[str, Any] | list[str]) -> bool:
     try:
         with open(path + ".tmp", "w", encoding="ascii") as file:
             json.dump(record, file)

@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.node.job import processes
@@ -31,6 +31,7 @@ from orchestrator.protocol import control, events
 from orchestrator.protocol.control import HeadNews
 from orchestrator.protocol.events import EndOrder, Event, RankEnded, RankError, RankEvent
 from orchestrator.protocol.message import Nonsense, decode, parse
+from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.protocol.version import OWN
 
@@ -65,9 +66,9 @@ class RankProcess:
 class Supervisor:
     """Runs one node's part of a job from start to end."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, spec: Spec | None = None) -> None:
         self.run = run
-        self.spec = run.read_spec()
+        self.spec = spec or run.read_spec()
         self.log = JobLog(run.log, run.ranks)
         self.evidence = Evidence()
         self.events = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -122,25 +123,28 @@ class Supervisor:
     def start_agent(self) -> None:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
-        env = {**os.environ, **self.spec.env, "ORCHESTRATOR_RUN": self.run.path}
-        env["PATH"] = path_with(self.spec.agent[0], env.get("PATH", os.defpath))
-        for name in self.spec.unset:
-            env.pop(name, None)
-        self.agent = subprocess.Popen(
-            [*self.spec.agent, f"--log-dir={self.run.path}/torchelastic", RANK],
-            cwd=self.run.path,  # `-m` puts it on torchrun's path; the ranks go to the workdir
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=writing,
-            stderr=writing,
-            start_new_session=True,
-            umask=self.spec.umask,
-            preexec_fn=self.prepare_agent,  # noqa: PLW1509  no threads
-        )
+        command = [*self.spec.agent, f"--log-dir={self.run.path}/torchelastic", RANK]
+        environment = agent_environment(self.spec, self.run.path, os.environ)
+        self.agent = self.spawn_agent(command, environment, writing)
         os.close(writing)
         self.watch_output(reading, AGENT)
         pids = {"agent": self.agent.pid, "supervisor": os.getpid()}
         self.event(events.Started(time=time.time(), version=OWN, **pids))
+
+    def spawn_agent(
+        self, command: list[str], environment: dict[str, str], output: int
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            cwd=self.run.path,  # `-m` puts it on torchrun's path; the ranks go to the workdir
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            umask=self.spec.umask,
+            preexec_fn=self.prepare_agent,  # noqa: PLW1509  no threads
+        )
 
     def prepare_agent(self) -> None:
         """Do what is left to do in the process that becomes torchrun."""
@@ -469,6 +473,15 @@ def reserve(fd: int, size: int) -> None:
     """Reserve room on the disk for this file alone, where the file system can do that."""
     # FALLOC_FL_KEEP_SIZE, which os.posix_fallocate() lacks
     ctypes.CDLL(None).fallocate(fd, 1, ctypes.c_int64(0), ctypes.c_int64(size))
+
+
+def agent_environment(spec: Spec, run: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of torchrun, and so of the ranks, in a login with this `environ`."""
+    env = {**environ, **spec.env, "ORCHESTRATOR_RUN": run}
+    env["PATH"] = path_with(spec.agent[0], env.get("PATH", os.defpath))
+    for name in spec.unset:
+        env.pop(name, None)
+    return env
 
 
 def path_with(python: str, path: str) -> str:

@@ -67,6 +67,8 @@ class ChannelServer:
             if streamer and self.waiting_bytes < BACKLOG:
                 streamer.pump(self.send, self.send_message)
                 self.flush()
+                if streamer.end_announced:
+                    self.session.keep_warm()
             poll = select.poll()
             calls = self.session.calls
             if calls:

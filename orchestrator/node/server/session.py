@@ -17,7 +17,8 @@ from orchestrator.node.facts.probe import probe
 from orchestrator.node.job import cleanup, processes, stop_job
 from orchestrator.node.job.hang import Activity, collect
 from orchestrator.node.job.port import Port
-from orchestrator.node.job.run_directory import RunDir, all_runs, stop_of_all
+from orchestrator.node.job.processes import OPTIONS
+from orchestrator.node.job.run_directory import RunDir, all_runs, home, stop_of_all
 from orchestrator.node.server import outputs, payload, reachability
 from orchestrator.node.server.hook import HookError, run_hook
 from orchestrator.node.server.job_state import job_state
@@ -31,6 +32,7 @@ from orchestrator.protocol.version import OWN, conflict
 
 if TYPE_CHECKING:
     from orchestrator.node.calls.relay import Calls
+    from orchestrator.node.warm.handover import WarmSupervisor
 
 START_SECONDS = 20.0
 LIBRARY = os.path.abspath(__file__).rsplit(os.sep, 4)[0]
@@ -72,6 +74,7 @@ class Session:
         self.streamer: FileStreamer | None = None
         self.activity: Activity | None = None
         self.supervisor: subprocess.Popen[bytes] | None = None  # started in this visit
+        self.followed: RunDir | None = None
         self.piece = bytearray()  # what the next request is about
         self.parcels: dict[str, RunDir] = {}  # that wait for the start of their jobs
         self.listed: set[tuple[str, str]] = set()  # outputs that the head knows
@@ -208,31 +211,37 @@ class Session:
         # The library stays as long as this run may need it.
         spec_here = spec.replace(files=(), library=LIBRARY, version=OWN, umask=self.umask)
         run.write_spec(spec_here)
-        self.supervisor = self.start_supervisor(run, spec)
+        pid, warm = self.start_supervisor(run, spec_here)
         if self.code is not None:
             self.code.started(spec.workdir, run)
         if self.peers:
             self.peers.close()  # now it is the supervisor's alone, and closed when that ends
             self.peers = None
-        return messages.StartedHere(supervisor=self.supervisor.pid, shared=shared, run=run.path)
+        return messages.StartedHere(supervisor=pid, shared=shared, run=run.path, warm=warm)
 
     def refuse_if_stopped(self, run: RunDir) -> None:
         """Refuse a job that was stopped while its head was still starting it."""
         if run.start_is_forbidden or stop_of_all() != self.stop_of_all:
             raise Refusal(f"job {run.job} was stopped before it had started", messages.STOPPED)
 
-    def start_supervisor(self, run: RunDir, spec: Spec) -> subprocess.Popen[bytes]:
+    def start_supervisor(self, run: RunDir, spec: Spec) -> tuple[int, messages.WarmStart]:
         """Start it and wait until torchrun is on its way, or raise the reason why it is not."""
         held = [open_.fileno() for open_ in (self.port and self.port.holder, self.peers) if open_]
+        supervisor: subprocess.Popen[bytes] | WarmSupervisor
         with open(os.path.join(run.path, "supervisor.err"), "wb") as errors:
-            supervisor = subprocess.Popen(
-                [sys.executable, "-IS", "-X", "utf8", LIBRARY, "supervise", run.job, str(run.node)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-                pass_fds=held,
-            )
+            files = [errors.fileno(), *held]
+            warm, why = self.take_warm(run, spec, files)
+            if warm is not None:
+                supervisor = warm
+            else:
+                supervisor = self.supervisor = subprocess.Popen(
+                    [sys.executable, *OPTIONS, LIBRARY, "supervise", run.job, str(run.node)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    start_new_session=True,
+                    pass_fds=held,
+                )
         assert supervisor.stdout is not None
         word = b""
         if select.select([supervisor.stdout], [], [], START_SECONDS)[0]:
@@ -241,9 +250,34 @@ class Session:
             supervisor.kill()  # one that is only slow would start the job when nobody expects it
             self.refuse_if_stopped(run)
             with open(os.path.join(run.path, "supervisor.err"), "rb") as file:
-                why = word + file.read()[-2000:]
-            raise Refusal(why.decode("utf-8", "replace").strip() or "its supervisor did not start")
-        return supervisor
+                words = word + file.read()[-2000:]
+            raise Refusal(
+                words.decode("utf-8", "replace").strip() or "its supervisor did not start"
+            )
+        return supervisor.pid, messages.WarmStart(warm=warm is not None, why=why)
+
+    def take_warm(
+        self, run: RunDir, spec: Spec, files: list[int]
+    ) -> tuple[WarmSupervisor | None, str]:
+        """Hand the job over to a warm process; without one that fits, say why."""
+        if not spec.warm and not os.path.isdir(os.path.join(home(), "warm")):
+            return None, ""
+        from orchestrator.node.warm.handover import hand_over  # not for every start
+
+        attempt = hand_over(run, spec, os.environ, self.umask, files)
+        return attempt.supervisor, attempt.why
+
+    def keep_warm(self) -> None:
+        """Leave processes that are ready for the next job, now that the followed one is over."""
+        if self.followed is None or stop_of_all() != self.stop_of_all:
+            return
+        run, self.followed = self.followed, None
+        with contextlib.suppress(OSError, ValueError):
+            spec = run.read_spec()
+            if spec.warm:
+                from orchestrator.node.warm import pairs
+
+                pairs.start(spec, run, os.environ, self.umask)
 
     @answers(messages.Follow)
     def follow(self, request: messages.Follow) -> messages.Following:
@@ -255,6 +289,7 @@ class Session:
             raise Refusal(other, messages.OTHER_VERSION)
         self.streamer = FileStreamer(run, request.log, request.ranks, request.events)
         self.activity = Activity(run)
+        self.followed = run
         self.patience = min(SERVER_PATIENCE, request.patience or SERVER_PATIENCE)
         if request.head is not None:
             self.streamer.tell_head("here", request.head)
@@ -325,6 +360,20 @@ class Session:
     def refuse_if_not_listed(self, request: messages.Output | messages.SumOutput) -> None:
         if (request.place, request.path) not in self.listed:  # walking each time takes too long
             raise Refusal(f"no such output: {request.path!r}")
+
+    # -- warm processes ----------------------------------------------------------------------
+
+    @answers(messages.Warm)
+    def warm(self, request: messages.Warm) -> messages.WarmPairs:
+        from orchestrator.node.warm import listing  # not for every start
+
+        return messages.WarmPairs(pairs=tuple(map(listing.described, listing.pairs_here())))
+
+    @answers(messages.WarmOff)
+    def warm_off(self, request: messages.WarmOff) -> messages.WarmEnds:
+        from orchestrator.node.warm import listing
+
+        return messages.WarmEnds(ends=tuple(map(listing.ended, listing.pairs_here())))
 
     # -- after a job -------------------------------------------------------------------------
 

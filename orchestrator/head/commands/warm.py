@@ -1,0 +1,48 @@
+"""`orchestrator warm`: list the processes that wait on the nodes for the next job, or end them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.config.launch import Where
+from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, UsageError
+from orchestrator.head.connect.ssh import SshTransport
+from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.inventory.node_list import Node, read_nodes
+from orchestrator.head.screen.output import tell
+from orchestrator.head.status import warm as warm_nodes
+
+
+def warm(where: Where, wanted: str | None, *, off: bool, as_json: bool) -> int:
+    """Show what waits on each node, or end it."""
+    ssh = SshTransport(SshConfig(where.ssh_config))
+    nodes = choose(read_nodes(where.node_list), wanted)
+    return end(ssh, nodes, as_json=as_json) if off else show(ssh, nodes, as_json=as_json)
+
+
+def choose(nodes: Sequence[Node], wanted: str | None) -> list[Node]:
+    """Return the nodes of this name or number, or all."""
+    if wanted is None:
+        return list(nodes)
+    chosen = [n for i, n in enumerate(nodes) if wanted in (n.name, n.host, str(i))]
+    if not chosen:
+        known = ", ".join(node.name for node in nodes)
+        raise UsageError(f"--node {wanted}: no such node in the list", f"it has {known}")
+    return chosen
+
+
+def show(ssh: SshTransport, nodes: Sequence[Node], *, as_json: bool) -> int:
+    answers = warm_nodes.ask(ssh, nodes)
+    text = warm_nodes.to_json if as_json else warm_nodes.to_text
+    tell(text(nodes, answers))
+    return EXIT_DONE if warm_nodes.all_reached(answers) else EXIT_NODE
+
+
+def end(ssh: SshTransport, nodes: Sequence[Node], *, as_json: bool) -> int:
+    """End what waits on these nodes, and prove it."""
+    answers = warm_nodes.end(ssh, nodes)
+    text = warm_nodes.to_json if as_json else warm_nodes.receipts
+    tell(text(nodes, answers))
+    if not warm_nodes.all_gone(answers):
+        return EXIT_FAILED
+    return EXIT_DONE if warm_nodes.all_reached(answers) else EXIT_NODE

@@ -1,0 +1,103 @@
+"""Shows what waits on the nodes for the next job, and ends it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.reach import ask_once
+from orchestrator.head.connect.transport import Transport
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.screen import output
+from orchestrator.head.screen.output import Cell
+from orchestrator.protocol.message import Message, encode
+from orchestrator.protocol.messages import Warm, WarmEnds, WarmOff, WarmPairs
+from orchestrator.text import duration, size
+
+ANSWER_SECONDS = 30.0
+END_SECONDS = 60.0
+# Every job has these, and most of them the same.
+COMMON = ("HOME", "PATH", "LANG", "LC_CTYPE", "PYTORCH_NVML_BASED_CUDA_CHECK")
+
+Listed = Sequence[WarmPairs | OrchestratorError]
+Ended = Sequence[WarmEnds | OrchestratorError]
+
+
+def ask(ssh: Transport, nodes: Sequence[Node]) -> Listed:
+    """Ask every node what waits there."""
+    return fleet.everywhere(nodes, lambda node: ask_once(ssh, node, Warm(), ANSWER_SECONDS))
+
+
+def end(ssh: Transport, nodes: Sequence[Node]) -> Ended:
+    """End what waits on these nodes."""
+    return fleet.everywhere(nodes, lambda node: ask_once(ssh, node, WarmOff(), END_SECONDS))
+
+
+def to_text(nodes: Sequence[Node], answers: Listed) -> str:
+    """Return a line for each pair, and what the next job must have in common with it."""
+    rows: list[list[Cell]] = []
+    variables: dict[str, list[str]] = {}
+    for node, answer in zip(nodes, answers, strict=True):
+        if isinstance(answer, OrchestratorError):
+            rows.append([node.name, ("unreachable", "red"), answer.what, "", ""])
+            continue
+        if not answer.pairs:
+            rows.append([node.name, "cold", "", "", ""])
+        for pair in answer.pairs:
+            state: Cell = ("warm", "green") if pair.ready else ("importing", "yellow")
+            since = f"for {duration(round(max(0.0, time.time() - pair.since)))}"
+            left = f"{duration(round(pair.seconds_left))} left"
+            memory = size(pair.memory, binary=True)
+            rows.append([node.name, state, f"{since}, {left}", memory, pair.python])
+            given = ", ".join(f"{n}={v}" for n, v in pair.variables.items() if n not in COMMON)
+            parts = [f"for jobs with {given}"] if given else []
+            if pair.skipped:
+                parts.append(f"{', '.join(pair.skipped)} are left to the ranks")
+            variables.setdefault("; ".join(parts), []).append(node.name)
+    lines = [output.table(rows, output.look())]
+    for text, names in variables.items():
+        if text:
+            lines.append(output.printable(f"{', '.join(dict.fromkeys(names))}: {text}"))
+    return "\n".join(lines)
+
+
+def receipts(nodes: Sequence[Node], answers: Ended) -> str:
+    """Say for each node what was ended, and whether anything is left."""
+    lines = []
+    for node, answer in zip(nodes, answers, strict=True):
+        if isinstance(answer, OrchestratorError):
+            lines.append(f"{node.name}: unreachable: {answer.what}")
+            continue
+        left = [str(pid) for end in answer.ends for pid in end.left]
+        ended = sum(len(end.ended) for end in answer.ends)
+        if left:
+            lines.append(f"{node.name}: processes {', '.join(left)} do not die (kernel?)")
+        elif ended:
+            lines.append(f"{node.name}: ended {ended} processes that waited; none is left")
+        else:
+            lines.append(f"{node.name}: nothing was warm")
+    return "\n".join(lines)
+
+
+def to_json(nodes: Sequence[Node], answers: Listed | Ended) -> str:
+    rows: list[dict[str, object]] = []
+    for node, answer in zip(nodes, answers, strict=True):
+        if isinstance(answer, OrchestratorError):
+            rows.append({"node": node.name, "state": "unreachable", "why": answer.what})
+            continue
+        inner: Sequence[Message] = answer.pairs if isinstance(answer, WarmPairs) else answer.ends
+        key = "warm" if isinstance(answer, WarmPairs) else "ended"
+        rows.append({"node": node.name, key: [encode(item, nones=True) for item in inner]})
+    return json.dumps({"nodes": rows}, indent=1)
+
+
+def all_reached(answers: Listed | Ended) -> bool:
+    return not any(isinstance(answer, OrchestratorError) for answer in answers)
+
+
+def all_gone(answers: Ended) -> bool:
+    ends = [answer for answer in answers if not isinstance(answer, OrchestratorError)]
+    return not any(end.left for answer in ends for end in answer.ends)

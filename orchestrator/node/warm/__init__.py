@@ -1,0 +1,1 @@
+"""Processes that wait for the next job of this node: a supervisor, and torchrun with torch."""

@@ -1,0 +1,218 @@
+"""Waits as the process that becomes torchrun: torch is imported, and no job is known yet.
+
+Everything that a cold start would have set before its first line (environment, arguments, limits,
+directory, files) is set when the job comes; where that cannot be, the process executes the cold
+start in its place. The ranks are forked from this process, so it imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import importlib.machinery
+import itertools
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import types
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+if TYPE_CHECKING:
+    from orchestrator.node.job import fast_torchrun, process_title
+    from orchestrator.node.warm import frames
+else:
+
+    def load(name: str, *directory: str) -> types.ModuleType:
+        """Load a file of ours without a trace in sys.modules: the ranks would see it."""
+        module = types.ModuleType("orchestrator_" + name)
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), *directory, name + ".py")
+        importlib.machinery.SourceFileLoader(module.__name__, path).exec_module(module)
+        return module
+
+    frames = load("frames")
+    fast_torchrun = load("fast_torchrun", os.pardir, "job")
+    process_title = load("process_title", os.pardir, "job")
+
+PR_SET_PDEATHSIG = 1
+CONTEXT_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+# A package that reads one of these when it is imported has to be imported by each rank itself.
+OF_A_RANK = {
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"),
+    *("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NODE_IP", "NNODES", "NPROC_PER_NODE"),
+    *("ORCHESTRATOR_JOB", "ORCHESTRATOR_EXPERIMENT", "ORCHESTRATOR_RUN"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
+}
+
+
+class Reading(os._Environ):  # type: ignore[type-arg]
+    """os.environ, which notes the names that are asked for."""
+
+    names: ClassVar[set[str]] = set()
+    listing = False
+
+    def __getitem__(self, name: Any) -> Any:
+        if not Reading.listing and isinstance(name, str):
+            Reading.names.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: Any) -> bool:
+        if isinstance(name, str):
+            Reading.names.add(name)
+        return super().__contains__(name)
+
+    def __iter__(self) -> Any:
+        """Note nothing while all are listed: a copy for another process is no question."""
+        Reading.listing = True
+        try:
+            yield from super().__iter__()
+        finally:
+            Reading.listing = False
+
+
+class Unfit(Exception):
+    """Raised where forks of this process would not be what a cold start makes."""
+
+    def __init__(self, why: str, package: str = "") -> None:
+        super().__init__(why)
+        self.package = package  # without which it may go well
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    wanted, _ = frames.receive(control)
+    sys.path[0] = os.getcwd()  # not this file's directory, which is ours
+    gc.disable()  # as in a cold start
+    unfit: Unfit | None = None
+    try:
+        warm_up(wanted["modules"], tuple(wanted["skip"]))
+    except Unfit as error:
+        unfit = error
+    gc.freeze()
+    gc.enable()
+    if unfit is None:
+        report: dict[str, Any] = {"ready": time.time(), "reads": sorted(Reading.names)}
+        report["files"] = files_of_packages()
+    else:
+        report = {"unfit": str(unfit), "package": unfit.package}
+    try:
+        frames.send(control, report)
+        order, (output,) = frames.receive(control)
+    except (EOFError, OSError):
+        sys.exit()  # nobody needs it any more
+    control.close()
+    become(order, output, cold=unfit is not None)
+    torchrun = sys.modules["torch.distributed.run"]
+    fast_torchrun.run(torchrun)
+
+
+def warm_up(modules: list[str], skip: tuple[str, ...]) -> None:
+    """Import torch, and what the last job's program had of other packages."""
+    environ: Any = os.environ
+    environ.__class__ = Reading
+    handlers = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        importlib.import_module("torch.distributed.run")
+        examine("torch", handlers)
+        for name in modules:
+            package = name.partition(".")[0]
+            if name in sys.modules or package in skip:
+                continue
+            before = set(Reading.names)
+            try:
+                importlib.import_module(name)
+            except Exception:  # noqa: BLE001  the program itself will say what is wrong with it
+                raise Unfit(f"{name} cannot be imported", package) from None
+            asked = (Reading.names - before) & OF_A_RANK
+            if asked:
+                raise Unfit(f"{package} reads {min(asked)} when it is imported", package)
+            examine(package, handlers)
+    finally:
+        environ.__class__ = os._Environ
+
+
+def examine(package: str, handlers: dict[int, Any]) -> None:
+    """Refuse a process that is not a quiet one with one thread."""
+    if len(os.listdir("/proc/self/task")) > 1:
+        # OpenBLAS has threads from its import on, which a fork ends (and so would that of a rank).
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise Unfit(f"{package} starts threads when it is imported", package)
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            held = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the listing's own
+            continue
+        if held.startswith("socket:") and name != sys.argv[1]:
+            raise Unfit(f"{package} opens sockets when it is imported", package)
+        if held.startswith(CONTEXT_DEVICES):
+            raise Unfit(f"{package} opens {held} when it is imported", package)
+    torch = sys.modules["torch"]
+    if "cuda" in vars(torch) and torch.cuda.is_initialized():
+        raise Unfit(f"{package} initialises CUDA when it is imported", package)
+    changed = [n for n, handler in handlers.items() if signal.getsignal(n) != handler]
+    if changed:
+        raise Unfit(f"{package} handles signal {changed[0]:d} when it is imported", package)
+
+
+def files_of_packages() -> dict[str, list[int]]:
+    """Return each file that was imported from a package, and its directory, as they are now."""
+    paths: dict[str, list[int]] = {}
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and ("site-packages" in path or "dist-packages" in path):
+            paths[path] = []
+    for path in sys.path[1:]:
+        paths[path] = []  # a package that comes or goes changes its directory
+    return {path: frames.mark(path) for path in paths}
+
+
+def become(order: dict[str, Any], output: int, *, cold: bool) -> None:
+    """Be what a cold start is before its first line, or execute it."""
+    for kind, pair in order["limits"].items():
+        resource.setrlimit(int(kind), tuple(pair))
+    os.umask(order["umask"])
+    os.chdir(own(order["directory"]))
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    environment = {own(name): own(value) for name, value in order["environment"].items()}
+    command = [own(word) for word in order["command"]]
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != order["supervisor"]:
+        os.kill(os.getpid(), signal.SIGTERM)  # as the kernel would have told us
+    if cold:
+        start_cold(command, environment)
+    # What stands first in this memory stays there: C code may have kept pointers to it.
+    before = list(os.environ.items())
+    kept = itertools.takewhile(lambda item: environment.get(item[0]) == item[1], before)
+    shown = {**dict(kept), **environment}
+    os.environ.clear()
+    os.environ.update(environment)
+    if not process_title.show_environment(shown):
+        start_cold(command, environment)
+    process_title.show_command(command)
+    time.tzset()
+    sys.argv = command[2:]
+    if hasattr(sys, "orig_argv"):  # since Python 3.10
+        sys.orig_argv = command
+    sys.path_importer_cache.pop(sys.path[0], None)
+
+
+def own(word: str) -> str:
+    """Spell a word as this Python reads it in its own locale; it came as UTF-8."""
+    return os.fsdecode(word.encode("utf-8", "surrogateescape"))
+
+
+def start_cold(command: list[str], environment: dict[str, str]) -> NoReturn:
+    os.execvpe(command[0], command, environment)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Hands a job over to a warm process of this node, if one fits: else its start is cold."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import IO, NamedTuple
+
+from orchestrator.node.job import processes
+from orchestrator.node.job.processes import Process
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.stop_job import peer_of
+from orchestrator.node.job.supervisor import agent_environment
+from orchestrator.node.warm import frames, pairs, setting
+from orchestrator.node.warm.pairs import Pair
+from orchestrator.protocol.spec import Spec
+
+
+class WarmSupervisor(NamedTuple):
+    """A supervisor that was warm: it says on `stdout` how its start went, as a cold one does."""
+
+    process: Process
+    stdout: IO[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        processes.send(self.process, signal.SIGKILL)
+
+
+class Attempt(NamedTuple):
+    """The warm supervisor, or why the start has to be cold; neither where nothing was warm."""
+
+    supervisor: WarmSupervisor | None = None
+    why: str = ""
+
+
+def hand_over(
+    run: RunDir, spec: Spec, environ: Mapping[str, str], umask: int, files: Sequence[int]
+) -> Attempt:
+    """Let a warm process be the supervisor of this job, if there is one that fits."""
+    if spec.fresh:
+        return Attempt()
+    why = setting.unsuitable(spec, environ)
+    there = pairs.all_pairs()
+    if why:
+        return Attempt(why=f"cold start: {why}" if there or spec.warm else "")
+    wanted = setting.setting_of(spec, environ, pairs.library(), umask)
+    key = setting.key_of(wanted)
+    fitting = [pair for pair in there if pair.key == key]
+    for pair in fitting:
+        return take(pair, run, spec, environ, umask, files)
+    unfit = pairs.why_unfit(key)
+    if unfit:
+        return Attempt(why=f"cold start: {unfit}")
+    if not there:
+        return Attempt()
+    differs = setting.differences(there[-1].setting, wanted)
+    if spec.warm:
+        for pair in there:
+            pairs.end(pair)
+    more = f" and {len(differs) - 2} more" if len(differs) > 2 else ""
+    verb = "differs" if len(differs) == 1 else "differ"
+    return Attempt(why=f"cold start: {', '.join(differs[:2])}{more} {verb}")
+
+
+def take(
+    pair: Pair,
+    run: RunDir,
+    spec: Spec,
+    environ: Mapping[str, str],
+    umask: int,
+    files: Sequence[int],
+) -> Attempt:
+    """Ask a pair for its supervisor; one that does not answer is ended before the cold start."""
+    process = processes.look(pair.pid)
+    order = {
+        "do": "take",
+        "job": spec.job,
+        "node": spec.node,
+        "environ": dict(environ),
+        "environment": agent_environment(spec, run.path, environ),
+        "limits": setting.limits(),
+        "library": pairs.library(),
+        "directory": os.getcwd(),
+    }
+    reading, writing = os.pipe()
+    why = "the warm process did not answer"
+    try:
+        with pairs.connect(pair) as client:
+            if peer_of(client) != os.getuid() or process is None:
+                raise PermissionError
+            frames.send(client, order, [writing, *files])
+            answer = frames.receive(client)[0]
+            why = str(answer.get("no", why))
+            if answer.get("yes") == pair.pid:
+                frames.send(client, {"go": True})
+                return Attempt(WarmSupervisor(process, os.fdopen(reading, "rb", buffering=0)))
+    except (OSError, EOFError, ValueError):
+        pass
+    finally:
+        os.close(writing)
+    with contextlib.suppress(OSError):
+        os.close(reading)
+    pairs.end(pair)
+    return Attempt(why=f"cold start: {why}")

@@ -1,0 +1,42 @@
+"""Describes the warm processes of this node for the head, and ends them for it."""
+
+from __future__ import annotations
+
+from orchestrator.node.warm import pairs, setting
+from orchestrator.node.warm.pairs import Pair
+from orchestrator.protocol.messages import WarmEnd, WarmPair
+
+
+def pairs_here() -> list[Pair]:
+    return pairs.all_pairs()
+
+
+def described(pair: Pair) -> WarmPair:
+    state = pairs.ask(pair)
+    pids = [pair.pid, *([state["agent"]] if type(state.get("agent")) is int else [])]
+    return WarmPair(
+        key=pair.key,
+        since=pair.since,
+        seconds_left=float(state.get("left", 0.0)),
+        ready=bool(state.get("ready")),
+        pids=tuple(pids),
+        memory=sum(map(own_memory, pids)),
+        python=pair.setting.get("the Python", "").partition(" ")[0],
+        variables={n: value for n, value in pair.setting.items() if setting.matters(n)},
+        skipped=tuple(map(str, state.get("skipped", ()))),
+    )
+
+
+def ended(pair: Pair) -> WarmEnd:
+    end = pairs.end(pair)
+    return WarmEnd(key=pair.key, ended=end.ended, left=end.left)
+
+
+def own_memory(pid: int) -> int:
+    """Return the bytes that would be free without this process."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return 0
+    return sum(int(row[1]) << 10 for row in rows if row[0].startswith("Private_"))

@@ -1,0 +1,339 @@
+"""Starts, lists and ends the warm processes of this node: pairs of a supervisor and its agent.
+
+Each has a directory ~/.orchestrator/warm/KEY, 0700, with its socket and `pair.json`. Homes may be
+shared by machines: a pair is looked at by the machine that it runs on, and by no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from orchestrator.node.job import processes
+from orchestrator.node.job.processes import Process
+from orchestrator.node.job.run_directory import RunDir, home
+from orchestrator.node.warm import frames, setting
+from orchestrator.protocol.spec import Spec
+
+TOKEN_VARIABLE = "ORCHESTRATOR_WARM"  # in the environment of the agent, while it waits
+ROOM_VARIABLE = "ORCHESTRATOR_ROOM"  # its value is room for the variables of a job
+ROOM = 1 << 15
+COMMAND_ROOM = 4096
+MOST = 2  # on a node
+ANSWER_SECONDS = 2.0
+END_SECONDS = 10.0
+UNFIT_SECONDS = 86400.0  # as long as it is remembered that a setting cannot be made warm
+KEY_LENGTH = 16
+
+
+class Pair(NamedTuple):
+    """One pair, as its directory describes it."""
+
+    directory: str
+    pid: int
+    started: int  # with the PID, this identifies one process forever
+    token: str
+    since: float  # Unix time
+    idle: float  # seconds
+    setting: dict[str, str]
+
+    @property
+    def key(self) -> str:
+        return os.path.basename(self.directory)
+
+
+class EndOfPair(NamedTuple):
+    """The processes of a pair that was ended, and those that do not go. PID -> name."""
+
+    ended: dict[int, str]
+    left: dict[int, str]
+
+
+def library() -> str:
+    return os.path.abspath(__file__).rsplit(os.sep, 4)[0]
+
+
+def root() -> str:
+    return os.path.join(home(), "warm")
+
+
+def unfit_file(directory: str) -> str:
+    return directory + ".unfit"
+
+
+def why_unfit(key: str) -> str:
+    """Return why a setting cannot be made warm, if that was tried not long ago."""
+    path = unfit_file(os.path.join(root(), key))
+    try:
+        if time.time() - os.stat(path).st_mtime > UNFIT_SECONDS:
+            os.unlink(path)
+            return ""
+        with open(path, encoding="utf-8") as file:
+            return file.read(200)
+    except OSError:
+        return ""
+
+
+# -- which there are --------------------------------------------------------------------------
+
+
+def all_pairs() -> list[Pair]:
+    """Return the pairs of this machine, the oldest first; what dead ones left is removed."""
+    try:
+        names = os.listdir(root())
+    except OSError:
+        return []
+    pairs = []
+    for name in names:
+        if len(name) == KEY_LENGTH:
+            pair = read(os.path.join(root(), name))
+            if pair is not None and pair.setting.get(setting.MACHINE) == setting.machine():
+                if lives(pair):
+                    pairs.append(pair)
+                else:
+                    remove(pair)
+    return sorted(pairs, key=lambda pair: pair.since)
+
+
+def read(directory: str) -> Pair | None:
+    try:
+        with open(os.path.join(directory, "pair.json"), encoding="ascii") as file:
+            data = json.load(file)
+        names = [name for name in Pair._fields if name != "directory"]
+        return Pair(directory, *(data[name] for name in names))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remove(pair: Pair) -> None:
+    """Remove the directory of a pair that is gone, unless another has taken its place."""
+    now = read(pair.directory)
+    if now is not None and now.token == pair.token:
+        shutil.rmtree(pair.directory, ignore_errors=True)
+
+
+def lives(pair: Pair) -> bool:
+    """Tell whether its first process is there, and still waits."""
+    now = processes.look(pair.pid)
+    if now is None or now.started != pair.started or now.state in "ZX":
+        return False
+    return waits(pair)
+
+
+def waits(pair: Pair) -> bool:
+    """Tell whether the process is no job's by now: its command line says so."""
+    if processes.owner_of(pair.pid) != os.getuid():
+        return False
+    try:
+        with open(f"/proc/{pair.pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError:
+        return False
+    begins = words == [b""]  # while it is executed, and while it dies
+    return begins or (b"standby" in words and os.fsencode(pair.key) in words)
+
+
+def connect(pair: Pair) -> socket.socket:
+    """Connect to a pair, by a name short enough for a socket's address."""
+    directory = os.open(pair.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        client = socket.socket(socket.AF_UNIX)
+        client.settimeout(ANSWER_SECONDS)
+        try:
+            client.connect(f"/proc/self/fd/{directory}/socket")
+        except OSError:
+            client.close()
+            raise
+        return client
+    finally:
+        os.close(directory)
+
+
+def ask(pair: Pair) -> dict[str, Any]:
+    """Ask a pair how it is; nothing where it does not answer."""
+    try:
+        with connect(pair) as client:
+            frames.send(client, {"do": "look"})
+            return frames.receive(client)[0]
+    except (OSError, EOFError, ValueError):
+        return {}
+
+
+# -- starting one -----------------------------------------------------------------------------
+
+
+def start(spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int) -> str:
+    """Start a pair for jobs like this one, and do not wait for it; return why not, or nothing."""
+    why = setting.unsuitable(spec, environ)
+    if why:
+        return why
+    wanted = setting.setting_of(spec, environ, library(), umask)
+    key = setting.key_of(wanted)
+    why = why_unfit(key)
+    if why:
+        return why
+    others = all_pairs()
+    if any(pair.key == key for pair in others):
+        return ""
+    for pair in others[: max(0, len(others) - MOST + 1)]:
+        end(pair)
+    os.makedirs(root(), mode=0o700, exist_ok=True)
+    variables = setting.import_environment(spec, environ)
+    token = secrets.token_hex(8)
+    variables[TOKEN_VARIABLE] = token
+    unset = [name for name in environ if setting.matters(name) and name not in variables]
+    room = sum(len(n) + len(v) for n, v in spec.env.items() if n not in variables) + ROOM
+    description = {
+        "token": token,
+        "since": time.time(),
+        "idle": spec.warm,
+        "setting": wanted,
+        "python": spec.agent[0],
+        "environment": {**variables, ROOM_VARIABLE: " " * min(room, 100_000)},
+        "unset": unset,
+        "modules": modules_of(run),
+        "room": COMMAND_ROOM + sum(map(len, spec.agent)),
+    }
+    spawn(os.path.join(root(), key), description, environ)
+    return ""
+
+
+def modules_of(run: RunDir) -> list[str]:
+    """Return the modules of installed packages that a rank of the last job had imported."""
+    try:
+        with open(os.path.join(run.path, "modules.json"), encoding="ascii") as file:
+            names = json.load(file)
+    except (OSError, ValueError):
+        return []
+    return [name for name in names if isinstance(name, str)][:20000]
+
+
+def spawn(directory: str, description: dict[str, Any], environ: Mapping[str, str]) -> None:
+    """Start the pair's first process in a directory that appears once it can be called."""
+    new = f"{directory}.{description['token']}"
+    os.mkdir(new, 0o700)
+    try:
+        server = listening_in(new)
+        with server:
+            program = [
+                sys.executable,
+                *processes.OPTIONS,
+                library(),
+                "standby",
+                os.path.basename(directory),
+            ]
+            process = subprocess.Popen(
+                [*program, directory, str(server.fileno()), " " * COMMAND_ROOM],
+                env={**environ, ROOM_VARIABLE: " " * ROOM},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[server.fileno()],
+            )
+        now = processes.look(process.pid)
+        record = {**description, "pid": process.pid, "started": now.started if now else 0}
+        path = os.path.join(new, "pair.json")
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(record, file)
+        try:
+            os.rename(new, directory)
+        except OSError:  # somebody else was faster
+            process.kill()
+            process.wait()
+            raise
+        assert process.stdin is not None
+        process.stdin.close()  # now it may look at its directory
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def listening_in(directory: str) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX)
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        server.bind(f"/proc/self/fd/{opened}/socket")
+        os.chmod(os.path.join(directory, "socket"), 0o600)
+        server.listen(8)
+    finally:
+        os.close(opened)
+    return server
+
+
+# -- ending one -------------------------------------------------------------------------------
+
+
+def end(pair: Pair) -> EndOfPair:
+    """Ask a pair to leave, kill what does not, and wait until all of it is gone."""
+    seen: dict[tuple[int, int], tuple[Process, int | None]] = {}
+    look_for(pair, seen)
+    with contextlib.suppress(OSError), connect(pair) as client:
+        frames.send(client, {"do": "leave"})
+        with contextlib.suppress(EOFError, OSError, ValueError):
+            frames.receive(client)  # it closes its end
+    deadline = time.monotonic() + END_SECONDS
+    names = {process.pid: process.name for process, _ in seen.values()}
+    while seen and time.monotonic() < deadline:
+        if not gone_within(ANSWER_SECONDS, seen):
+            if processes.supervised(pair.pid)[0]:
+                break  # a job was faster: it is none of ours any more
+            look_for(pair, seen)
+            for process, _ in seen.values():
+                if is_of(pair, process.pid):
+                    names[process.pid] = process.name
+                    processes.send(process, signal.SIGKILL)
+    left = {process.pid: process.name for process, _ in seen.values() if is_of(pair, process.pid)}
+    for _, pidfd in seen.values():
+        if pidfd is not None:
+            os.close(pidfd)
+    if not left:
+        remove(pair)
+    return EndOfPair({pid: name for pid, name in names.items() if pid not in left}, left)
+
+
+def look_for(pair: Pair, seen: dict[tuple[int, int], tuple[Process, int | None]]) -> None:
+    """Add the processes of a pair to those that were seen, each with its pidfd."""
+    for process in processes.everyone().values():
+        key = (process.pid, process.started)
+        if key not in seen and process.state not in "ZX" and is_of(pair, process.pid):
+            seen[key] = (process, processes.open_pidfd(process))
+
+
+def is_of(pair: Pair, pid: int) -> bool:
+    """Tell whether a process is one of a pair that still waits: a job's is none."""
+    if pid == pair.pid:
+        return lives(pair)
+    mark = os.fsencode(f"{TOKEN_VARIABLE}={pair.token}")
+    return processes.owner_of(pid) == os.getuid() and mark in processes.environment(pid)
+
+
+def gone_within(seconds: float, seen: dict[tuple[int, int], tuple[Process, int | None]]) -> bool:
+    """Wait until all of these are gone, at most so long; forget those that are."""
+    deadline = time.monotonic() + seconds
+    while True:
+        for key, (process, pidfd) in list(seen.items()):
+            if processes.gone(process, pidfd):
+                del seen[key]
+                if pidfd is not None:
+                    os.close(pidfd)
+        left = deadline - time.monotonic()
+        if not seen or left <= 0:
+            return not seen
+        poll = select.poll()
+        for _, pidfd in seen.values():
+            if pidfd is None:
+                left = min(left, processes.LOOK_SECONDS)
+            else:
+                poll.register(pidfd, select.POLLIN)
+        poll.poll(left * 1000)

@@ -1,0 +1,106 @@
+"""Finds all that a warm process was started with and could not change later.
+
+Two jobs with equal settings may be started from the same warm process. Names are words for people:
+they say why a start was cold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import resource
+import sys
+from collections.abc import Mapping
+
+from orchestrator.node.job.supervisor import agent_environment
+from orchestrator.protocol.spec import Spec
+
+AGENT = os.path.join("node", "job", "fast_torchrun.py")  # the only agent that can be made to wait
+# Read by C code or by packages while they are imported: what Python code reads is seen (agent.py).
+AT_IMPORT = re.compile(
+    r"PATH|HOME|(PYTHON|LD_|CUDA|NVIDIA|HIP_|ROCR_|ROCM_|HSA_|TORCH|PYTORCH|C10_|ATEN_|OMP_|GOMP_"
+    r"|KMP_|MKL_|OPENBLAS_|BLIS_|VECLIB_|NUMEXPR_|DNNL_|ONEDNN_|NPY_|TRITON|MALLOC_|LC_|CONDA_"
+    r"|HF_|TRANSFORMERS_|TOKENIZERS_|MPL).*|GLIBC_TUNABLES|LANG|LANGUAGE|TZ|TZDIR|TMPDIR|TEMP|TMP"
+    r"|VIRTUAL_ENV|LOGLEVEL|XDG_(CACHE|CONFIG|DATA)_HOME"
+)
+SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH|COOKIE", re.IGNORECASE)
+NAMESPACES = ("mnt", "pid", "net", "user", "ipc", "uts")
+MACHINE = "the machine"
+SESSION = re.compile(r"session-[^/]*[.]scope")  # each login has its own
+
+
+def unsuitable(spec: Spec, environ: Mapping[str, str]) -> str:
+    """Say why a job like this one can never start warm, or nothing."""
+    if spec.start != "fork":
+        return "its ranks do not start from torchrun's process (--start plain)"
+    if len(spec.agent) < 3 or not spec.agent[2].endswith(AGENT):
+        return "another launcher starts its ranks"
+    if "SLURM_STEP_ID" in environ:
+        return "Slurm ends all processes of a job with the job"
+    path = agent_environment(spec, "", environ).get("PYTHONPATH")
+    if path is not None and not all(map(os.path.isabs, path.split(os.pathsep))):
+        return "PYTHONPATH has an entry that is not absolute"
+    return ""
+
+
+def matters(name: str) -> bool:
+    return AT_IMPORT.fullmatch(name) is not None and not SECRET.search(name)
+
+
+def import_environment(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of this job that packages may read when they are imported."""
+    variables = agent_environment(spec, "", environ)
+    return {name: variables[name] for name in sorted(variables) if matters(name)}
+
+
+def setting_of(spec: Spec, environ: Mapping[str, str], library: str, umask: int) -> dict[str, str]:
+    """Return all that a warm process for this job has to have been started with."""
+    return {
+        MACHINE: machine(),
+        "the version of orchestrator": os.path.basename(library),
+        "the Python": " ".join([spec.agent[0], *identity(spec.agent[0])]),
+        "the umask": f"{umask:o}",
+        "the hard limits of the login": str([limit[1] for limit in limits().values()]),
+        "the user or its groups": str([os.getuid(), os.getgid(), sorted(os.getgroups())]),
+        "the priority": f"{os.getpriority(os.PRIO_PROCESS, 0)} {text('/proc/self/oom_score_adj')}",
+        "the set of CPUs": str(sorted(os.sched_getaffinity(0))),
+        "the control group": SESSION.sub("session", text("/proc/self/cgroup")),
+        "the directory ~/.orchestrator": environ.get("ORCHESTRATOR_HOME", ""),
+        **import_environment(spec, environ),
+    }
+
+
+def machine() -> str:
+    """Name this machine as it was booted, and the namespaces that this process sees of it."""
+    inodes = [os.stat(f"/proc/self/ns/{name}").st_ino for name in NAMESPACES]
+    return " ".join([text("/proc/sys/kernel/random/boot_id"), *map(str, inodes)])
+
+
+def identity(path: str) -> list[str]:
+    real = os.path.realpath(path)
+    status = os.stat(real)
+    return [real, str(status.st_mtime_ns), str(status.st_size), sys.version.split()[0]]
+
+
+def limits() -> dict[int, tuple[int, int]]:
+    kinds = sorted({v for n, v in vars(resource).items() if n.startswith("RLIMIT_")})
+    return {kind: resource.getrlimit(kind) for kind in kinds}
+
+
+def key_of(setting: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def differences(warm: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """Name what differs."""
+    return sorted(name for name in {*warm, *wanted} if warm.get(name) != wanted.get(name))
+
+
+def text(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,275 @@
+"""A supervisor in waiting: `python <library> standby KEY`, with torchrun in waiting as its child.
+
+It listens in ~/.orchestrator/warm/KEY, belongs to no job, and becomes the supervisor of the first
+job that is handed over to it; or it ends: after its idle time, when memory is short, when its
+program is removed, or when it is asked to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+from orchestrator.node.job import process_title, processes
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.stop_job import peer_of
+from orchestrator.node.job.supervisor import PR_SET_PDEATHSIG, Supervisor, prctl, run_job
+from orchestrator.node.warm import frames
+from orchestrator.node.warm.pairs import ROOM_VARIABLE, TOKEN_VARIABLE, unfit_file
+from orchestrator.node.warm.setting import limits
+from orchestrator.protocol.spec import Spec
+
+AGENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "agent.py")
+TICK = 15.0  # seconds between two looks at memory and program: 0.1 ms each
+PATIENCE = 2.0  # for whoever calls to say what they want
+LEAST_MEMORY = 0.08  # part of the machine's memory that must stay available
+MOST_RESTARTS = 8
+SESSION = {"PWD", "OLDPWD", "SHLVL", "_", "XDG_SESSION_ID", TOKEN_VARIABLE, ROOM_VARIABLE}
+
+
+class Leave(Exception):
+    """Raised when nothing is to be waited for any more."""
+
+
+class Standby:
+    """The process that waits, until it leaves or becomes a supervisor."""
+
+    def __init__(self, directory: str, server: socket.socket) -> None:
+        self.directory = directory
+        self.server = server
+        with open(os.path.join(directory, "pair.json"), encoding="ascii") as file:
+            self.pair: dict[str, Any] = json.load(file)
+        self.environment: dict[str, str] = {}  # of the agent
+        self.until = time.monotonic() + self.pair["idle"]
+        self.skip: list[str] = []
+        self.ready: dict[str, Any] = {}
+        self.spawn()
+
+    def spawn(self) -> None:
+        """Start the agent in waiting."""
+        self.control, its = socket.socketpair()
+        variables = self.pair["environment"]
+        self.environment = {**variables, **os.environ, **variables}
+        for name in self.pair["unset"]:
+            self.environment.pop(name, None)
+        self.agent = subprocess.Popen(
+            [self.pair["python"], "-u", AGENT, str(its.fileno()), " " * self.pair["room"]],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=[its.fileno()],
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
+        )
+        its.close()
+        frames.send(self.control, {"modules": self.pair["modules"], "skip": self.skip})
+
+    # -- waiting -----------------------------------------------------------------------------
+
+    def wait(self) -> None:
+        """Answer who calls, until there is a job or no reason to wait."""
+        try:
+            while True:
+                poll = select.poll()
+                poll.register(self.server, select.POLLIN)
+                poll.register(self.control, select.POLLIN)
+                left = min(TICK, self.until - time.monotonic())
+                for fd, _ in poll.poll(max(0.0, left) * 1000):
+                    if fd == self.control.fileno():
+                        self.hear_agent()
+                    else:
+                        self.accept()
+                self.look()
+        except Leave:
+            self.leave()
+
+    def hear_agent(self) -> None:
+        try:
+            report, _ = frames.receive(self.control)
+        except (EOFError, OSError, ValueError):
+            raise Leave from None
+        if "ready" in report:
+            self.ready = report
+            return
+        self.stop_agent()
+        if report.get("package") in (None, "", "torch") or len(self.skip) >= MOST_RESTARTS:
+            with open(unfit_file(self.directory), "w", encoding="utf-8") as file:
+                file.write(str(report.get("unfit")))
+            raise Leave
+        self.skip.append(report["package"])
+        self.spawn()
+
+    def look(self) -> None:
+        """Leave where waiting is wrong by now."""
+        gone = not os.path.exists(AGENT) or not os.path.exists(self.directory)
+        if gone or time.monotonic() >= self.until or memory_is_short():
+            raise Leave
+
+    def accept(self) -> None:
+        try:
+            caller, _ = self.server.accept()
+        except OSError:
+            return
+        with caller:
+            caller.settimeout(PATIENCE)
+            with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError):
+                if peer_of(caller) == os.getuid():
+                    self.serve(caller)
+
+    def serve(self, caller: socket.socket) -> None:
+        question, files = frames.receive(caller)
+        try:
+            if question["do"] == "look":
+                idle = max(0.0, self.until - time.monotonic())
+                state = {"ready": bool(self.ready), "left": idle, "agent": self.agent.pid}
+                frames.send(caller, {**state, "skipped": self.skip})
+            elif question["do"] == "leave":
+                raise Leave
+            elif question["do"] == "take":
+                self.offer(caller, question, files)
+        finally:
+            for fd in files:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+
+    # -- a job -------------------------------------------------------------------------------
+
+    def offer(self, caller: socket.socket, order: dict[str, Any], files: list[int]) -> None:
+        """Take a job, unless something has changed since the imports."""
+        spec = RunDir(order["job"], order["node"]).read_spec()
+        why = self.outdated(order["environment"])
+        frames.send(caller, {"no": why} if why else {"yes": os.getpid()})
+        if why:
+            raise Leave
+        answer, _ = frames.receive(caller)
+        if answer.get("go") is True:
+            caller.close()
+            become(self, spec, order, files)
+
+    def outdated(self, environment: dict[str, str]) -> str:
+        """Say what was imported differently from how a cold start would import it, or nothing."""
+        for name in self.ready.get("reads", ()):
+            if name not in SESSION and self.environment.get(name) != environment.get(name):
+                return f"{name}, which a package reads when it is imported, differs"
+        for path, before in self.ready.get("files", {}).items():
+            if frames.mark(path) != before:
+                return f"{path} has changed"
+        return ""
+
+    def stop_agent(self) -> None:
+        self.control.close()
+        self.agent.kill()
+        self.agent.wait()
+
+    def close(self) -> None:
+        """Stop listening; another pair may take the place from here on."""
+        self.server.close()
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self.directory, "socket"))
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def leave(self) -> None:
+        self.stop_agent()
+        self.close()
+
+
+class WarmSupervisor(Supervisor):
+    """A supervisor whose agent is there already, and waits."""
+
+    def __init__(self, run: RunDir, spec: Spec, standby: Standby, order: dict[str, Any]) -> None:
+        super().__init__(run, spec)
+        self.standby, self.order = standby, order
+
+    def spawn_agent(
+        self, command: list[str], environment: dict[str, str], output: int
+    ) -> subprocess.Popen[bytes]:
+        order = {
+            "command": command,
+            "environment": environment,
+            "umask": self.spec.umask,
+            "limits": self.order["limits"],
+            "directory": self.run.path,
+            "supervisor": os.getpid(),
+        }
+        control = self.standby.control
+        control.settimeout(START_SECONDS)
+        with contextlib.suppress(BrokenPipeError):  # it has just been killed: reap() sees it
+            frames.send(control, order, [output])
+        control.close()
+        return self.standby.agent
+
+
+START_SECONDS = 15.0
+
+
+def become(standby: Standby, spec: Spec, order: dict[str, Any], files: list[int]) -> None:
+    """Be the supervisor of a job to its end, as one that was started for it."""
+    ready, errors, *held = files
+    files.clear()
+    os.environ.clear()
+    os.environ.update(order["environ"])
+    process_title.show_environment(os.environ)
+    names = [order["job"], str(order["node"])]
+    program = [sys.executable, *processes.OPTIONS, order["library"], "supervise"]
+    process_title.show_command([*program, *names])
+    standby.close()
+    os.dup2(errors, 2)
+    os.close(errors)
+    set_limits(order["limits"])
+    os.chdir(order["directory"])
+    time.tzset()
+    if spec.lease is not None and spec.lease.fd is not None:
+        spec = spec.replace(lease=spec.lease.replace(fd=held[-1]))
+    run_job(WarmSupervisor(RunDir(spec.job, spec.node), spec, standby, order), ready)
+    sys.exit()
+
+
+def set_limits(wanted: dict[str, list[int]]) -> None:
+    import resource
+
+    now = limits()
+    for kind, pair in wanted.items():
+        if now.get(int(kind)) != tuple(pair):
+            resource.setrlimit(int(kind), (pair[0], pair[1]))
+
+
+def memory_is_short() -> bool:
+    """Tell whether others need the memory that a warm process holds."""
+    sizes = {}
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            if name in ("MemTotal", "MemAvailable"):
+                sizes[name] = int(rest.split()[0])
+    if len(sizes) == 2 and sizes["MemAvailable"] < LEAST_MEMORY * sizes["MemTotal"]:
+        return True
+    try:
+        with open("/proc/pressure/memory", encoding="ascii") as file:
+            return float(file.readline().split()[2].partition("=")[2]) > MOST_STALLS
+    except (OSError, ValueError, IndexError):  # a kernel that does not count stalls
+        return False
+
+
+MOST_STALLS = 10.0  # percent of the last minute in which some process waited for memory
+
+
+def main(directory: str, fd: str) -> None:
+    """Wait in a directory that was made for this process, on a socket that listens there."""
+    os.read(0, 1)  # the directory is there once nobody holds the other end
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.close(null)
+    server = socket.socket(fileno=int(fd))
+    server.setblocking(False)
+    os.chdir(directory)
+    Standby(directory, server).wait()

@@ -1,0 +1,54 @@
+"""A job on two nodes leaves them warm, the next one starts from that, and it ends with proof."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from tests.launching import PATIENCE, Head
+
+PROGRAM = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("sum", total.item(), "of", os.environ["JOBS_OWN"], flush=True)
+"""
+
+
+def warm(head: Head, *words: str) -> tuple[int, str]:
+    command = head.command("orchestrator", "warm", *words)
+    return command.finish(), command.text
+
+
+def wait_until_ready(head: Head) -> list[dict[str, Any]]:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        nodes = json.loads(warm(head, "--json")[1])["nodes"]
+        if all(node["warm"] and node["warm"][0]["ready"] for node in nodes):
+            return [node["warm"][0] for node in nodes]
+        assert time.monotonic() < deadline, nodes
+
+
+def test_from_cold_to_warm_and_off(head: Head) -> None:
+    script = head.script("program.py", PROGRAM)
+    cold = head.run("--nproc", "2", "--warm", "--env", "JOBS_OWN=1", script)
+    assert "warm start" not in cold.text
+    waiting = wait_until_ready(head)
+    assert all(pair["memory"] > 0 and len(pair["pids"]) == 2 for pair in waiting)
+    assert not any("JOBS_OWN" in pair["variables"] for pair in waiting)
+    again = head.run("--nproc", "2", "--warm", "10m", "--env", "JOBS_OWN=1", script)
+    assert "orchestrator: warm start on all nodes" in again.text
+    sums = [sorted(line for line in run.lines if " sum 4.0 of 1" in line) for run in (cold, again)]
+    assert len(sums[0]) == 4 and sums[0] == sums[1]
+    wait_until_ready(head)
+    code, text = warm(head)
+    assert code == 0 and text.count(" warm ") == 2 and "min" in text
+    code, text = warm(head, "--off", "--node", "1")
+    assert code == 0 and "ended 2 processes that waited; none is left" in text
+    code, text = warm(head, "--off")
+    assert code == 0 and "nothing was warm" in text and "none is left" in text
+    assert not any(head.cluster.processes(node, "ORCHESTRATOR_WARM=") for node in (0, 1))
+    code, text = warm(head, "--node", "nobody")
+    assert code == 2 and "no such node" in text

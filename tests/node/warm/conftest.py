@@ -1,0 +1,111 @@
+"""One node with our program unpacked, and a torch that is there at once: what waits is ours."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.head.connect.channel import library
+from orchestrator.node.server import session as server_session
+from orchestrator.node.server.session import Session
+from orchestrator.node.warm import pairs
+from orchestrator.node.warm.pairs import Pair
+from orchestrator.protocol.events import Ended
+from orchestrator.protocol.messages import Start, StartedHere
+from orchestrator.protocol.spec import Spec
+from tests.node.running import PATIENCE, PYTHON, STAND_IN, Job, alive, spec_of, wait_until
+
+# Stands in for torch.distributed.run, where it does not matter what torchrun does.
+RUN = f"""
+import runpy, sys
+def main():
+    own = [word for word in sys.argv if word.startswith(("--nproc=", "--first=", "--log-dir="))]
+    sys.argv = [{str(STAND_IN)!r}, "--fork", *own, sys.argv[-1]]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+TORCH = """
+class cuda:
+    is_initialized = staticmethod(lambda: False)
+"""
+
+
+class WarmNode:
+    """A node on which jobs are started as a head has them started."""
+
+    def __init__(self, directory: Path, new_job: Callable[..., Job], program: str) -> None:
+        self.directory, self.new_job, self.program = directory, new_job, program
+        self.library = directory / "library"
+        self.packages = directory / "site-packages"
+        self.jobs: list[Job] = []
+
+    def package(self, name: str, text: str) -> Path:
+        path = self.packages.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def spec(self, job: Job, text: str, **fields: Any) -> Spec:
+        path = self.directory / f"{job.run.job}.py"
+        path.write_text(text)
+        agent = [PYTHON, "-u", str(self.library / "orchestrator/node/job/fast_torchrun.py")]
+        env = {"PYTHONPATH": str(self.packages), **fields.pop("env", {})}
+        target = {"kind": "script", "name": str(path), "args": []}
+        spec = job.spec(target, start="fork", workdir=self.directory, env=env)
+        agent += ["--nproc=1", "--first=0", "--node-rank=0"]
+        return spec_of({"warm": 600.0, **spec, "agent": agent, **fields})
+
+    def start(self, text: str, **fields: Any) -> tuple[Job, StartedHere]:
+        job = self.new_job()
+        self.jobs.append(job)
+        answer = Session(umask=0o022).answer(Start(spec=self.spec(job, text, **fields)))
+        assert isinstance(answer, StartedHere)
+        return job, answer
+
+    def run(self, text: str, **fields: Any) -> tuple[Job, StartedHere]:
+        """Start a job and wait for its end."""
+        job, answer = self.start(text, **fields)
+        wait_until(lambda: job.run.last(Ended), "the end of the job")
+        wait_until(lambda: not alive(answer.supervisor), "the end of its supervisor")
+        return job, answer
+
+    def keep_warm(self, job: Job) -> Pair:
+        """Do what the server does that has streamed this job to its end."""
+        session = Session(umask=0o022)
+        session.followed = job.run
+        session.keep_warm()
+        return self.ready()
+
+    def ready(self) -> Pair:
+        return wait_until(self.find_ready, "the warm pair")
+
+    def find_ready(self) -> Pair | None:
+        there = pairs.all_pairs()
+        return next((pair for pair in there if pairs.ask(pair).get("ready")), None)
+
+
+@pytest.fixture
+def node(
+    tmp_path: Path, new_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WarmNode]:
+    made = WarmNode(tmp_path, new_job, "")
+    for name, text in json.loads(zlib.decompress(library().blob)).items():
+        path = made.library / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    made.package("torch.__init__", TORCH)
+    made.package("torch.distributed.__init__", "")
+    made.package("torch.distributed.run", RUN)
+    monkeypatch.setattr(pairs, "library", lambda: str(made.library))
+    monkeypatch.setattr(server_session, "LIBRARY", str(made.library))
+    monkeypatch.setattr(pairs, "ANSWER_SECONDS", PATIENCE)  # a busy machine is no failure
+    monkeypatch.setattr(server_session, "START_SECONDS", PATIENCE)
+    monkeypatch.setattr(sys, "executable", PYTHON)
+    yield made
+    for pair in pairs.all_pairs():
+        pairs.end(pair)

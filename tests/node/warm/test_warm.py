@@ -1,0 +1,251 @@
+"""Jobs that start from what an earlier one left warm, and what waits when it must not any more."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.node.job import processes, stop_job
+from orchestrator.node.server.session import Refusal
+from orchestrator.node.warm import frames, handover, pairs
+from orchestrator.protocol import messages
+from orchestrator.protocol.events import Ended
+from tests.node.running import PATIENCE, alive, wait_until
+from tests.node.warm.conftest import WarmNode
+
+HELLO = "print('hello')"
+WAITS = "import time; print('waits', flush=True); time.sleep(1000)"
+
+
+def living(token: str) -> list[int]:
+    """The processes that carry a pair's mark."""
+    mark = f"{pairs.TOKEN_VARIABLE}={token}".encode()
+    return [pid for pid in processes.everyone() if mark in processes.environment(pid)]
+
+
+def test_it_is_used_once_and_ended_with_proof(node: WarmNode) -> None:
+    job, cold = node.run(HELLO)
+    assert not cold.warm.warm and not cold.warm.why
+    pair = node.keep_warm(job)
+    agent = pairs.ask(pair)["agent"]
+    job, warm = node.run(HELLO)
+    assert warm.warm.warm, warm.warm.why
+    assert (warm.supervisor, job.of_kind("started")[0]["agent"]) == (pair.pid, agent)
+    assert job.output == {"0": "hello\n"}
+    assert (job.events[-1]["agent"], job.events[-1]["left"]) == (0, [])
+    assert not pairs.all_pairs() and not alive(pair.pid) and not alive(agent)
+    pair = node.keep_warm(job)
+    end = pairs.end(pair)
+    assert len(end.ended) == 2 and not end.left
+    assert not living(pair.token) and not alive(pair.pid) and not Path(pair.directory).exists()
+
+
+def test_its_processes_are_the_jobs_as_after_a_cold_start(node: WarmNode) -> None:
+    node.keep_warm(node.run(HELLO)[0])
+    job, warm = node.start(WAITS, env={"SECRET_OF_MINE": "x" * 2000})
+    assert warm.warm.warm, warm.warm.why
+    wait_until(lambda: "waits\n" in job.output.get("0", ""), "the rank")
+    started = job.of_kind("started")[0]
+    variables = processes.environment(started["agent"])
+    assert processes.tag(variables) == (job.run.job, "0", job.run.path)
+    assert processes.supervised(warm.supervisor) == (job.run.job, "0")
+    assert b"SECRET_OF_MINE=" + b"x" * 2000 in variables
+    assert not any(name.startswith(b"ORCHESTRATOR_WARM=") for name in variables)
+    stop = messages.Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
+    receipt = stop_job.stop(job.run, stop)
+    assert not receipt.left and len(receipt.ended) >= 2
+    assert not alive(warm.supervisor) and not alive(started["agent"])
+
+
+SHOW = """
+import gc, json, locale, os, random, resource, signal, sys, time, warnings
+names = ("__name__", "__file__", "__package__")
+print(json.dumps({
+    "environ": {n: v for n, v in os.environ.items() if n not in ("NOISE",)},
+    "argv": [sys.argv, sys.orig_argv, sys.path, sys.flags, sys.warnoptions, sys.executable],
+    "main": {n: repr(globals().get(n)) for n in names},
+    "ours": sorted(n for n in sys.modules if "orchestrator" in n or n in ("agent", "frames")),
+    "signals": {int(n): str(signal.getsignal(n)) for n in signal.valid_signals()},
+    "mask": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))),
+    "limits": [resource.getrlimit(n) for n in range(16)],
+    "umask": os.umask(0),
+    "cwd": os.getcwd(),
+    "files": {n: os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")
+              if os.path.exists(f"/proc/self/fd/{n}") and int(n) < 3},
+    "count": len(os.listdir("/proc/self/fd")),
+    "threads": len(os.listdir("/proc/self/task")),
+    "time": [time.tzname, locale.setlocale(locale.LC_ALL)],
+    "gc": [gc.isenabled(), gc.get_threshold(), gc.get_debug()],
+    "warnings": [str(f) for f in warnings.filters],
+    "nice": [os.nice(0), sorted(os.sched_getaffinity(0))],
+    "streams": [(s.encoding, s.errors, s.write_through) for s in (sys.stdout, sys.stderr)],
+    "cmdline": open("/proc/self/cmdline").read().rstrip(chr(0)),
+    "parents": [open(f"/proc/{os.getppid()}/stat").read().split()[1]],
+}))
+print(random.random())
+"""
+
+
+def shown(node: WarmNode, job: Any) -> tuple[dict[str, Any], float]:
+    text, number = job.output["0"].replace(job.run.job, "JOB").splitlines()
+    return json.loads(text), float(number)
+
+
+def test_a_rank_finds_the_same_as_after_a_cold_start(
+    node: WarmNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_LOGIN", "1")
+    cold, _ = node.run(SHOW, env={"LR": "1"})
+    monkeypatch.delenv("OF_THE_LOGIN")  # it waits with another login's environment
+    node.keep_warm(cold)
+    monkeypatch.setenv("OF_THE_LOGIN", "1")
+    warm, answer = node.run(SHOW, env={"LR": "1"})
+    assert answer.warm.warm, answer.warm.why
+    (before, number), (after, other) = shown(node, cold), shown(node, warm)
+    assert after == before
+    assert number != other
+
+
+# -- not any more -----------------------------------------------------------------------------
+
+
+def test_another_setting_is_cold_and_says_why(node: WarmNode) -> None:
+    pair = node.keep_warm(node.run(HELLO)[0])
+    _, plain = node.run(HELLO, env={"LANG": "C"}, warm=0.0)
+    assert plain.warm.why == "cold start: LANG differs" and pairs.lives(pair)
+    _, fresh = node.run(HELLO, fresh=True)
+    assert not fresh.warm.warm and not fresh.warm.why and pairs.lives(pair)
+    job, other = node.run(HELLO, env={"LANG": "C"})
+    assert other.warm.why == "cold start: LANG differs"
+    assert not alive(pair.pid) and not living(pair.token)
+    assert node.keep_warm(job).key != pair.key
+
+
+def test_a_package_that_changed_is_imported_anew(node: WarmNode) -> None:
+    pair = node.keep_warm(node.run(HELLO)[0])
+    node.package("torch.__init__", "version = 2\n")
+    job, cold = node.run("import torch; print(torch.version)")
+    assert not cold.warm.warm and "torch/__init__.py has changed" in cold.warm.why
+    assert job.output == {"0": "2\n"} and not alive(pair.pid)
+
+
+def test_a_variable_that_a_package_reads_is_seen(node: WarmNode) -> None:
+    node.package("torch.__init__", "import os; seen = os.environ.get('ODD')")
+    program = "import torch; print(torch.seen)"
+    node.keep_warm(node.run(program)[0])
+    job, cold = node.run(program, env={"ODD": "7"})
+    assert not cold.warm.warm and "ODD, which a package reads" in cold.warm.why
+    assert job.output == {"0": "7\n"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import _thread, time; _thread.start_new_thread(time.sleep, (1e6,))",
+        "import socket; kept = socket.socket()",
+        "import os; rank = os.environ.get('RANK')",
+        "import signal; signal.signal(signal.SIGUSR1, lambda *_: None)",
+        "raise ValueError",
+    ],
+)
+def test_a_package_that_is_not_quiet_is_left_to_the_ranks(node: WarmNode, text: str) -> None:
+    node.package("quiet", "")
+    node.package("loud", text)
+    job, _ = node.run("try:\n    import loud\nexcept ValueError: pass\nimport quiet")
+    Path(job.run.path, "modules.json").write_text('["loud", "quiet"]')
+    pair = node.keep_warm(job)
+    assert pairs.ask(pair)["skipped"] == ["loud"]
+    job, warm = node.run("import sys; print('loud' in sys.modules, 'quiet' in sys.modules)")
+    assert warm.warm.warm and job.output == {"0": "False True\n"}
+
+
+def test_a_rank_notes_its_packages_and_nothing_of_the_users(node: WarmNode) -> None:
+    node.package("quiet", "")
+    (node.directory / "own.py").write_text("")
+    job, _ = node.run("import own, quiet, json")
+    names = json.loads(Path(job.run.path, "modules.json").read_text())
+    assert "quiet" in names and not {"own", "json", "__main__"} & set(names)
+
+
+def test_a_torch_that_is_not_quiet_is_remembered(node: WarmNode) -> None:
+    node.package("torch.__init__", "import socket; kept = socket.socket()")
+    job, _ = node.run(HELLO)
+    pairs.start(job.run.read_spec(), job.run, os.environ, 0o022)
+    wait_until(lambda: not pairs.all_pairs(), "its end")
+    _, cold = node.run(HELLO)
+    assert cold.warm.why == "cold start: torch opens sockets when it is imported"
+
+
+def test_it_leaves_after_its_time(node: WarmNode) -> None:
+    job, _ = node.run(HELLO, warm=0.001)
+    pairs.start(job.run.read_spec(), job.run, os.environ, 0o022)
+    wait_until(lambda: not pairs.all_pairs() and not list(Path(pairs.root()).iterdir()), "its end")
+
+
+@pytest.mark.parametrize("which", ["supervisor", "agent"])
+def test_a_killed_process_is_a_cold_start(node: WarmNode, which: str) -> None:
+    pair = node.keep_warm(node.run(HELLO)[0])
+    agent = pairs.ask(pair)["agent"]
+    os.kill(pair.pid if which == "supervisor" else agent, signal.SIGKILL)
+    wait_until(lambda: not alive(agent) and not alive(pair.pid), "the end of both")
+    job, cold = node.run(HELLO)
+    assert not cold.warm.warm and job.output == {"0": "hello\n"}
+
+
+def test_one_that_does_not_answer_is_killed(
+    node: WarmNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = node.keep_warm(node.run(HELLO)[0])
+    monkeypatch.setattr(pairs, "ANSWER_SECONDS", 0.2)
+    os.kill(pair.pid, signal.SIGSTOP)
+    job, cold = node.run(HELLO)
+    assert cold.warm.why == "cold start: the warm process did not answer"
+    assert job.output == {"0": "hello\n"} and not alive(pair.pid) and not living(pair.token)
+
+
+# -- a stop meanwhile -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["before", "between", "after"])
+def test_a_stop_during_the_hand_over(
+    node: WarmNode, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Whatever comes first: nothing is left, and nothing starts afterwards."""
+    pair = node.keep_warm(node.run(HELLO)[0])
+    agent = pairs.ask(pair)["agent"]
+    receipts = []
+    send = frames.send
+
+    def send_and_stop(connection: Any, message: dict[str, Any], files: Any = ()) -> None:
+        asks, goes = message.get("do") == "take", bool(message.get("go"))
+        if moment == "after" and goes:
+            send(connection, message, files)
+        if goes or (asks and moment == "before"):
+            run = node.jobs[-1].run
+            stop = messages.Stop(job=run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
+            receipts.append(stop_job.stop(run, stop))
+        if not (moment == "after" and goes):
+            send(connection, message, files)
+
+    monkeypatch.setattr(handover, "frames", _With(send_and_stop))
+    try:
+        node.start(WAITS)
+    except Refusal as refusal:
+        assert refusal.kind == messages.STOPPED or "did not start" in str(refusal)
+    assert receipts and not any(receipt.left for receipt in receipts)
+    run = node.jobs[-1].run
+    wait_until(lambda: run.last(Ended), "the end")
+    wait_until(lambda: not alive(pair.pid) and not alive(agent), "the end of both")
+    assert not processes.of_job(run.job, 0)
+
+
+class _With:
+    """The module, with another `send`."""
+
+    def __init__(self, send: Any) -> None:
+        self.send, self.receive = send, frames.receive
