@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from orchestrator.config.launch import Where
 from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, UsageError
-from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.connect.transport import Transport
+from orchestrator.head.held import control
+from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.inventory.node_list import Node, read_nodes
 from orchestrator.head.screen.output import tell
 from orchestrator.head.status import warm as warm_nodes
@@ -15,9 +17,14 @@ from orchestrator.head.status import warm as warm_nodes
 
 def warm(where: Where, wanted: str | None, *, off: bool, as_json: bool) -> int:
     """Show what waits on each node, or end it."""
-    ssh = SshTransport(SshConfig(where.ssh_config))
+    ssh = HeldTransport(SshConfig(where.ssh_config))
     nodes = choose(read_nodes(where.node_list), wanted)
-    return end(ssh, nodes, as_json=as_json) if off else show(ssh, nodes, as_json=as_json)
+    if not off:
+        return show(ssh, nodes, as_json=as_json)
+    code = end(ssh, nodes, as_json=as_json)
+    if wanted is None:  # all of it: also what waits on this machine
+        control.end()
+    return code
 
 
 def choose(nodes: Sequence[Node], wanted: str | None) -> list[Node]:
@@ -31,14 +38,14 @@ def choose(nodes: Sequence[Node], wanted: str | None) -> list[Node]:
     return chosen
 
 
-def show(ssh: SshTransport, nodes: Sequence[Node], *, as_json: bool) -> int:
+def show(ssh: Transport, nodes: Sequence[Node], *, as_json: bool) -> int:
     answers = warm_nodes.ask(ssh, nodes)
     text = warm_nodes.to_json if as_json else warm_nodes.to_text
     tell(text(nodes, answers))
     return EXIT_DONE if warm_nodes.all_reached(answers) else EXIT_NODE
 
 
-def end(ssh: SshTransport, nodes: Sequence[Node], *, as_json: bool) -> int:
+def end(ssh: Transport, nodes: Sequence[Node], *, as_json: bool) -> int:
     """End what waits on these nodes, and prove it."""
     answers = warm_nodes.end(ssh, nodes)
     text = warm_nodes.to_json if as_json else warm_nodes.receipts

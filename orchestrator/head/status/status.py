@@ -19,7 +19,7 @@ from orchestrator.protocol.message import encode
 from orchestrator.protocol.messages import Jobs, JobState
 from orchestrator.records import experiment
 from orchestrator.records.experiment import JobRecord, NodeRecord
-from orchestrator.text import duration
+from orchestrator.text import duration, parse_seconds
 
 STATES = {
     **dict.fromkeys(("running", "done"), "green"),
@@ -115,7 +115,22 @@ def to_text(
             end = "" if code is None else f"exit code {code}"
             pid = f"pid {rank.get('pid', '?')}"
             rows.append([f"  rank {number}", pid, colored(rank.get("state", "?")), end])
-    return "\n".join([heading, output.table(rows, output.look(), indent=2)]).rstrip()
+    lines = [heading, output.table(rows, output.look(), indent=2).rstrip()]
+    return "\n".join([*lines, *left_warm(record)]).rstrip()
+
+
+def left_warm(record: JobRecord) -> list[str]:
+    """Say until when its nodes may be warm, without asking them."""
+    if not record.over or record.ended is None or record.launch.warm is None:
+        return []
+    try:
+        until = record.ended + parse_seconds("launch.warm", record.launch.warm)
+    except UsageError:
+        return []
+    if until < time.time():
+        return []
+    left = duration(round(until - time.time()))
+    return [f"  its nodes stay warm for {left} at most; which are: orchestrator warm"]
 
 
 def colored(state: str) -> Cell:

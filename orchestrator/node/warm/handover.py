@@ -46,17 +46,20 @@ def hand_over(
     if spec.fresh:
         return Attempt()
     why = setting.unsuitable(spec, environ)
-    there = pairs.all_pairs()
     if why:
-        return Attempt(why=f"cold start: {why}" if there or spec.warm else "")
+        return Attempt(why=f"cold start: {why}" if spec.warm or pairs.all_pairs() else "")
     wanted = setting.setting_of(spec, environ, pairs.library(), umask)
     key = setting.key_of(wanted)
+    waited = os.path.isdir(os.path.join(pairs.root(), key))
+    there = pairs.all_pairs()
     fitting = [pair for pair in there if pair.key == key]
     for pair in fitting:
         return take(pair, run, spec, environ, umask, files)
     unfit = pairs.why_unfit(key)
     if unfit:
         return Attempt(why=f"cold start: {unfit}")
+    if waited:
+        return Attempt(why="cold start: the process that waited was killed")
     if not there:
         return Attempt()
     differs = setting.differences(there[-1].setting, wanted)

@@ -195,6 +195,8 @@ def test_a_killed_process_is_a_cold_start(node: WarmNode, which: str) -> None:
     wait_until(lambda: not alive(agent) and not alive(pair.pid), "the end of both")
     job, cold = node.run(HELLO)
     assert not cold.warm.warm and job.output == {"0": "hello\n"}
+    gone = which == "supervisor"  # without its agent it leaves, and removes its files
+    assert cold.warm.why == ("cold start: the process that waited was killed" if gone else "")
 
 
 def test_one_that_does_not_answer_is_killed(

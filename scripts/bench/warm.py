@@ -1,0 +1,143 @@
+"""Measure a warm start, a cold one and torchrun by hand: to the first all-reduce on all ranks.
+
+    python scripts/bench/warm.py [--shapes 2x2 4x2] [--idle 60]
+
+All in turns on the same hosts, with the same program and torch (launch.py). What is left to wait is
+ready before each warm start. Also printed: its memory, and the CPU that it takes while it waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import launch
+from ground import (
+    Cluster,
+    Contender,
+    Failed,
+    Word,
+    compete,
+    fresh,
+    machine,
+    our,
+    require_root,
+    run,
+    show,
+    table,
+)
+
+BY_HAND = "torchrun by hand over ssh"
+READY_SECONDS = 60.0
+STEPS = {"program": "program begins", "group": "group is made", "all_reduce": "all-reduce is done"}
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--shapes", nargs="+", default=["2x2", "4x2"], help="nodes x ranks")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds to watch what waits")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    require_root()
+    python = Path(sys.executable)
+    about = machine(python)
+    results = {}
+    for shape in options.shapes:
+        nodes, ranks = map(int, shape.split("x"))
+        results[shape] = contenders(python, ranks)
+        compete(results[shape], nodes, options.repeat, shape)
+    waiting = watch(python, options.idle)
+    data = {
+        "shapes": {shape: {c.name: c.samples for c in found} for shape, found in results.items()},
+        "waiting": waiting,
+    }
+    title = f"From the command to the first all-reduce on all ranks (median of {options.repeat})"
+    show(options.json, title, about, render(results, waiting), data)
+
+
+def contenders(python: Path, ranks: int) -> list[Contender]:
+    def ours(*more: str) -> Any:
+        def words(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
+            first, *rest = launch.ours(python, cluster, ranks, out)
+            return [first, *rest[:-2], *more, *rest[-2:]]
+
+        return partial(launch.timed, ranks, partial(words, python))
+
+    cold, warm = ours("--fresh"), ours("--warm")
+
+    def warm_again(cluster: Cluster) -> Mapping[str, float]:
+        if not all(node["warm"] for node in listed(cluster)):
+            warm(cluster)
+        wait_until_ready(cluster)
+        sample = warm(cluster)
+        wait_until_ready(cluster)  # before the next contender
+        return sample
+
+    by_hand = partial(launch.timed, ranks, partial(launch.by_hand, python))
+    return [
+        Contender("master_launch, cold", cold),
+        Contender("master_launch, warm", warm_again),
+        Contender(BY_HAND, by_hand),
+    ]
+
+
+def listed(cluster: Cluster) -> list[dict[str, Any]]:
+    words = [*our("orchestrator"), "warm", "--json", "--nodes", cluster.node_list]
+    nodes: list[dict[str, Any]] = json.loads(run(cluster, words).said)["nodes"]
+    return nodes
+
+
+def wait_until_ready(cluster: Cluster) -> list[dict[str, Any]]:
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        nodes = listed(cluster)
+        if all(node["warm"] and node["warm"][0]["ready"] for node in nodes):
+            return [node["warm"][0] for node in nodes]
+        if time.monotonic() > deadline:
+            raise Failed(f"not warm after {READY_SECONDS:g} s: {nodes}")
+
+
+def watch(python: Path, seconds: float) -> dict[str, float]:
+    """Return the memory of what waits on a node, and the part of a core that it takes."""
+    with fresh(1) as cluster:
+        words = partial(launch.ours, python)
+        launch.timed(2, lambda *a: [*words(*a)[:-2], "--warm", *words(*a)[-2:]], cluster)
+        (pair,) = wait_until_ready(cluster)
+        before = sum(map(ticks, pair["pids"]))
+        time.sleep(seconds)
+        used = (sum(map(ticks, pair["pids"])) - before) / TICKS
+    return {"bytes": pair["memory"], "of_a_core": used / seconds}
+
+
+def ticks(pid: int) -> int:
+    """Return the time that a process has used; hosts share this machine's PIDs."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def render(results: Mapping[str, list[Contender]], waiting: Mapping[str, float]) -> str:
+    head = ["", "", *STEPS.values(), "of torchrun"]
+    rows = []
+    for shape, found in results.items():
+        theirs = next(one for one in found if one.name == BY_HAND).median("all_reduce")
+        for one in found:
+            mine = one.median("all_reduce")
+            part = f"{mine / theirs:.2f}" if mine and theirs else one.missing
+            steps = [one.median(step) for step in STEPS]
+            rows.append([shape, one.name, *(f"{s:.2f} s" if s else "" for s in steps), part])
+    memory = f"{waiting['bytes'] / 2**20:.0f} MiB"
+    idle = f"waiting on one node: {memory}, {waiting['of_a_core']:.4%} of a core"
+    return f"{table(head, rows)}\n\n{idle}"
+
+
+if __name__ == "__main__":
+    main()
