@@ -203,7 +203,7 @@ def connections(where: Where, idle: str | None, close: bool, as_json: bool) -> i
 @json_option
 def warm(where: Where, off: bool, node: str | None, as_json: bool) -> int:
     """List the processes that --warm left on the nodes for the next start, or end them."""
-    from orchestrator.head.commands import warm
+    from orchestrator.head.commands.ready import warm
 
     return warm.warm(where, node, off=off, as_json=as_json)
 

@@ -1,0 +1,1 @@
+"""`orchestrator warm`: what stays ready on the nodes between two jobs."""
