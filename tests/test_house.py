@@ -139,7 +139,7 @@ ARROWS: dict[str, set[str]] = {
     "api": {
         *("cli", "config", "errors", "protocol", "records", "node/calls"),
         *("head/calls", "head/commands", "head/follow", "head/inventory", "head/launch"),
-        *("head/screen", "head/status"),
+        *("head/chores", "head/connect", "head/screen", "head/status"),
     },
     "entry": {"cli", "interrupt"},
     "__main__": {"entry"},
@@ -167,7 +167,8 @@ OTHERS = {
     "launchers/by_hand": {"click"},
     "launchers/containers": {"yaml", "click"},
     "api": {"click"},
-    "api/cluster.py": {"cloudpickle", "typing_extensions"},
+    "api/cluster.py": {"cloudpickle", "fabric", "typing_extensions"},
+    "head/chores/fabric_group.py": {"fabric"},
     "api/pool.py": {"cloudpickle"},
     "protocol/message.py": {"typing_extensions"},  # for the type checker alone
     "node/job/run_function.py": {"cloudpickle"},  # which travels with the function

@@ -26,6 +26,7 @@ from orchestrator.records import experiment
 from orchestrator.records.experiment import NAME, Experiment
 
 if TYPE_CHECKING:
+    from fabric import Group
     from typing_extensions import Unpack
 
     from orchestrator.api.pool import Pool
@@ -173,6 +174,25 @@ class Cluster:
 
         answer = Background("nodes", arguments=self._arguments(self._options)).answer()
         return [machine.from_json(described) for described in answer["nodes"]]
+
+    def fabric(self) -> Group:
+        """Return the nodes of the list as a group of fabric: run, put, get, sudo on all at once.
+
+        The connections are verified as those of every command here: a changed host key is refused.
+        """
+        from orchestrator.head.chores import fabric_group
+        from orchestrator.head.connect.ssh import SshTransport
+        from orchestrator.head.connect.ssh_config import SshConfig
+        from orchestrator.head.inventory.node_list import read_nodes
+
+        file = self._where.get("ssh_config")
+        ssh = SshTransport(
+            SshConfig(Path(file) if file else None),
+            timeout=float(self._options.get("connect_timeout", Launch.connect_timeout)),
+            strict=bool(self._options.get("strict_host_keys", False)),
+        )
+        nodes = read_nodes(Path(self._where.get("nodes", absolute(DEFAULT_NODES))))
+        return fabric_group.group(ssh, nodes)
 
     def _arguments(self, options: Options) -> list[str]:
         paths = [f"--{name.replace('_', '-')}={path}" for name, path in self._where.items()]
