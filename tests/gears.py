@@ -14,6 +14,8 @@ CLUSTERS = {"two_nodes", "netns_cluster", "loopback_cluster", "slurm", "machines
 # One by one they take too long for the first gear: they start clusters of their own, ranks that
 # import torch, an environment to install.
 SLOW = [
+    "tests/head/environments/test_make.py",
+    "tests/head/environments/test_requirements.py::test_wheels_are_downloaded_once",
     "tests/clusters/",
     "tests/end_to_end/",
     "tests/engine/data/test_data.py::test_every_sample_comes_everywhere",
@@ -54,6 +56,7 @@ ONE_RUN_PER_KEY = "observed"  # a fixture: who uses it is in the last gear
 
 # What the second gear proves with fewer cases, or proves at a lower level.
 LONG = [
+    "tests/end_to_end/test_bootstrap.py",
     "tests/clusters/test_clusters.py::test_sixty_four_hosts",
     "tests/end_to_end/test_chaos.py",
     "tests/engine/ranks/test_many_ranks.py",

@@ -37,7 +37,9 @@ ARROWS: dict[str, set[str]] = {
     "node/calls": {"node/job", "protocol"},
     "node/code": {"files", "node/facts", "node/job", "permissions", "protocol"},
     "node/warm": {"node/job", "protocol"},
+    "node/environments": {"files", "permissions", "node/code", "node/job", "protocol"},
     "node/server": {
+        "node/environments",
         *("protocol", "node/calls", "node/code", "node/facts", "node/job", "node/peers"),
         "node/warm",
     },
@@ -97,6 +99,10 @@ ARROWS: dict[str, set[str]] = {
         *("head/code", "head/connect", "head/doctor", "head/follow", "head/held"),
         *("head/inventory", "head/plan", "head/screen", "head/slurm"),
     },
+    "head/environments": {
+        *("config", "errors", "files", "protocol", "text"),
+        *("head/code", "head/connect", "head/inventory", "head/launch", "head/screen"),
+    },
     "head/status": {
         *("config", "errors", "protocol", "records", "text"),
         *("head/connect", "head/follow", "head/held", "head/inventory", "head/screen"),
@@ -133,7 +139,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "cli": {
         *("config", "errors", "interrupt", "version"),
-        *("head/chores", "head/commands", "head/screen", "local_cluster"),
+        *("head/chores", "head/commands", "head/environments", "head/screen", "local_cluster"),
         *("launchers", "launchers/by_hand", "launchers/containers", "launchers/slurm"),
     },
     "api": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -121,6 +122,47 @@ def doctor_command(
     return doctor.examine(
         arguments_from(params), full=not quick, hints=hints, as_json=as_json, color=color
     )
+
+
+@click.command("bootstrap", cls=GroupedCommand, params=[*launch_options("nodes")])
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--name", metavar="NAME", default="", help="Name the environment on the nodes, too.")
+@click.option(
+    "--into",
+    metavar="DIR",
+    default="",
+    help="The nodes' directory of environments. [default: ~/.orchestrator/environments]",
+)
+@click.option("--from-index", is_flag=True, help="Each node downloads by itself, from the index.")
+@click.option(
+    "--find-links",
+    multiple=True,
+    metavar="DIR|URL",
+    type=click.Path(),
+    help="Look for packages here, too.",
+)
+@click.option("--no-index", is_flag=True, help="Look for packages nowhere else.")
+@click.option("--prune", is_flag=True, help="Remove environments without name and job.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def bootstrap_command(
+    file: Path | None,
+    name: str,
+    into: str,
+    from_index: bool,
+    find_links: tuple[str, ...],
+    no_index: bool,
+    prune: bool,
+    as_json: bool,
+    **params: Any,
+) -> int:
+    """Make the same virtual environment on every node, from wheels that are downloaded once.
+
+    FILE is a requirements.txt, pyproject.toml or uv.lock. What is whole already stays.
+    """
+    from orchestrator.head.environments import command
+
+    asked = command.Asked(file, into, name, find_links, not no_index, from_index, prune, as_json)
+    return command.bootstrap(arguments_from(params), asked)
 
 
 @click.command("nodes", cls=GroupedCommand, params=[*launch_options("nodes")])

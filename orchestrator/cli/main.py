@@ -15,6 +15,7 @@ from orchestrator import interrupt
 from orchestrator.cli import launchers
 from orchestrator.cli.chores import exec_command, pull_command, ssh_command
 from orchestrator.cli.launch import (
+    bootstrap_command,
     doctor_command,
     launch_arguments,
     launch_command,
@@ -74,7 +75,7 @@ def run(command: click.Command, name: str) -> NoReturn:
 HEADINGS = {
     "Run a job": ("launch", "attach", "logs", "status", "stop", "emergency-stop"),
     "Look before a launch": ("nodes", "plan", "doctor", "verify", "demo"),
-    "Everyday work on all nodes": ("exec", "ssh", "pull", "connections", "warm"),
+    "Everyday work on all nodes": ("exec", "ssh", "pull", "connections", "warm", "bootstrap"),
     "What jobs leave": ("start-report", "diff", "checkpoint", "prune"),
     "Other launchers": ("run-node", "submit", "generate"),
 }
@@ -227,6 +228,7 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 
 for command in (
     *(launch_command, nodes_command, plan_command, doctor_command, verify_command),
+    bootstrap_command,
     *(start_report, diff, checkpoint, prune),
     *(exec_command, ssh_command, pull_command),
 ):

@@ -56,6 +56,11 @@ orch_fail() {
 orch_activate() {
     case $orch_kind in
     venv) orch_venv ;;
+    bootstrap)
+        orch_names=${ORCHESTRATOR_HOME:-$HOME/.orchestrator}/environments/${orch_value:-newest}
+        orch_value=$(cd -P "$orch_names" 2>/dev/null && pwd -P) ||
+            orch_fail "there is no $orch_names: orchestrator bootstrap makes it"
+        orch_venv ;;
     conda) orch_conda ;;
     module) orch_module ;;
     script)
@@ -228,6 +233,7 @@ def why_not_active(activate: str, reason: str, errors: str) -> tuple[str, str]:
         "conda": f"conda activate {value}",
         "module": f"module load {value.replace(',', ' ')}",
         "script": f". {value}",
+        "bootstrap": "ls ~/.orchestrator/environments",
     }
     said = f" ({last})" if last else ""
     return f"{activate}: {reason}{said}", f"try in a shell there: {by_hand[kind]}"

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from orchestrator.errors import UsageError
 
 NONE = "none"  # in the node list: not what the other nodes have
+MODULE = r"[\w./+][\w./+=:-]*"
 ACTIVATIONS = (
-    r"none|(venv|script):[/~].*|conda:[\w/~].*|module:[\w./+][\w./+=:-]*([, ]+[\w./+][\w./+=:-]*)*"
+    r"none|bootstrap(:[A-Za-z][\w.-]*)?|(venv|script):[/~].*|conda:[\w/~].*"
+    rf"|module:{MODULE}([, ]+{MODULE})*"
 )
-ACTIVATION_FORMS = "venv:/path, conda:NAME, module:NAME,NAME or script:/path"
+ACTIVATION_FORMS = "venv:/path, conda:NAME, module:NAME,NAME, script:/path or bootstrap"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -97,11 +97,11 @@ def reach_all(request: Request) -> Nodes:
     return replace(nodes, reached=tuple(node for node in nodes.reached if not node.node.spare))
 
 
-def try_all(request: Request) -> Nodes:
+def try_all(request: Request, settle: Callable[[Node, Launch], Node] | None = None) -> Nodes:
     """Reach every node that answers, the spares last, and learn what it is."""
     launch, source = request.config.launch, source_of(request)
     transport = source.transport(launch.connect_timeout)
-    listed = [settled(node, launch) for node in source.nodes]
+    listed = [(settle or settled)(node, launch) for node in source.nodes]
     active = [node for node in listed if not node.spare]
     spares = [node for node in listed if node.spare]
     here = Path.cwd()

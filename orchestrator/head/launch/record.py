@@ -61,7 +61,7 @@ def first_record(prepared: Prepared) -> JobRecord:
 
 def needed_by_python(activate: str | None) -> str | None:
     """Return what a later visit has to activate: the Python of a venv starts by its path alone."""
-    return None if activate and activate.startswith(("venv:", "conda:")) else activate
+    return None if activate and activate.startswith(("venv:", "conda:", "bootstrap")) else activate
 
 
 def record_job(prepared: Prepared) -> JobRecord:

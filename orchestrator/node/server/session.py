@@ -80,6 +80,7 @@ class Session:
         self.listed: set[tuple[str, str]] = set()  # outputs that the head knows
         self.calls: Calls | None = None  # in the ranks of a job
         self.patience = SERVER_PATIENCE
+        self.build: Any = None  # node/environments/build.py, once an environment is made
         self.code: Any = None  # node/code/visit.py, once this head sends code
         self.begun = False
         self.stop_of_all = stop_of_all()  # the last one before this visit
@@ -97,6 +98,8 @@ class Session:
         """Discard what no job of this visit took up: parcels and snapshots."""
         for run in self.parcels.values():
             payload.discard(run)
+        if self.build is not None:
+            self.build.end()
         if self.code is not None:
             self.code.leave()
 
@@ -374,6 +377,37 @@ class Session:
         from orchestrator.node.warm import listing
 
         return messages.WarmEnds(ends=tuple(map(listing.ended, listing.pairs_here())))
+
+    # -- environments ------------------------------------------------------------------------
+
+    @answers(messages.LookAtEnvironment)
+    def look_at_environment(self, request: messages.LookAtEnvironment) -> messages.EnvironmentState:
+        from orchestrator.node.environments.look import look
+
+        return look(request)
+
+    @answers(messages.BuildEnvironment)
+    def build_environment(self, request: messages.BuildEnvironment) -> Nothing:
+        from orchestrator.node.environments.build import Build
+
+        self.build = Build(request)
+        return Nothing()
+
+    @answers(messages.AskBuild)
+    def ask_build(self, request: messages.AskBuild) -> messages.BuildProgress:
+        if self.build is None:
+            raise Refusal("no environment is made here")
+        progress: messages.BuildProgress = self.build.progress()
+        return progress
+
+    @answers(messages.PruneEnvironments)
+    def prune_environments(
+        self, request: messages.PruneEnvironments
+    ) -> messages.PrunedEnvironments:
+        from orchestrator.node.environments.place import Environments
+
+        removed, freed = Environments(request.root).prune()
+        return messages.PrunedEnvironments(removed=tuple(removed), freed=freed)
 
     # -- after a job -------------------------------------------------------------------------
 

@@ -1,0 +1,110 @@
+"""`orchestrator bootstrap`: make the same virtual environment on every node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from orchestrator.config.launch import Launch, LaunchArguments
+from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_NODE, UsageError
+from orchestrator.head.connect import fleet
+from orchestrator.head.environments import build, requirements
+from orchestrator.head.environments.build import Outcome, Wanted
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.launch.nodes import Nodes, settled, try_all
+from orchestrator.head.launch.request import resolve
+from orchestrator.head.screen.output import complain, say, tell
+from orchestrator.protocol.messages import PruneEnvironments
+from orchestrator.text import plural, size
+
+PRUNE_SECONDS = 300.0
+USUAL = "~/.orchestrator/environments"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of the command."""
+
+    file: Path | None
+    into: str = ""
+    name: str = ""
+    find_links: tuple[str, ...] = ()
+    index: bool = True
+    from_index: bool = False
+    prune: bool = False
+    as_json: bool = False
+
+
+def bootstrap(arguments: LaunchArguments, asked: Asked) -> int:
+    """Make the environment on all nodes that can be reached, and name the others."""
+    if asked.into and not asked.into.startswith(("/", "~/")):
+        raise UsageError(
+            f"--into {asked.into}: it is a directory of the nodes", "write --into /path"
+        )
+    only_prune = asked.prune and asked.file is None
+    wanted = None if only_prune else wanted_of(asked)
+    nodes = try_all(resolve(arguments), without_environment)
+    outcomes = [Outcome(n.name, problem=str(error), lost=True) for n, error in nodes.lost]
+    if wanted is not None:
+        hear = complain if asked.as_json else say
+        outcomes = [*build.make(nodes.reached, wanted, hear), *outcomes]
+    freed = pruned(nodes, asked.into) if asked.prune else 0
+    differ = build.differences(outcomes)
+    if asked.as_json:
+        data = {"nodes": [asdict(o) for o in outcomes], "differences": differ, "freed": freed}
+        tell(json.dumps(data, indent=1))
+    else:
+        show(outcomes, differ, asked)
+        if asked.prune:
+            say(f"removed old environments: {size(freed)}")
+    if any(outcome.lost for outcome in outcomes):
+        return EXIT_NODE
+    return EXIT_CHECK if differ or any(outcome.problem for outcome in outcomes) else EXIT_DONE
+
+
+def wanted_of(asked: Asked) -> Wanted:
+    sources = requirements.read(asked.file, asked.find_links, index=asked.index)
+    sources = replace(sources, from_index=asked.from_index)
+    if asked.from_index and not asked.index:
+        raise UsageError("--from-index and --no-index contradict each other")
+    return Wanted(sources, asked.into, asked.name)
+
+
+def without_environment(node: Node, launch: Launch) -> Node:
+    """Reach a node by its own Python: what this command makes need not be there yet."""
+    node = settled(node, launch)
+    ours = (node.activate or "").startswith(("bootstrap", "venv:"))
+    return replace(node, activate=None) if ours else node
+
+
+def pruned(nodes: Nodes, root: str) -> int:
+    """Remove old environments on all nodes; return how many bytes went."""
+    requests = [PruneEnvironments(root=root)] * len(nodes.reached)
+    answers = fleet.ask_all(nodes.reached, requests, PRUNE_SECONDS, "")
+    return sum(answer.freed for answer in answers)
+
+
+def show(outcomes: Sequence[Outcome], differ: Sequence[str], asked: Asked) -> None:
+    """Print each node's environment, what differs, and how to use it."""
+    for outcome in outcomes:
+        if outcome.problem:
+            complain(f"{outcome.node}: {outcome.problem}")
+        else:
+            how = f"made in {outcome.seconds:.1f} s" if outcome.made else "whole, nothing to do"
+            say(f"{outcome.node}: {plural(len(outcome.packages), 'package')}, {how}")
+    if differ:
+        complain("the nodes differ:\n  " + "\n  ".join(differ))
+    whole = [outcome for outcome in outcomes if not outcome.problem]
+    if whole and len(whole) == len(outcomes) and not differ:
+        paths = sorted({usual(outcome.path) for outcome in whole})
+        say("in the node list: " + ", or ".join(f"activate=venv:{path}" for path in paths))
+        if not asked.into:
+            say(f"or for all nodes: --activate bootstrap{':' if asked.name else ''}{asked.name}")
+
+
+def usual(path: str) -> str:
+    """Write a path that is below the home directory of any login as ~/..."""
+    directory, _, key = path.rpartition("/")
+    return f"{USUAL}/{key}" if directory.endswith(USUAL[1:]) else path

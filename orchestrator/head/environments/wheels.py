@@ -1,0 +1,240 @@
+"""Resolves requirements for each kind of node, and downloads its wheels once, on the head.
+
+uv resolves, because it follows the markers of another platform; pip downloads, because it knows the
+head's own indexes, mirrors and certificates. Both are checked against the index's hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import files
+from orchestrator.errors import CheckFailed
+from orchestrator.head.code.scan import Tree
+from orchestrator.head.environments.requirements import LOCK, Requirements
+from orchestrator.protocol import tree
+from orchestrator.protocol.tree import FILE, Entry
+
+UV_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)  # the platforms that uv has names for
+LONGEST = 3600.0  # seconds for a download
+LAST_LINES = 8
+PINNED = "pinned.txt"  # exact versions, with hashes where the nodes download
+READ = 1 << 20
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The nodes that the same wheels fit."""
+
+    version: tuple[int, int]
+    machine: str
+    libc: str  # glibc 2.36, or musl
+
+    def __str__(self) -> str:
+        return f"Python {self.version[0]}.{self.version[1]} on {self.machine}, {self.libc}"
+
+    @property
+    def minor(self) -> int:
+        """The second number of glibc's version."""
+        number = self.libc.rpartition(".")[2]
+        return int(number) if number.isdigit() else 17
+
+    @property
+    def pip_platforms(self) -> list[str]:
+        if not self.libc.startswith("glibc"):
+            return [f"musllinux_1_{minor}_{self.machine}" for minor in (2, 1)]
+        tags = [f"manylinux_2_{minor}" for minor in range(self.minor, 4, -1)]
+        tags += ["manylinux2014", "manylinux2010", "manylinux1", "linux"]
+        return [f"{tag}_{self.machine}" for tag in tags]
+
+    @property
+    def uv_platform(self) -> str:
+        if not self.libc.startswith("glibc"):
+            return f"{self.machine}-unknown-linux-musl"
+        minor = next((known for known in UV_GLIBC if known <= self.minor), 17)
+        return f"{self.machine}-manylinux_2_{minor}"
+
+    @property
+    def pip_options(self) -> list[str]:
+        options = ["--only-binary=:all:", "--python-version", ".".join(map(str, self.version))]
+        return [*options, *(word for tag in self.pip_platforms for word in ("--platform", tag))]
+
+
+def cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "orchestrator" / "environments"
+
+
+def run(words: Sequence[str], what: str) -> str:
+    """Run a program to its end and return what it printed; its last lines say why it failed."""
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LONGEST,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CheckFailed(f"{what}: {error}") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        last = "\n    ".join(lines[-LAST_LINES:])
+        raise CheckFailed(f"{what}:\n    {last}")
+    return done.stdout
+
+
+def pip(*words: str) -> list[str]:
+    return [sys.executable, "-m", "pip", *words, "--disable-pip-version-check", "--no-input", "-q"]
+
+
+# -- uv ---------------------------------------------------------------------------------------
+
+
+def uv_for(machine: str, libc: str, sources: Requirements) -> Path | None:
+    """Return uv's program for such a machine, downloaded once; None where it cannot be had."""
+    musl = not libc.startswith("glibc")
+    own = cache() / "uv" / f"{machine}-{'musl' if musl else 'glibc'}"
+    program = own / "uv"
+    if program.exists():
+        return program
+    tags = [f"musllinux_1_1_{machine}"] if musl else [f"manylinux2014_{machine}"]
+    tags += [] if musl else [f"manylinux_2_17_{machine}", f"manylinux_2_28_{machine}"]
+    words = [word for tag in tags for word in ("--platform", tag)]
+    new = fresh(own)
+    try:
+        options = ("--no-deps", "--only-binary=:all:", *words, "-d", str(new))
+        run(pip("download", *options, *where(sources), "uv"), "uv cannot be downloaded")
+        (wheel,) = new.glob("uv-*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = [name for name in archive.namelist() if name.endswith(".data/scripts/uv")]
+            (new / "uv").write_bytes(archive.read(name))
+        (new / "uv").chmod(0o755)
+        wheel.unlink()
+        put_in_place(new, own)
+    except (CheckFailed, ValueError, OSError, zipfile.BadZipFile):
+        shutil.rmtree(new, ignore_errors=True)
+        return None
+    return program
+
+
+def indexes_of_pip(sources: Requirements) -> list[str]:
+    """Return the indexes of pip's own configuration, which uv does not read."""
+    if not sources.index or any(name.startswith("UV_") and "INDEX" in name for name in os.environ):
+        return []
+    found: dict[str, str] = {}
+    for line in run(pip("config", "list"), "pip cannot read its configuration").splitlines():
+        name, _, value = line.partition("=")
+        key = name.rpartition(".")[2]
+        if key in ("index-url", "extra-index-url", "find-links"):
+            found[key] = value.strip("'\"")  # a later line is of a source that wins
+    if b"--index-url" in sources.text:
+        found.pop("index-url", None)
+    words = [
+        word for key, value in found.items() for url in value.split() for word in (f"--{key}", url)
+    ]
+    return [*words, "--index-strategy", "unsafe-best-match"] if words else []
+
+
+def where(sources: Requirements) -> list[str]:
+    """Return the options that say where packages come from."""
+    links = [word for link in sources.find_links for word in ("--find-links", link)]
+    return [*links, *([] if sources.index else ["--no-index"])]
+
+
+def fresh(path: Path) -> Path:
+    """Make an empty directory beside the path, for what takes its place when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    new = path.parent / f".{path.name}.{os.urandom(4).hex()}.new"
+    new.mkdir(mode=0o700)
+    return new
+
+
+def put_in_place(new: Path, path: Path) -> None:
+    try:
+        new.rename(path)
+    except OSError:  # another command was faster
+        shutil.rmtree(new, ignore_errors=True)
+
+
+# -- wheels -----------------------------------------------------------------------------------
+
+
+def wheels_for(kind: Kind, key: str, sources: Requirements, say: Callable[[str], None]) -> Path:
+    """Download the wheels for one kind of node, unless they are here from an earlier call."""
+    how = "index" if sources.from_index else "wheels"
+    own = cache() / how / f"{key}-{kind.libc.replace(' ', '-')}"
+    if own.is_dir():
+        return own
+    say(f"{kind}: {'resolves' if sources.from_index else 'downloads'} {sources.file}")
+    what = f"the requirements of {sources.file} cannot be met for {kind}"
+    new = fresh(own)
+    try:
+        pinned, options = pins(kind, sources, new, what)
+        if not sources.from_index:
+            options = [*options, *kind.pip_options, "-d", str(new)]
+            run(pip("download", *options, "-r", pinned), what)
+        for path in new.iterdir():
+            if path.suffix != ".whl" and not (sources.from_index and path.name == PINNED):
+                path.unlink()
+        program = uv_for(kind.machine, kind.libc, sources)
+        if program is not None:
+            shutil.copy(program, new / "uv")
+        put_in_place(new, own)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    return own
+
+
+def pins(kind: Kind, sources: Requirements, new: Path, what: str) -> tuple[str, list[str]]:
+    """Resolve the requirements by uv; without uv, pip resolves while it downloads."""
+    glibc = platform.libc_ver()[0] == "glibc"
+    uv = uv_for(platform.machine(), "glibc" if glibc else "musl", sources)
+    if uv is None:
+        if sources.file.suffix not in (".txt", ".in") or sources.from_index:
+            raise CheckFailed(
+                f"{sources.file} has to be read by uv, which cannot be downloaded here",
+                "write a requirements.txt, or pip download uv where there is an index",
+            )
+        return str(sources.file), where(sources)
+    file = str(sources.file)
+    if sources.file.name == LOCK:
+        file = str(new / "locked.txt")
+        words = ["export", "-q", "--frozen", "--no-dev", "--no-emit-project", "--no-hashes"]
+        run([str(uv), *words, "--project", str(sources.file.parent), "-o", file], what)
+    pinned = str(new / PINNED)
+    words = ["pip", "compile", "-q", "--no-header", "--no-annotate", "--emit-index-url"]
+    words += ["--only-binary", ":all:", "--python-platform", kind.uv_platform]
+    words += ["--python-version", ".".join(map(str, kind.version)), *where(sources)]
+    words += indexes_of_pip(sources)
+    words += ["--generate-hashes"] if sources.from_index else []
+    run([str(uv), *words, "-o", pinned, file], what)
+    return pinned, ["--no-deps", *where(sources)]
+
+
+def as_tree(directory: Path) -> Tree:
+    """Describe the wheels as the tree that the nodes are sent."""
+    entries = []
+    for path in sorted(directory.iterdir()):
+        digest = hashlib.sha256()
+        with files.open_plain(path) as file:
+            while data := file.read(READ):
+                digest.update(data)
+        mode = 0o755 if path.name == "uv" else 0o644
+        size = path.stat().st_size
+        value = digest.hexdigest().encode()
+        entries.append(Entry(os.fsencode(path.name), FILE, mode, size, value))
+    listing = tree.packed(entries)
+    return Tree(os.fsencode(directory), tuple(sorted(entries)), listing, tree.digest_of(listing))

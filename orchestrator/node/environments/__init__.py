@@ -1,0 +1,1 @@
+"""Virtual environments that `orchestrator bootstrap` makes on this node."""

@@ -1,0 +1,136 @@
+"""The environments of this node: where they are, what is in them, and whether they are whole.
+
+An environment is made where it stays, because its scripts hold its path; it counts once its file
+`ready.json` is written, and whoever finds none there begins anew. Links with names lead to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+
+from orchestrator import files
+from orchestrator.node.job.run_directory import all_runs, home
+from orchestrator.permissions import others
+from orchestrator.protocol.events import Ended
+
+KEY = re.compile(r"[0-9a-f]{16}")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,60}")
+NEWEST = "newest"
+READY = "ready.json"
+INSTALLED = re.compile(r"(.+?)-([^-]+)\.dist-info")
+
+
+class Environments:
+    """The directory that holds the environments of this node."""
+
+    def __init__(self, root: str = "") -> None:
+        self.root = os.path.abspath(
+            os.path.expanduser(root or os.path.join(home(), "environments"))
+        )
+
+    def prepare(self) -> None:
+        """Make the directory; refuse one in which somebody else could change what runs."""
+        os.makedirs(self.root, mode=0o700, exist_ok=True)
+        problem = others(os.stat(self.root))
+        if problem:
+            raise ValueError(f"{self.root} {problem}: name another directory with --into")
+
+    def path(self, key: str) -> str:
+        if not KEY.fullmatch(key):
+            raise ValueError(f"not the key of an environment: {key[:60]!r}")
+        return os.path.join(self.root, key)
+
+    def link(self, name: str, key: str) -> None:
+        """Let a name lead to an environment, at once for whoever looks."""
+        if not NAME.fullmatch(name):
+            raise ValueError(f"not the name of an environment: {name[:60]!r}")
+        path = os.path.join(self.root, name)
+        if os.path.lexists(path) and not os.path.islink(path):
+            raise ValueError(f"{path} is there and is no link to an environment")
+        new = os.path.join(self.root, f".{name}.{os.urandom(4).hex()}")
+        os.symlink(key, new)
+        os.replace(new, path)
+
+    def packages(self, key: str) -> dict[str, str] | None:
+        """Return what is installed; None where the environment is not whole, or was changed."""
+        path = self.path(key)
+        try:
+            with files.open_plain(os.path.join(path, READY)) as file:
+                noted = json.loads(file.read())
+            if noted["measure"] == measure(path) and os.access(f"{path}/bin/python", os.X_OK):
+                return dict(noted["packages"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return None
+
+    def seal(self, key: str) -> None:
+        """Note that an environment is whole, and what is in it."""
+        path = self.path(key)
+        noted = {"packages": installed(path), "measure": measure(path)}
+        files.replace(os.path.join(path, READY), json.dumps(noted))
+
+    def discard(self, key: str) -> None:
+        """Remove what an interrupted bootstrap left, or what somebody changed."""
+        path = self.path(key)
+        if os.path.lexists(path):
+            hidden = os.path.join(self.root, files.hidden_name(key))
+            files.hide(path, hidden)
+            files.delete(hidden)
+
+    def prune(self) -> tuple[list[str], int]:
+        """Remove the environments that no name leads to and no job uses; return them, and bytes."""
+        freed: list[int] = []
+        removed = []
+        try:
+            names = os.listdir(self.root)
+        except FileNotFoundError:
+            return [], 0
+        kept = {os.readlink(p) for n in names if os.path.islink(p := os.path.join(self.root, n))}
+        used = [run.read_spec().agent[0] for run in all_runs() if run.last(Ended) is None]
+        for name in sorted(names):
+            path = os.path.join(self.root, name)
+            if KEY.fullmatch(name) and name not in kept and os.path.isdir(path):
+                if not any(python.startswith(f"{path}/") for python in used):
+                    hidden = os.path.join(self.root, files.hidden_name(name))
+                    files.hide(path, hidden)
+                    files.delete(hidden, freed.append)
+                    removed.append(name)
+                    with contextlib.suppress(OSError):
+                        os.unlink(f"{path}.lock")
+            elif name.startswith(".") and files.GONE in name:
+                files.delete(path, freed.append)
+        return removed, sum(freed)
+
+
+def site_packages(path: str) -> str:
+    """Return the directory of an environment that packages are in."""
+    library = os.path.join(path, "lib")
+    for name in sorted(os.listdir(library)):
+        if name.startswith("python"):
+            return os.path.join(library, name, "site-packages")
+    raise ValueError(f"{path} has no site-packages")
+
+
+def installed(path: str) -> dict[str, str]:
+    """Return name -> version of all packages, by the directories that installers leave."""
+    found = {}
+    for name in os.listdir(site_packages(path)):
+        match = INSTALLED.fullmatch(name)
+        if match:
+            found[re.sub(r"[-_.]+", "-", match[1]).lower()] = match[2]
+    return dict(sorted(found.items()))
+
+
+def measure(path: str) -> list[int]:
+    """Count files and bytes: what somebody installs, removes or edits later changes these."""
+    count = size = 0
+    for directory, names, plain in os.walk(site_packages(path)):
+        names[:] = [name for name in names if name != "__pycache__"]
+        for name in plain:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(directory, name)).st_size
+                count += 1
+    return [count, size]

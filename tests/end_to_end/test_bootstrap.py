@@ -1,0 +1,54 @@
+"""The same environment on every node, from wheels that are here, on two real hosts."""
+
+from __future__ import annotations
+
+import json
+
+from tests.head.environments.test_requirements import wheel
+from tests.launching import Command, Head
+
+
+def bootstrap(head: Head, *words: str) -> Command:
+    links = ("--find-links", str(head.directory), "--no-index")
+    cache = str(head.directory / "cache")
+    return head.command("orchestrator", "bootstrap", *links, *words, XDG_CACHE_HOME=cache)
+
+
+def environments(command: Command) -> list[dict[str, object]]:
+    text = "\n".join(command.lines)
+    nodes: list[dict[str, object]] = json.loads(text[text.index("{\n") : text.rindex("}") + 1])[
+        "nodes"
+    ]
+    return nodes
+
+
+def test_nodes_get_the_same_environment_once(head: Head) -> None:
+    wheel(head.directory, "mine", "1.0")
+    (head.directory / "requirements.txt").write_text("mine\n")
+    made = bootstrap(head, "--name", "first")
+    assert made.finish() == 0, made.text
+    assert "activate=venv:" in made.text and "--activate bootstrap:first" in made.text
+    again = bootstrap(head, "--json")
+    assert again.finish() == 0, again.text
+    nodes = environments(again)
+    assert len(nodes) == 2 and not any(node["made"] for node in nodes)
+    path = str(nodes[0]["path"])
+
+    changed = head.cluster.run_home(1) / "environments" / path.rpartition("/")[2]
+    (module,) = changed.glob("lib/*/site-packages/mine.py")
+    module.write_text("version = 'mended by hand'\n")
+    third = bootstrap(head, "--json")
+    assert third.finish() == 0, third.text
+    assert [node["made"] for node in environments(third)] == [False, True]
+    assert module.read_text() == "version = '1.0'\n"
+
+    seen = head.command("orchestrator", "nodes", "--activate", "bootstrap:first", "--json")
+    assert seen.finish() == 0, seen.text
+    assert seen.text.count(f'"python": "{path}/bin/python"') == 2
+    (head.directory / "requirements.txt").write_text("mine==2\n")
+    unmet = bootstrap(head)
+    assert unmet.finish() == 3
+    assert "No matching distribution found for mine==2" in unmet.text
+    none = head.command("orchestrator", "nodes", "--activate", "bootstrap:second")
+    assert none.finish() == 4
+    assert "orchestrator bootstrap makes it" in none.text

@@ -1,0 +1,44 @@
+"""An environment is made on a node whose server is real, and only where it is not whole."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.head.connect.reach import Reached, open_channel
+from orchestrator.head.connect.subprocess_transport import LocalTransport
+from orchestrator.head.environments import build, requirements
+from orchestrator.head.environments.build import Wanted
+from orchestrator.head.inventory.node_list import Node
+from tests.head.environments.test_requirements import wheel
+from tests.head.plan.probed import facts
+
+
+def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "its home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_USER", "1")  # of the user's own, and wrong in an environment
+    wheel(tmp_path, "mine", "1.0")
+    file = tmp_path / "requirements.txt"
+    file.write_text("mine\n")
+    sources = requirements.read(file, (str(tmp_path),), index=False)
+    transport = LocalTransport()
+    connection = transport.connect(transport.config.of_node(Node("a")))
+    node = Reached(Node("a"), facts(), open_channel(connection, Node("a"), 30.0))
+    said: list[str] = []
+    try:
+        (outcome,) = build.make([node], Wanted(sources, name="mine"), said.append)
+        assert outcome.made, outcome.problem
+        assert outcome.packages["mine"] == "1.0"
+        program = [f"{home}/environments/mine/bin/python", "-c", "import mine; print(mine.version)"]
+        assert subprocess.check_output(program, text=True) == "1.0\n"
+        (again,) = build.make([node], Wanted(sources), said.append)
+        assert not again.made and again.packages == outcome.packages
+        assert not list((home / "code/snapshots").iterdir())
+    finally:
+        connection.close()
+    assert "a: pip installs 1 wheel" in said

@@ -1,0 +1,114 @@
+"""Which environment requirements make, and which wheels fit a node."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import CheckFailed, NodeError, UsageError
+from orchestrator.head.environments import build, requirements, wheels
+from orchestrator.head.environments.build import Outcome
+from orchestrator.head.environments.wheels import Kind
+from orchestrator.protocol.messages import EnvironmentState
+
+LINUX = Kind((3, 11), "x86_64", "glibc 2.36")
+
+
+def wheel(directory: Path, name: str, version: str, needs: str = "") -> None:
+    """A wheel of one module that knows its version."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": f"version = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        + (f"Requires-Dist: {needs}\n" if needs else ""),
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(directory / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(path, text)
+
+
+def test_the_key_changes_with_all_that_decides(tmp_path: Path) -> None:
+    file, more = tmp_path / "requirements.txt", tmp_path / "more.txt"
+    file.write_text("-r more.txt\na\n")
+    more.write_text("b\n")
+
+    def key(*links: str, index: bool = True, machine: str = "x86_64", python: int = 11) -> str:
+        read = requirements.read(file, links, index=index)
+        return read.key((3, python), machine, "glibc 2.36")
+
+    first = key()
+    assert first == key() and len(first) == 16
+    keys = {first, key("/links"), key(index=False), key(machine="aarch64"), key(python=12)}
+    more.write_text("b==2\n")
+    keys.add(key())
+    file.write_text("-r more.txt\na==1\n")
+    keys.add(key())
+    assert len(keys) == 7
+
+
+def test_the_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"there is no uv\.lock"):
+        requirements.read(None, (), index=True)
+    for name in ("pyproject.toml", "requirements.txt", "uv.lock"):
+        Path(name).write_text("")
+        assert requirements.read(None, (), index=True).file == Path(name)
+    Path("requirements.txt").write_text("-r gone.txt\n")
+    with pytest.raises(UsageError, match=r"gone\.txt cannot be read"):
+        requirements.read(Path("requirements.txt"), (), index=True)
+
+
+def test_what_fits_a_libc() -> None:
+    old = Kind((3, 9), "aarch64", "glibc 2.30")
+    assert old.uv_platform == "aarch64-manylinux_2_28"
+    assert old.pip_platforms[0] == "manylinux_2_30_aarch64"
+    assert "manylinux2014_aarch64" in old.pip_platforms
+    assert Kind((3, 12), "x86_64", "musl").uv_platform == "x86_64-unknown-linux-musl"
+
+
+@pytest.mark.parametrize("libc", ["glibc ../../x", "", "glibc", "bionic 1.2", "glibc 2.36\n"])
+def test_what_a_node_says_of_itself_is_checked(libc: str) -> None:
+    """It becomes part of the name of a directory here."""
+    state = EnvironmentState(path="/", python="/p", version=(3, 11), machine="x86_64", libc=libc)
+    assert isinstance(build.kind_of(state), NodeError)
+    assert isinstance(build.kind_of(state.replace(libc="musl", machine="../x")), NodeError)
+    assert build.kind_of(state.replace(libc="glibc 2.36")) == LINUX
+
+
+def test_wheels_are_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    links = tmp_path / "links"
+    links.mkdir()
+    wheel(links, "mine", "1.0", "other>=2")
+    for version in ("1.0", "2.1"):
+        wheel(links, "other", version)
+    file = tmp_path / "requirements.txt"
+    file.write_text("mine\n")
+    sources = requirements.read(file, (str(links),), index=False)
+    said: list[str] = []
+    key = sources.key(LINUX.version, LINUX.machine, LINUX.libc)
+    directory = wheels.wheels_for(LINUX, key, sources, said.append)
+    names = ["mine-1.0-py3-none-any.whl", "other-2.1-py3-none-any.whl"]
+    assert sorted(path.name for path in directory.iterdir()) == names
+    assert [entry.path.decode() for entry in wheels.as_tree(directory).entries] == names
+    (links / "mine-1.0-py3-none-any.whl").unlink()
+    assert wheels.wheels_for(LINUX, key, sources, said.append) == directory
+    assert len(said) == 1
+    with pytest.raises(CheckFailed, match=r"cannot be met for Python 3\.11") as failed:
+        wheels.wheels_for(LINUX, "0" * 16, sources, said.append)
+    assert "No matching distribution found for mine" in failed.value.what
+    assert not [path for path in directory.parent.iterdir() if path != directory]
+
+
+def test_differences_are_named() -> None:
+    one = Outcome("a", packages={"six": "1", "pip": "23", "only": "1"})
+    other = Outcome("b", packages={"six": "2"})
+    lost = Outcome("c", problem="gone", lost=True)
+    assert build.differences([one, other, lost]) == [
+        "only: 1 on a; none on b",
+        "six: 1 on a; 2 on b",
+    ]

@@ -1,0 +1,65 @@
+"""What counts as a whole environment, and what prune may remove."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.environments.place import Environments
+
+KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Environments:
+    tmp_path.chmod(0o700)
+    for key in (KEY, OTHER):
+        packages = tmp_path / key / "lib/python3.11/site-packages"
+        (packages / "My_Package-1.5.dist-info").mkdir(parents=True)
+        (packages / "mine.py").write_text("a = 1\n")
+        (tmp_path / key / "bin").mkdir()
+        (tmp_path / key / "bin/python").symlink_to("/bin/sh")
+    return Environments(str(tmp_path))
+
+
+def test_one_that_was_changed_is_not_whole(here: Environments) -> None:
+    assert here.packages(KEY) is None
+    here.seal(KEY)
+    assert here.packages(KEY) == {"my-package": "1.5"}
+    packages = Path(here.path(KEY), "lib/python3.11/site-packages")
+    (packages / "__pycache__").mkdir()
+    (packages / "__pycache__/mine.pyc").write_text("x")
+    assert here.packages(KEY) is not None
+    (packages / "mine.py").write_text("a = 10\n")
+    assert here.packages(KEY) is None
+    here.seal(KEY)
+    Path(here.path(KEY), "bin/python").unlink()
+    assert here.packages(KEY) is None
+    here.discard(KEY)
+    assert not Path(here.path(KEY)).exists()
+
+
+def test_names_lead_to_environments_and_keep_them(
+    here: Environments, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path_factory.mktemp("home")))
+    here.link("newest", OTHER)
+    here.link("newest", KEY)
+    assert Path(here.root, "newest").resolve() == Path(here.path(KEY))
+    (Path(here.root) / "mine").mkdir()
+    assert here.prune()[0] == [OTHER]
+    assert sorted(path.name for path in Path(here.root).iterdir()) == [KEY, "mine", "newest"]
+    with pytest.raises(ValueError, match="is no link"):
+        here.link("mine", KEY)
+    for name in ("../x", "", ".x", "a/b"):
+        with pytest.raises(ValueError, match="not the name"):
+            here.link(name, KEY)
+    with pytest.raises(ValueError, match="not the key"):
+        here.path("../x")
+
+
+def test_a_directory_of_everybody_is_refused(here: Environments) -> None:
+    Path(here.root).chmod(0o777)
+    with pytest.raises(ValueError, match="may be written by everybody"):
+        here.prepare()
