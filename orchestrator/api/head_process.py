@@ -64,9 +64,10 @@ def launch(
     finally:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
+    launched.experiment.name_head(background=True)
     speak_into(launched.experiment)
     answers.tell(place=str(launched.experiment.path))
-    follow_launched(launched, silent(), keys)
+    follow_launched(launched, silent(), keys, launch_args.where)
 
 
 def stop(

@@ -313,10 +313,9 @@ class Job:
         )
 
     def detach(self) -> None:
-        """Leave the job running without a head: no logs are fetched until a head takes it up again.
+        """Leave the job running, as `d` does in a terminal: a `with` block lets it go on.
 
-        wait(), logs() and Cluster.attach() start one. A `with` block neither waits for the job nor
-        ends it.
+        A head in the background goes on fetching its logs; wait() and logs() still work.
         """
         self._left = True
         if self._head is not None:

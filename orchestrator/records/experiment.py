@@ -249,12 +249,17 @@ class Experiment:
             )
             return holder
         self._lock = fd
-        with contextlib.suppress(OSError):  # a full disk: then only its name is not known
-            os.ftruncate(fd, 0)
-            who = {**this_head(), **({"background": True} if background else {})}
-            os.pwrite(fd, json.dumps(who).encode(), 0)
+        self.name_head(background=background)
         (self.path / ".steal").unlink(missing_ok=True)
         return None
+
+    def name_head(self, *, background: bool) -> None:
+        """Write into the lock, which this process holds, who it is."""
+        assert self._lock is not None
+        who = {**this_head(), **({"background": True} if background else {})}
+        with contextlib.suppress(OSError):  # a full disk: then only its name is not known
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, json.dumps(who).encode(), 0)
 
     @property
     def followed(self) -> bool:

@@ -22,6 +22,7 @@ from orchestrator import Cluster, Job, JobFailed
 from orchestrator.errors import CheckFailed, NodeError, UsageError
 from orchestrator.records.experiment import Experiment
 from tests.launching import PATIENCE, Head
+from tests.node.running import wait_until
 
 SLEEPS = """
 import os, signal, sys, time
@@ -277,9 +278,13 @@ def test_a_killed_program_and_a_killed_head_are_no_end(cluster: Cluster, head: H
     begun(again)
     with again:
         again.detach()  # neither waited for nor stopped
-    while_followed(job)
+    assert job.status == "running" and Experiment(job.directory).followed
+    begun(again)
+    taker = head.command("orchestrator", "attach", job.name)  # without --steal
+    wait_until(lambda: head.record["head"]["pid"] == taker.process.pid, "the head has changed")
+    taker.interrupt(signal.SIGHUP)
+    assert taker.finish() == 0
     assert job.status == "running"
-    begun(again)  # whoever looks on takes it up again
     receipts = again.stop(now=True)
     assert len(receipts) == 2 and any(one.ended for one in receipts)
     assert job.status == "stopped" and job.wait() == 130

@@ -180,8 +180,8 @@ def take_up(
 ) -> None:
     """Become the head of a job that has none, and say how much of its logs is yet to come.
 
-    Where a head in a terminal left this one behind, whoever comes next takes over from it; if it
-    left on purpose, the job does not depend on this one.
+    Whoever comes next takes over from it. Where another head left this one behind on purpose, the
+    job does not depend on this one.
     """
     from orchestrator.head.commands.follow import follow_again
     from orchestrator.head.status import status
@@ -191,7 +191,7 @@ def take_up(
     job = adopt_job(where_of(where), experiment)
     told = {"place": str(job.experiment.path), "pid": os.getpid()}
     elsewhere = job.record.over or job.record.head_elsewhere
-    if elsewhere or job.experiment.lock(background=left_behind) is not None:
+    if elsewhere or job.experiment.lock(background=True) is not None:
         answers.tell(**told, logs={})
         return
     record = job.experiment.read_record()
@@ -203,6 +203,7 @@ def take_up(
         record = replace(record, head=this_head())
         follow_again(
             *(job.experiment, record, job.transport, silent(), keys),
+            where=None if left_behind else where_of(where),
             left_behind=left_behind,
             looks_on=on_purpose,
         )

@@ -165,7 +165,7 @@ def log_files(experiment: Experiment, record: JobRecord) -> list[LogFile]:
 def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = None) -> int:
     """Print how the job ended, and if it failed, the last lines of the rank that caused it.
 
-    Lines that are still on the screen are not printed again.
+    Lines that are still on the screen are not printed again, nor is their beginning.
     """
     assert record.ended is not None and record.exit_code is not None
     took = f"{record.ended - record.started:.1f} s"
@@ -179,8 +179,8 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
         prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
         log = LogFile(node.index, node.name, experiment.log(node), experiment.ranks(node))
         lines = cause["traceback"].splitlines() or last_words(log, rank)
-        shown = screen is not None and screen.still_shows(lines)
-        lines = [] if shown else shortened(lines)
+        shown = 0 if screen is None else screen.still_shows(lines, node.index, rank)
+        lines = shortened(lines[shown:])
         tell("".join(f"{prefix}{line}\n" for line in lines))
     for line in verdict.to_lines(cause):
         say(line)

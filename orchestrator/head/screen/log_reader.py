@@ -59,6 +59,13 @@ class LogReader:
     def position(self) -> int:
         return self._position
 
+    @property
+    def line_start(self) -> int:
+        """Return where the line begins whose end is not read yet; else the position."""
+        begin = max(0, self._position - LONGEST)
+        _, newline, rest = _read(self.log.text, begin, self._position - begin).rpartition(b"\n")
+        return self._position - len(rest) if newline or not begin else self._position
+
     def behind(self) -> int:
         return max(0, self.log.size() - self._position)
 

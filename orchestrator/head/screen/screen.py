@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from orchestrator.head.screen.crash_dump import CrashDump
 from orchestrator.head.screen.log_reader import (
     GOODBYE,
     NO_RANK,
@@ -46,6 +47,7 @@ class _Stream:
     rank: int | None
     splitter: LineSplitter
     prefix: str = ""
+    dump: CrashDump = field(default_factory=CrashDump)
     moved: float = 0.0
 
     @property
@@ -135,22 +137,30 @@ class Screen:
 
     @property
     def positions(self) -> dict[int, int]:
-        """Return how much of each node's log is on the screen."""
-        return {node.number: node.reader.position for node in self._nodes}
+        """Return how much of each node's log is on the screen, in whole lines."""
+        return {node.number: node.reader.line_start for node in self._nodes}
 
-    def still_shows(self, lines: Sequence[str]) -> bool:
-        """Tell whether lines of a log are all among the last that were printed here."""
+    def still_shows(self, lines: Sequence[str], node: int, rank: int | None) -> int:
+        """Count how many lines of a rank, from the first on, are among the last printed here."""
         height = _terminal_size(self._out)[1] if self._tty else PAGE
-        page = self._shown_last.splitlines()[-height:]
-        said = {
-            clean(line).partition("| ")[2] for line in page if line.startswith(("node", "\x1b"))
-        }
-        return all(clean(line) in said for line in lines if line.strip())
+        stream = [f"node{node}"] if rank is None else [f"node{node}", f"rank{rank}"]
+        said = []
+        for line in map(clean, self._shown_last.splitlines()[-height:]):
+            prefix, bar, text = line.partition("| ")
+            if bar and prefix.split() == stream:
+                said.append(text)
+        wanted = [clean(line) for line in lines]
+        if all(line in said for line in wanted if line.strip()):
+            return len(wanted)
+        # The last that it printed may be the beginning of these.
+        counts = range(min(len(said), len(wanted)), 0, -1)
+        return next((count for count in counts if said[-count:] == wanted[:count]), 0)
 
     def close(self) -> None:
         """Show unfinished lines as they are and take the live area away. The logs stay readable."""
         streams = sorted(self._streams(), key=lambda stream: stream.order)
-        self._paint("".join(self._lines(stream, stream.splitter.flush()) for stream in streams))
+        rests = [(stream, [*stream.dump.rest(), *stream.splitter.flush()]) for stream in streams]
+        self._paint("".join(self._lines(stream, lines) for stream, lines in rests))
 
     def _behind(self) -> int:
         return sum(node.reader.behind() for node in self._nodes)
@@ -174,15 +184,20 @@ class Screen:
             lines = stream.splitter.feed(data)
             yield self._lines(stream, [line for line in lines if not of_torch_alone(line)])
             return
-        first, last = data.find(b"\n") + 1, data.rfind(b"\n") + 1
-        block = plain(data[first:last])
-        if not block:
-            yield self._lines(stream, stream.splitter.feed(data))
+        # The first line may have begun before, so it is looked at whole.
+        first = data.find(b"\n") + 1
+        yield self._lines(stream, stream.dump.own_lines(stream.splitter.feed(data[:first])))
+        data = data[first:]
+        if stream.dump.concerns(data):
+            yield self._lines(stream, stream.dump.own_lines(stream.splitter.feed(data)))
             return
-        yield self._lines(stream, stream.splitter.feed(data[:first]))
-        prefix = self._tint(stream, stream.prefix)
-        yield from (prefix, block[:-1].replace("\n", f"\n{prefix}"), "\n")
-        yield self._lines(stream, stream.splitter.feed(data[last:]))
+        last = data.rfind(b"\n") + 1
+        block = plain(data[:last])
+        if block:
+            prefix = self._tint(stream, stream.prefix)
+            yield from (prefix, block[:-1].replace("\n", f"\n{prefix}"), "\n")
+            data = data[last:]
+        yield self._lines(stream, stream.splitter.feed(data))
 
     def _new_stream(self, node: _Node, name: str) -> _Stream:
         rank = None if name == NO_RANK else int(name)

@@ -93,6 +93,8 @@ class Rank:
             self.keep(child)
             return
         os.setsid()  # a signal that it sends to its own group is for it and its children alone
+        # Before it says anything: whoever hears of it knows whom to signal.
+        self.report({"event": "started", "pid": os.getpid(), "keeper": os.getppid()})
         if touched:
             answer_by_default()
             os.environ["ORCHESTRATOR_AFRESH"] = "1"
@@ -139,7 +141,6 @@ class Rank:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        self.report({"event": "started", "pid": child, "keeper": os.getpid()})
         _, status, usage = os.wait4(child, 0)
         for signum in FORWARDED:
             signal.signal(signum, signal.SIG_DFL)

@@ -41,6 +41,7 @@ F_SETPIPE_SZ = 1031
 READ = 1 << 20
 # The streams of torchrun: while the job runs, and after all ranks of this node have ended well.
 AGENT, GOODBYE = "-", "~"
+ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
 RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
 FAILED_GRACE = 1.0  # after a rank failed, its siblings may still say why; then they are killed
 SWEEP_GRACE = 0.5  # what outlives torchrun gets this long between SIGTERM and SIGKILL
@@ -60,6 +61,7 @@ class RankProcess:
         self.error: RankError | None = None
         self.process: processes.Process | None = None
         self.keeper: processes.Process | None = None
+        self.leaving: int | None = None  # the exit code that it chose, before we asked
         self.gone = False  # it had ended when the end was asked for, though we had not heard of it
 
 
@@ -235,6 +237,8 @@ class Supervisor:
         rank.state = report.event[len("rank_") :]
         if isinstance(report, events.RankRaised):
             rank.error = report.error
+        elif isinstance(report, events.RankExit) and report.time < self.end_since:
+            rank.leaving = exit_code(report.code)
         elif isinstance(report, events.RankStarted):
             self.note_torch()
             rank.pid = report.pid
@@ -255,11 +259,12 @@ class Supervisor:
             self.event(events.TorchReady(time=ready))
 
     def rank_ended(self, rank: RankProcess, report: RankEnded) -> None:
-        rank.pid, rank.code = report.pid, report.code
+        cut_short = bool(rank.leaving) and report.code in ENDED_BY_US
         if report.code:
             report = self.look_into(rank, report)
+        rank.pid, rank.code = report.pid, report.code
         self.event(report)
-        if report.code and not report.asked:
+        if report.code and not report.asked and not cut_short:
             self.failed(f"rank {report.rank}", "failed")
         if self.asked:
             self.dismiss()
@@ -275,10 +280,13 @@ class Supervisor:
         for fd in [fd for fd, name in self.outputs.items() if name == stream]:
             self.read_output(fd)  # its last output may still be in the pipe
         error = self.error_of(report.local) or rank.error
+        asked = self.why or ("torchrun ended" if self.sweep_since else "")
+        if rank.leaving:  # and was signalled only while it tore down
+            asked, code = "", report.code
+            report = report.replace(code=rank.leaving if code in ENDED_BY_US else code)
         last_output = (
             last_words(self.log.last.get(stream, b"")) if not error or report.code < 0 else ""
         )
-        asked = self.why or ("torchrun ended" if self.sweep_since else "")
         if rank.gone or (error and error.time < self.end_since):
             asked = ""  # before we asked: tearing down took it longer, or its report did
         return report.replace(**self.evidence.now(), error=error, said=last_output, asked=asked)
@@ -340,6 +348,7 @@ class Supervisor:
 
     def ask(self, order: EndOrder) -> None:
         """End the job because somebody asked for it: each rank may take its time."""
+        self.read_reports()  # of ranks that were asked through torchrun, too, it would be twice
         self.lease.pass_on(order)
         if not self.asked:
             self.asked = True
@@ -463,6 +472,14 @@ class Supervisor:
         with contextlib.suppress(OSError):
             os.ftruncate(self.events, os.fstat(self.events).st_size)  # the rest of its room
         self.lease.goodbye()
+
+
+def exit_code(argument: str) -> int:
+    """Return the exit code of a program that called sys.exit with this; words are an error."""
+    try:
+        return int(argument) & 0xFF
+    except ValueError:
+        return 1
 
 
 class Forbidden(OSError):

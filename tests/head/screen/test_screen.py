@@ -421,15 +421,64 @@ def test_what_was_printed_a_while_ago_is_no_longer_shown(tmp_path: Path) -> None
     trace = [f"line {n}" for n in range(30)]
     append(log, ("0", "\n".join([*trace, ""]).encode()))
     screen = piped([log], io.StringIO(), ranks=1)
-    assert not screen.still_shows(trace)
+    assert not screen.still_shows(trace, 0, 0)
     pump_all(screen)
-    assert screen.still_shows(trace)
-    assert not screen.still_shows([*trace, "another"])
+    assert screen.still_shows(trace, 0, 0) == 30
+    assert screen.still_shows([*trace, "another"], 0, 0) == 30
+    assert not screen.still_shows(trace, 0, 1) and not screen.still_shows(["line 3", "x"], 0, 0)
     screen.say("orchestrator: in one line of ours: words")
-    assert not screen.still_shows(["words"]) and not screen.still_shows(["line"])
+    assert not screen.still_shows(["words"], 0, 0) and not screen.still_shows(["line"], 0, 0)
     append(log, ("1", b"x\n" * 80))
     pump_all(screen)
-    assert not screen.still_shows(trace)
+    assert not screen.still_shows(trace, 0, 0)
+
+
+def test_a_line_half_received_is_whole_for_who_comes_next(tmp_path: Path) -> None:
+    log = log_in(tmp_path, 0)
+    append(log, ("0", b"whole\nhal"))
+    first = piped([log], io.StringIO())
+    pump_all(first)
+    first.close()
+    append(log, ("0", b"f\nlast\n"))
+    out = io.StringIO()
+    second = piped([log], out)
+    second.skip_to(first.positions)
+    pump_all(second)
+    assert out.getvalue().splitlines() == ["node0 rank0 | half", "node0 rank0 | last"]
+
+
+DUMP = """\
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f1 (most recent call first):
+  File "/h/lib/1/orchestrator/node/job/rank.py", line 222 in tell_collectives
+
+Thread 0x00007f3 (most recent call first):
+  File "/home/u/other.py", line 1 in waits
+
+Current thread 0x00007f2 (most recent call first):
+  File "/home/u/segv.py", line 3 in inner
+  File "/home/u/segv.py", line 5 in <module>
+  File "/h/lib/1/orchestrator/node/job/rank.py", line 333 in run_python
+  File "/usr/lib/python3.11/multiprocessing/process.py", line 108 in run
+
+Extension modules: numpy
+  File "/home/u/segv.py", line 9, in traceback
+"""
+
+
+@pytest.mark.parametrize("size", [1, 40, 10_000])
+def test_a_crash_is_shown_without_the_frames_of_the_launcher(tmp_path: Path, size: int) -> None:
+    log = log_in(tmp_path, 0)
+    out = io.StringIO()
+    screen = piped([log], out)
+    for at in range(0, len(DUMP), size):
+        append(log, ("0", DUMP[at : at + size].encode()))
+        pump_all(screen)
+    screen.close()
+    ours = ("rank.py", "process.py", "Thread 0x00007f1")
+    wanted = [line for line in DUMP.splitlines() if not any(word in line for word in ours)]
+    assert [line.partition("| ")[2] for line in out.getvalue().splitlines()] == wanted
 
 
 def test_quiet_shows_nothing(tmp_path: Path) -> None:
@@ -437,7 +486,7 @@ def test_quiet_shows_nothing(tmp_path: Path) -> None:
     append(log, ("0", b"a\n"))
     screen = piped([log], io.StringIO(), quiet=True)
     pump_all(screen)
-    assert not screen.still_shows(["a"])
+    assert not screen.still_shows(["a"], 0, 0)
 
 
 def test_of_a_crash_the_programs_own_frames_are_its_last_words(tmp_path: Path) -> None:

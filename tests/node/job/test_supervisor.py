@@ -262,6 +262,28 @@ def test_a_keeper_that_is_killed_is_its_ranks_end(new_job: NewJob, tmp_path: Pat
     assert job.of_kind("rank_ended")[0]["asked"] == ""
 
 
+TEARS_DOWN = """
+import atexit, sys, time
+atexit.register(time.sleep, 1000)
+print("leaves")
+sys.exit(2)
+"""
+
+
+@both
+def test_a_rank_that_tears_down_when_it_is_asked_has_failed_by_itself(
+    new_job: NewJob, tmp_path: Path, start: str
+) -> None:
+    """Its connections are closed by then: others may have failed before, because of it."""
+    job = new_job()
+    job.start(job.spec(script(tmp_path, TEARS_DOWN), start=start))
+    wait_until(lambda: job.of_kind("rank_exit"))
+    job.end("rank 0 on node 1 failed", 20.0)
+    job.wait()
+    (event,) = job.of_kind("rank_ended")
+    assert (event["code"], event["asked"]) == (2, "")
+
+
 # -- ends that are asked for ------------------------------------------------------------------
 
 SAVES = """

@@ -1,0 +1,48 @@
+"""Leaves the launcher's own frames out of the stacks that faulthandler writes into a log.
+
+The program of a rank is called by ours, and in a fast start that by torchrun's: some thirty frames
+below the two that matter. The log keeps them.
+"""
+
+from __future__ import annotations
+
+import re
+
+OURS = "orchestrator/node/job/rank.py"
+# As faulthandler writes them; a traceback has a comma before "in".
+FRAME = re.compile(r'  File "(?P<file>[^"]*)", line [0-9]+ in ')
+THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+")
+SIGNS = (b"hread 0x", b'rank.py", line ')  # one of these begins what is of interest here
+
+
+class CrashDump:
+    """Watches the lines of one stream."""
+
+    def __init__(self) -> None:
+        self.held = ""  # the heading of a thread, which may have no frames but ours
+        self.below = False  # these frames are ours, and of what called us
+
+    def concerns(self, data: bytes) -> bool:
+        """Tell whether these bytes need own_lines(): nearly all do not."""
+        return self.below or bool(self.held) or any(sign in data for sign in SIGNS)
+
+    def own_lines(self, lines: list[str]) -> list[str]:
+        """Return the lines without our frames, and without threads that have no others."""
+        shown: list[str] = []
+        for line in lines:
+            frame = FRAME.match(line)
+            if frame and (self.below or frame["file"].endswith(OURS)):
+                self.below, self.held = True, ""
+                continue
+            self.below = False
+            shown += self.rest()
+            if THREAD.match(line):
+                self.held = line
+            else:
+                shown.append(line)
+        return shown
+
+    def rest(self) -> list[str]:
+        """Return the line that waited for the next one."""
+        held, self.held = self.held, ""
+        return [held] if held else []
