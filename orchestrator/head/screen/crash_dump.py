@@ -21,6 +21,7 @@ class CrashDump:
     def __init__(self) -> None:
         self.held = ""  # the heading of a thread, which may have no frames but ours
         self.below = False  # these frames are ours, and of what called us
+        self.nothing_left = False  # of this thread
 
     def concerns(self, data: bytes) -> bool:
         """Tell whether these bytes need own_lines(): nearly all do not."""
@@ -32,9 +33,13 @@ class CrashDump:
         for line in lines:
             frame = FRAME.match(line)
             if frame and (self.below or frame["file"].endswith(OURS)):
+                self.nothing_left = self.nothing_left or bool(self.held)
                 self.below, self.held = True, ""
                 continue
-            self.below = False
+            if self.nothing_left and not line:
+                self.nothing_left = self.below = False
+                continue  # what divided it from the next
+            self.nothing_left = self.below = False
             shown += self.rest()
             if THREAD.match(line):
                 self.held = line

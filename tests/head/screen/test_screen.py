@@ -478,6 +478,7 @@ def test_a_crash_is_shown_without_the_frames_of_the_launcher(tmp_path: Path, siz
     screen.close()
     ours = ("rank.py", "process.py", "Thread 0x00007f1")
     wanted = [line for line in DUMP.splitlines() if not any(word in line for word in ours)]
+    del wanted[2]  # the empty line after a thread that is left out
     assert [line.partition("| ")[2] for line in out.getvalue().splitlines()] == wanted
 
 
