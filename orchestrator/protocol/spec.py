@@ -57,5 +57,6 @@ class Spec(Message):
     library: str = ""  # on the node: where the supervisor's program is
     warm: float = 0.0  # seconds for which processes stay ready after the job; 0: none do
     fresh: bool = False  # use none that are ready
+    secrets: tuple[str, ...] = ()  # names in env whose values go nowhere else
     umask: int = -1  # of the login, for the ranks; -1: as the supervisor's own
     version: Version = Version()  # of the supervisor

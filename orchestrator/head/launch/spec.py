@@ -49,6 +49,7 @@ def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
             files=tuple(node.files),
             env=node.env,
             unset=tuple(node.unset),
+            secrets=tuple(setting.name for setting in node.settings if setting.secret),
             workdir=node.workdir,
             target=Target(kind=node.target.kind, name=node.target.name, args=node.target.args),
             config=config,

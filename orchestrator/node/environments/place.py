@@ -89,7 +89,7 @@ class Environments:
         except FileNotFoundError:
             return [], 0
         kept = {os.readlink(p) for n in names if os.path.islink(p := os.path.join(self.root, n))}
-        used = [run.read_spec().agent[0] for run in all_runs() if run.last(Ended) is None]
+        used = pythons_of_jobs()
         for name in sorted(names):
             path = os.path.join(self.root, name)
             if KEY.fullmatch(name) and name not in kept and os.path.isdir(path):
@@ -103,6 +103,20 @@ class Environments:
             elif name.startswith(".") and files.GONE in name:
                 files.delete(path, freed.append)
         return removed, sum(freed)
+
+
+def pythons_of_jobs() -> list[str]:
+    """Return the Pythons of the jobs that may still run."""
+    pythons = []
+    for run in all_runs():
+        if run.last(Ended) is None:
+            try:
+                pythons.append(run.read_spec().agent[0])
+            except (OSError, ValueError, IndexError):
+                raise ValueError(
+                    f"job {run.job} cannot be read there, and may use any environment"
+                ) from None
+    return pythons
 
 
 def site_packages(path: str) -> str:

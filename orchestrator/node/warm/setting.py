@@ -52,7 +52,8 @@ def matters(name: str) -> bool:
 def import_environment(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of this job that packages may read when they are imported."""
     variables = agent_environment(spec, "", environ)
-    return {name: variables[name] for name in sorted(variables) if matters(name)}
+    names = sorted(name for name in variables if matters(name) and name not in spec.secrets)
+    return {name: variables[name] for name in names}
 
 
 def setting_of(spec: Spec, environ: Mapping[str, str], library: str, umask: int) -> dict[str, str]:

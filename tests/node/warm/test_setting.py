@@ -32,7 +32,8 @@ def test_variables_that_matter_at_import(name: str, wanted: bool) -> None:
 
 
 def test_a_secret_of_the_job_does_not_enter() -> None:
-    spec = bare_spec(agent=FORK, env={"HF_TOKEN": "s3cret", "HF_HOME": "/hf", "LR": "1"})
+    env = {"HF_TOKEN": "s3cret", "HF_HOME": "/hf", "LR": "1", "HF_USER": "told secretly"}
+    spec = bare_spec(agent=FORK, env=env, secrets=["HF_USER"])
     variables = setting.import_environment(spec, {"HOME": "/home/u", "PATH": "/bin"})
     assert variables == {"HF_HOME": "/hf", "HOME": "/home/u", "PATH": "/bin"}
 
