@@ -118,6 +118,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/launch"),
         *("head/plan", "head/prune", "head/screen", "head/slurm", "head/status", "head/verify"),
         *("head/chores", "head/held"),
+        "head/code",
     },
     "launchers": {"errors", "head/inventory", "head/plan", "head/screen", "head/slurm"},
     "launchers/slurm": {

@@ -24,7 +24,7 @@ from orchestrator.cli.launch import (
     verify_command,
 )
 from orchestrator.cli.options import Group, experiment_names, shared
-from orchestrator.cli.records import checkpoint, diff, prune, start_report
+from orchestrator.cli.records import checkpoint, diff, prune, rerun, start_report
 from orchestrator.config.launch import View, Where
 from orchestrator.errors import EXIT_CHECK, EXIT_USAGE, OrchestratorError
 from orchestrator.version import __version__
@@ -73,7 +73,7 @@ def run(command: click.Command, name: str) -> NoReturn:
 
 
 HEADINGS = {
-    "Run a job": ("launch", "attach", "logs", "status", "stop", "emergency-stop"),
+    "Run a job": ("launch", "rerun", "attach", "logs", "status", "stop", "emergency-stop"),
     "Look before a launch": ("nodes", "plan", "doctor", "verify", "demo"),
     "Everyday work on all nodes": ("exec", "ssh", "pull", "connections", "warm", "bootstrap"),
     "What jobs leave": ("start-report", "diff", "checkpoint", "prune"),
@@ -229,7 +229,7 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 for command in (
     *(launch_command, nodes_command, plan_command, doctor_command, verify_command),
     bootstrap_command,
-    *(start_report, diff, checkpoint, prune),
+    *(start_report, diff, checkpoint, prune, rerun),
     *(exec_command, ssh_command, pull_command),
 ):
     cli.add_command(command)

@@ -24,6 +24,33 @@ def checkpoint_places(
     return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="dir")]
 
 
+@click.command()
+@shared
+@click.argument("experiment", required=False, shell_complete=experiment_names)
+@click.option(
+    "--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or set it anew."
+)
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one setting of it."
+)
+@click.option("--detach", is_flag=True, help="Start the job and leave it running.")
+def rerun(
+    where: Where,
+    experiment: str | None,
+    env: tuple[str, ...],
+    overrides: tuple[str, ...],
+    detach: bool,
+) -> int:
+    """Launch an experiment again: its code, its config, its command line.
+
+    The code is that of the experiment, whatever the directory holds now.
+    """
+    from orchestrator.cli.launch import launch_arguments
+    from orchestrator.head.commands.experiments import rerun
+
+    return rerun.rerun(where, experiment, rerun.Again(env, overrides, detach), launch_arguments)
+
+
 @click.group(cls=Group)
 def checkpoint() -> None:
     """List saved states, verify them, or export their weights.

@@ -304,6 +304,14 @@ class View:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The experiment whose code is launched again, and the directory where that once was."""
+
+    experiment: str
+    directory: Path
+
+
+@dataclass(frozen=True)
 class LaunchArguments:
     """A launch as it was typed, on the command line or in Python."""
 
@@ -410,4 +418,5 @@ class LaunchArguments:
     where: Where = field(default_factory=Where)
     view: View = field(default_factory=View)
     launch: Mapping[str, Any] = field(default_factory=dict)  # fields of Launch that were given
+    origin: Origin | None = None  # of the code, where it is that of an earlier run
     payload: Path | None = None  # a directory with a pickled function, to be run as the program

@@ -418,10 +418,12 @@ class Sync:
     outputs: tuple[str, ...] = ()  # directories the program writes: the node's own, kept there
     largest_file: float = 200.0  # megabytes; a larger one is refused
     largest_tree: float = 2000.0  # megabytes; more is refused
+    keep: float = 20.0  # megabytes; code up to here is kept with the experiment, for rerun
 
     def __post_init__(self) -> None:
         above("sync.largest_file", self.largest_file, 0)
         above("sync.largest_tree", self.largest_tree, 0)
+        at_least("sync.keep", self.keep, 0)
         for name in self.outputs:
             parts = name.strip("/").split("/")
             if name.startswith(("/", "~")) or ".." in parts or parts in ([""], ["."]):

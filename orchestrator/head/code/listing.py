@@ -32,6 +32,7 @@ class Rules:
     exclude: tuple[str, ...] = ()
     apart: tuple[bytes, ...] = ()  # directories below that never travel: the experiments
     always: tuple[bytes, ...] = ()  # paths that travel in any case: the program
+    everything: bool = False  # a directory that holds nothing else: the code of an earlier run
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Listed:
 
 def list_tree(directory: bytes, rules: Rules) -> Listed:
     """List the files, links and, without git, empty directories that travel."""
+    if rules.everything:
+        return Listed(sorted(walk(directory, b"", frozenset())))
     by_git, note = git_files(directory)
     notes = (note,) if note else ()
     paths = set(by_git) if by_git is not None else set(walk(directory, b"", NEVER | PRODUCTS))

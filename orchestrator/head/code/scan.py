@@ -107,6 +107,13 @@ class Scan:
         assert self._tree is not None
         return self._tree
 
+    def ready(self, seconds: float) -> Tree | None:
+        """Return the tree if it is read within that time; else nobody waits for it any more."""
+        self.thread.join(seconds)
+        if self.thread.is_alive():
+            self.cancel()
+        return None if self.cancelled.is_set() else self._tree
+
     def cancel(self) -> None:
         """Stop reading: nobody needs the tree."""
         self.cancelled.set()

@@ -10,7 +10,7 @@ from orchestrator.head.launch.code import expect_code, reach_with_code
 from orchestrator.head.launch.launch import Launched
 from orchestrator.head.launch.nodes import reach_all
 from orchestrator.head.launch.prepare import prepare
-from orchestrator.head.launch.request import resolve
+from orchestrator.head.launch.request import Request, resolve
 from orchestrator.head.plan import dry_run, explain
 from orchestrator.head.screen.keyboard import KEYS, in_foreground
 from orchestrator.head.screen.output import say, tell
@@ -27,7 +27,16 @@ def launch(arguments: LaunchArguments) -> int:
         show = dry_run.to_json if arguments.as_json else dry_run.to_text
         tell(show(prepared.plan))
         return EXIT_DONE
-    launched = launching.launch(prepare(*reach_with_code(request, say)), say)
+    return follow_up(start(request), arguments)
+
+
+def start(request: Request) -> Launched:
+    """Start a job on all its nodes."""
+    return launching.launch(prepare(*reach_with_code(request, say)), say)
+
+
+def follow_up(launched: Launched, arguments: LaunchArguments) -> int:
+    """Follow a job that was just started, or leave it running."""
     if arguments.detach:
         return detach(launched, arguments.where)
     if in_foreground():

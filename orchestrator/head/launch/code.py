@@ -43,16 +43,18 @@ def reach_with_code(request: Request, say: Say) -> tuple[Request, Nodes]:
     try:
         nodes = reach_all(request)
         wanted = [node for node in nodes.reached if gets_snapshot(request, node)]
-        same = [node for node in nodes.reached if node not in wanted and node.facts.marker_seen]
-        if any(not is_placed(request, node) for node in same):
-            compare(request, same, scan, say)
+        others = [node for node in nodes.reached if node not in wanted]
+        same = [node for node in others if not is_placed(request, node)]
+        if same:
+            compare(same, scan, say)
         if not wanted:
-            return request, nodes
+            return request, replace(nodes, scan=scan if same else None)
         request = relative(request, nodes.reached, wanted)
-        tree, checked = bring(request, wanted, len(nodes.reached), scan, say)
-        return request, with_snapshots(nodes, wanted, checked, tree)
-    finally:
+        scan, checked = bring(request, wanted, len(nodes.reached), scan, say)
+        return request, replace(with_snapshots(nodes, wanted, checked), scan=scan)
+    except BaseException:
         scan.cancel()
+        raise
 
 
 def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
@@ -78,7 +80,7 @@ def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
         )
         for node in wanted
     ]
-    nodes = with_snapshots(nodes, wanted, checked, tree)
+    nodes = with_snapshots(nodes, wanted, checked)
     return replace(request, notes=(*request.notes, note, *tree.notes)), nodes
 
 
@@ -88,6 +90,8 @@ def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
 def needs_code(request: Request) -> bool:
     """Tell whether a launch uses files of this directory on the nodes."""
     config = request.config
+    if request.origin:
+        return True
     if config.launch.sync == "off" or request.payload is not None:
         return False
     if request.target.kind != "engine":
@@ -102,7 +106,7 @@ def is_placed(request: Request, node: Reached) -> bool:
 
 
 def gets_snapshot(request: Request, node: Reached) -> bool:
-    if request.config.launch.sync == "always":
+    if request.config.launch.sync == "always" or request.origin:
         return True
     return not is_placed(request, node) and not node.facts.marker_seen
 
@@ -143,6 +147,7 @@ def begin_scan(request: Request) -> Scan:
         include=sync.include,
         exclude=sync.exclude,
         apart=(*experiments(request), *map(os.fsencode, outputs(request))),
+        everything=request.origin is not None,
         always=(os.fsencode(os.path.normpath(target.name)),) if is_file_below(target) else (),
     )
     limits = Limits(sync.largest_file, sync.largest_tree)
@@ -182,18 +187,17 @@ def title() -> str:
 # -- to the nodes -----------------------------------------------------------------------------
 
 
-def compare(request: Request, same: Sequence[Reached], scan: Scan, say: Say) -> None:
+def compare(same: Sequence[Reached], scan: Scan, say: Say) -> None:
     """See that the nodes which share this directory see the same code in it."""
-    there = [node for node in same if not is_placed(request, node)]
     if scan.looked.wait(LOOK_SECONDS) and scan.states:
-        shared.check_same(there, scan.directory, scan.states)
+        shared.check_same(same, scan.directory, scan.states)
     elif not scan.looked.is_set():
         say(f"{os.fsdecode(scan.directory)} is too large to compare what the nodes see of it")
 
 
 def bring(
     request: Request, wanted: Sequence[Reached], total: int, scan: Scan, say: Say
-) -> tuple[Tree, list[CheckedOut]]:
+) -> tuple[Scan, list[CheckedOut]]:
     """Send the tree, and let each node make its snapshot; prove that all have the same."""
     for attempt in range(TRIES):
         tree = scan.tree()
@@ -207,7 +211,7 @@ def bring(
         break
     prove(wanted, checked, tree)
     tell(wanted, checked, tree, sent, say)
-    return tree, checked
+    return scan, checked
 
 
 @dataclass
@@ -220,13 +224,15 @@ class Delivery:
     total: int  # nodes of the job
 
     def run(self) -> tuple[list[CheckedOut], list[Sent]]:
+        origin = self.request.origin
+        here = str(origin.directory) if origin else os.fsdecode(self.tree.directory)
         token = secrets.token_hex(4)
         questions = [
             CheckOut(
                 tree=self.tree.digest,
                 snapshot=f"{token}-{index}",
                 title=title(),
-                beside=os.fsdecode(self.tree.directory),
+                beside=here,
                 outputs=tuple(outputs(self.request)),
                 target=ProbeTarget(kind=self.request.target.kind, name=self.request.target.name),
             )
@@ -303,9 +309,7 @@ def tell(
         say(f"beside it, from their own {where}: {listed(names)} (on {listed(nodes)})")
 
 
-def with_snapshots(
-    nodes: Nodes, wanted: Sequence[Reached], checked: Sequence[CheckedOut], tree: Tree
-) -> Nodes:
+def with_snapshots(nodes: Nodes, wanted: Sequence[Reached], checked: Sequence[CheckedOut]) -> Nodes:
     """Let the nodes run in their snapshots."""
     for answer in checked:
         if not answer.workdir:
@@ -320,4 +324,4 @@ def with_snapshots(
         for node, answer in zip(wanted, checked, strict=True)
     }
     reached = tuple(new.get(id(node), node) for node in nodes.reached)
-    return replace(nodes, reached=reached, tree=tree.digest)
+    return replace(nodes, reached=reached)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from orchestrator.config.launch import Launch
 from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.head.code.scan import Scan
 from orchestrator.head.code.shared import marker
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached, reach
@@ -69,7 +70,7 @@ class Nodes:
     reached: tuple[Reached, ...]
     lost: tuple[tuple[Node, OrchestratorError], ...] = ()
     spares: tuple[Node, ...] = ()
-    tree: str = ""  # the digest of the code that was sent to nodes
+    scan: Scan | None = None  # of the code that they run
 
     @property
     def probed(self) -> list[ProbedNode]:

@@ -16,6 +16,8 @@ from typing import Any
 from orchestrator import interrupt
 from orchestrator.config import load
 from orchestrator.errors import OrchestratorError, StoppedEarly, UsageError
+from orchestrator.head.code import archive
+from orchestrator.head.code.scan import MEGABYTE, Tree
 from orchestrator.head.follow import verdict
 from orchestrator.head.launch import git_info, timeline
 from orchestrator.head.launch.prepare import Prepared
@@ -23,6 +25,8 @@ from orchestrator.head.plan import redact
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.version import __version__
+
+TREE_SECONDS = 1.0  # for what is still being read when the job has started
 
 
 def first_record(prepared: Prepared) -> JobRecord:
@@ -105,24 +109,29 @@ def record_failure(place: Experiment, record: JobRecord, error: OrchestratorErro
 def write_manifest(prepared: Prepared) -> str:
     """Describe the code and the nodes; return why that could not be written, or nothing."""
     experiment = prepared.experiment
-    described = redact.hide(manifest(prepared), prepared.request.secrets)
+    tree = prepared.nodes.scan.ready(TREE_SECONDS) if prepared.nodes.scan else None
+    described = redact.hide(manifest(prepared, tree), prepared.request.secrets)
     try:
+        if tree and tree.size <= prepared.request.config.sync.keep * MEGABYTE:
+            archive.write(tree, experiment.path / archive.NAME)
         experiment.write("manifest.json", json.dumps(described, indent=1) + "\n")
     except OSError as error:
         return f"manifest.json is missing: {experiment.path}: {error.strerror}"
     return ""
 
 
-def manifest(prepared: Prepared) -> dict[str, Any]:
+def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
     """Gather what is known at launch, for whoever wants to repeat or explain this run."""
     request, pairs = prepared.request, zip(prepared.nodes.probed, prepared.plan.nodes, strict=True)
+    origin = request.origin
     return {
         "orchestrator": __version__,
         "python": sys.version.split()[0],
         "command": shlex.join(redact.redacted_command(request.command)),
-        "directory": str(Path.cwd()),
-        "code": git_info.of(Path.cwd()),
-        "tree": prepared.nodes.tree or None,
+        "directory": str(origin.directory if origin else Path.cwd()),
+        "code": None if origin else git_info.of(Path.cwd()),
+        "tree": tree.digest if tree else None,
+        "rerun_of": origin.experiment if origin else None,
         "config_file": str(request.config_file) if request.config_file else None,
         "timeline": timeline.to_json(prepared.times, prepared.nodes.reached),
         "head_environment": redact.listed(os.environ),

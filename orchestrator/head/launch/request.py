@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.config import load
-from orchestrator.config.launch import DEFAULT_CONFIG, DEFAULT_HOOK, LaunchArguments, Where
+from orchestrator.config.launch import DEFAULT_CONFIG, DEFAULT_HOOK, LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
 from orchestrator.head.inventory import environment
 from orchestrator.head.launch import timeline, user_env
@@ -38,6 +38,7 @@ class Request:
     payload: Path | None = None  # a directory that travels to the nodes beside the program
     accelerate: Accelerate | None = None  # starts the ranks, in place of torchrun
     begun: float = 0.0  # when the command was typed
+    origin: Origin | None = None  # of the code, where it is that of an earlier run
     notes: tuple[str, ...] = ()  # what was read from the config that is written otherwise
 
     @property
@@ -72,6 +73,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         fresh=arguments.fresh,
         detached=arguments.detach,
         payload=arguments.payload,
+        origin=arguments.origin,
         accelerate=by,
         begun=timeline.begun() if command is None else time.time(),
         notes=(*notes, *user_env.notes(arguments, os.environ)),

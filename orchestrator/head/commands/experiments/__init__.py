@@ -1,0 +1,1 @@
+"""The work of the commands that take an earlier experiment up again."""

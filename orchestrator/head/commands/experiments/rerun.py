@@ -1,0 +1,181 @@
+"""`orchestrator rerun`: run the code, the config and the command line of an experiment again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import load
+from orchestrator.config.launch import LaunchArguments, Origin, Where
+from orchestrator.config.schema import Config
+from orchestrator.errors import CheckFailed, UsageError, nearest
+from orchestrator.head.code import archive, index
+from orchestrator.head.commands import launch
+from orchestrator.head.launch.request import resolve
+from orchestrator.head.plan.redact import REDACTED
+from orchestrator.records import experiment as experiments
+from orchestrator.records.experiment import Experiment
+
+Parse = Callable[[Sequence[str]], LaunchArguments]
+
+
+@dataclass(frozen=True)
+class Again:
+    """The user's changes to the launch that is repeated."""
+
+    env: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    detach: bool = False
+
+
+def rerun(where: Where, name: str | None, again: Again, parse: Parse) -> int:
+    """Launch an experiment again, with its own code, whatever the directory holds now."""
+    experiment = find(where, name)
+    manifest = read_manifest(experiment)
+    words = shlex.split(str(manifest.get("command", "")))
+    began, directory = Path.cwd(), Path(str(manifest.get("directory", "")))
+    arguments = parse(options_of(words, experiment))
+    arguments = changed(arguments, where, again, experiment, directory)
+    config = load.load(arguments.config_file, arguments.overrides)
+    refuse_hidden(config)
+    with code_of(experiment, manifest, directory, sync=bool(manifest.get("tree"))) as workdir:
+        os.chdir(workdir)
+        try:
+            hook = hook_of(config, directory)
+            launched = launch.start(resolve(replace(arguments, launch=hook), words))
+        finally:
+            os.chdir(began)
+    return launch.follow_up(launched, arguments)
+
+
+def find(where: Where, name: str | None) -> Experiment:
+    """Find the experiment; what it says is done, so it must be this login's own."""
+    experiment = experiments.find(where.experiments, name, trusted=where.trust_record)
+    if experiment is None:
+        names = [known.name for known in experiments.every(where.experiments)]
+        what = f"no experiment {name!r}" if name else "no experiment"
+        raise UsageError(f"there is {what} in {where.experiments}{nearest(name or '', names)}")
+    experiment.check_launched(experiment.read_record())
+    return experiment
+
+
+def read_manifest(experiment: Experiment) -> dict[str, Any]:
+    try:
+        data = json.loads((experiment.path / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckFailed(
+            f"{experiment.name} has no manifest.json to run it from: {error}"
+        ) from None
+    if not isinstance(data, dict):
+        raise CheckFailed(f"{experiment.name} has no manifest.json to run it from")
+    return data
+
+
+def options_of(words: Sequence[str], experiment: Experiment) -> Sequence[str]:
+    """Return what followed `master_launch` or `orchestrator launch`."""
+    program = Path(words[0]).name if words else ""
+    if program == "master_launch":
+        return words[1:]
+    if program in ("orchestrator", "__main__.py") and words[1:2] == ["launch"]:
+        return words[2:]
+    shown = shlex.join(words)
+    raise UsageError(
+        f"{experiment.name} was not started by master_launch, but by: {shown}",
+        "run that command again",
+    )
+
+
+def changed(
+    arguments: LaunchArguments, where: Where, again: Again, experiment: Experiment, directory: Path
+) -> LaunchArguments:
+    """Take the settings from the experiment, and paths from where they were typed."""
+    hidden = [word for word in arguments.program if REDACTED in word]
+    if hidden:
+        raise UsageError(
+            f"the command line of {experiment.name} had values that were not written down:"
+            f" {shlex.join(hidden)}",
+            "type the launch again",
+        )
+    given = {word.partition("=")[0] for word in again.env}
+    env = [word for word in arguments.env if word.partition("=")[0] not in given]
+    lost = [word.partition("=")[0] for word in env if REDACTED in word]
+    if lost:
+        raise UsageError(
+            f"the values of --env were not written down: {', '.join(lost)}",
+            " ".join(f"add --env {name}=VALUE" for name in lost),
+        )
+    own = arguments.where
+    node_list = where.nodes or directory / own.node_list
+    ssh_config = where.ssh_config or (own.ssh_config and directory / own.ssh_config)
+    accelerate = arguments.accelerate_config
+    return replace(
+        arguments,
+        config_file=experiment.path / "config.yaml",
+        overrides=again.overrides,
+        env=(*env, *again.env),
+        env_file=tuple(str(directory / name) for name in arguments.env_file),
+        accelerate_config=accelerate and directory / accelerate,
+        origin=Origin(experiment.name, directory),
+        detach=again.detach,
+        dry_run=False,
+        where=replace(
+            own, nodes=absolute(node_list), ssh_config=absolute(ssh_config),
+            experiments=where.experiments.absolute(),
+        ),
+    )  # fmt: skip
+
+
+def absolute(path: Path | None) -> Path | None:
+    return path.absolute() if path else None
+
+
+def refuse_hidden(config: Config) -> None:
+    """Refuse to run with what stands in place of a secret."""
+    for name, value in config.env.items():
+        if REDACTED in value:
+            raise UsageError(
+                f"the value of env.{name} was not written down", f"add --set env.{name}=VALUE"
+            )
+
+
+def hook_of(config: Config, directory: Path) -> dict[str, Any]:
+    """Find a hook that is not in the code where it was then."""
+    hook = config.launch.hook
+    return {"hook": str(directory / hook)} if hook and not Path(hook).is_file() else {}
+
+
+@contextlib.contextmanager
+def code_of(
+    experiment: Experiment, manifest: Mapping[str, Any], directory: Path, *, sync: bool
+) -> Iterator[Path]:
+    """Give a directory with the code of a run, for as long as it is sent."""
+    kept = experiment.path / archive.NAME
+    if not sync:
+        raise CheckFailed(
+            f"the code of {experiment.name} was not kept: it ran where it was, with --sync off or"
+            " in directories of workdir=, or needed none",
+            f"cd {shlex.quote(str(directory))}; {manifest.get('command')}",
+        )
+    if not kept.is_file():
+        raise CheckFailed(
+            f"the code of {experiment.name} was not kept: it was larger than sync.keep",
+            "allow more for later runs: --set sync.keep=MEGABYTES",
+        )
+    parent = index.cache()
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix="rerun-", dir=parent))
+    try:
+        workdir = place / (directory.name or "root")
+        workdir.mkdir()
+        archive.restore(kept, str(manifest["tree"]), workdir)
+        yield workdir
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,70 @@
+"""The code that is kept with an experiment comes back as it was, or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import CheckFailed
+from orchestrator.head.code import archive
+from orchestrator.head.code.listing import Rules
+from orchestrator.head.code.scan import Limits, Scan, Tree
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    work = tmp_path / "work"
+    (work / "pkg/void").mkdir(parents=True)
+    (work / "pkg/run.sh").write_bytes(b"x" * 5000)
+    (work / "pkg/run.sh").chmod(0o750)
+    (work / os.fsdecode(b"\xff\nq' \xc3\xa9" + b"long" * 40)).write_bytes(b"odd")
+    (work / "way").symlink_to("/etc/hostname")
+    (work / "empty").write_bytes(b"")
+    return scan(work)
+
+
+def scan(directory: Path) -> Tree:
+    return Scan(os.fsencode(directory), Rules(everything=True), Limits()).tree()
+
+
+def test_it_comes_back_as_it_was(tree: Tree, tmp_path: Path) -> None:
+    assert archive.write(tree, tmp_path / "code.tar.gz")
+    assert (tmp_path / "code.tar.gz").stat().st_mode & 0o777 == 0o600
+    archive.restore(tmp_path / "code.tar.gz", tree.digest, tmp_path / "again")
+    assert scan(tmp_path / "again").entries == tree.entries
+
+
+def test_an_edit_since_is_not_kept(tree: Tree, tmp_path: Path) -> None:
+    (tmp_path / "work/empty").write_text("no more")
+    assert archive.write(tree, tmp_path / "code.tar.gz")  # of what was read: it was empty
+    (tmp_path / "work/pkg/run.sh").write_text("y" * 5000)
+    assert not archive.write(tree, tmp_path / "other.tar.gz")
+    assert not (tmp_path / "other.tar.gz").exists()
+
+
+def test_other_code_is_refused(tree: Tree, tmp_path: Path) -> None:
+    kept = tmp_path / "code.tar.gz"
+    archive.write(tree, kept)
+    with pytest.raises(CheckFailed, match="is not the code that this run had"):
+        archive.restore(kept, "0" * 64, tmp_path / "again")
+    kept.write_bytes(kept.read_bytes()[:300])
+    with pytest.raises(CheckFailed, match="cannot be read"):
+        archive.restore(kept, tree.digest, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/../../evil"])
+def test_nothing_is_written_elsewhere(tmp_path: Path, name: str) -> None:
+    kept = tmp_path / "code.tar.gz"
+    with tarfile.open(kept, "w:gz") as file:
+        info = tarfile.TarInfo(name)
+        info.size = 1
+        file.addfile(info, io.BytesIO(b"x"))
+    with pytest.raises(CheckFailed, match="leads out of the tree"):
+        archive.restore(kept, "0" * 64, tmp_path / "inside")

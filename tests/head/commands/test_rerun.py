@@ -1,0 +1,65 @@
+"""What `orchestrator rerun` takes from an experiment, and what it cannot know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.launch import launch_arguments
+from orchestrator.config.launch import LaunchArguments, Where
+from orchestrator.config.schema import Config
+from orchestrator.errors import CheckFailed, UsageError
+from orchestrator.head.commands.experiments import rerun
+from orchestrator.head.commands.experiments.rerun import Again
+from orchestrator.records.experiment import Experiment
+
+EXPERIMENT = Experiment(Path("/work/experiments/multinode_20260101_000000"))
+WORDS = ["/usr/bin/master_launch", "--nodes", "list.txt", "--set", "training.seed=1"]
+
+
+def changed(*words: str, again: Again | None = None, where: Where | None = None) -> LaunchArguments:
+    options = rerun.options_of([*WORDS, *words], EXPERIMENT)
+    arguments = launch_arguments(options)
+    directory = Path("/work")
+    return rerun.changed(arguments, where or Where(), again or Again(), EXPERIMENT, directory)
+
+
+def test_settings_are_the_experiments_and_paths_where_they_were_typed() -> None:
+    arguments = changed("--env", "A", "train.py", "--lr", "3")
+    assert arguments.program == ("train.py", "--lr", "3")
+    assert arguments.config_file == EXPERIMENT.path / "config.yaml"
+    assert (arguments.overrides, arguments.launch) == ((), {})
+    assert arguments.where.nodes == Path("/work/list.txt")
+    assert arguments.origin is not None
+    assert arguments.origin.directory == Path("/work")
+    other = changed("train.py", where=Where(nodes=Path("/other")), again=Again(overrides=("x=1",)))
+    assert (other.where.nodes, other.overrides) == (Path("/other"), ("x=1",))
+
+
+def test_what_was_not_written_down_is_asked_for() -> None:
+    hidden = ["--env", "TOKEN=(redacted)", "--env", "OTHER=(redacted)", "train.py"]
+    with pytest.raises(UsageError, match=r"TOKEN, OTHER\n.*--env TOKEN=VALUE add --env OTHER"):
+        changed(*hidden)
+    arguments = changed(*hidden, again=Again(env=("TOKEN=t", "OTHER")))
+    assert arguments.env == ("TOKEN=t", "OTHER")
+    with pytest.raises(UsageError, match=r"not written down: '--key=.redacted"):
+        changed("train.py", "--key=(redacted)")
+    with pytest.raises(UsageError, match=r"env.KEY was not written down\n.*--set env.KEY=VALUE"):
+        rerun.refuse_hidden(Config(env={"KEY": "(redacted)"}))
+
+
+def test_other_commands_are_named() -> None:
+    with pytest.raises(UsageError, match="not started by master_launch, but by: python notebook"):
+        rerun.options_of(["python", "notebook"], EXPERIMENT)
+    assert rerun.options_of(["orchestrator", "launch", "x"], EXPERIMENT) == ["x"]
+
+
+@pytest.mark.parametrize("tree", ["", "0" * 64], ids=["no code", "too large"])
+def test_code_that_was_not_kept_is_not_replaced_by_other(tree: str) -> None:
+    manifest = {"tree": tree, "command": "master_launch x"}
+    with (
+        pytest.raises(CheckFailed, match="was not kept"),
+        rerun.code_of(EXPERIMENT, manifest, Path("/work"), sync=bool(tree)),
+    ):
+        pass
