@@ -135,7 +135,7 @@ class NodeChannel:
         mark = f"\n{self.nonce}\n".encode()
         deadline = time.monotonic() + timeout + server_command.patience(self.environment)
         noise = b""
-        while mark not in noise:
+        while mark not in noise or noise.endswith(mark):
             data = self._receive(
                 deadline - time.monotonic(), "its login shell never gets to our command"
             )

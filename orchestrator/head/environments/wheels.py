@@ -134,7 +134,8 @@ def indexes_of_pip(sources: Requirements) -> list[str]:
     if not sources.index or any(name.startswith("UV_") and "INDEX" in name for name in os.environ):
         return []
     found: dict[str, str] = {}
-    for line in run(pip("config", "list"), "pip cannot read its configuration").splitlines():
+    words = [sys.executable, "-m", "pip", "config", "list"]
+    for line in run(words, "pip cannot read its configuration").splitlines():
         name, _, value = line.partition("=")
         key = name.rpartition(".")[2]
         if key in ("index-url", "extra-index-url", "find-links"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -82,3 +83,37 @@ def test_a_login_without_a_fitting_python(
     with pytest.raises(NodeError) as refused:
         NodeChannel(ProcessConnection((), ""), Environment(), 10).begin(10)
     assert refused.value.what == words
+
+
+class Pieces:
+    """A connection whose channel says these, each in a read of its own."""
+
+    address = ""
+
+    def __init__(self, *says: bytes) -> None:
+        self.says = list(says)
+
+    def run(self, command: str, timeout: float) -> Pieces:
+        nonce = re.findall(r"orchestrator-[0-9a-f]{16}", command)[0].encode()
+        self.says = [piece.replace(b"NONCE", nonce) for piece in self.says]
+        return self
+
+    def settimeout(self, timeout: float | None) -> None:
+        pass
+
+    def sendall(self, data: bytes) -> None:
+        pass
+
+    def recv(self, size: int) -> bytes:
+        return self.says.pop(0) if self.says else b""
+
+    def recv_stderr_ready(self) -> bool:
+        return False
+
+
+def test_a_refusal_in_pieces() -> None:
+    connection = Pieces(b"noise\nNONCE\n", b"?", b"it is not ", b"there\n")
+    environment = Environment(activate="script:/a")
+    with pytest.raises(NodeError) as refused:
+        NodeChannel(connection, environment, 10).begin(10)  # type: ignore[arg-type]
+    assert refused.value.what == "script:/a: it is not there"
