@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.server_command import python_candidates
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.inventory.environment import Environment, chosen
@@ -35,13 +34,14 @@ class Reached:
         return ProbedNode(self.node, self.facts, self.channel.connection.address)
 
 
+def environment_of(node: Login) -> Environment:
+    return Environment(node.python, chosen(node.activate), chosen(node.wrap))
+
+
 def open_channel(connection: Connection, node: Login, timeout: float) -> NodeChannel:
     """Start our server at the other end of a connection, and wait until it greets."""
-    activate, wrap = chosen(node.activate), chosen(node.wrap)
-    environment = Environment(node.python, activate, wrap)
-    # One that waits already has the login's environment.
-    plain = not (activate or wrap)
-    ready = connection.server(python_candidates(node.python)) if plain else None
+    environment = environment_of(node)
+    ready = connection.server(environment)
     channel = NodeChannel(connection, environment, timeout, ready)
     if ready is None:
         channel.begin(timeout)

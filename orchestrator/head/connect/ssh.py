@@ -20,6 +20,7 @@ from orchestrator.head.connect.jump_hosts import JumpHosts
 from orchestrator.head.connect.light_paramiko import paramiko
 from orchestrator.head.connect.proxy_command import ProxyCommand
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
+from orchestrator.head.inventory.environment import Environment
 
 KEEPALIVE_SECONDS = 15
 WINDOW = 1 << 21
@@ -81,7 +82,7 @@ class Connection:
             ) from error
         return SshChannel(channel)
 
-    def server(self, pythons: Sequence[str]) -> None:
+    def server(self, environment: Environment) -> None:
         return None
 
     @property

@@ -11,12 +11,13 @@ import select
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import CheckFailed, NodeError
 from orchestrator.head.connect.ssh_config import Destination, Login
+from orchestrator.head.inventory.environment import Environment
 
 STEP = (
     *("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none"),
@@ -100,7 +101,7 @@ class ProcessConnection:
         self.open.append(ProcessChannel(ours, complaints, timeout, process))
         return self.open[-1]
 
-    def server(self, pythons: Sequence[str]) -> None:
+    def server(self, environment: Environment) -> None:
         return None
 
     @property

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from orchestrator.head.connect.ssh_config import Destination, Login
+from orchestrator.head.inventory.environment import Environment
 
 
 class Channel(Protocol):
@@ -42,8 +42,8 @@ class Connection(Protocol):
 
     def run(self, command: str, timeout: float) -> Channel: ...
 
-    def server(self, pythons: Sequence[str]) -> Channel | None:
-        """Take over a server of ours that was started before by one of these Pythons, if any."""
+    def server(self, environment: Environment) -> Channel | None:
+        """Take over a server of ours that was started before in this environment, if any."""
         ...
 
     def close(self) -> None: ...

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import CheckFailed
-from orchestrator.head.connect.channel import edition
-from orchestrator.head.connect.server_command import python_candidates
+from orchestrator.head.connect.reach import environment_of
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.held import socket_file
 from orchestrator.head.held.route import route_to, to_data
-from orchestrator.head.held.transport import HeldTransport, ask
+from orchestrator.head.held.transport import HeldTransport, ask, server_like
 
 PATIENCE = 5.0
 
@@ -79,7 +78,7 @@ def _routes(transport: Transport, nodes: Sequence[Login]) -> list[dict[str, Any]
         route = route_to(transport.config, transport.config.of_node(node))
         if route is not None:
             how = {"strict": transport.strict, "timeout": transport.timeout}
-            server = {"pythons": python_candidates(node.python), "edition": edition()}
+            server = server_like(environment_of(node))
             listed.append({"key": route.key, "route": to_data(route), "server": server, **how})
     return listed
 

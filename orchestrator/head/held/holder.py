@@ -167,7 +167,7 @@ class Holder:
                 opened.callback(session.channel.close if session else bool)
                 socket_file.send(sock, session.described if session else {"open": False})
             elif do == "server" and session is not None and len(ends) == 2:
-                server = self.take_server(session.entry, wanted_server(request))
+                server = self.take_server(session.entry, Wanted.of(request))
                 if server is not None:
                     session.hand_over(server, sock, ends)
                     return
@@ -205,7 +205,7 @@ class Holder:
                     entry = Entry(route, bool(item["strict"]), float(item["timeout"]))
                     self.entries[item["key"]] = entry
                 if entry.ready is None or entry.wanted is None:
-                    entry.wanted, entry.due = wanted_server(item["server"]), 0.0
+                    entry.wanted, entry.due = Wanted.of(item["server"]), 0.0
             self.connect(entry)
 
     def end(self) -> NoReturn:
@@ -383,10 +383,6 @@ class Session:
                 end.close()
             with self.changing:
                 self.entry.sessions -= 1
-
-
-def wanted_server(data: dict[str, Any]) -> Wanted:
-    return Wanted(tuple(data["pythons"]), str(data["edition"]))
 
 
 # -- a connection -----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.errors import NodeError
 from orchestrator.head.connect import channel as channels
@@ -26,10 +27,16 @@ _loaded = ""  # the edition of the sources that are in memory
 
 @dataclass(frozen=True)
 class Wanted:
-    """What makes two servers equal: the Pythons to choose from, and our sources."""
+    """What makes two servers equal: what is around them, the Pythons, and our sources."""
 
+    environment: Environment
     pythons: tuple[str, ...]
     edition: str
+
+    @staticmethod
+    def of(data: dict[str, Any]) -> Wanted:
+        environment = Environment(**data["environment"])
+        return Wanted(environment, tuple(data["pythons"]), str(data["edition"]))
 
 
 class ReadyServer:
@@ -38,10 +45,9 @@ class ReadyServer:
     def __init__(self, connection: Connection, wanted: Wanted, timeout: float) -> None:
         load(wanted.edition)
         self.wanted = wanted
-        environment = Environment(wanted.pythons[0] if len(wanted.pythons) == 1 else None)
-        if wanted.pythons != tuple(server_command.pythons(environment)):
+        if wanted.pythons != tuple(server_command.pythons(wanted.environment)):
             raise NodeError("the command runs under another Python")
-        server = NodeChannel(connection, environment, timeout)
+        server = NodeChannel(connection, wanted.environment, timeout)
         try:
             server.begin(timeout)
             assert isinstance(server.channel, SshChannel)

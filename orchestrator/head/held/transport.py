@@ -12,16 +12,17 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import NodeError
+from orchestrator.head.connect import server_command
 from orchestrator.head.connect.channel import edition
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.connect.transport import Channel, Connection
 from orchestrator.head.held import socket_file
 from orchestrator.head.held.route import route_to
+from orchestrator.head.inventory.environment import Environment
 
 if TYPE_CHECKING:
     from orchestrator.head.connect.ssh import SshTransport
@@ -89,6 +90,12 @@ def ask(sock: socket.socket, request: dict[str, Any], *passed: int) -> dict[str,
     return answer
 
 
+def server_like(environment: Environment) -> dict[str, Any]:
+    """Describe a server as this command would start it."""
+    choice = {"pythons": server_command.pythons(environment), "edition": edition()}
+    return {"environment": asdict(environment), **choice}
+
+
 @dataclass(frozen=True)
 class Session:
     """A session that is open on a node and has no command yet."""
@@ -107,8 +114,8 @@ class Session:
             "check MaxSessions in its sshd_config and the login shell of this user",
         )
 
-    def server(self, pythons: Sequence[str]) -> HeldChannel | None:
-        request = {"do": "server", "pythons": list(pythons), "edition": edition()}
+    def server(self, environment: Environment) -> HeldChannel | None:
+        request = {"do": "server", **server_like(environment)}
         answer = self.ask_for_streams(request, PATIENCE)
         return answer if isinstance(answer, HeldChannel) else None
 
@@ -162,11 +169,11 @@ class HeldConnection:
             self.new = self.transport.login(self.destination, self.timeout)
         return self.new.run(command, timeout)
 
-    def server(self, pythons: Sequence[str]) -> HeldChannel | None:
+    def server(self, environment: Environment) -> HeldChannel | None:
         """Take over a server that was started before."""
         if self.session is None or not self.transport.ready_servers:
             return None
-        channel = self.session.server(pythons)
+        channel = self.session.server(environment)
         if channel is not None:
             self.session = None
             self.channels.append(channel)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import sys
@@ -22,7 +21,6 @@ from orchestrator.head.commands import connections
 from orchestrator.head.connect import ssh_config
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
-from orchestrator.head.connect.server_command import READ_PROGRAM
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.held import control, socket_file, transport
 from orchestrator.head.held.control import Holding
@@ -145,10 +143,11 @@ def test_a_server_that_is_ready(commands: Commands, monkeypatch: pytest.MonkeyPa
     def begins(self: NodeChannel, timeout: float) -> None:
         raise NodeError("it is started anew")
 
-    def server(python: str | None = None) -> NodeChannel:
-        ssh, node = commands.ssh(), commands.node(0)
-        login = SimpleNamespace(**{**vars(node), "python": python})
-        return open_channel(ssh.connect(ssh.config.of_node(node)), login, PATIENCE)
+    def server(**more: object) -> NodeChannel:
+        ssh, node = commands.ssh(), commands.node(0, **more)
+        return open_channel(ssh.connect(ssh.config.of_node(node)), node, PATIENCE)
+
+    other = {"python": sys.executable, "wrap": "env HELD=yes"}
 
     commands.hold(0)
     commands.wait(ready)
@@ -160,13 +159,14 @@ def test_a_server_that_is_ready(commands: Commands, monkeypatch: pytest.MonkeyPa
         server().connection.close()
         commands.wait(ready)
         with pytest.raises(NodeError, match="anew"):
-            server(sys.executable)  # which the list names now
+            server(**other)  # which the list says now
         commands.wait(ready)
-        assert server(sys.executable).ask(Jobs(), PATIENCE).jobs == ()
+        assert server(**other).ask(Jobs(), PATIENCE).jobs == ()
     commands.wait(ready)
     assert first.ask(Jobs(), PATIENCE).jobs == ()
-    commands.cluster.exec(0, ["pkill", "-f", re.escape(READ_PROGRAM[:40])])
-    assert server(sys.executable).ask(Jobs(), PATIENCE).jobs == (), "it was killed"
+    for pid in commands.cluster.processes(0, "SSH_CONNECTION="):
+        commands.cluster.kill(0, pid)
+    assert server(**other).ask(Jobs(), PATIENCE).jobs == (), "it was killed"
 
 
 def test_a_connection_is_for_what_led_to_it(commands: Commands) -> None:
