@@ -59,6 +59,10 @@ def launch(
             answers.tell(say=text)
 
         launched = launching.launch(prepare(*reach_with_code(request, say)), say)
+        if request.config.launch.warm:
+            from orchestrator.head.commands import connections
+
+            connections.keep_after(launched, lambda _: None)
     except click.ClickException as error:  # of a variable such as NPROC_PER_NODE
         raise UsageError(error.format_message()) from error
     finally:

@@ -6,6 +6,10 @@ import json
 import time
 from typing import Any
 
+import pytest
+
+from orchestrator.head.held import control
+from orchestrator.head.held.control import Holding
 from tests.launching import PATIENCE, Head
 
 PROGRAM = """
@@ -31,13 +35,22 @@ def wait_until_ready(head: Head) -> list[dict[str, Any]]:
         assert time.monotonic() < deadline, nodes
 
 
-def test_from_cold_to_warm_and_off(head: Head) -> None:
+def states(held: Holding | None) -> list[str]:
+    return [] if held is None else [connection.state for connection in held.connections]
+
+
+def test_from_cold_to_warm_and_off(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(head.directory / "home"))
     script = head.script("program.py", PROGRAM)
     cold = head.run("--nproc", "2", "--warm", "--env", "JOBS_OWN=1", script)
     assert "warm start" not in cold.text
     waiting = wait_until_ready(head)
     assert all(pair["memory"] > 0 and len(pair["pids"]) == 2 for pair in waiting)
     assert not any("JOBS_OWN" in pair["variables"] for pair in waiting)
+    deadline = time.monotonic() + PATIENCE
+    while states(held := control.look()) != ["open", "open"]:
+        assert time.monotonic() < deadline, held
+        time.sleep(0.05)
     again = head.run("--nproc", "2", "--warm", "10m", "--env", "JOBS_OWN=1", script)
     assert "orchestrator: warm start on all nodes" in again.text
     sums = [sorted(line for line in run.lines if " sum 4.0 of 1" in line) for run in (cold, again)]
@@ -50,5 +63,6 @@ def test_from_cold_to_warm_and_off(head: Head) -> None:
     code, text = warm(head, "--off")
     assert code == 0 and "nothing was warm" in text and "none is left" in text
     assert not any(head.cluster.processes(node, "ORCHESTRATOR_WARM=") for node in (0, 1))
+    assert control.look() is None, "the connections are closed, too"
     code, text = warm(head, "--node", "nobody")
     assert code == 2 and "no such node" in text

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
@@ -19,6 +20,7 @@ from orchestrator.head.held import control
 from orchestrator.head.held.control import Holding
 from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.inventory.node_list import read_nodes
+from orchestrator.head.launch.launch import Launched
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, tell
 from orchestrator.text import duration, parse_seconds
@@ -116,6 +118,23 @@ def serve(answers: Answers, keys: Pipe, idle: float, patience: float, later: flo
         hold_connections(idle, ready, patience, later)
     except BlockingIOError:  # another command was faster, and starts one
         answers.tell(pid=None)
+
+
+def keep_after(launched: Launched, say: Callable[[str], None]) -> threading.Thread:
+    """Hold the connections of a job with --warm open for the commands after it, meanwhile."""
+
+    def hold() -> None:
+        nodes = [node.node for node in launched.nodes.reached]
+        try:
+            if warm is not None:
+                keep(launched.nodes.transport, nodes, parse_seconds("--warm", warm))
+        except (OrchestratorError, OSError) as error:
+            say(f"its SSH connections are not held open: {error}")
+
+    warm = launched.record.launch.warm
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    return thread
 
 
 def keep(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.errors import EXIT_DONE, UsageError
-from orchestrator.head.commands import background, follow
+from orchestrator.head.commands import background, connections, follow
 from orchestrator.head.launch import launch as launching
 from orchestrator.head.launch.code import expect_code, reach_with_code
 from orchestrator.head.launch.launch import Launched
@@ -37,11 +37,16 @@ def start(request: Request) -> Launched:
 
 def follow_up(launched: Launched, arguments: LaunchArguments) -> int:
     """Follow a job that was just started, or leave it running."""
+    keeping = connections.keep_after(launched, say) if launched.record.launch.warm else None
     if arguments.detach:
-        return detach(launched, arguments.where)
-    if in_foreground():
-        say(KEYS)
-    return follow.follow_launched(launched, arguments.view, where=arguments.where)
+        code = detach(launched, arguments.where)
+    else:
+        if in_foreground():
+            say(KEYS)
+        code = follow.follow_launched(launched, arguments.view, where=arguments.where)
+    if keeping is not None:
+        keeping.join(connections.START_SECONDS)
+    return code
 
 
 def detach(launched: Launched, where: Where) -> int:

@@ -204,7 +204,7 @@ class Holder:
                     route = from_data(item["route"])
                     entry = Entry(route, bool(item["strict"]), float(item["timeout"]))
                     self.entries[item["key"]] = entry
-                if entry.ready is None or entry.wanted is None:
+                if entry.wanted is None:
                     entry.wanted, entry.due = Wanted.of(item["server"]), 0.0
             self.connect(entry)
 

@@ -50,9 +50,11 @@ class ListedNodes:
     nodes: tuple[Node, ...]
     ssh_config: Path | None
     strict: bool
+    fresh: bool = False  # no servers that were started before
 
     def transport(self, timeout: float) -> HeldTransport:
-        return HeldTransport(SshConfig(self.ssh_config), timeout=timeout, strict=self.strict)
+        config, ready = SshConfig(self.ssh_config), not self.fresh
+        return HeldTransport(config, timeout=timeout, strict=self.strict, ready_servers=ready)
 
     def experiment(self, root: Path, name: str) -> Experiment:
         return experiment.create(root, name)
@@ -86,7 +88,8 @@ def source_of(request: Request) -> NodeSource:
         if allocated is not None:
             return allocated
     nodes = read_nodes(where.node_list)
-    return ListedNodes(nodes, where.ssh_config, request.config.launch.strict_host_keys)
+    strict = request.config.launch.strict_host_keys
+    return ListedNodes(nodes, where.ssh_config, strict, request.fresh)
 
 
 def reach_all(request: Request) -> Nodes:

@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import socket
-import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -52,9 +51,6 @@ def in_json(data: Any) -> bytes:
     return frame(JSON, json.dumps(data).encode())
 
 
-ENDED = subprocess.Popen(["true"])  # what the channel asks for an exit code
-
-
 class Liar(ProcessConnection):
     """At the other end is nobody but these bytes, and then the end."""
 
@@ -75,7 +71,7 @@ class Liar(ProcessConnection):
                     pass
 
         threading.Thread(target=speak, daemon=True).start()
-        self.open.append(ProcessChannel(ours, complaints, ENDED, timeout))
+        self.open.append(ProcessChannel(ours, complaints, timeout))
         return self.open[-1]
 
 
