@@ -20,6 +20,7 @@ class StartTimes:
 
     begin: float = 0.0  # the command was typed
     reached: float = 0.0  # all nodes have answered
+    synced: float = 0.0  # the code is where it was lacking
     planned: float = 0.0
     checked: float = 0.0
     recorded: float = 0.0

@@ -19,7 +19,8 @@ from orchestrator.records.manifest import StartTimes
 # Each step of the head's own: its name, what it begins with and what it ends with.
 HEAD = (
     ("command", "begin", "connecting"),  # Python, the options, the config
-    ("plan", "reached", "planned"),
+    ("sync", "reached", "synced"),
+    ("plan", "synced", "planned"),
     ("check", "planned", "checked"),
     ("record", "checked", "recorded"),
 )
@@ -127,7 +128,7 @@ def to_text(experiment: Experiment, report: Report, look: Look) -> str:
         output.table(rows, look, right=numbers, headed=True),
     ]
     if any(steps["torch"] is None and steps["rendezvous"] for _, steps in report.nodes):
-        lines += ["", "without a fast start torchrun's import of torch is part of RENDEZVOUS"]
+        lines += ["", "where TORCH is -, its import, if there was one, is part of RENDEZVOUS"]
     slowest = report.slowest
     if slowest is not None:
         who, step, seconds = slowest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,6 +73,7 @@ class Nodes:
     reached: tuple[Reached, ...]
     lost: tuple[tuple[Node, OrchestratorError], ...] = ()
     spares: tuple[Node, ...] = ()
+    at: float = 0.0  # when all had answered
     scan: Scan | None = None  # of the code that they run
 
     @property
@@ -136,6 +138,7 @@ def try_all(request: Request, settle: Callable[[Node, Launch], Node] | None = No
         reached=tuple(result for result in results if isinstance(result, Reached)),
         lost=tuple(fleet.failures(nodes, results)),
         spares=tuple(spares),
+        at=time.time(),
     )
 
 

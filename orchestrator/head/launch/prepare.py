@@ -31,7 +31,8 @@ class Prepared:
 
 def prepare(request: Request, nodes: Nodes, *, dry_run: bool = False) -> Prepared:
     """Make the experiment's directory and plan the job; a dry run makes no directory."""
-    times = {"begin": request.begun, "reached": time.time()}
+    now = time.time()
+    times = {"begin": request.begun, "reached": nodes.at or now, "synced": now}
     if request.payload is not None:
         payload.check_python(nodes.probed)
     root, name = request.where.experiments, request.config.launch.name

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from orchestrator.node.job.run_directory import JOB_NAME
 
-OPTIONS = ("-IS", "-X", "utf8")  # of the Python that runs a supervisor
+OPTIONS = ("-IS", "-Xutf8")  # of the Python that runs a supervisor
 LOOK_SECONDS = 0.02  # between two looks where there is no pidfd to wait for
 
 
@@ -120,7 +120,7 @@ def tag(variables: set[bytes]) -> tuple[str, str, str]:
 def supervised(pid: int) -> tuple[str, str]:
     """Return whose supervisor a process is, or two empty words.
 
-    Its command line is `python -IS -X utf8 <library> supervise JOB NODE`, from its first moment on.
+    Its command line is `python -IS -Xutf8 <library> supervise JOB NODE`, from its first moment on.
     """
     # One that waited for the job (node/warm) had room for more, which is empty now.
     words = _contents(f"/proc/{pid}/cmdline").rstrip(b"\0").split(b"\0")

@@ -15,7 +15,8 @@ from orchestrator.records.manifest import StartTimes
 
 REACHED = {"begin": 100.5, "connect": 100.6, "server": 101.0, "probe": 101.25}
 TIMES = StartTimes(
-    begin=100.0, reached=102.0, planned=102.25, checked=102.5, recorded=103.0, started=103.75,
+    begin=100.0, reached=102.0, synced=102.125, planned=102.25, checked=102.5, recorded=103.0,
+    started=103.75,
     nodes=[REACHED, {**REACHED, "begin": 100.25, "probe": 102.0}],
 )  # fmt: skip
 FORKED = {"supervisor": 103.5, "torch": 105.0, "ranks": 105.5, "output": 106.0}
@@ -34,7 +35,9 @@ def record(*times: dict[str, float]) -> JobRecord:
 
 def test_every_second_is_of_one_step() -> None:
     report = report_of(TIMES, record(FORKED, FORKED))
-    assert report.head == {"command": 0.25, "plan": 0.25, "check": 0.25, "record": 0.5}
+    assert report.head == {
+        **{"command": 0.25, "sync": 0.125, "plan": 0.125, "check": 0.25, "record": 0.5}
+    }
     name, steps = report.nodes[0]
     assert name == "n0"
     assert steps["others"] == 0.75
@@ -53,7 +56,7 @@ def test_a_step_that_is_not_known_is_part_of_the_next() -> None:
     assert (steps["torch"], steps["rendezvous"], steps["output"]) == (None, 2.0, None)
     assert steps["total"] == 5.5
     text = to_text(Experiment(Path("e")), report_of(TIMES, record(plain, FORKED)), PLAIN)
-    assert "RENDEZVOUS" in text and "import of torch" in text
+    assert "RENDEZVOUS" in text and "TORCH is -" in text
 
 
 def test_a_start_that_nobody_timed_is_an_error() -> None:

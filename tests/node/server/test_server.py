@@ -22,6 +22,7 @@ import pytest
 
 from orchestrator.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel, library
+from orchestrator.head.inventory.environment import Environment
 from orchestrator.node.job import processes
 from orchestrator.node.job.run_directory import RunDir, connect, note_stop_of_all
 from orchestrator.node.server import session as node_session
@@ -110,7 +111,7 @@ class NodeLink(NodeChannel):
     connection: Any
 
     def __init__(self, before: str = "", env: dict[str, str] | None = None) -> None:
-        super().__init__(Pipes(before, env or {}), [PYTHON], PATIENCE)  # type: ignore[arg-type]
+        super().__init__(Pipes(before, env or {}), Environment(PYTHON), PATIENCE)  # type: ignore[arg-type]
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
