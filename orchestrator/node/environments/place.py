@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 
 from orchestrator import files
 from orchestrator.node.job.run_directory import all_runs, home
@@ -79,6 +80,7 @@ class Environments:
             hidden = os.path.join(self.root, files.hidden_name(key))
             files.hide(path, hidden)
             files.delete(hidden)
+        shutil.rmtree(f"{path}.cache", ignore_errors=True)  # of uv
 
     def prune(self) -> tuple[list[str], int]:
         """Remove the environments that no name leads to and no job uses; return them, and bytes."""
