@@ -67,7 +67,7 @@ import gc, json, locale, os, random, resource, signal, sys, time, warnings
 names = ("__name__", "__file__", "__package__")
 print(json.dumps({
     "environ": {n: v for n, v in os.environ.items() if n not in ("NOISE",)},
-    "argv": [sys.argv, sys.orig_argv, sys.path, sys.flags, sys.warnoptions, sys.executable],
+    "argv": [sys.argv, getattr(sys, "orig_argv", 0), sys.path, sys.flags, sys.executable],
     "main": {n: repr(globals().get(n)) for n in names},
     "ours": sorted(n for n in sys.modules if "orchestrator" in n or n in ("agent", "frames")),
     "signals": {int(n): str(signal.getsignal(n)) for n in signal.valid_signals()},
