@@ -5,12 +5,14 @@ Stands alone: the ranks are forked from this process, so it imports nothing of o
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
 import os
 import socket
 import sys
+import threading
 import time
 from typing import Any
 
@@ -34,6 +36,16 @@ def run(torchrun: Any) -> None:
     if options["--node-rank"] != "0":
         wait_for(options["--master-addr"], int(options["--master-port"]))
     torchrun.main()
+    leave()
+
+
+def leave() -> None:
+    """End as the interpreter does, but for freeing what torch has made: 0.1 s and more."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)
 
 
 def note_the_time() -> None:

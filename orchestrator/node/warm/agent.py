@@ -38,7 +38,8 @@ else:
     process_title = load("process_title", os.pardir, "job")
 
 PR_SET_PDEATHSIG = 1
-CONTEXT_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+# As in rank.py: what a live context holds open; NVML alone does not.
+CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 # A package that reads one of these when it is imported has to be imported by each rank itself.
 OF_A_RANK = {
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"),

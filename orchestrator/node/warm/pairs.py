@@ -14,6 +14,7 @@ import select
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ MOST = 2  # on a node
 ANSWER_SECONDS = 2.0
 END_SECONDS = 10.0
 UNFIT_SECONDS = 86400.0  # as long as it is remembered that a setting cannot be made warm
+FORGOTTEN_SECONDS = 86400.0  # after which nobody can need a file any more
 KEY_LENGTH = 16
 
 
@@ -96,14 +98,23 @@ def all_pairs() -> list[Pair]:
         return []
     pairs = []
     for name in names:
-        if len(name) == KEY_LENGTH:
-            pair = read(os.path.join(root(), name))
-            if pair is not None and pair.setting.get(setting.MACHINE) == setting.machine():
-                if lives(pair):
-                    pairs.append(pair)
-                else:
-                    remove(pair)
+        pair = read(os.path.join(root(), name)) if len(name) == KEY_LENGTH else None
+        if pair is None or time.time() > pair.since + pair.idle + FORGOTTEN_SECONDS:
+            remove_if_old(os.path.join(root(), name))
+        elif pair.setting.get(setting.MACHINE) == setting.machine():
+            if lives(pair):
+                pairs.append(pair)
+            else:
+                remove(pair)
     return sorted(pairs, key=lambda pair: pair.since)
+
+
+def remove_if_old(path: str) -> None:
+    """Remove what is left of before a boot, or of a start that was interrupted."""
+    with contextlib.suppress(OSError):
+        status = os.lstat(path)
+        if time.time() - status.st_mtime > FORGOTTEN_SECONDS and status.st_uid == os.getuid():
+            shutil.rmtree(path) if stat.S_ISDIR(status.st_mode) else os.unlink(path)
 
 
 def read(directory: str) -> Pair | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from orchestrator.node.job import processes, stop_job
 from orchestrator.node.server.session import Refusal
-from orchestrator.node.warm import frames, handover, pairs
+from orchestrator.node.warm import frames, handover, pairs, setting
 from orchestrator.protocol import messages
 from orchestrator.protocol.events import Ended
 from tests.node.running import PATIENCE, alive, wait_until
@@ -251,3 +252,16 @@ class _With:
 
     def __init__(self, send: Any) -> None:
         self.send, self.receive = send, frames.receive
+
+
+def test_what_is_left_of_another_boot_is_removed_when_it_is_old(home: Path) -> None:
+    """Homes may be shared: a pair that may still wait on another machine stays."""
+    record = {"pid": 1, "started": 1, "token": "t", "idle": 60.0, "setting": {"the machine": "m"}}
+    for name, since in (("a" * 16, time.time()), ("b" * 16, 1e9), ("c" * 16, time.time())):
+        path = home / "warm" / name
+        path.mkdir(parents=True)
+        here = {"the machine": setting.machine()} if name.startswith("c") else record["setting"]
+        (path / "pair.json").write_text(json.dumps({**record, "since": since, "setting": here}))
+        os.utime(path, (since, since))
+    assert pairs.all_pairs() == []
+    assert [path.name for path in (home / "warm").iterdir()] == ["a" * 16]
