@@ -9,7 +9,6 @@ from pathlib import Path
 
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.chores.shell_line import OWN_FAILURE, Directory, change_to, for_login_shell
-from orchestrator.head.connect.channel import HOUSE
 from orchestrator.head.connect.server_command import python_candidates
 
 FIND_PYTHON = """\
@@ -64,6 +63,8 @@ def plain_line(directory: Directory, words: Sequence[str]) -> str:
 
 def job_line(part: JobPart, python: str | None, directory: str, words: Sequence[str]) -> str:
     """Return what the login shell gets for the same with a job's environment."""
+    from orchestrator.head.connect.channel import HOUSE  # exec does without the protocol
+
     program = (HOUSE / "node/shell.py").read_text(encoding="utf-8")
     text = FIND_PYTHON.format(
         program=shlex.quote(program),

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from orchestrator.errors import NodeError, NoKey, OrchestratorError
 from orchestrator.head.connect import open_files
-from orchestrator.head.connect.reach import Reached
-from orchestrator.head.inventory.node_list import Node
-from orchestrator.protocol.message import Message
-from orchestrator.protocol.messages import Request
 from orchestrator.text import table
+
+if TYPE_CHECKING:
+    from orchestrator.head.connect.reach import Reached
+    from orchestrator.head.inventory.node_list import Node
+    from orchestrator.protocol.message import Message
+    from orchestrator.protocol.messages import Request
 
 T = TypeVar("T")
 R = TypeVar("R")
-A = TypeVar("A", bound=Message)
+A = TypeVar("A", bound="Message")
 
 
 def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | OrchestratorError]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import NodeError
 from orchestrator.head.connect import server_command
-from orchestrator.head.connect.channel import edition
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.connect.transport import Channel, Connection
 from orchestrator.head.held import socket_file
@@ -92,6 +91,8 @@ def ask(sock: socket.socket, request: dict[str, Any], *passed: int) -> dict[str,
 
 def server_like(environment: Environment) -> dict[str, Any]:
     """Describe a server as this command would start it."""
+    from orchestrator.head.connect.channel import edition  # exec does without the protocol: 15 ms
+
     choice = {"pythons": server_command.pythons(environment), "edition": edition()}
     return {"environment": asdict(environment), **choice}
 
