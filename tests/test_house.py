@@ -23,6 +23,7 @@ ARROWS: dict[str, set[str]] = {
     "interrupt": set(),
     "permissions": set(),
     "files": set(),
+    "folder": {"files"},
     "host_ranges": set(),
     "program": set(),
     "text": {"errors"},

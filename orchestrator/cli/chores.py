@@ -139,3 +139,21 @@ def pull_command(**params: Any) -> int:
     from orchestrator.head.commands.transfer import pull
 
     return pull.pull(pull.PullOptions(**params))
+
+
+@click.command("push")
+@reaching
+@click.option("--dry-run", is_flag=True, help="Say what would be sent; send nothing.")
+@json_option
+@click.argument("source", type=FILE, metavar="SRC")
+@click.argument("destination", required=False, metavar="[DST]")
+def push_command(**params: Any) -> int:
+    """Send a directory or a file to all nodes at once: only what is lacking there, or differs.
+
+    DST is the name of the copy on each node, such as /data/set or ~/set; with a / at its end, the
+    directory that it is put into; left out, the same as here. Nothing is deleted there. A second
+    call sends only what has changed, and continues files that are half there.
+    """
+    from orchestrator.head.commands.transfer import push
+
+    return push.push(push.PushOptions(**params))

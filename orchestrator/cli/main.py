@@ -13,7 +13,7 @@ import click
 
 from orchestrator import interrupt
 from orchestrator.cli import launchers
-from orchestrator.cli.chores import exec_command, pull_command, ssh_command
+from orchestrator.cli.chores import exec_command, pull_command, push_command, ssh_command
 from orchestrator.cli.launch import (
     bootstrap_command,
     doctor_command,
@@ -75,7 +75,15 @@ def run(command: click.Command, name: str) -> NoReturn:
 HEADINGS = {
     "Run a job": ("launch", "rerun", "attach", "logs", "status", "stop", "emergency-stop"),
     "Look before a launch": ("nodes", "plan", "doctor", "verify", "demo"),
-    "Everyday work on all nodes": ("exec", "ssh", "pull", "connections", "warm", "bootstrap"),
+    "Everyday work on all nodes": (
+        "exec",
+        "ssh",
+        "push",
+        "pull",
+        "connections",
+        "warm",
+        "bootstrap",
+    ),
     "What jobs leave": ("start-report", "diff", "checkpoint", "prune"),
     "Other launchers": ("run-node", "submit", "generate"),
 }
@@ -230,7 +238,7 @@ for command in (
     *(launch_command, nodes_command, plan_command, doctor_command, verify_command),
     bootstrap_command,
     *(start_report, diff, checkpoint, prune, rerun),
-    *(exec_command, ssh_command, pull_command),
+    *(exec_command, ssh_command, push_command, pull_command),
 ):
     cli.add_command(command)
 for command in (*launchers.groups(Group), launchers.run_node):

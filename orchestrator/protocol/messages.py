@@ -607,6 +607,41 @@ class PruneEnvironments(Request[PrunedEnvironments], do="prune_environments"):
     root: str = ""
 
 
+# -- files for the node -----------------------------------------------------------------------
+
+
+class WantedFile(Message):
+    """A file of an offer that is not here as it was offered."""
+
+    number: Count  # its place in the offer
+    have: Count  # bytes that are here, of it or of another,
+    sum: str  # and their SHA-256
+    whole: bool  # under its own name: another time or content, and the same size
+
+
+class WantedFiles(Message):
+    """What of an offer is to be sent, and what cannot be taken."""
+
+    wanted: tuple[WantedFile, ...]
+    failed: dict[int, str]  # place in the offer -> why
+
+
+class OfferFiles(Request[WantedFiles], do="offer_files"):
+    """Compare a directory with an offer: the piece before, five fields for each file."""
+
+    directory: str
+    dry_run: bool = False  # make nothing
+
+
+class WriteFile(Request[Nothing], do="write_file"):
+    """Write the piece before into a file of the offer; the last names the whole file's SHA-256."""
+
+    number: Count
+    offset: Count
+    sum: str = ""
+    here: bool = False  # all of it is here already, and gets its time and mode
+
+
 # -- after a job ------------------------------------------------------------------------------
 
 

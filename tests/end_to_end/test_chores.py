@@ -119,3 +119,19 @@ def test_a_shell_has_the_environment_of_the_ranks(head: Head) -> None:
     assert (named.finish(), named.lines[-1]) == (0, 'it\'s "set"|')
     nobody = head.command("orchestrator", "ssh", "--job", "nothing", "0", "true")
     assert nobody.finish() == 2 and "no experiment 'nothing'" in nobody.text
+
+
+def test_files_to_all_nodes(head: Head) -> None:
+    (head.directory / "set").mkdir()
+    (head.directory / "set" / "a").write_bytes(b"x" * 1000)
+    copy = f"{head.directory}/copy"
+    only = ["--node", "1"]  # the hosts of this test share the directory
+    command = head.command("orchestrator", "push", "set", copy, *only, "--json")
+    assert command.finish() == 0, command.text
+    (node,) = json.loads(command.text)["nodes"]
+    assert (node["node"], node["sent"], node["bytes"]) == (1, ["a"], 1000)
+    assert (head.directory / "copy/a").read_bytes() == b"x" * 1000
+    again = head.command("orchestrator", "push", "set", copy)
+    assert again.finish() == 0 and again.text.count("0 B") == 2, again.text
+    wrong = head.command("orchestrator", "push", "nothing", copy)
+    assert wrong.finish() == 2 and "no such file" in wrong.text

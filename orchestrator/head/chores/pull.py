@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from orchestrator.errors import OrchestratorError
+from orchestrator.folder import Folder
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.fetch import Fetch, Fetched, Folder, plain
+from orchestrator.head.follow.fetch import Fetch, Fetched, plain
 from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol.messages import OutputFile, OutputFiles, Request
 

@@ -40,7 +40,7 @@ LAST_WORDS = 2.0  # seconds for what follows a refusal
 
 # What runs on nodes: the node's side, the engine, and what a user's script may import of us there.
 TRAVELS = (
-    *("__init__.py", "distributed.py", "errors.py", "files.py", "host_ranges.py"),
+    *("__init__.py", "distributed.py", "errors.py", "files.py", "folder.py", "host_ranges.py"),
     *("permissions.py", "program.py", "slurm_environment.py", "text.py", "version.py"),
     *("config", "records", "protocol", "node", "engine"),
 )

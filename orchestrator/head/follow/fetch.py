@@ -7,22 +7,20 @@ out of the directory: each part of it is opened in the one before, and no link i
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
-from orchestrator import files
 from orchestrator.errors import NodeError
+from orchestrator.folder import Folder, Partial, digest
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.protocol.messages import (
     Answered,
@@ -75,36 +73,6 @@ def stays_inside(path: str, target: str) -> bool:
     return True
 
 
-class Folder:
-    """A directory here that takes files by the names that a node gives them."""
-
-    def __init__(self, root: Path, *, private: bool) -> None:
-        self.root, self.private = root, private
-        self.mask = os.umask(0o077)
-        os.umask(self.mask)
-
-    def make(self) -> None:
-        self.root.mkdir(mode=0o700 if self.private else 0o777, parents=True, exist_ok=True)
-
-    @contextlib.contextmanager
-    def inside(self, parts: Sequence[str]) -> Iterator[int]:
-        """Open a directory below, which is made where it is not there yet."""
-        here = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for part in parts:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, 0o700 if self.private else 0o777, dir_fd=here)
-                inner = os.open(part, files.DIRECTORY, dir_fd=here)
-                os.close(here)
-                here = inner
-            yield here
-        finally:
-            os.close(here)
-
-    def mode(self, mode: int) -> int:
-        return 0o600 if self.private else mode & 0o777 & ~self.mask
-
-
 class Pipeline:
     """Requests to one node whose answers are taken in their order, some of them on their way."""
 
@@ -135,84 +103,6 @@ class Pipeline:
     def finish(self) -> None:
         while self.waiting:
             self.take()
-
-
-class Partial:
-    """A file that is being written under a hidden name."""
-
-    def __init__(self, folder: Folder, parts: Sequence[str], label: str) -> None:
-        self.parts, self.name = parts, parts[-1]
-        token = hashlib.sha256(os.fsencode(f"{label}/{self.name}")).hexdigest()[:16]
-        self.hidden = f".orchestrator-{token}.part"
-        self.stack = contextlib.ExitStack()
-        self.directory = self.stack.enter_context(folder.inside(parts[:-1]))
-        self.problem = ""
-        self.sum = hashlib.sha256()  # of what came for the range that is under way
-
-    def here(self) -> os.stat_result | None:
-        """Look at what has the file's name; OSError where that is no file."""
-        try:
-            status = os.lstat(self.name, dir_fd=self.directory)
-        except FileNotFoundError:
-            return None
-        if not stat.S_ISREG(status.st_mode):
-            raise FileExistsError(errno.EEXIST, "something else has this name here")
-        return status
-
-    def open(self) -> int:
-        """Open what is to become the file, and return how much of it is there."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(self.hidden, flags, 0o600, dir_fd=self.directory)
-        self.file = self.stack.enter_context(os.fdopen(descriptor, "rb+", buffering=0))
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise OSError(errno.EPERM, "not a file of its own")
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OSError(errno.EBUSY, "another command is writing it") from None
-        return status.st_size
-
-    def take_over(self) -> int:
-        """Begin with a copy of the file that is here."""
-        source = os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.directory)
-        with os.fdopen(source, "rb") as old:
-            self.file.seek(0)
-            while data := old.read(1 << 20):
-                self.file.write(data)
-        return self.file.tell()
-
-    def write(self, data: bytes, most: int) -> int:
-        """Add what came, as long as nothing has gone wrong; return how much."""
-        data = b"" if self.problem else data[: most - self.file.tell()]
-        try:
-            self.file.write(data)
-        except OSError as error:
-            self.problem = error.strerror or str(error)
-            return 0
-        self.sum.update(data)
-        return len(data)
-
-    def is_as(self, answer: OutputSum, size: int) -> bool:
-        """Tell whether the range that has come is what the node read once more."""
-        same = (answer.sum, answer.size) == (self.sum.hexdigest(), size)
-        if not same:
-            os.ftruncate(self.file.fileno(), 0)
-        return same
-
-    def publish(self, mode: int, changed: float) -> None:
-        os.fchmod(self.file.fileno(), mode)
-        time_ns = int(changed * 1e9)
-        os.utime(self.file.fileno(), ns=(time_ns, time_ns))
-        where = self.directory
-        os.rename(self.hidden, self.name, src_dir_fd=where, dst_dir_fd=where)
-
-    def discard(self) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self.hidden, dir_fd=self.directory)
-
-    def close(self) -> None:
-        self.stack.close()
 
 
 class Fetch:
@@ -341,7 +231,7 @@ class Fetch:
 
         def whole(answer: OutputSum | None, why: str, first: int, end: int) -> None:
             part.problem = part.problem or why
-            if not part.problem and answer and not part.is_as(answer, end - first):
+            if not part.problem and answer and not part.is_as(answer.sum, answer.size, end - first):
                 part.problem = "it changed while it was read: fetch it again"
             part.sum = hashlib.sha256()
             if end == file.size:
@@ -359,7 +249,7 @@ class Fetch:
     def _finish(self, part: Partial, file: OutputFile) -> None:
         try:
             if not part.problem:
-                part.publish(self.folder.mode(file.mode), file.changed)
+                part.publish(self.folder.mode(file.mode), int(file.changed * 1e9))
                 self.result.fetched.append(file.path)
         except OSError as error:
             part.problem = error.strerror or str(error)
@@ -371,14 +261,3 @@ class Fetch:
 
 def another() -> OSError:
     return FileExistsError(errno.EEXIST, "another file has this name here")
-
-
-def digest(descriptor: int, offset: int, size: int) -> str:
-    total, end = hashlib.sha256(), offset + size
-    while offset < end:
-        data = os.pread(descriptor, min(1 << 20, end - offset), offset)
-        if not data:
-            break
-        total.update(data)
-        offset += len(data)
-    return total.hexdigest()

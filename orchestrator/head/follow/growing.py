@@ -16,7 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orchestrator import files
-from orchestrator.head.follow.fetch import Folder, plain
+from orchestrator.folder import Folder
+from orchestrator.head.follow.fetch import plain
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.messages import (
     Output,

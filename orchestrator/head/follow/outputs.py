@@ -6,8 +6,9 @@ from collections.abc import Container
 from pathlib import Path
 
 from orchestrator import text
+from orchestrator.folder import Folder
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.follow.fetch import Fetch, Folder
+from orchestrator.head.follow.fetch import Fetch
 from orchestrator.head.follow.growing import GROWS
 from orchestrator.protocol.messages import Outputs
 

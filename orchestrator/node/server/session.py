@@ -83,6 +83,7 @@ class Session:
         self.build: Any = None  # node/environments/build.py, once an environment is made
         self.code: Any = None  # node/code/visit.py, once this head sends code
         self.begun = False
+        self.arrivals: Any = None  # node/server/arrivals.py, once this head sends files
         self.stop_of_all = stop_of_all()  # the last one before this visit
 
     def answer(self, request: Request[Any]) -> Message:
@@ -408,6 +409,26 @@ class Session:
 
         removed, freed = Environments(request.root).prune()
         return messages.PrunedEnvironments(removed=tuple(removed), freed=freed)
+
+    # -- files from the head -----------------------------------------------------------------
+
+    @answers(messages.OfferFiles)
+    def offer_files(self, request: messages.OfferFiles) -> messages.WantedFiles:
+        from orchestrator.node.server.arrivals import Arrivals
+
+        if self.arrivals is not None:
+            self.arrivals.close()
+        self.arrivals = Arrivals(request.directory, self.take_piece(), self.umask)
+        wanted: messages.WantedFiles = self.arrivals.compare(dry_run=request.dry_run)
+        return wanted
+
+    @answers(messages.WriteFile)
+    def write_file(self, request: messages.WriteFile) -> Nothing:
+        piece = self.take_piece()
+        if self.arrivals is None:
+            raise Refusal("a file that was not offered")
+        self.arrivals.write(request, piece)
+        return Nothing()
 
     # -- after a job -------------------------------------------------------------------------
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.folder import Folder, Partial
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.follow import fetch
-from orchestrator.head.follow.fetch import Fetch, Fetched, Folder
+from orchestrator.head.follow.fetch import Fetch, Fetched
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.protocol.messages import Files, OutputFile, OutputFiles
 
@@ -101,7 +102,7 @@ def test_a_half_file_is_continued_after_a_look_at_it(
     (tmp_path / "node/here/large").write_bytes(data)
     folder = Folder(tmp_path / "here", private=False)
     folder.make()
-    part = fetch.Partial(folder, ["large"], "x")
+    part = Partial(folder, ["large"], "x")
     half = bytearray(data[: 2 << 20])
     if damaged:
         half[(1 << 20) + 5] ^= 1

@@ -10,11 +10,11 @@ from typing import Any
 
 from orchestrator import text
 from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, UsageError
+from orchestrator.folder import Folder
 from orchestrator.head.chores import pull as pulling
 from orchestrator.head.commands.chores import Chosen, directory
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.fetch import Folder
 from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.status.backend import backend_of

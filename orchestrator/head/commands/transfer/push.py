@@ -1,0 +1,90 @@
+"""`orchestrator push`: send a directory or a file to all nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator import text
+from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE
+from orchestrator.head.chores import push as pushing
+from orchestrator.head.chores.push import Cargo, Pushed
+from orchestrator.head.commands.chores import Chosen
+from orchestrator.head.connect.channel import Declined
+from orchestrator.head.screen import output
+from orchestrator.head.screen.progress import Progress
+
+
+@dataclass(frozen=True)
+class PushOptions:
+    """What `orchestrator push` was asked for."""
+
+    chosen: Chosen
+    source: Path
+    destination: str | None = None
+    dry_run: bool = False
+    as_json: bool = False
+
+
+def push(options: PushOptions) -> int:
+    """Send what the nodes lack; say what each was sent."""
+    targets = options.chosen.numbered()
+    cargo = pushing.load(options.source, options.destination)
+    progress = Progress("sending", 0)
+    progress.tty = progress.tty and not options.as_json
+    transport = options.chosen.transport()
+    parts = pushing.push(transport, targets, cargo, progress, dry_run=options.dry_run)
+    progress.clear()
+    code = exit_code(parts)
+    if options.as_json:
+        shown = [as_json(part, cargo) for part in parts]
+        data = {"nodes": shown, "left_out": cargo.left_out, "exit_code": code}
+        output.tell(json.dumps(data, indent=1))
+    else:
+        output.tell(as_text(parts, cargo, dry_run=options.dry_run))
+    return code
+
+
+def exit_code(parts: Sequence[Pushed]) -> int:
+    """Return 4 if a node could not be reached, 1 if some files could not be written."""
+    errors = [part.error for part in parts if part.error is not None]
+    if any(not isinstance(error, Declined) for error in errors):
+        return EXIT_NODE
+    return EXIT_FAILED if errors or any(part.failed for part in parts) else EXIT_DONE
+
+
+def as_json(part: Pushed, cargo: Cargo) -> dict[str, Any]:
+    return {
+        "node": part.target.index,
+        "name": part.target.node.name,
+        "into": cargo.directory,
+        "sent": part.sent,
+        "kept": part.kept,
+        "bytes": part.size,
+        "failed": part.failed,
+        "problem": part.error.what if part.error else "",
+        "fix": part.error.fix if part.error else "",
+    }
+
+
+def as_text(parts: Sequence[Pushed], cargo: Cargo, *, dry_run: bool) -> str:
+    """Draw what each node was sent, and name what it was not."""
+    rows: list[list[output.Cell]] = [["NODE", "NAME", "SENT", "SIZE", "THERE BEFORE", "INTO"]]
+    notes = []
+    for part in parts:
+        label, name = part.target.label, part.target.node.name
+        if part.error is not None:
+            rows.append([label, name, ("-", "red"), "", "", ""])
+            notes.append(f"{label}: {part.error.what}")
+            notes += [f"  -> {part.error.fix}"] * bool(part.error.fix)
+            continue
+        count = f"{len(part.sent)}" + " to go" * dry_run
+        size = "" if dry_run else text.size(part.size)
+        rows.append([label, name, count, size, f"{part.kept}", cargo.directory])
+        notes += [f"{label}: {path}: {why}" for path, why in part.failed.items()]
+    notes += [f"left out: {what}" for what in cargo.left_out]
+    table = output.table(rows, output.look(), headed=True)
+    return "\n".join([table, *map(output.printable, notes)])

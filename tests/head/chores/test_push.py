@@ -1,0 +1,129 @@
+"""Files to a node: only what is lacking, continued where it broke off, and never elsewhere."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import UsageError
+from orchestrator.folder import Folder, Partial
+from orchestrator.head.chores import push as pushing
+from orchestrator.head.chores.numbered_node import NumberedNode
+from orchestrator.head.chores.push import Pushed
+from orchestrator.head.connect.subprocess_transport import LocalTransport
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.screen.progress import Progress
+from orchestrator.node.server.arrivals import LABEL
+
+Push = Callable[..., Pushed]
+
+
+@pytest.fixture
+def push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Push:
+    """Send tmp_path/here to a node's server on this machine, as tmp_path/there."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "state"))
+    (tmp_path / "here").mkdir()
+    node = NumberedNode(0, Node("here", python=sys.executable))
+
+    def push(source: str = "here", destination: str = "there", dry_run: bool = False) -> Pushed:
+        cargo = pushing.load(tmp_path / source, f"{tmp_path}/{destination}")
+        bar = Progress("sending", 0)
+        (result,) = pushing.push(LocalTransport(), [node], cargo, bar, dry_run=dry_run)
+        assert result.error is None, result.error
+        return result
+
+    return push
+
+
+def tree(root: Path) -> dict[str, object]:
+    """Everything below a directory: contents, modes, times, targets."""
+    known: dict[str, object] = {}
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            known[str(path.relative_to(root))] = str(path.readlink())
+        elif stat.S_ISREG(status.st_mode):
+            mode = stat.S_IMODE(status.st_mode)
+            known[str(path.relative_to(root))] = (path.read_bytes(), mode, status.st_mtime_ns)
+        else:
+            known[str(path.relative_to(root))] = "directory"
+    return known
+
+
+def test_a_tree_and_then_what_has_changed(push: Push, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "empty").mkdir()
+    (here / "a b" / "c").mkdir(parents=True)
+    (here / "a b" / "c" / "it's\nodd").write_bytes(os.urandom(3 << 18))
+    (here / os.fsdecode(b"\xff\xfe")).touch()
+    (here / ".hidden").write_text("x")
+    (here / "program").write_text("x")
+    (here / "program").chmod(0o755)
+    (here / "link").symlink_to("/anywhere")
+    assert push(dry_run=True).sent and not there.exists()
+    first = push()
+    assert (len(first.sent), first.kept, first.failed) == (4, 0, {})
+    assert tree(there) == tree(here)
+    again = push()
+    assert (again.sent, again.kept, again.size) == ([], 4, 0)
+    (here / "program").write_text("y")
+    os.utime(here / ".hidden", (1, 1))
+    (here / "link").unlink()
+    (here / "link").symlink_to("program")
+    (there / "own").write_text("stays")
+    changed = push()
+    assert (changed.sent, changed.size) == (["program"], 1)
+    (there / "own").unlink()
+    assert tree(there) == tree(here)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_half_file_is_continued_after_a_look_at_it(
+    push: Push, tmp_path: Path, damaged: bool
+) -> None:
+    data = os.urandom((1 << 20) + 7)
+    (tmp_path / "here/large").write_bytes(data)
+    folder = Folder(tmp_path / "there", private=False)
+    folder.make()
+    part = Partial(folder, ["large"], LABEL)
+    half = bytearray(data[: 1 << 19])
+    half[5] ^= damaged
+    (tmp_path / "there" / part.hidden).write_bytes(half)
+    part.close()
+    assert push().size == len(data) - (0 if damaged else 1 << 19)
+    assert (tmp_path / "there/large").read_bytes() == data
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["large"]
+
+
+def test_nothing_is_written_through_a_link(push: Push, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (tmp_path / "here/a").mkdir()
+    (tmp_path / "here/a/file").write_text("x")
+    (tmp_path / "here/b").write_text("x")
+    (tmp_path / "here/c").write_text("x")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/a").symlink_to(outside)
+    (tmp_path / "there/b").symlink_to(outside / "b")
+    result = push()
+    assert set(result.failed) == {"a", "a/file", "b"} and result.sent == ["c"]
+    assert list(outside.iterdir()) == []
+
+
+def test_one_file_under_another_name(push: Push, tmp_path: Path) -> None:
+    (tmp_path / "here/file").write_text("x")
+    assert push("here/file", "there/other").sent == ["other"]
+    assert (tmp_path / "there/other").read_text() == "x"
+    assert push("here/file", "there/").sent == ["file"]
+
+
+def test_what_cannot_be_sent_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file"):
+        pushing.load(tmp_path / "nothing", None)
+    with pytest.raises(UsageError, match="in full"):
+        pushing.load(tmp_path, "relative")
