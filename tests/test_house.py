@@ -42,7 +42,7 @@ ARROWS: dict[str, set[str]] = {
     "node/server": {
         "node/environments",
         *("protocol", "node/calls", "node/code", "node/facts", "node/job", "node/peers"),
-        "node/warm",
+        *("folder", "node/warm"),
     },
     "node": {"permissions", "node/job", "node/server", "node/warm"},
     "engine/ranks": {"config", "errors", "slurm_environment"},
@@ -79,11 +79,11 @@ ARROWS: dict[str, set[str]] = {
         *("head/inventory", "head/plan", "head/screen"),
     },
     "head/follow": {
-        *("errors", "files", "interrupt", "protocol", "records", "text"),
+        *("folder", "errors", "files", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/inventory", "head/screen"),
     },
     "head/chores": {
-        *("errors", "protocol"),
+        *("folder", "errors", "protocol"),
         *("head/connect", "head/follow", "head/inventory", "head/screen"),
     },
     "head/slurm": {
@@ -110,7 +110,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/connect", "head/screen", "head/status"),
     },
     "head/commands": {
-        *("config", "errors", "files", "interrupt", "protocol", "records", "text"),
+        *("folder", "config", "errors", "files", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/launch"),
         *("head/plan", "head/prune", "head/screen", "head/slurm", "head/status", "head/verify"),
         *("head/chores", "head/held"),

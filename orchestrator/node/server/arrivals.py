@@ -51,7 +51,10 @@ class Arrivals:
             return WantedFiles(wanted=tuple(map(self.nothing_of, self.numbers())), failed={})
         with self.as_user():
             if not dry_run:
-                self.folder.make()
+                try:
+                    self.folder.make()
+                except OSError as error:
+                    raise ValueError(f"{self.folder.root}: {error.strerror}") from None
             for number, file in enumerate(self.files):
                 try:
                     answer = self.look(number, file, dry_run=dry_run)
