@@ -19,10 +19,13 @@ from orchestrator import files
 from orchestrator.node.code.store import READ, Incomplete, Store, hash_of, is_as_kept, moment
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol import tree
+from orchestrator.protocol.events import Ended
 from orchestrator.protocol.tree import DIRECTORY, FILE, LINK, Entry, is_inside
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-OWNER = b".run"  # in snapshots/NAME: whose it is
+OWNER = b".run"  # in snapshots/NAME: whose it is,
+TREE = b".tree"  # and the digest of what was sent
+KEPT = 8  # of the newest
 FICLONE = 0x40049409
 COPIED = 16 << 20  # bytes: a tree up to here is copied, so that a job may even write into its files
 NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP)
@@ -194,10 +197,11 @@ def link_outputs(root: bytes, beside: str, outputs: Iterable[str]) -> None:
 # -- whose it is, and its end -----------------------------------------------------------------
 
 
-def keep(store: Store, directory: str, run: RunDir) -> None:
+def keep(store: Store, directory: str, run: RunDir, digest: str) -> None:
     """Note which job runs in a snapshot; nothing where the directory is none."""
     own = snapshot_of(store, directory)
     if own:
+        files.replace(os.fsdecode(os.path.join(own, TREE)), digest)
         files.replace(os.fsdecode(os.path.join(own, OWNER)), f"{run.job}\n{run.node}\n")
 
 
@@ -247,9 +251,45 @@ def remove_unused(store: Store, now: float) -> None:
 
 
 def has_job(own: bytes) -> bool:
+    run = owner(own)
+    return run is not None and os.path.isdir(run.path)
+
+
+def owner(own: bytes) -> RunDir | None:
+    """Return the job that was started in a snapshot."""
     try:
         with files.open_plain(os.fsdecode(os.path.join(own, OWNER))) as file:
             job, node = file.read(1000).decode().split()
     except FileNotFoundError:
-        return False
-    return os.path.isdir(RunDir(job, int(node)).path)
+        return None
+    return RunDir(job, int(node))
+
+
+def remove_old(store: Store) -> None:
+    """Remove snapshots of jobs that are over, but for the newest, and those with files in them.
+
+    What a program left beside its sources goes with its job only.
+    """
+    times = {entry.path: entry.stat().st_mtime for entry in os.scandir(store.snapshots)}
+    for own in sorted(times, key=times.__getitem__)[:-KEPT]:
+        with contextlib.suppress(OSError, ValueError, Incomplete):
+            run = owner(own)
+            if run is not None and run.last(Ended) is not None and is_untouched(store, own):
+                remove(own)
+
+
+def is_untouched(store: Store, own: bytes) -> bool:
+    """Tell whether a snapshot holds nothing but what was sent, links, and Python's bytecode."""
+    with files.open_plain(os.fsdecode(os.path.join(own, TREE))) as file:
+        expected = {entry.path: entry for entry in store.tree(file.read(64).decode())}
+    (title,) = set(os.listdir(own)) - {OWNER, TREE}
+    root = os.path.join(own, title)
+    for directory, names, others in os.walk(root):
+        names[:] = [name for name in names if name != b"__pycache__"]
+        for name in others:
+            path = os.path.relpath(os.path.join(directory, name), root)
+            status = os.lstat(os.path.join(directory, name))
+            known = path in expected and is_as_kept(status, expected[path])
+            if not known and not stat.S_ISLNK(status.st_mode):
+                return False
+    return True

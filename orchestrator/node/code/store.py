@@ -23,7 +23,7 @@ from orchestrator.permissions import others
 from orchestrator.protocol import tree
 from orchestrator.protocol.tree import FILE, LARGEST_LIST, Entry
 
-KEPT_TREES = 16  # lists of the newest trees
+KEPT_TREES = 64  # lists of the newest trees
 OLD = 7 * 86400.0  # seconds since a tree was last used
 YOUNG = 86400.0  # an object that came since may belong to a tree that is on its way
 READ = 1 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ class Visit:
         self.store = Store()
         self.store.prepare()
         self.arrivals: dict[str, Arrivals] = {}
-        self.unused: set[bytes] = set()
+        self.unused: dict[bytes, str] = {}  # snapshot -> its tree
         self.tidied = False
 
     @contextlib.contextmanager
@@ -85,7 +86,7 @@ class Visit:
         entries = self.store.tree(request.tree)
         with self.writing():
             root = snapshot.make(self.store, request.snapshot, request.title, entries)
-            self.unused.add(os.path.dirname(root))
+            self.unused[os.path.dirname(root)] = request.tree
             seen, differ = snapshot.look(root, entries)
             own = snapshot.link_own(root, request.beside, entries)
             snapshot.link_outputs(root, request.beside, request.outputs)
@@ -103,8 +104,12 @@ class Visit:
         """Leave the snapshot to the job that runs in it."""
         own = snapshot.snapshot_of(self.store, directory)
         if own in self.unused:
-            snapshot.keep(self.store, directory, run)
-            self.unused.discard(own)
+            snapshot.keep(self.store, directory, run, self.unused.pop(own))
+            threading.Thread(target=self.tidy, daemon=True).start()  # nobody waits for it
+
+    def tidy(self) -> None:
+        with contextlib.suppress(OSError):  # another head may do the same
+            snapshot.remove_old(self.store)
 
     def leave(self) -> None:
         """Remove what nobody will use: half a content, and snapshots without a job."""

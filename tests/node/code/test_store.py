@@ -15,6 +15,7 @@ from orchestrator.node.code.store import Arrivals, Incomplete, Store
 from orchestrator.node.code.visit import Visit, compare
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol import tree
+from orchestrator.protocol.events import Ended
 from orchestrator.protocol.messages import CheckedOut, CheckOut, ProbeTarget
 from orchestrator.protocol.tree import DIRECTORY, FILE, LINK, Entry
 from tests.node.running import bare_spec
@@ -39,6 +40,7 @@ ENTRIES = (
 )
 LISTING = tree.packed(ENTRIES)
 DIGEST = tree.digest_of(LISTING)
+ENDED = Ended(time=1.0, agent=0, why="", killed={}, left=(), ranks={})
 
 
 @pytest.fixture
@@ -218,6 +220,32 @@ def test_snapshots_go_with_their_jobs(store: Store) -> None:
     assert Path(started).is_dir()
     assert prune.remove(held, [("job-1", 0)]) > 0
     assert not Path(started).exists()
+
+
+def test_old_snapshots_go_unless_a_program_wrote_there(
+    store: Store, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "KEPT", 1)
+    monkeypatch.setattr(Visit, "tidy", lambda self: None)  # here, and not in a thread
+    visit = Visit()
+    send(visit)
+    roots = {}
+    for at, name in enumerate(("untouched", "runs", "wrote", "edited", "newest")):
+        roots[name] = Path(check_out(visit, f"{name}-0").workdir)
+        run = RunDir(name, 0)
+        run.create()
+        visit.started(str(roots[name]), run)
+        if name != "runs":
+            run.append_event(ENDED)
+        os.utime(roots[name].parent, (at, at))
+    (roots["untouched"] / "pkg/__pycache__").mkdir()
+    (roots["untouched"] / "pkg/__pycache__/b.pyc").write_bytes(b"x")
+    (roots["wrote"] / "pkg/result").write_text("x")
+    (roots["edited"] / "a.py").unlink()
+    (roots["edited"] / "a.py").write_text("print(2)\n")
+    snapshot.remove_old(store)
+    left = [name for name, root in roots.items() if root.exists()]
+    assert left == ["runs", "wrote", "edited", "newest"]
 
 
 def test_a_job_that_names_another_directory_loses_nothing(store: Store, tmp_path: Path) -> None:
