@@ -43,13 +43,20 @@ class Listed:
     notes: tuple[str, ...] = ()
 
 
-def list_tree(directory: bytes, rules: Rules) -> Listed:
-    """List the files, links and, without git, empty directories that travel."""
+def never() -> bool:
+    return False
+
+
+def list_tree(directory: bytes, rules: Rules, over: Callable[[], bool] = never) -> Listed:
+    """List the files, links and, without git, empty directories that travel.
+
+    over() says that nobody waits for the list any more: it is then incomplete.
+    """
     if rules.everything:
         return Listed(sorted(walk(directory, b"", frozenset())))
     by_git, note = git_files(directory)
     notes = (note,) if note else ()
-    paths = set(by_git) if by_git is not None else set(walk(directory, b"", NEVER | PRODUCTS))
+    paths = set(by_git) if by_git is not None else set(walk(directory, b"", NEVER | PRODUCTS, over))
     excluded = matcher(rules.exclude)
     paths = {path for path in paths if not excluded(path)}
     for pattern in rules.include:
@@ -121,10 +128,15 @@ def is_directory(path: bytes) -> bool:
 # -- without git ------------------------------------------------------------------------------
 
 
-def walk(directory: bytes, below: bytes, ignored: frozenset[bytes]) -> Iterator[bytes]:
+def walk(
+    directory: bytes,
+    below: bytes,
+    ignored: frozenset[bytes],
+    over: Callable[[], bool] = never,
+) -> Iterator[bytes]:
     """Yield what a directory holds, empty directories too, but for names that are ignored."""
     pending = [below]
-    while pending:
+    while pending and not over():
         here = pending.pop()
         try:
             entries = list(os.scandir(os.path.join(directory, here)))

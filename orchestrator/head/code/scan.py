@@ -75,7 +75,9 @@ class Scan:
 
     def _scan(self) -> Tree:
         directory = self.directory
-        listed = list_tree(directory, self.rules)
+        listed = list_tree(directory, self.rules, self.cancelled.is_set)
+        if self.cancelled.is_set():
+            raise unwanted(directory)
         if len(listed.paths) > MOST_FILES:
             shown = os.fsdecode(directory)
             what = f"{shown} has {plural(len(listed.paths), 'file')}: too many to send to the nodes"
@@ -109,7 +111,8 @@ class Scan:
 
     def ready(self, seconds: float) -> Tree | None:
         """Return the tree if it is read within that time; else nobody waits for it any more."""
-        self.thread.join(seconds)
+        if not self.cancelled.is_set():
+            self.thread.join(seconds)
         if self.thread.is_alive():
             self.cancel()
         return None if self.cancelled.is_set() else self._tree
@@ -117,6 +120,11 @@ class Scan:
     def cancel(self) -> None:
         """Stop reading: nobody needs the tree."""
         self.cancelled.set()
+
+
+def unwanted(directory: bytes) -> CheckFailed:
+    """Say why there is no tree; seen by nobody, as nobody waits for it."""
+    return CheckFailed(f"{os.fsdecode(directory)} was not read to its end")
 
 
 def outward(entries: Sequence[Entry]) -> list[str]:

@@ -47,6 +47,8 @@ def reach_with_code(request: Request, say: Say) -> tuple[Request, Nodes]:
         same = [node for node in others if not is_placed(request, node)]
         if same:
             compare(same, scan, say)
+        if not wanted and not scan.looked.is_set():
+            scan.cancel()  # a directory such as / or a whole home
         if not wanted:
             return request, replace(nodes, scan=scan if same else None)
         request = relative(request, nodes.reached, wanted)

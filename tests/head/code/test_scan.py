@@ -114,6 +114,22 @@ def test_a_directory_that_git_ignores_is_a_tree_of_its_own(work: Path) -> None:
     assert paths(work / "inner") == {"a.py"}
 
 
+def test_a_list_that_nobody_waits_for_is_given_up(work: Path) -> None:
+    """A launch typed in / must not walk through the whole machine."""
+    write(work, *(f"{number}/a.py" for number in range(50)))
+    calls: list[int] = []
+
+    def over() -> bool:
+        calls.append(1)
+        return len(calls) > 3
+
+    assert len(list_tree(os.fsencode(work), Rules(), over).paths) <= 3
+    given_up = Scan(os.fsencode(work), Rules(), Limits())
+    given_up.cancel()
+    given_up.thread.join()
+    assert given_up.ready(0) is None
+
+
 @pytest.mark.parametrize("kind", ["git", "no git"])
 def test_any_name_travels(work: Path, kind: str) -> None:
     if kind == "git":
