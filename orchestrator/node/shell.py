@@ -12,6 +12,25 @@ import shutil
 import signal
 import sys
 
+OWN = ("SSH_", "TERM", "SHLVL", "PWD", "OLDPWD", "_")  # of this login
+
+
+def activated(run: str, job: str, node: str) -> dict[str, str]:
+    """Return what surrounds the job's processes, as an activation has set it, while they run."""
+    try:
+        with open(os.path.join(run, "events.jsonl"), encoding="ascii") as file:
+            events = [json.loads(line) for line in file]
+        pids = [event["supervisor"] for event in events if event["event"] == "started"]
+        with open(f"/proc/{int(pids[0])}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+        if words[-4:-1] != [b"supervise", job.encode(), node.encode()]:
+            return {}  # another process has its number by now
+        with open(f"/proc/{int(pids[0])}/environ", "rb") as file:
+            pairs = [os.fsdecode(row).partition("=") for row in file.read().split(b"\0") if row]
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}  # it is over, or was never begun
+    return {name: value for name, _, value in pairs if not name.startswith(OWN)}
+
 
 def main() -> None:
     job, node, directory, *words = sys.argv[1:]
@@ -25,6 +44,7 @@ def main() -> None:
     except (OSError, ValueError) as error:
         sys.exit(f"orchestrator: the spec of the job cannot be read: {error}")
     variables = os.environ
+    variables.update(activated(os.path.dirname(path), job, node))
     variables.update(spec["env"])
     # The job's Python is found first, as by the ranks: supervisor.path_with.
     programs, path = os.path.dirname(spec["agent"][0]), variables.get("PATH", os.defpath)

@@ -88,7 +88,9 @@ time.sleep(600)
 
 
 def test_a_shell_has_the_environment_of_the_ranks(head: Head) -> None:
+    head.script("activate", "export ACTIVE='by a script'")
     launch = head.launch(
+        *("--activate", f"script:{head.directory}/activate"),
         *("--env", 'WORD=it\'s "set"', "--env", "TOKEN"),
         head.script("waits.py", ENVIRONMENT),
         TOKEN="a secret",
@@ -101,6 +103,7 @@ def test_a_shell_has_the_environment_of_the_ranks(head: Head) -> None:
     shell = json.loads(shown + "}")
     assert directory == str(head.directory)
     assert (shell["WORD"], shell["TOKEN"]) == ('it\'s "set"', "a secret")
+    assert shell["ACTIVE"] == "by a script"
     rank = json.loads((head.directory / "env.1").read_text())
     of_torchrun = re.compile(
         "SSH_|TORCH|LOCAL_|GROUP_|ROLE_|RANK$|WORLD_SIZE$|MASTER_|ORCHESTRATOR_RUN$"
