@@ -82,10 +82,19 @@ def contenders(python: Path, ranks: int) -> list[Contender]:
         wait_until_ready(cluster)  # before the next contender
         return sample
 
+    def over_held_connections(cluster: Cluster) -> Mapping[str, float]:
+        words = [*our("orchestrator"), "connections", "--nodes", cluster.node_list]
+        run(cluster, [*words, "--open", "10m"])
+        try:
+            return warm_again(cluster)
+        finally:
+            run(cluster, [*our("orchestrator"), "connections", "--close"])
+
     by_hand = partial(launch.timed, ranks, partial(launch.by_hand, python))
     return [
         Contender("master_launch, cold", cold),
         Contender("master_launch, warm", warm_again),
+        Contender("the same over held connections", over_held_connections),
         Contender(BY_HAND, by_hand),
     ]
 
