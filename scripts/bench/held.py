@@ -9,7 +9,6 @@ same hosts; before a command over held connections a server waits on each (docs/
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fanout
 import launch
 from ground import (
     Cluster,
     Contender,
-    Failed,
     Word,
     compete,
     machine,
@@ -34,7 +33,6 @@ from ground import (
     work_directory,
 )
 
-READY_SECONDS = 60.0
 LAUNCH, STATUS = "launch, first all-reduce", "status of a running job"
 NEW, HELD = "with a login", "connections held"
 
@@ -71,16 +69,8 @@ def prepared(held: bool, command: Any, cluster: Cluster) -> Mapping[str, float]:
         run(cluster, [*connections, "--close"])
         return dict(command(cluster))
     run(cluster, [*connections, "--nodes", cluster.node_list, "--open", "1h"])
-    deadline = time.monotonic() + READY_SECONDS
-    while not all_ready(run(cluster, [*connections, "--json"]).said):
-        if time.monotonic() > deadline:
-            raise Failed("no servers are ready")
-        time.sleep(0.2)
+    fanout.wait_until_ready(cluster)
     return dict(command(cluster))
-
-
-def all_ready(said: str) -> bool:
-    return all(connection["ready"] for connection in json.loads(said)["connections"])
 
 
 def first_all_reduce(ranks: int, cluster: Cluster) -> Mapping[str, float]:

@@ -26,11 +26,11 @@ from orchestrator.head.screen.output import Cell, tell
 from orchestrator.text import duration, parse_seconds
 
 IDLE = 600.0  # seconds without use after which they are closed
-START_SECONDS = 10.0
+START_SECONDS = 20.0
 LOOK = 0.05
 STATES = {"open": "green", "connecting": "", "lost": "bold red"}
 NODE_PATIENCE = 2.0  # with a node whose connection may be dead
-LATER = 3.0  # until the next server is started: the job of the one before has begun by then
+LATER = 15.0  # until the next server is started, if the command lasts: its job has begun by then
 
 
 # -- the command ----------------------------------------------------------------------------------

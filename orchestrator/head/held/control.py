@@ -19,7 +19,7 @@ from orchestrator.head.held import socket_file
 from orchestrator.head.held.route import route_to, to_data
 from orchestrator.head.held.transport import HeldTransport, ask, server_like
 
-PATIENCE = 5.0
+PATIENCE = 20.0  # on a machine that is busy; where nobody listens there is no wait
 
 
 @dataclass(frozen=True)

@@ -383,6 +383,7 @@ class Session:
                 end.close()
             with self.changing:
                 self.entry.sessions -= 1
+                self.entry.due = min(self.entry.due, time.monotonic())
 
 
 # -- a connection -----------------------------------------------------------------------------
