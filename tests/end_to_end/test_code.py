@@ -144,7 +144,7 @@ def test_an_experiment_runs_again_when_its_code_has_moved_on(
     name = head.experiment.name
     (head.directory / "helper.py").unlink()
     head.script("dice.py", "raise SystemExit('the new code')")
-    again = head.command("orchestrator", "rerun", name, "--set", "launch.nproc=2")
+    again = head.command("orchestrator", "rerun", "--set", "launch.nproc=2")
     assert again.finish() == 0, again.text
     for rank in range(4):  # the first two where the directory is shared
         assert f"rank{rank} | it says one a b" in again.text

@@ -58,7 +58,8 @@ def rerun(where: Where, name: str | None, again: Again, parse: Parse) -> int:
 
 def find(where: Where, name: str | None) -> Experiment:
     """Find the experiment; what it says is done, so it must be this login's own."""
-    experiment = experiments.find(where.experiments, name, trusted=where.trust_record)
+    root = where.experiments.absolute()  # the directory is another while the job is started
+    experiment = experiments.find(root, name, trusted=where.trust_record)
     if experiment is None:
         names = [known.name for known in experiments.every(where.experiments)]
         what = f"no experiment {name!r}" if name else "no experiment"
