@@ -22,6 +22,7 @@ UNENDING = 1 << 62  # steps, where nobody has said how many
 OWN = "the Trainer takes"
 REFUSED = {
     "launch": "it is read by master_launch, before the script starts: --set, or its --config",
+    "sync": "it is read by master_launch, before the script starts: --set, or its --config",
     "nccl": "it is read by master_launch, before the script starts: --set, or its --config",
     "env": "it is read by master_launch, before the script starts: --set, or its --config",
     "model": f"{OWN} the model itself",

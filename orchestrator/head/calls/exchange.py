@@ -19,7 +19,7 @@ from orchestrator.head.connect.channel import NodeChannel, nonsense, read_messag
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.protocol import frames
-from orchestrator.protocol.frames import CALL, CLOSE, EVERY_RANK, GONE, JSON, Splitter
+from orchestrator.protocol.frames import CALL, CLOSE, EVERY_RANK, GONE, HEADER, JSON, Splitter
 from orchestrator.protocol.message import Nonsense
 from orchestrator.protocol.messages import Answered, Beat, Call
 from orchestrator.protocol.timing import HEAD_BEAT, HEAD_PATIENCE
@@ -27,6 +27,7 @@ from orchestrator.records.experiment import JobRecord, NodeRecord
 
 READ = 1 << 18
 ASK_SECONDS = 20.0
+END_SECONDS = 10.0  # for ranks that were told to end
 
 
 class NodeCalls:
@@ -65,6 +66,8 @@ class Exchange:
     def __init__(self, nodes: list[NodeCalls], answers: int) -> None:
         self.nodes = nodes
         self.answers = answers  # file descriptor
+        self.alive = {rank for node in nodes for rank in node.ranks}
+        self.over = threading.Event()  # no rank is left
         self.writing = threading.Lock()
 
     def run(self) -> None:
@@ -77,6 +80,7 @@ class Exchange:
         finally:
             (close,) = frames.call_frames(EVERY_RANK, 0, CLOSE, b"")
             self.send(close)
+            self.over.wait(END_SECONDS)  # a connection that is closed at once may swallow it
             for node in self.nodes:
                 node.channel.connection.close()
 
@@ -120,6 +124,11 @@ class Exchange:
                 self.write(frame)
 
     def write(self, frame: bytes) -> None:
+        part = frames.part(frame[HEADER.size :])
+        if part.kind == GONE:
+            self.alive.discard(part.rank)
+            if not self.alive:
+                self.over.set()
         with self.writing, contextlib.suppress(BrokenPipeError):  # standard input ends, too
             view = memoryview(frame)
             while view:

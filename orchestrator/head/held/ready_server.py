@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from orchestrator.protocol.frames import PIECE, Splitter
 from orchestrator.protocol.message import Nonsense
 from orchestrator.protocol.timing import SERVER_BEAT, SERVER_PATIENCE
 
+NO_HEAD = frames.header(PIECE, 0)  # asks for no answer, and says that no head has been here yet
 LONGEST = 600.0  # seconds that one waits: what a login finds on its node may change meanwhile
 READ = 1 << 16
 
@@ -71,7 +73,7 @@ class ReadyServer:
                 return False
             if now - self.told > SERVER_PATIENCE / 3:
                 self.told = now
-                self.channel.sendall(frames.header(PIECE, 0))  # asks for no answer
+                self.channel.sendall(NO_HEAD)
             return True
 
     def take(self, patience: float) -> bool:
@@ -80,8 +82,10 @@ class ReadyServer:
             now = time.monotonic()
             if not self.listen(now) or now - self.heard > SERVER_BEAT + patience:
                 return False
-            self.taken, self.unread = True, bytes(self.splitter.waiting)
-            return True
+            with contextlib.suppress(OSError):
+                self.channel.sendall(NO_HEAD)
+                self.taken, self.unread = True, bytes(self.splitter.waiting)
+            return self.taken
 
     def listen(self, now: float) -> bool:
         """Read what has come; tell whether it still runs."""

@@ -44,6 +44,8 @@ class RankSocket:
             return
         self.queue.append(memoryview(part.frame()))
         self.interrupting = self.interrupting or part.kind == INTERRUPT
+        with contextlib.suppress(OSError):  # its end is on its way to us
+            self.flush()  # at once: with the head, this process may end in a moment
 
     def flush(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -116,6 +116,7 @@ class ChannelServer:
         for kind, payload in self.splitter.feed(data):
             if kind == PIECE:
                 self.session.piece += payload
+                self.session.waits = self.session.waits or not payload
             elif kind == JSON:
                 self.serve(payload)
             elif kind == CALL and self.session.calls:

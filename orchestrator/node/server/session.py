@@ -82,14 +82,14 @@ class Session:
         self.patience = SERVER_PATIENCE
         self.build: Any = None  # node/environments/build.py, once an environment is made
         self.code: Any = None  # node/code/visit.py, once this head sends code
-        self.begun = False
+        self.waits = False  # for its head, which comes later
         self.arrivals: Any = None  # node/server/arrivals.py, once this head sends files
         self.stop_of_all = stop_of_all()  # the last one before this visit
 
     def answer(self, request: Request[Any]) -> Message:
         """Do what is asked; raise a Refusal where that cannot be."""
-        if not self.begun:  # a server may have waited for its head, through a stop of all jobs
-            self.begun, self.stop_of_all = True, stop_of_all()
+        if self.waits:  # perhaps through a stop of all jobs, none of which is of this head
+            self.waits, self.stop_of_all = False, stop_of_all()
         try:
             return HANDLERS[type(request)](self, request)
         except (HookError, OSError, ValueError, RuntimeError) as error:

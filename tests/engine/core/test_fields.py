@@ -469,6 +469,7 @@ def of_node(*keys: str) -> Callable[[Any], Any]:
 
 
 PYTHON = str(BIN / f"python3.{sys.version_info.minor}")  # python or python3 is what is found
+VENV = f"venv:{sys.prefix}"
 DRY_RUN: dict[str, Ask] = {
     "launch.name": Ask("launch.name=other", lambda plan: plan["job"], "other_dry-run"),
     "launch.nproc": Ask("launch.nproc=3", lambda plan: plan["world_size"], 6),
@@ -476,6 +477,8 @@ DRY_RUN: dict[str, Ask] = {
     "launch.start": Ask("launch.start=plain", lambda plan: plan["start"], "plain"),
     "launch.python": Ask(f"launch.python={PYTHON}", of_node("python"), PYTHON),
     "launch.workdir": Ask("launch.workdir=/usr", of_node("workdir"), "/usr"),
+    "launch.activate": Ask(f"launch.activate={VENV}", of_node("node", "activate"), VENV),
+    "launch.wrap": Ask("launch.wrap=env A=1", of_node("node", "wrap"), "env A=1"),
     "launch.hook": Ask("launch.hook=hook.sh", of_node("env", "HOOKED"), "node 1"),
     "nccl.profile": Ask("nccl.profile=ethernet", of_node("env", "NCCL_IB_DISABLE"), "1"),
     "nccl.variables": Ask("nccl.NCCL_DEBUG=INFO", of_node("env", "NCCL_DEBUG"), "INFO"),
@@ -543,6 +546,48 @@ def test_a_launch_that_does_not_wait_for_long(head: Head) -> None:
 
 
 WAIT = "import time; print('ready', flush=True); time.sleep(1000)"
+
+
+LOOKS = """
+import os
+print("links:", [name for name in ("dist", "notes", "runs") if os.path.islink(name)])
+open("runs/made", "w").close()
+"""
+
+
+@shows("launch.sync")
+@shows("launch.warm")
+@shows("sync.include")
+@shows("sync.exclude")
+@shows("sync.outputs")
+@shows("sync.keep")
+def test_a_launch_that_sends_its_code(head: Head) -> None:
+    """What does not travel is a link to the node's own, which is the head's here."""
+    for name in ("dist", "notes"):
+        (head.directory / name).mkdir()
+        (head.directory / name / "x").touch()
+    own = ["launch.sync=always", "sync.include=[dist]", "sync.exclude=[notes]"]
+    own += ["sync.outputs=[runs]", "sync.keep=0", "launch.warm=30m"]
+    options = [word for value in own for word in ("--set", value)]
+    command = head.run(*options, head.script("looks.py", LOOKS))
+    assert command.text.count("links: ['notes', 'runs']") == 2, command.text
+    assert (head.directory / "runs/made").exists()
+    assert not (head.experiment / "code.tar.gz").exists()
+    status = head.command("orchestrator", "status")
+    assert status.finish() == 0 and "warm" in status.text, status.text
+    off = head.command("orchestrator", "warm", "--off")
+    assert off.finish() == 0, off.text
+
+
+@shows("sync.largest_file")
+@shows("sync.largest_tree")
+def test_a_launch_that_refuses_what_is_too_large(head: Head) -> None:
+    (head.directory / "large").write_bytes(bytes(2_000_000))
+    for key in ("largest_file", "largest_tree"):
+        own = ["--set", "launch.sync=always", "--set", f"sync.{key}=1"]
+        command = head.launch("--dry-run", *own, head.script("x.py", ""))
+        assert command.finish() == 3
+        assert "does not travel with the code" in command.text
 
 
 @shows("launch.grace")

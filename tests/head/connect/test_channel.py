@@ -74,8 +74,8 @@ def test_a_login_without_a_fitting_python(
         READ_PROGRAM.split(";")[1].replace("version_info", "old").replace("sys.version)", "old)")
     )
     old.write_text(
-        "#!/bin/sh\nexec "
-        f"{sys.executable} -c 'import sys; sys.old = (2, 7); old = \"2.7.18 (default)\"; {first}'\n"
+        f"#!/bin/sh\nexec '{sys.executable}'"
+        f" -c 'import sys; sys.old = (2, 7); old = \"2.7.18 (default)\"; {first}'\n"
     )
     old.chmod(0o755)
     paths = [str(old) if python == "old" else python for python in pythons]

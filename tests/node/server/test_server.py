@@ -782,7 +782,7 @@ def test_a_server_that_waited_for_its_head_knows_of_no_stop_before_it(
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
     waiting, there = Session(), Session()
-    there.answer(messages.Jobs())  # its head is there already
+    waiting.waits = True
     note_stop_of_all()
     waiting.answer(messages.Jobs())
     run = RunDir("job", 0)
