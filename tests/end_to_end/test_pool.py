@@ -199,17 +199,20 @@ def interrupts(pool: pools.Pool) -> None:
 def test_a_call_that_does_not_end(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one says so after a while; close() kills it."""
 
-    def deaf() -> None:
-        if rank() == 0:
-            raise ValueError
+    def deaf(begun: Path) -> None:
+        while rank() == 0:
+            if begun.exists():
+                raise ValueError
+            time.sleep(0.01)
         while True:
             with contextlib.suppress(KeyboardInterrupt):
+                begun.touch()
                 time.sleep(600)
 
     monkeypatch.setattr(pools, "SETTLE_SECONDS", 0.3)
     pool = cluster.pool()
     with pytest.raises(ValueError):
-        pool.run(deaf)
+        pool.run(deaf, Path.cwd() / "begun")  # which the nodes share
     with pytest.raises(OrchestratorError, match="still runs in rank 1"):
         pool.run(rank)
     pool.close()
