@@ -22,6 +22,9 @@ OPTIONS = ("-IS", "-Xutf8")  # of the Python that runs a supervisor
 LOOK_SECONDS = 0.02  # between two looks where there is no pidfd to wait for
 
 
+PF_EXITING = 0x4  # of a thread, as in linux/sched.h; this is the first one's
+
+
 class Process(NamedTuple):
     pid: int
     started: int  # clock ticks since boot: with the PID, this identifies one process forever
@@ -293,6 +296,18 @@ def _send_without_pidfd(process: Process, signum: int) -> bool:
 def alive(process: Process) -> bool:
     now = look(process.pid)
     return now is not None and now.started == process.started and now.state not in "ZX"
+
+
+def is_leaving(process: Process) -> bool:
+    """Tell whether a process has ended, or is ending: its sockets close before it is seen dead."""
+    if not alive(process):
+        return True
+    try:
+        with open(f"/proc/{process.pid}/stat", "rb") as file:
+            flags = file.read().rpartition(b")")[2].split()[6]
+    except (OSError, IndexError):
+        return True
+    return bool(int(flags) & PF_EXITING)
 
 
 def none_left(error: BaseException) -> str:

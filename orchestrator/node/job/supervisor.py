@@ -370,7 +370,7 @@ class Supervisor:
         known = [rank for rank in self.ranks.values() if rank.process]
         for rank in known:
             assert rank.process is not None
-            rank.gone = not processes.alive(rank.process)  # though we have not heard of it
+            rank.gone = processes.is_leaving(rank.process)  # though we have not heard of it
             processes.send(rank.process, signal.SIGTERM)
         if not known and self.agent is not None and self.agent_code is None:
             os.kill(self.agent.pid, signal.SIGTERM)  # not reaped yet, so the PID is still its own

@@ -164,6 +164,7 @@ def test_a_process_counts_until_its_last_thread_has_ended(
     wait_until(lambda: shown.read_text().rpartition(")")[2].split()[0] == "Z")
     ours = JobProcesses(job, 0)
     assert [one.pid for one in ours.living()] == [pid]
+    assert processes.is_leaving(process(pid)), "for whoever asks whether it ends by itself"
     os.kill(pid, signal.SIGKILL)
     assert ours.wait(30.0)
     assert not alive(pid)
@@ -224,6 +225,7 @@ def test_nobody_is_there_to_be_hit(monkeypatch: pytest.MonkeyPatch, pidfd: bool)
 
 def test_a_stopped_process_is_killed(job: str, start: Start) -> None:
     pid = start(job, 0)
+    assert not processes.is_leaving(process(pid))
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: process(pid).state == "T")
     assert pids(job) == {pid}
