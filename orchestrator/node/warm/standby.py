@@ -147,6 +147,8 @@ class Standby:
     def offer(self, caller: socket.socket, order: dict[str, Any], files: list[int]) -> None:
         """Take a job, unless something has changed since the imports."""
         spec = RunDir(order["job"], order["node"]).read_spec()
+        while not self.ready:  # the directory it imports in goes with the hand-over
+            self.hear_agent()
         why = self.outdated(order["environment"])
         frames.send(caller, {"no": why} if why else {"yes": os.getpid()})
         if why:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from typing import Any
 import pytest
 
 from orchestrator.node.job import processes, stop_job
-from orchestrator.node.server.session import Refusal
+from orchestrator.node.server.session import Refusal, Session
 from orchestrator.node.warm import frames, handover, pairs, setting
 from orchestrator.protocol import messages
 from orchestrator.protocol.events import Ended
 from tests.node.running import PATIENCE, alive, wait_until
-from tests.node.warm.conftest import WarmNode
+from tests.node.warm.conftest import RUN, WarmNode
 
 HELLO = "print('hello')"
 WAITS = "import time; print('waits', flush=True); time.sleep(1000)"
@@ -61,6 +62,22 @@ def test_its_processes_are_the_jobs_as_after_a_cold_start(node: WarmNode) -> Non
     receipt = stop_job.stop(job.run, stop)
     assert not receipt.left and len(receipt.ended) >= 2
     assert not alive(warm.supervisor) and not alive(started["agent"])
+
+
+def test_a_job_waits_for_what_is_still_importing(node: WarmNode) -> None:
+    """The next launch comes at once: the directory in which torch is imported has to stay."""
+    job, _ = node.run(HELLO)
+    go_on = node.directory / "go_on"
+    waits = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)\n"
+    node.package("torch.distributed.run", waits + "os.getcwd()\n" + RUN)
+    session = Session(umask=0o022)
+    session.followed = job.run
+    session.keep_warm()
+    wait_until(pairs.all_pairs, "the pair")
+    threading.Timer(0.3, go_on.touch).start()
+    job, warm = node.run(HELLO)
+    assert warm.warm.warm, warm.warm.why
+    assert job.output == {"0": "hello\n"}
 
 
 SHOW = """
