@@ -126,14 +126,3 @@ class Partial:
 
     def close(self) -> None:
         self.stack.close()
-
-
-def digest(descriptor: int, offset: int, size: int) -> str:
-    total, end = hashlib.sha256(), offset + size
-    while offset < end:
-        data = os.pread(descriptor, min(1 << 20, end - offset), offset)
-        if not data:
-            break
-        total.update(data)
-        offset += len(data)
-    return total.hexdigest()

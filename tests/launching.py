@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,18 @@ class Command:
     @property
     def text(self) -> str:
         return "\n".join(self.lines)
+
+
+def interrupt_when(there: Callable[[], object]) -> None:
+    """Ctrl-C as soon as the condition is true; the test is in the middle of something then."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not there() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class Head:

@@ -42,7 +42,7 @@ ARROWS: dict[str, set[str]] = {
     "node/server": {
         "node/environments",
         *("protocol", "node/calls", "node/code", "node/facts", "node/job", "node/peers"),
-        *("folder", "node/warm"),
+        *("files", "folder", "node/warm"),
     },
     "node": {"permissions", "node/job", "node/server", "node/warm"},
     "engine/ranks": {"config", "errors", "slurm_environment"},
@@ -83,7 +83,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/connect", "head/inventory", "head/screen"),
     },
     "head/chores": {
-        *("folder", "errors", "protocol"),
+        *("folder", "errors", "files", "protocol"),
         *("head/connect", "head/follow", "head/inventory", "head/screen"),
     },
     "head/slurm": {

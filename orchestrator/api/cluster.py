@@ -6,6 +6,7 @@ Every launch is a command line of `master_launch`, carried out by a process of i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -13,7 +14,7 @@ import shutil
 import tempfile
 import textwrap
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -309,18 +310,24 @@ def as_json(value: object) -> str:
 # -- functions --------------------------------------------------------------------------------
 
 
-def pack(payload: Path, name: str, call: tuple[object, ...]) -> None:
-    """Write the call, and the cloudpickle that can read it: nodes need not have one."""
-    import cloudpickle  # type: ignore[import-untyped]
-
+@contextlib.contextmanager
+def sendable(name: str) -> Iterator[None]:
+    """Say in words why a function, or what it is called with, cannot be pickled."""
     try:
-        with (payload / "call.pkl").open("wb") as file:
-            cloudpickle.dump(call, file)
+        yield
     except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(
             f"{name} cannot be sent to the nodes: {error}",
             "files, locks and connections stay here: open them inside the function",
         ) from error
+
+
+def pack(payload: Path, name: str, call: tuple[object, ...]) -> None:
+    """Write the call, and the cloudpickle that can read it: nodes need not have one."""
+    import cloudpickle  # type: ignore[import-untyped]
+
+    with sendable(name), (payload / "call.pkl").open("wb") as file:
+        cloudpickle.dump(call, file)
     home = Path(cloudpickle.__file__).parent
     with zipfile.ZipFile(payload / "cloudpickle.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in home.glob("*.py"):

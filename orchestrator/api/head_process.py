@@ -60,7 +60,7 @@ def launch(
 
         launched = launching.launch(prepare(*reach_with_code(request, say)), say)
         if request.config.launch.warm:
-            from orchestrator.head.commands import connections
+            from orchestrator.head.commands.ready import connections
 
             connections.keep_after(launched, lambda _: None)
     except click.ClickException as error:  # of a variable such as NPROC_PER_NODE

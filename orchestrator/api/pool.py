@@ -16,8 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
+from orchestrator.api.cluster import Cluster, sendable
 from orchestrator.api.job import Job, RemoteTraceback
 from orchestrator.api.options import Options
 from orchestrator.api.pool_process import Background
@@ -40,9 +41,6 @@ from orchestrator.protocol.frames import (
     SHOW,
     Part,
 )
-
-if TYPE_CHECKING:
-    from orchestrator.api.cluster import Cluster
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -380,11 +378,5 @@ class Actor:
 def pickled(function: Callable[..., object], args: object, kwargs: object) -> bytes:
     import cloudpickle  # type: ignore[import-untyped]
 
-    try:
+    with sendable(getattr(function, "__name__", type(function).__name__)):
         return bytes(cloudpickle.dumps((function, args, kwargs)))
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
-        name = getattr(function, "__name__", type(function).__name__)
-        raise UsageError(
-            f"{name} cannot be sent to the nodes: {error}",
-            "files, locks and connections stay here: open them inside the function",
-        ) from error

@@ -200,7 +200,7 @@ def emergency_stop_command(where: Where, mine: bool, as_json: bool) -> int:
 @json_option
 def connections(where: Where, idle: str | None, close: bool, as_json: bool) -> int:
     """Hold SSH connections open between commands, which then skip the login."""
-    from orchestrator.head.commands import connections
+    from orchestrator.head.commands.ready import connections
 
     return connections.connections(where, idle=idle, close=close, as_json=as_json)
 

@@ -118,7 +118,7 @@ def checkpoint_export(where: Where, **options: Any) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
     """Show where the seconds of a start went, on the head and on each node."""
-    from orchestrator.head.commands import start_report
+    from orchestrator.head.commands.experiments import start_report
 
     return start_report.start_report(where, experiment, as_json=as_json, color=None)
 
@@ -130,7 +130,7 @@ def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diff(where: Where, first: str, second: str, as_json: bool) -> int:
     """Show what differs between two experiments: code, config, versions, nodes, results."""
-    from orchestrator.head.commands import diff
+    from orchestrator.head.commands.experiments import diff
 
     return diff.diff(where, first, second, as_json=as_json, color=None)
 

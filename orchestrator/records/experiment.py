@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator import files
 from orchestrator.config.launch import Launch
-from orchestrator.errors import UsageError
+from orchestrator.errors import UsageError, nearest
 from orchestrator.permissions import others
 from orchestrator.protocol.message import decode, parse
 from orchestrator.records import trust
@@ -452,6 +452,22 @@ def find(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment
             real = Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()
             return Experiment(real, trusted=trusted)
     return None
+
+
+def known(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment:
+    """Find an experiment as find() does; one that is not there is an error."""
+    experiment = find(root, wanted, trusted=trusted)
+    if experiment is None:
+        raise missing(root, wanted)
+    return experiment
+
+
+def missing(root: Path, wanted: str | None) -> UsageError:
+    """Return the error for an experiment that is not there, and the name that was meant."""
+    names = [candidate.name for candidate in every(root)]
+    hint = nearest(wanted, names) if wanted else "; start one: master_launch SCRIPT"
+    what = f"no experiment {wanted!r}" if wanted else "no experiment"
+    return UsageError(f"there is {what} in {root}{hint}")
 
 
 def of_slurm_job(root: Path, job: str) -> Experiment | None:

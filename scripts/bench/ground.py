@@ -222,6 +222,14 @@ def seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.2f} s"
 
 
+def as_data(results: Mapping[str, Sequence[Contender]]) -> dict[str, Any]:
+    """Return every sample of all shapes, or why a contender has none."""
+    return {
+        shape: {one.name: one.missing or one.samples for one in everyone}
+        for shape, everyone in results.items()
+    }
+
+
 def show(as_json: bool, title: str, about: str, text: str, data: Any) -> None:
     if as_json:
         print(json.dumps({"machine": about, "results": data}, indent=1))

@@ -22,6 +22,7 @@ from ground import (
     Cluster,
     Contender,
     Word,
+    as_data,
     compete,
     machine,
     our,
@@ -111,13 +112,6 @@ def render(results: Mapping[str, Sequence[Contender]]) -> str:
             row += [seconds(value), f"{value / base:.2f}" if value and base else one.missing]
         rows.append(row)
     return table(head, rows)
-
-
-def as_data(results: Mapping[str, Sequence[Contender]]) -> dict[str, Any]:
-    return {
-        shape: {one.name: one.missing or one.samples for one in everyone}
-        for shape, everyone in results.items()
-    }
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from ground import (
     Contender,
     Failed,
     Word,
+    as_data,
     compete,
     fresh,
     machine,
@@ -214,13 +215,6 @@ def cells(one: Contender, reference: Contender) -> list[str]:
     found = [sample["all_reduce"] for sample in one.samples]
     shown = f"{value:.2f} s ({min(found):.2f}-{max(found):.2f})"
     return [shown, "" if best is None or one is reference else f"{best / value:.2f}"]
-
-
-def as_data(results: Mapping[str, Sequence[Contender]]) -> dict[str, Any]:
-    return {
-        shape: {one.name: one.missing or one.samples for one in everyone}
-        for shape, everyone in results.items()
-    }
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from orchestrator import Cluster, JobFailed, RanksLost
 from orchestrator.api import pool as pools
 from orchestrator.errors import NodeError, OrchestratorError, UsageError
 from tests.clusters.netns import NetnsCluster
-from tests.launching import PATIENCE, Head
+from tests.launching import PATIENCE, Head, interrupt_when
 
 
 @pytest.fixture(autouse=True)
@@ -172,16 +172,6 @@ def debugger(
     assert pool.run(stops) == [42] * 4
     shown = capfd.readouterr().out
     assert "-> return answer + 2\n(Pdb rank 3) 280\n(Pdb rank 3) " in shown
-
-
-def interrupt_when(there: Callable[[], object]) -> None:
-    def watch() -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not there() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def interrupts(pool: pools.Pool) -> None:

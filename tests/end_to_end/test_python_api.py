@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import pytest
 from orchestrator import Cluster, Job, JobFailed
 from orchestrator.errors import CheckFailed, NodeError, UsageError
 from orchestrator.records.experiment import Experiment
-from tests.launching import PATIENCE, Head
+from tests.launching import PATIENCE, Head, interrupt_when
 from tests.node.running import wait_until
 
 SLEEPS = """
@@ -55,18 +54,6 @@ def begun(job: Job) -> None:
     while len(said) < 2:
         line = next(found)
         said |= {line.text} if line.text.startswith("begun") else set()
-
-
-def interrupt_when(there: Callable[[], object]) -> None:
-    """Ctrl-C as soon as the condition is true; the test is in the middle of something then."""
-
-    def watch() -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not there() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def waits() -> bool:

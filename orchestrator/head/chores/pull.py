@@ -40,7 +40,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Pulled:
-    """What came from one node, or why nothing did."""
+    """Hold what came from one node, or why nothing did."""
 
     source: Source
     result: Fetched = field(default_factory=Fetched)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.errors import NodeError, OrchestratorError, UsageError
-from orchestrator.folder import digest
+from orchestrator.files import digest
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
@@ -27,13 +27,13 @@ from orchestrator.protocol.tree import DIRECTORY, FILE, LINK
 
 COMPARE_SECONDS = 3600.0  # a node may have to read terabytes
 PUT_SECONDS = 60.0
-PIECE = 1 << 18  # paramiko copies what is left after every 32 KB: larger pieces take longer
+PIECE = 1 << 18
 NEVER = b".orchestrator-"  # what a transfer has left half done
 
 
 @dataclass(frozen=True)
 class Cargo:
-    """What is sent, and where it goes on each node."""
+    """List the files to send, and name the directory for them on each node."""
 
     root: bytes  # the directory here that the paths are below
     directory: str  # and the one there
@@ -48,7 +48,7 @@ class Cargo:
 
 @dataclass
 class Pushed:
-    """What one node was sent, or why nothing."""
+    """Count what one node was sent, or say why nothing was."""
 
     target: NumberedNode
     sent: list[str] = field(default_factory=list)
@@ -167,7 +167,7 @@ def push(
 
 
 class Sending:
-    """What one node gets."""
+    """Send one node what it lacks."""
 
     def __init__(
         self, channel: NodeChannel, target: NumberedNode, cargo: Cargo, sums: Sums, bar: Progress
@@ -179,7 +179,7 @@ class Sending:
     def offer(self, packed: bytes, *, dry_run: bool) -> None:
         """Let the node compare, and send what it wants."""
         files, result = self.cargo.files, self.result
-        self.put(packed)
+        self.channel.put(packed, PUT_SECONDS)
         question = OfferFiles(directory=self.cargo.directory, dry_run=dry_run)
         answer = self.channel.ask(question, COMPARE_SECONDS)
         numbers = {wanted.number for wanted in answer.wanted} | set(answer.failed)
@@ -200,10 +200,6 @@ class Sending:
             except OSError as error:
                 result.failed[path] = error.strerror or str(error)
         self.pipeline.finish()
-
-    def put(self, data: bytes) -> None:
-        for at in range(0, len(data), PIECE):
-            self.channel.put(data[at : at + PIECE], PUT_SECONDS)
 
     def send(self, wanted: WantedFile, path: str) -> None:
         number, file = wanted.number, self.cargo.files[wanted.number]

@@ -21,7 +21,7 @@ OLD = 30 * 86400.0  # seconds
 
 
 def cache() -> Path:
-    """Return the user's cache directory for trees."""
+    """Return the user's cache directory of ours."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "orchestrator"
 

@@ -18,7 +18,6 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached
 from orchestrator.protocol.messages import Contents, Lacking, OfferTree
 
-STEP = 1 << 18  # paramiko copies what is left after every 32 KB: larger pieces take longer
 PIECE_SECONDS = 60.0
 ANSWER_SECONDS = 300.0  # a node's slow disk
 AHEAD = 2  # batches that are on their way while the node writes another
@@ -61,13 +60,13 @@ class Outbox:
 
     def send(self, channel: NodeChannel) -> Sent:
         """Offer the tree to a node, and send it what it lacks."""
-        put(channel, self.listing)
+        channel.put(self.listing, PIECE_SECONDS)
         lacking = channel.ask(OfferTree(tree=self.tree.digest), ANSWER_SECONDS)
         batches = self.batches_for(lacking)
         asked: list[tuple[int, Contents]] = []
         number = 0
         while batch := batches.get(number):
-            put(channel, batch.data)
+            channel.put(batch.data, PIECE_SECONDS)
             request = Contents(tree=self.tree.digest, size=batch.size)
             asked.append((channel.tell(request), request))
             if len(asked) > AHEAD:
@@ -94,12 +93,6 @@ class Outbox:
     def close(self) -> None:
         for batches in self.batches.values():
             batches.close()
-
-
-def put(channel: NodeChannel, data: bytes) -> None:
-    """Send bytes that the next request is about."""
-    for at in range(0, len(data), STEP):
-        channel.put(data[at : at + STEP], PIECE_SECONDS)
 
 
 __all__ = ["Changed", "Sent", "send_tree"]

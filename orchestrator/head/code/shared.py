@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import secrets
 import stat
@@ -11,11 +10,11 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from orchestrator import files
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.head.code.index import signature
 from orchestrator.head.code.listing import MARKER
-from orchestrator.head.code.scan import READ
-from orchestrator.head.code.send import put
+from orchestrator.head.code.send import PIECE_SECONDS
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.protocol.messages import Compare
@@ -65,7 +64,7 @@ def check_same(
     request = Compare(directory=os.fsdecode(directory))
 
     def ask(node: Reached) -> Mapping[str, str]:
-        put(node.channel, packed)
+        node.channel.put(packed, PIECE_SECONDS)
         return node.channel.ask(request, COMPARE_SECONDS).differ
 
     answers = fleet.everywhere(reached, ask)
@@ -94,11 +93,9 @@ def is_other(
     if path not in states:
         return False
     try:
-        digest = hashlib.sha256()
         with open(where, "rb") as file:
-            while data := file.read(READ):
-                digest.update(data)
+            digest = files.digest(file.fileno())
             same = signature(os.fstat(file.fileno())) == signature(states[path])
     except OSError:
         return False  # it has gone here, too
-    return same and digest.hexdigest() != seen
+    return same and digest != seen

@@ -22,7 +22,6 @@ from orchestrator.errors import (
     EXIT_STOPPED,
     CheckFailed,
     UsageError,
-    nearest,
 )
 from orchestrator.head.chores import collected
 from orchestrator.head.chores.collected import Folding, Kept, Live
@@ -79,7 +78,7 @@ def check_directory(path: str) -> None:
 
 @dataclass(frozen=True)
 class ExecOptions:
-    """What `orchestrator exec` was asked for."""
+    """The options of `orchestrator exec`, as they were typed."""
 
     chosen: Chosen
     words: tuple[str, ...]
@@ -207,7 +206,7 @@ def meaning(code: int | None) -> str:
 
 @dataclass(frozen=True)
 class SshOptions:
-    """What `orchestrator ssh` was asked for."""
+    """The options of `orchestrator ssh`, as they were typed."""
 
     chosen: Chosen
     words: tuple[str, ...]
@@ -249,10 +248,7 @@ def ssh(options: SshOptions) -> NoReturn:
 def part_of_job(where: Where, wanted: str | None, target: NumberedNode) -> JobPart | None:
     """Find the node in a job that is named, or else in the newest one that is running."""
     if wanted is not None:
-        experiment = experiments.find(where.experiments, wanted, trusted=where.trust_record)
-        if experiment is None:
-            hint = nearest(wanted, [known.name for known in experiments.every(where.experiments)])
-            raise UsageError(f"there is no experiment {wanted!r} in {where.experiments}{hint}")
+        experiment = experiments.known(where.experiments, wanted, trusted=where.trust_record)
         part = part_in(experiment, target)
         if part is None:
             raise UsageError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.errors import EXIT_DONE, UsageError
-from orchestrator.head.commands import background, connections, follow
+from orchestrator.head.commands import background, follow
+from orchestrator.head.commands.ready import connections
 from orchestrator.head.launch import launch as launching
 from orchestrator.head.launch.code import expect_code, reach_with_code
 from orchestrator.head.launch.launch import Launched

@@ -35,6 +35,7 @@ from orchestrator.protocol.version import OWN
 
 HOUSE = Path(__file__).parents[2]
 READ = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
+STEP = 1 << 18  # it copies what is left after every 32 KB: 1.7 of 7.6 s with larger pieces
 NOISE_LIMIT = 1 << 20
 LAST_WORDS = 2.0  # seconds for what follows a refusal
 
@@ -196,8 +197,9 @@ class NodeChannel:
     def put(self, data: bytes, timeout: float) -> None:
         """Send bytes that the next request is about."""
         self.channel.settimeout(timeout)
-        with self.sending:
-            self._send(frames.header(PIECE, len(data)) + data)
+        for at in range(0, len(data), STEP):
+            piece = data[at : at + STEP]
+            self.put_frame(frames.header(PIECE, len(piece)) + piece)
 
     def put_frame(self, frame: bytes) -> None:
         with self.sending:

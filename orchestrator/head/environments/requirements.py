@@ -1,4 +1,4 @@
-"""What an environment holds, as the user wrote it, and the key that names it."""
+"""Reads what an environment is to hold, and makes the key that names it."""
 
 from __future__ import annotations
 

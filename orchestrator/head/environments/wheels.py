@@ -6,7 +6,6 @@ head's own indexes, mirrors and certificates. Both are checked against the index
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from orchestrator import files
 from orchestrator.errors import CheckFailed
+from orchestrator.head.code import index
 from orchestrator.head.code.scan import Tree
 from orchestrator.head.environments.requirements import LOCK, Requirements
 from orchestrator.protocol import tree
@@ -28,7 +28,6 @@ UV_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)  # the platforms tha
 LONGEST = 3600.0  # seconds for a download
 LAST_LINES = 8
 PINNED = "pinned.txt"  # exact versions, with hashes where the nodes download
-READ = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,7 @@ class Kind:
 
 
 def cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "orchestrator" / "environments"
+    return index.cache() / "environments"
 
 
 def run(words: Sequence[str], what: str) -> str:
@@ -229,13 +227,10 @@ def as_tree(directory: Path) -> Tree:
     """Describe the wheels as the tree that the nodes are sent."""
     entries = []
     for path in sorted(directory.iterdir()):
-        digest = hashlib.sha256()
         with files.open_plain(path) as file:
-            while data := file.read(READ):
-                digest.update(data)
+            value = files.digest(file.fileno()).encode()
         mode = 0o755 if path.name == "uv" else 0o644
         size = path.stat().st_size
-        value = digest.hexdigest().encode()
         entries.append(Entry(os.fsencode(path.name), FILE, mode, size, value))
     listing = tree.packed(entries)
     return Tree(os.fsencode(directory), tuple(sorted(entries)), listing, tree.digest_of(listing))

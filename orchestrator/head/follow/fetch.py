@@ -20,7 +20,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from orchestrator.errors import NodeError
-from orchestrator.folder import Folder, Partial, digest
+from orchestrator.files import digest
+from orchestrator.folder import Folder, Partial
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.protocol.messages import (
     Answered,
@@ -42,7 +43,7 @@ SAME_TIME = 1e-4  # seconds: two floats of one time
 
 @dataclass
 class Fetched:
-    """What became of the files of one node."""
+    """Count the files of one node that have come, and say why others have not."""
 
     fetched: list[str] = field(default_factory=list)
     kept: int = 0  # that were here already

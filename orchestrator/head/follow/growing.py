@@ -7,7 +7,6 @@ comes home whole at the end of the job is left to outputs.py, which also compare
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import time
@@ -104,7 +103,7 @@ class GrowingFiles:
 
     def _compare(self, request: SumOutput, answer: OutputSum) -> None:
         with files.open_plain(self.outputs / request.path) as file:
-            known = hashlib.sha256(file.read(request.size)).hexdigest()
+            known = files.digest(file.fileno(), 0, request.size)
         if (answer.sum, answer.size) != (known, request.size):
             self.foreign.add(request.path)
             return

@@ -29,7 +29,7 @@ _loaded = ""  # the edition of the sources that are in memory
 
 @dataclass(frozen=True)
 class Wanted:
-    """What makes two servers equal: what is around them, the Pythons, and our sources."""
+    """Compare servers: two are equal by what is around them, the Pythons, and our sources."""
 
     environment: Environment
     pythons: tuple[str, ...]

@@ -18,7 +18,7 @@ ACTIVATION_FORMS = "venv:/path, conda:NAME, module:NAME,NAME, script:/path or bo
 
 @dataclass(frozen=True)
 class Environment:
-    """What surrounds the programs that start on a node; nothing: as its login is."""
+    """The surroundings of the programs that start on a node; where there are none, its login."""
 
     python: str | None = None
     activate: str | None = None

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.config.launch import Where
-from orchestrator.errors import UsageError, nearest
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.held.transport import HeldTransport
@@ -54,10 +53,7 @@ def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
         record = backend.settle(experiment, record)
         return FoundJob(record, backend.transport(record, where.ssh_config), backend, experiment)
     if not where.node_list.exists():
-        names = [known.name for known in experiments.every(where.experiments)]
-        hint = nearest(wanted, names) if wanted else "; start one: master_launch SCRIPT"
-        what = f"no experiment {wanted!r}" if wanted else "no experiment"
-        raise UsageError(f"there is {what} in {where.experiments}{hint}")
+        raise experiments.missing(where.experiments, wanted)
     ssh = HeldTransport(SshConfig(where.ssh_config))
     record = status.find_on_nodes(ssh, read_nodes(where.node_list), wanted)
     return RemoteJob(record, ssh, backend_of(record))

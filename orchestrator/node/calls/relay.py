@@ -10,18 +10,17 @@ import os
 import select
 import signal
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable
 
-from orchestrator.node.job.run_directory import RunDir, connect
+from orchestrator.node.job import processes
+from orchestrator.node.job.run_directory import RunDir, connect, connect_in
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import CALL, EVERY_RANK, GONE, INTERRUPT
 
 READ = 1 << 18
 QUEUE = 1 << 23  # bytes that may wait for ranks before the head is not read any more
 LOOK_SECONDS = 0.02  # between two looks for a socket that a rank has yet to make
-CREDENTIALS = struct.Struct("3i")
 
 Send = Callable[..., None]
 
@@ -35,8 +34,7 @@ class RankSocket:
         self.splitter = frames.Splitter()
         self.queue: deque[memoryview] = deque()
         self.interrupting = False  # as soon as the queue is empty
-        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        self.pid = CREDENTIALS.unpack(peer)[0]
+        self.pid = processes.peer(connection).pid
 
     def deliver(self, payload: bytes) -> None:
         part = frames.part(payload)
@@ -144,14 +142,9 @@ class Calls:
 
 def connect_to(run: str, local_rank: int) -> socket.socket | None:
     """Connect to a rank's socket; None as long as there is none."""
-    directory = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
-    client = socket.socket(socket.AF_UNIX)
     try:
-        client.connect(f"/proc/self/fd/{directory}/calls_{local_rank}")
+        client = connect_in(run, f"calls_{local_rank}")
     except OSError:
-        client.close()
         return None
-    finally:
-        os.close(directory)
     client.setblocking(False)
     return client

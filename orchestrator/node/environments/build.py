@@ -14,7 +14,7 @@ import threading
 
 from orchestrator.node.code import snapshot
 from orchestrator.node.code.store import Incomplete, Store
-from orchestrator.node.environments.place import NEWEST, Environments
+from orchestrator.node.environments.place import Environments
 from orchestrator.protocol.messages import BuildEnvironment, BuildProgress
 
 LAST_LINES = 12
@@ -64,8 +64,7 @@ class Build:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if self.here.packages(self.request.key) is None:
                     self._make()
-            for name in dict.fromkeys([NEWEST, *filter(None, [self.request.name])]):
-                self.here.link(name, self.request.key)
+            self.here.link_all(self.request.name, self.request.key)
         except BuildError as error:
             self.problem = str(error)
         except Incomplete:

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 
-from orchestrator.node.environments.place import NEWEST, Environments
+from orchestrator.node.environments.place import Environments
 from orchestrator.protocol.messages import EnvironmentState, LookAtEnvironment
 
 
@@ -16,8 +16,7 @@ def look(request: LookAtEnvironment) -> EnvironmentState:
     here = Environments(request.root)
     packages = here.packages(request.key)
     if packages is not None:
-        for name in dict.fromkeys([NEWEST, *filter(None, [request.name])]):
-            here.link(name, request.key)
+        here.link_all(request.name, request.key)
     return EnvironmentState(
         path=here.path(request.key),
         python=sys.executable,

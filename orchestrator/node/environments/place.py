@@ -55,6 +55,11 @@ class Environments:
         os.symlink(key, new)
         os.replace(new, path)
 
+    def link_all(self, name: str, key: str) -> None:
+        """Let the newest's name lead to an environment, and its own, where it has one."""
+        for each in dict.fromkeys([NEWEST, *filter(None, [name])]):
+            self.link(each, key)
+
     def packages(self, key: str) -> dict[str, str] | None:
         """Return what is installed; None where the environment is not whole, or was changed."""
         path = self.path(key)
@@ -77,10 +82,16 @@ class Environments:
         """Remove what an interrupted bootstrap left, or what somebody changed."""
         path = self.path(key)
         if os.path.lexists(path):
-            hidden = os.path.join(self.root, files.hidden_name(key))
-            files.hide(path, hidden)
-            files.delete(hidden)
+            self._remove(key)
         shutil.rmtree(f"{path}.cache", ignore_errors=True)  # of uv
+
+    def _remove(self, key: str) -> list[int]:
+        """Remove an environment, whole for whoever looks; return the bytes of its files."""
+        freed: list[int] = []
+        hidden = os.path.join(self.root, files.hidden_name(key))
+        files.hide(os.path.join(self.root, key), hidden)
+        files.delete(hidden, freed.append)
+        return freed
 
     def prune(self) -> tuple[list[str], int]:
         """Remove the environments that no name leads to and no job uses; return them, and bytes."""
@@ -96,9 +107,7 @@ class Environments:
             path = os.path.join(self.root, name)
             if KEY.fullmatch(name) and name not in kept and os.path.isdir(path):
                 if not any(python.startswith(f"{path}/") for python in used):
-                    hidden = os.path.join(self.root, files.hidden_name(name))
-                    files.hide(path, hidden)
-                    files.delete(hidden, freed.append)
+                    freed += self._remove(name)
                     removed.append(name)
                     with contextlib.suppress(OSError):
                         os.unlink(f"{path}.lock")

@@ -13,6 +13,8 @@ import contextlib
 import os
 import select
 import signal
+import socket
+import struct
 import time
 from typing import NamedTuple
 
@@ -308,6 +310,19 @@ def is_leaving(process: Process) -> bool:
     except (OSError, IndexError):
         return True
     return bool(int(flags) & PF_EXITING)
+
+
+class Peer(NamedTuple):
+    """The process at the other end of a Unix socket, and its user."""
+
+    pid: int
+    uid: int
+
+
+def peer(connection: socket.socket) -> Peer:
+    size = struct.calcsize("3i")
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return Peer(*struct.unpack("3i", data)[:2])
 
 
 def none_left(error: BaseException) -> str:

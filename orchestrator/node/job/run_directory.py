@@ -171,13 +171,16 @@ def connect(run: RunDir) -> socket.socket:
     return connect_in(run.path)
 
 
-def connect_in(path: str) -> socket.socket:
-    """Connect to the supervisor of a directory, by a name short enough for a socket's address."""
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def connect_in(path: str, name: str = "socket", seconds: float = 5.0) -> socket.socket:
+    """Connect to a socket in a directory, by a name short enough for a socket's address."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    client = socket.socket(socket.AF_UNIX)
     try:
-        client = socket.socket(socket.AF_UNIX)
-        client.settimeout(5)
-        client.connect(f"/proc/self/fd/{directory}/socket")
-        return client
+        client.settimeout(seconds)
+        client.connect(f"/proc/self/fd/{directory}/{name}")
+    except OSError:
+        client.close()
+        raise
     finally:
         os.close(directory)
+    return client

@@ -10,7 +10,6 @@ import os
 import pwd
 import signal
 import socket
-import struct
 import time
 from functools import partial
 
@@ -113,7 +112,7 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
     ours = JobProcesses(job.job, job.node, owner=job.owner)
     before = ours.ranks()
     with contextlib.suppress(OSError), connect_in(job.directory) as supervisor:
-        if peer_of(supervisor) == job.owner:
+        if processes.peer(supervisor).uid == job.owner:
             ask_and_wait(supervisor, request)
             ours.wait(SWEEP_PATIENCE)
     killed = sweep(ours)
@@ -133,15 +132,6 @@ def ask_and_wait(supervisor: socket.socket, request: Stop | StopAll) -> None:
                 return
         except OSError:  # too late; before Python 3.10 a time-out is no TimeoutError
             return
-
-
-def peer_of(connection: socket.socket) -> int:
-    """Return the user at the other end of a Unix socket."""
-    size = struct.calcsize("3i")
-    uid: int = struct.unpack(
-        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )[1]
-    return uid
 
 
 def name_of(uid: int) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.folder import Folder, Partial, digest
+from orchestrator.files import digest
+from orchestrator.folder import Folder, Partial
+from orchestrator.node.code.store import unzip
 from orchestrator.protocol import offer
 from orchestrator.protocol.messages import WantedFile, WantedFiles, WriteFile
 from orchestrator.protocol.offer import Offered
@@ -25,10 +26,7 @@ class Arrivals:
         root = os.path.expanduser(directory)
         if not os.path.isabs(root):
             raise ValueError(f"not an absolute path: {directory!r}")
-        unzip = zlib.decompressobj()
-        self.files = offer.unpacked(unzip.decompress(bytes(packed), offer.LARGEST))
-        if unzip.unconsumed_tail:
-            raise ValueError("an offer of too many files")
+        self.files = offer.unpacked(unzip(packed, offer.LARGEST))
         self.umask = umask
         with self.as_user():
             self.folder = Folder(Path(root), private=False)

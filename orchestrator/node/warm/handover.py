@@ -11,7 +11,6 @@ from typing import IO, NamedTuple
 from orchestrator.node.job import processes
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.job.stop_job import peer_of
 from orchestrator.node.job.supervisor import agent_environment
 from orchestrator.node.warm import frames, pairs, setting
 from orchestrator.node.warm.pairs import Pair
@@ -95,7 +94,7 @@ def take(
     why = "the warm process did not answer"
     try:
         with pairs.connect(pair) as client:
-            if peer_of(client) != os.getuid() or process is None:
+            if processes.peer(client).uid != os.getuid() or process is None:
                 raise PermissionError
             frames.send(client, order, [writing, *files])
             answer = frames.receive(client)[0]

@@ -21,7 +21,7 @@ def described(pair: Pair) -> WarmPair:
         ready=bool(state.get("ready")),
         pids=tuple(pids),
         memory=sum(map(own_memory, pids)),
-        python=pair.setting.get("the Python", "").partition(" ")[0],
+        python=pair.setting.get(setting.PYTHON, "").partition("\n")[0],
         variables={n: value for n, value in pair.setting.items() if setting.matters(n)},
         skipped=tuple(map(str, state.get("skipped", ()))),
     )

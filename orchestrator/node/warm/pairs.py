@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.processes import Process
-from orchestrator.node.job.run_directory import RunDir, home
+from orchestrator.node.job.run_directory import RunDir, connect_in, home
 from orchestrator.node.warm import frames, setting
 from orchestrator.protocol.spec import Spec
 
@@ -156,19 +156,7 @@ def waits(pair: Pair) -> bool:
 
 
 def connect(pair: Pair) -> socket.socket:
-    """Connect to a pair, by a name short enough for a socket's address."""
-    directory = os.open(pair.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        client = socket.socket(socket.AF_UNIX)
-        client.settimeout(ANSWER_SECONDS)
-        try:
-            client.connect(f"/proc/self/fd/{directory}/socket")
-        except OSError:
-            client.close()
-            raise
-        return client
-    finally:
-        os.close(directory)
+    return connect_in(pair.directory, seconds=ANSWER_SECONDS)
 
 
 def ask(pair: Pair) -> dict[str, Any]:

@@ -28,6 +28,7 @@ AT_IMPORT = re.compile(
 SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH|COOKIE", re.IGNORECASE)
 NAMESPACES = ("mnt", "pid", "net", "user", "ipc", "uts")
 MACHINE = "the machine"
+PYTHON = "the Python"  # its path, and what changes with it, in lines
 SESSION = re.compile(r"session-[^/]*[.]scope")  # each login has its own
 
 
@@ -61,7 +62,7 @@ def setting_of(spec: Spec, environ: Mapping[str, str], library: str, umask: int)
     return {
         MACHINE: machine(),
         "the version of orchestrator": os.path.basename(library),
-        "the Python": " ".join([spec.agent[0], *identity(spec.agent[0])]),
+        PYTHON: "\n".join([spec.agent[0], *identity(spec.agent[0])]),
         "the umask": f"{umask:o}",
         "the hard limits of the login": str([limit[1] for limit in limits().values()]),
         "the user or its groups": str([os.getuid(), os.getgid(), sorted(os.getgroups())]),

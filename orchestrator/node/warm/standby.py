@@ -21,7 +21,6 @@ from typing import Any
 
 from orchestrator.node.job import process_title, processes
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.job.stop_job import peer_of
 from orchestrator.node.job.supervisor import PR_SET_PDEATHSIG, Supervisor, prctl, run_job
 from orchestrator.node.warm import frames
 from orchestrator.node.warm.pairs import ROOM_VARIABLE, TOKEN_VARIABLE, unfit_file
@@ -123,7 +122,7 @@ class Standby:
         with caller:
             caller.settimeout(PATIENCE)
             with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError):
-                if peer_of(caller) == os.getuid():
+                if processes.peer(caller).uid == os.getuid():
                     self.serve(caller)
 
     def serve(self, caller: socket.socket) -> None:

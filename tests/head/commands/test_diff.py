@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from orchestrator.head.commands import diff
+from orchestrator.head.commands.experiments import diff
 from orchestrator.head.launch import git_info
 from orchestrator.head.screen.output import PLAIN
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord

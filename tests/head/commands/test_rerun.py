@@ -14,14 +14,14 @@ from orchestrator.head.commands.experiments import rerun
 from orchestrator.head.commands.experiments.rerun import Again
 from orchestrator.records.experiment import Experiment
 
-EXPERIMENT = Experiment(Path("/work/experiments/multinode_20260101_000000"))
+EXPERIMENT = Experiment(Path("/project/experiments/multinode_20260101_000000"))
 WORDS = ["/usr/bin/master_launch", "--nodes", "list.txt", "--set", "training.seed=1"]
 
 
 def changed(*words: str, again: Again | None = None, where: Where | None = None) -> LaunchArguments:
     options = rerun.options_of([*WORDS, *words], EXPERIMENT)
     arguments = launch_arguments(options)
-    directory = Path("/work")
+    directory = Path("/project")
     return rerun.changed(arguments, where or Where(), again or Again(), EXPERIMENT, directory)
 
 
@@ -30,9 +30,9 @@ def test_settings_are_the_experiments_and_paths_where_they_were_typed() -> None:
     assert arguments.program == ("train.py", "--lr", "3")
     assert arguments.config_file == EXPERIMENT.path / "config.yaml"
     assert (arguments.overrides, arguments.launch) == ((), {})
-    assert arguments.where.nodes == Path("/work/list.txt")
+    assert arguments.where.nodes == Path("/project/list.txt")
     assert arguments.origin is not None
-    assert arguments.origin.directory == Path("/work")
+    assert arguments.origin.directory == Path("/project")
     other = changed("train.py", where=Where(nodes=Path("/other")), again=Again(overrides=("x=1",)))
     assert (other.where.nodes, other.overrides) == (Path("/other"), ("x=1",))
 
@@ -60,6 +60,6 @@ def test_code_that_was_not_kept_is_not_replaced_by_other(tree: str) -> None:
     manifest = {"tree": tree, "command": "master_launch x"}
     with (
         pytest.raises(CheckFailed, match="was not kept"),
-        rerun.code_of(EXPERIMENT, manifest, Path("/work"), sync=bool(tree)),
+        rerun.code_of(EXPERIMENT, manifest, Path("/project"), sync=bool(tree)),
     ):
         pass

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import NodeError
-from orchestrator.head.commands import connections
+from orchestrator.head.commands.ready import connections
 from orchestrator.head.connect import ssh_config
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel

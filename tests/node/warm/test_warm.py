@@ -117,6 +117,8 @@ def shown(node: WarmNode, job: Any) -> tuple[dict[str, Any], float]:
 def test_a_rank_finds_the_same_as_after_a_cold_start(
     node: WarmNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("COLUMNS", "LINES"):  # readline sets them past os.environ, as in a --pdb
+        monkeypatch.setenv(name, "80")
     monkeypatch.setenv("OF_THE_LOGIN", "1")
     cold, _ = node.run(SHOW, env={"LR": "1"})
     monkeypatch.delenv("OF_THE_LOGIN")  # it waits with another login's environment

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -16,12 +15,13 @@ from typing import Any
 from orchestrator.config import load
 from orchestrator.config.launch import LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
-from orchestrator.errors import CheckFailed, UsageError, nearest
+from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.head.code import archive, index
 from orchestrator.head.commands import launch
 from orchestrator.head.launch.request import resolve
 from orchestrator.head.plan.redact import REDACTED
 from orchestrator.records import experiment as experiments
+from orchestrator.records import manifest as manifests
 from orchestrator.records.experiment import Experiment
 
 Parse = Callable[[Sequence[str]], LaunchArguments]
@@ -59,24 +59,19 @@ def rerun(where: Where, name: str | None, again: Again, parse: Parse) -> int:
 def find(where: Where, name: str | None) -> Experiment:
     """Find the experiment; what it says is done, so it must be this login's own."""
     root = where.experiments.absolute()  # the directory is another while the job is started
-    experiment = experiments.find(root, name, trusted=where.trust_record)
-    if experiment is None:
-        names = [known.name for known in experiments.every(where.experiments)]
-        what = f"no experiment {name!r}" if name else "no experiment"
-        raise UsageError(f"there is {what} in {where.experiments}{nearest(name or '', names)}")
+    experiment = experiments.known(root, name, trusted=where.trust_record)
     experiment.check_launched(experiment.read_record())
     return experiment
 
 
 def read_manifest(experiment: Experiment) -> dict[str, Any]:
+    nothing = f"{experiment.name} has no manifest.json to run it from"
     try:
-        data = json.loads((experiment.path / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckFailed(
-            f"{experiment.name} has no manifest.json to run it from: {error}"
-        ) from None
-    if not isinstance(data, dict):
-        raise CheckFailed(f"{experiment.name} has no manifest.json to run it from")
+        data = manifests.read(experiment)
+    except UsageError as error:
+        raise CheckFailed(f"{nothing}: {error.what}") from None
+    if not data:
+        raise CheckFailed(nothing)
     return data
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.config.launch import Where
-from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, UsageError
+from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE
+from orchestrator.head.chores.numbered_node import choose
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.held import control
@@ -18,24 +19,14 @@ from orchestrator.head.status import warm as warm_nodes
 def warm(where: Where, wanted: str | None, *, off: bool, as_json: bool) -> int:
     """Show what waits on each node, or end it."""
     ssh = HeldTransport(SshConfig(where.ssh_config))
-    nodes = choose(read_nodes(where.node_list), wanted)
+    chosen = choose(read_nodes(where.node_list), () if wanted is None else (wanted,))
+    nodes = [target.node for target in chosen]
     if not off:
         return show(ssh, nodes, as_json=as_json)
     code = end(ssh, nodes, as_json=as_json)
     if wanted is None:  # all of it: also what waits on this machine
         control.end()
     return code
-
-
-def choose(nodes: Sequence[Node], wanted: str | None) -> list[Node]:
-    """Return the nodes of this name or number, or all."""
-    if wanted is None:
-        return list(nodes)
-    chosen = [n for i, n in enumerate(nodes) if wanted in (n.name, n.host, str(i))]
-    if not chosen:
-        known = ", ".join(node.name for node in nodes)
-        raise UsageError(f"--node {wanted}: no such node in the list", f"it has {known}")
-    return chosen
 
 
 def show(ssh: Transport, nodes: Sequence[Node], *, as_json: bool) -> int:

@@ -9,11 +9,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orchestrator import text
-from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, UsageError
+from orchestrator.errors import UsageError
 from orchestrator.folder import Folder
 from orchestrator.head.chores import pull as pulling
 from orchestrator.head.commands.chores import Chosen, directory
-from orchestrator.head.connect.channel import Declined
+from orchestrator.head.commands.transfer.outcome import exit_code, in_lines
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress
@@ -25,7 +25,7 @@ from orchestrator.records.experiment import Experiment
 
 @dataclass(frozen=True)
 class PullOptions:
-    """What `orchestrator pull` was asked for."""
+    """The options of `orchestrator pull`, as they were typed."""
 
     chosen: Chosen
     wanted: str | None = None  # an experiment, or a path of the nodes
@@ -54,21 +54,14 @@ def pull(options: PullOptions) -> int:
     progress.tty = progress.tty and not options.as_json
     parts = pulling.pull(transport, sources, progress, dry_run=options.dry_run)
     progress.clear()
-    code = exit_code(parts)
+    incomplete = any(part.result.failed for part in parts)
+    code = exit_code([part.error for part in parts], incomplete=incomplete)
     if options.as_json:
         shown = [pulled_as_json(part) for part in parts]
         output.tell(json.dumps({"nodes": shown, "exit_code": code}, indent=1))
     else:
         output.tell(pulled_as_text(parts, dry_run=options.dry_run))
     return code
-
-
-def exit_code(parts: Sequence[pulling.Pulled]) -> int:
-    """Return 4 if a node could not be reached, 1 if it has no such files or some did not come."""
-    errors = [part.error for part in parts if part.error is not None]
-    if any(not isinstance(error, Declined) for error in errors):
-        return EXIT_NODE
-    return EXIT_FAILED if errors or any(part.result.failed for part in parts) else EXIT_DONE
 
 
 def of_experiment(
@@ -146,8 +139,7 @@ def pulled_as_text(parts: Sequence[pulling.Pulled], *, dry_run: bool) -> str:
         label, result = f"node{part.source.index}", part.result
         if part.error is not None:
             rows.append([label, part.source.name, ("-", "red"), "", "", ""])
-            notes.append(f"{label}: {part.error.what}")
-            notes += [f"  -> {part.error.fix}"] * bool(part.error.fix)
+            notes += in_lines(label, part.error)
             continue
         count = f"{len(result.fetched)}" + " to come" * dry_run
         numbers = [count, "" if dry_run else text.size(result.size), f"{result.kept}"]

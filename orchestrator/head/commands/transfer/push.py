@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import text
-from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE
 from orchestrator.head.chores import push as pushing
 from orchestrator.head.chores.push import Cargo, Pushed
 from orchestrator.head.commands.chores import Chosen
-from orchestrator.head.connect.channel import Declined
+from orchestrator.head.commands.transfer.outcome import exit_code, in_lines
 from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress
 
 
 @dataclass(frozen=True)
 class PushOptions:
-    """What `orchestrator push` was asked for."""
+    """The options of `orchestrator push`, as they were typed."""
 
     chosen: Chosen
     source: Path
@@ -38,7 +37,8 @@ def push(options: PushOptions) -> int:
     transport = options.chosen.transport()
     parts = pushing.push(transport, targets, cargo, progress, dry_run=options.dry_run)
     progress.clear()
-    code = exit_code(parts)
+    incomplete = any(part.failed for part in parts)
+    code = exit_code([part.error for part in parts], incomplete=incomplete)
     if options.as_json:
         shown = [as_json(part, cargo) for part in parts]
         data = {"nodes": shown, "left_out": cargo.left_out, "exit_code": code}
@@ -46,14 +46,6 @@ def push(options: PushOptions) -> int:
     else:
         output.tell(as_text(parts, cargo, dry_run=options.dry_run))
     return code
-
-
-def exit_code(parts: Sequence[Pushed]) -> int:
-    """Return 4 if a node could not be reached, 1 if some files could not be written."""
-    errors = [part.error for part in parts if part.error is not None]
-    if any(not isinstance(error, Declined) for error in errors):
-        return EXIT_NODE
-    return EXIT_FAILED if errors or any(part.failed for part in parts) else EXIT_DONE
 
 
 def as_json(part: Pushed, cargo: Cargo) -> dict[str, Any]:
@@ -78,8 +70,7 @@ def as_text(parts: Sequence[Pushed], cargo: Cargo, *, dry_run: bool) -> str:
         label, name = part.target.label, part.target.node.name
         if part.error is not None:
             rows.append([label, name, ("-", "red"), "", "", ""])
-            notes.append(f"{label}: {part.error.what}")
-            notes += [f"  -> {part.error.fix}"] * bool(part.error.fix)
+            notes += in_lines(label, part.error)
             continue
         count = f"{len(part.sent)}" + " to go" * dry_run
         size = "" if dry_run else text.size(part.size)

@@ -16,9 +16,9 @@ import yaml
 from orchestrator import files
 from orchestrator.config.launch import Where
 from orchestrator.errors import EXIT_DONE, UsageError
-from orchestrator.head.commands.start_report import find
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Look
+from orchestrator.records import experiment as experiments
 from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 
@@ -37,7 +37,8 @@ FILE = re.compile(r'^diff --git "?a/(.*?)"? "?b/.*$', re.MULTILINE)
 
 
 def diff(where: Where, first: str, second: str, *, as_json: bool, color: bool | None) -> int:
-    pair = [find(where, name) for name in (first, second)]
+    root, trusted = where.experiments, where.trust_record
+    pair = [experiments.known(root, name, trusted=trusted) for name in (first, second)]
     described = [describe(experiment) for experiment in pair]
     found = differences(described[0], described[1])
     names = [experiment.name for experiment in pair]

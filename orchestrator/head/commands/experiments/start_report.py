@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.config.launch import Where
-from orchestrator.errors import EXIT_DONE, UsageError, nearest
+from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Look
 from orchestrator.records import experiment as experiments
@@ -57,7 +57,7 @@ class Report:
 
 
 def start_report(where: Where, wanted: str | None, *, as_json: bool, color: bool | None) -> int:
-    experiment = find(where, wanted)
+    experiment = experiments.known(where.experiments, wanted, trusted=where.trust_record)
     record, times = experiment.read_record(), manifest.start_times(experiment)
     report = report_of(times, record)
     if as_json:
@@ -67,16 +67,6 @@ def start_report(where: Where, wanted: str | None, *, as_json: bool, color: bool
     else:
         output.tell(to_text(experiment, report, output.look(color)))
     return EXIT_DONE
-
-
-def find(where: Where, wanted: str | None) -> Experiment:
-    found = experiments.find(where.experiments, wanted, trusted=where.trust_record)
-    if found is None:
-        names = [known.name for known in experiments.every(where.experiments)]
-        hint = nearest(wanted, names) if wanted else "; start one: master_launch SCRIPT"
-        what = f"no experiment {wanted!r}" if wanted else "no experiment"
-        raise UsageError(f"there is {what} in {where.experiments}{hint}")
-    return found
 
 
 def report_of(times: StartTimes, record: JobRecord) -> Report:
