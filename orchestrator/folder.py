@@ -32,13 +32,14 @@ class Folder:
         self.root.mkdir(mode=0o700 if self.private else 0o777, parents=True, exist_ok=True)
 
     @contextlib.contextmanager
-    def inside(self, parts: Sequence[str]) -> Iterator[int]:
+    def inside(self, parts: Sequence[str], *, make: bool = True) -> Iterator[int]:
         """Open a directory below, which is made where it is not there yet."""
         here = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for part in parts:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, 0o700 if self.private else 0o777, dir_fd=here)
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, 0o700 if self.private else 0o777, dir_fd=here)
                 inner = os.open(part, files.DIRECTORY, dir_fd=here)
                 os.close(here)
                 here = inner

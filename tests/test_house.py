@@ -36,13 +36,16 @@ ARROWS: dict[str, set[str]] = {
     "node/job": {"files", "node/peers", "protocol"},
     "node/facts": {"node/job", "program", "protocol"},
     "node/calls": {"node/job", "protocol"},
-    "node/code": {"files", "node/facts", "node/job", "permissions", "protocol"},
+    "node/forward": {"files", "folder", "node/peers", "protocol"},
+    "node/code": {
+        *("files", "node/facts", "node/forward", "node/job", "permissions", "protocol"),
+    },
     "node/warm": {"node/job", "protocol"},
     "node/environments": {"files", "permissions", "node/code", "node/job", "protocol"},
     "node/server": {
         "node/environments",
         *("protocol", "node/calls", "node/code", "node/facts", "node/job", "node/peers"),
-        *("files", "folder", "node/warm"),
+        *("files", "folder", "node/forward", "node/warm"),
     },
     "node": {"permissions", "node/job", "node/server", "node/warm"},
     "engine/ranks": {"config", "errors", "slurm_environment"},

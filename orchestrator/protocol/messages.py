@@ -24,6 +24,7 @@ from orchestrator.protocol.facts import (
 from orchestrator.protocol.message import (
     Count,
     Few,
+    IpAddress,
     Message,
     Moment,
     NoAddress,
@@ -640,6 +641,87 @@ class WriteFile(Request[Nothing], do="write_file"):
     offset: Count
     sum: str = ""
     here: bool = False  # all of it is here already, and gets its time and mode
+
+
+# -- from node to node ------------------------------------------------------------------------
+
+
+class Giving(Message):
+    """The port where other nodes may call; 0 where this node may not listen."""
+
+    port: Port
+
+
+class GiveTree(Request[Giving], do="give_tree"):
+    """Give a tree to nodes that have the token: its list and contents, also those still to come."""
+
+    tree: str  # its digest
+    token: str
+    seconds: float
+
+
+class GiveFiles(Request[Giving], do="give_files"):
+    """Give these files of a directory to nodes that have the token."""
+
+    directory: str
+    files: tuple[str, ...]  # paths below it
+    token: str
+    seconds: float
+
+
+class EndGiving(Request[Nothing], do="end_giving"):
+    """Give nothing more to other nodes."""
+
+
+class GivingNode(Message):
+    """A node that gives: all of its addresses where it may answer, the likeliest first."""
+
+    addresses: tuple[IpAddress, ...]
+    port: Port
+    token: str
+
+
+class TakeTree(Request[Nothing], do="take_tree"):
+    """Begin to take what is lacking of a tree from another node."""
+
+    tree: str  # its digest
+    size: Count  # of its list, unpacked
+    giver: GivingNode
+    seconds: float
+
+
+class NamedFile(Message):
+    """A file that is to be the same on another node."""
+
+    path: str  # below the directory
+    size: Count
+    sum: str  # SHA-256
+
+
+class TakeFiles(Request[Nothing], do="take_files"):
+    """Begin to take files into a directory from another node; those that are there stay."""
+
+    directory: str
+    files: tuple[NamedFile, ...]
+    giver: GivingNode
+    seconds: float
+
+
+class Taken(Message):
+    """How far the taking is; a problem ends it."""
+
+    size: Count  # bytes that have come
+    over: bool
+    problem: str = ""
+    files: Count = 0  # that were lacking, where that is known
+
+
+class AskTaken(Request[Taken], do="ask_taken"):
+    """Ask how far the taking is; the answer comes at its end, or a moment later."""
+
+
+class EndTaking(Request[Nothing], do="end_taking"):
+    """Give up what is being taken."""
 
 
 # -- after a job ------------------------------------------------------------------------------

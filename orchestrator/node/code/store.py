@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import os
 import stat
+import threading
 import zlib
 from collections.abc import Iterable
 
@@ -46,6 +47,7 @@ class Store:
         self.objects = os.path.join(self.root, b"objects")
         self.trees = os.path.join(self.root, b"trees")
         self.snapshots = os.path.join(self.root, b"snapshots")
+        self.news = threading.Condition()  # contents have come
 
     def prepare(self) -> None:
         """Make the directories, and refuse those that somebody else could change."""
@@ -181,7 +183,7 @@ class Arrivals:
         self.left = 0
         self.digest = hashlib.sha256()
 
-    def take(self, data: bytes) -> None:
+    def take(self, data: bytes | memoryview) -> None:
         """Write what came: the rest of a content, and the next ones."""
         view = memoryview(data)
         while view or (self.file is None and self.expected and not self.expected[-1].size):
@@ -198,6 +200,8 @@ class Arrivals:
                 piece = piece[os.write(self.file, piece) :]
             if not self.left:
                 self._keep(self.expected.pop())
+        with self.store.news:
+            self.store.news.notify_all()
 
     def _keep(self, entry: Entry) -> None:
         assert self.file is not None

@@ -2,7 +2,7 @@
 
 Each side sends a random number first. The two numbers and the job's token, which nobody else has,
 make the key that signs every line: nothing can be forged, replayed or put into another order, and
-the token itself never travels.
+the token itself never travels. Files from node to node are signed in the same way (node/forward).
 """
 
 from __future__ import annotations
@@ -23,6 +23,40 @@ class Broken(Exception):
     """The connection is of no use any more; the text says why."""
 
 
+class Signature:
+    """Signs what one side says, and proves what the other says."""
+
+    def __init__(self, token: str, side: str) -> None:
+        """`side` is "hub" at the end that listened, "spoke" at the one that called."""
+        self.token = bytes.fromhex(token)
+        self.side = side
+        self.other = "spoke" if side == "hub" else "hub"
+        self.nonce = os.urandom(16).hex().encode()
+        self.key = b""  # until the other side's number is here
+        self.signed = self.proved = 0
+
+    def agree(self, nonce: bytes) -> None:
+        """Make the key, now that the other side's number is here."""
+        if len(nonce) != len(self.nonce):
+            raise Broken("not one of us")
+        both = (self.nonce, nonce) if self.side == "hub" else (nonce, self.nonce)
+        self.key = hmac.digest(self.token, b"".join(both), "sha256")
+
+    def sign(self, data: bytes) -> bytes:
+        signature = self._of(self.side, self.signed, data)
+        self.signed += 1
+        return signature
+
+    def prove(self, signature: bytes, data: bytes) -> None:
+        """Raise Broken where the other side did not say this, or not now."""
+        if not hmac.compare_digest(signature, self._of(self.other, self.proved, data)):
+            raise Broken("not one of us")
+        self.proved += 1
+
+    def _of(self, side: str, number: int, data: bytes) -> bytes:
+        return hmac.digest(self.key, b"%s %d " % (side.encode(), number) + data, "sha256")
+
+
 class SignedConnection:
     """One end of it."""
 
@@ -31,14 +65,14 @@ class SignedConnection:
         self.connection = connection
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.token = bytes.fromhex(token)
-        self.side = side
-        self.nonce = os.urandom(16).hex().encode()
-        self.key = b""  # until the other side's number is here
-        self.waiting = self.nonce + b"\n"  # what the kernel has not taken yet
+        self.signature = Signature(token, side)
+        self.waiting = self.signature.nonce + b"\n"  # what the kernel has not taken yet
         self.early: list[dict[str, Any]] = []
         self.incoming = b""
-        self.sent = self.taken = 0
+
+    @property
+    def key(self) -> bytes:
+        return self.signature.key
 
     def fileno(self) -> int:
         return self.connection.fileno()
@@ -48,8 +82,7 @@ class SignedConnection:
             self.early.append(message)
             return
         text = json.dumps(message).encode("ascii")
-        self.waiting += self._signature(self.side, self.sent, text) + b" " + text + b"\n"
-        self.sent += 1
+        self.waiting += self.signature.sign(text).hex().encode() + b" " + text + b"\n"
         self.flush()
 
     def flush(self) -> None:
@@ -82,25 +115,19 @@ class SignedConnection:
             self._agree(line)
             return []
         signature, _, text = line.partition(b" ")
-        other = "spoke" if self.side == "hub" else "hub"
-        if not hmac.compare_digest(signature, self._signature(other, self.taken, text)):
-            raise Broken("not one of us")
-        self.taken += 1
+        try:
+            proof = bytes.fromhex(signature.decode("ascii"))
+        except ValueError:
+            raise Broken("not one of us") from None
+        self.signature.prove(proof, text)
         return [parse(text)]
 
     def _agree(self, nonce: bytes) -> None:
-        if len(nonce) != len(self.nonce):
-            raise Broken("not one of us")
-        both = (self.nonce, nonce) if self.side == "hub" else (nonce, self.nonce)
-        self.key = hmac.digest(self.token, b"".join(both), "sha256")
+        self.signature.agree(nonce)
         self.flush()
         early, self.early = self.early, []
         for message in early:
             self.send(message)
-
-    def _signature(self, side: str, number: int, text: bytes) -> bytes:
-        signed = f"{side} {number} ".encode() + text
-        return hmac.digest(self.key, signed, "sha256").hex().encode()
 
     def close(self) -> None:
         self.connection.close()

@@ -32,9 +32,12 @@ from orchestrator.protocol.version import OWN, conflict
 
 if TYPE_CHECKING:
     from orchestrator.node.calls.relay import Calls
+    from orchestrator.node.forward.give import Giver, Source
+    from orchestrator.node.forward.take import Taking
     from orchestrator.node.warm.handover import WarmSupervisor
 
 START_SECONDS = 20.0
+TAKEN_SECONDS = 0.5  # an answer about what is taken waits so long for its end
 LIBRARY = os.path.abspath(__file__).rsplit(os.sep, 4)[0]
 
 R = TypeVar("R", bound=Request[Any])
@@ -84,6 +87,8 @@ class Session:
         self.code: Any = None  # node/code/visit.py, once this head sends code
         self.waits = False  # for its head, which comes later
         self.arrivals: Any = None  # node/server/arrivals.py, once this head sends files
+        self.givers: list[Giver] = []  # what other nodes may fetch here
+        self.taking: Taking | None = None  # from another node
         self.stop_of_all = stop_of_all()  # the last one before this visit
 
     def answer(self, request: Request[Any]) -> Message:
@@ -101,6 +106,8 @@ class Session:
             payload.discard(run)
         if self.build is not None:
             self.build.end()
+        self.end_giving(messages.EndGiving())
+        self.end_taking(messages.EndTaking())
         if self.code is not None:
             self.code.leave()
 
@@ -428,6 +435,62 @@ class Session:
         if self.arrivals is None:
             raise Refusal("a file that was not offered")
         self.arrivals.write(request, piece)
+        return Nothing()
+
+    # -- from node to node -------------------------------------------------------------------
+
+    @answers(messages.GiveTree)
+    def give_tree(self, request: messages.GiveTree) -> messages.Giving:
+        from orchestrator.node.code import forward
+
+        return self.give(forward.Given(self.visit().store, request.tree), request)
+
+    @answers(messages.GiveFiles)
+    def give_files(self, request: messages.GiveFiles) -> messages.Giving:
+        from orchestrator.node.forward.files import Given
+
+        return self.give(Given(request.directory, request.files), request)
+
+    def give(
+        self, source: Source, request: messages.GiveTree | messages.GiveFiles
+    ) -> messages.Giving:
+        from orchestrator.node.forward.give import Giver
+
+        self.givers.append(Giver(request.token, source, request.seconds))
+        return messages.Giving(port=self.givers[-1].port)
+
+    @answers(messages.EndGiving)
+    def end_giving(self, request: messages.EndGiving) -> Nothing:
+        while self.givers:
+            self.givers.pop().close()
+        return Nothing()
+
+    @answers(messages.TakeTree)
+    def take_tree(self, request: messages.TakeTree) -> Nothing:
+        from orchestrator.node.code import forward
+
+        self.end_taking(messages.EndTaking())
+        self.taking = forward.take(self.visit().store, request)
+        return Nothing()
+
+    @answers(messages.TakeFiles)
+    def take_files(self, request: messages.TakeFiles) -> Nothing:
+        from orchestrator.node.forward import files
+
+        self.end_taking(messages.EndTaking())
+        self.taking = files.take(request)
+        return Nothing()
+
+    @answers(messages.AskTaken)
+    def ask_taken(self, request: messages.AskTaken) -> messages.Taken:
+        if self.taking is None:
+            raise Refusal("nothing is being taken here")
+        return self.taking.progress(TAKEN_SECONDS)
+
+    @answers(messages.EndTaking)
+    def end_taking(self, request: messages.EndTaking) -> Nothing:
+        if self.taking is not None:
+            self.taking.end()
         return Nothing()
 
     # -- after a job -------------------------------------------------------------------------

@@ -1,0 +1,100 @@
+"""A TCP connection between two nodes for the contents of files, which only those two can write.
+
+It is signed as the lines between supervisors are (node/peers/signed_connection.py): by a token that
+the head gave to both over its own connections. Blocking, for a thread; `close` ends its waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from orchestrator.node.peers.signed_connection import Broken, Signature
+
+FRAME = struct.Struct(">cI32s")  # kind, size, signature of both and the payload
+ASK, DATA, WAIT = b"A", b"D", b"W"
+LARGEST = 1 << 18
+QUIET_SECONDS = 5.0  # without a byte: the other side, or the way to it, is lost
+
+
+class Wire:
+    """One end of it."""
+
+    def __init__(self, connection: socket.socket, token: str, side: str, deadline: float) -> None:
+        self.connection = connection
+        self.deadline = deadline  # of all that is sent
+        self.signature = Signature(token, side)
+        self.data = memoryview(b"")  # of the last frame, as far as nobody took it
+        self.be_patient(QUIET_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def be_patient(self, seconds: float) -> None:
+        """Wait for so long for a byte to come or go."""
+        self.quiet = seconds
+        self.connection.settimeout(seconds)
+
+    def greet(self) -> None:
+        """Exchange the numbers that make the key."""
+        self._write(self.signature.nonce)
+        self.signature.agree(bytes(self._read(len(self.signature.nonce))))
+
+    def send(self, kind: bytes, payload: bytes = b"") -> None:
+        mark = kind + struct.pack(">I", len(payload))
+        self._write(mark + self.signature.sign(mark + payload) + payload)
+
+    def receive(self) -> tuple[bytes, bytes]:
+        """Return the next frame, proved."""
+        kind, size, signature = FRAME.unpack(self._read(FRAME.size))
+        if size > LARGEST:
+            raise Broken("not one of us")
+        payload = bytes(self._read(size))
+        self.signature.prove(signature, kind + struct.pack(">I", size) + payload)
+        return kind, payload
+
+    def pieces(self, size: int) -> Iterator[memoryview]:
+        """Yield the next bytes that the other side gives, as they come."""
+        while size:
+            while not self.data:
+                kind, payload = self.receive()
+                if kind not in (DATA, WAIT):
+                    raise Broken("not one of us")
+                self.data = memoryview(payload)
+            piece, self.data = self.data[:size], self.data[size:]
+            size -= len(piece)
+            yield piece
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits here
+        self.connection.close()
+
+    def _read(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            count = self._move(self.connection.recv_into, view)
+            if not count:
+                raise Broken("it hung up")
+            view = view[count:]
+        return data
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._move(self.connection.send, view) :]
+
+    def _move(self, move: Any, view: memoryview) -> int:
+        if time.monotonic() > self.deadline:
+            raise Broken("it takes too long")
+        try:
+            count: int = move(view)
+        except socket.timeout:  # noqa: UP041  before Python 3.10 it is no TimeoutError
+            raise Broken(f"silent for {self.quiet:g} s") from None
+        except OSError as error:
+            raise Broken(os.strerror(error.errno).lower() if error.errno else str(error)) from error
+        return count

@@ -1,0 +1,343 @@
+"""Files go from node to node: to whoever has the token, while they come, and each checked."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from orchestrator.node.code import forward
+from orchestrator.node.code.store import Arrivals, Store
+from orchestrator.node.forward import files, give, wire
+from orchestrator.node.forward.give import Giver, Source
+from orchestrator.node.forward.take import Caller, Taking
+from orchestrator.node.peers.signed_connection import Broken
+from orchestrator.protocol import tree
+from orchestrator.protocol.messages import GivingNode, NamedFile, TakeFiles, TakeTree
+from orchestrator.protocol.tree import FILE, Entry
+
+TOKEN = secrets.token_hex(32)
+SECONDS = 20.0
+CONTENTS = {
+    b"empty": b"",
+    b"large": os.urandom(700_000),
+    **{b"many/%d" % number: b"%d" % number for number in range(600)},
+    b"zero": b"",
+}
+
+
+def sum_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+ENTRIES = tuple(
+    Entry(path, FILE, 0o644, len(content), sum_of(content).encode())
+    for path, content in sorted(CONTENTS.items())
+)
+LISTING = tree.packed(ENTRIES)
+DIGEST = tree.digest_of(LISTING)
+
+
+@pytest.fixture
+def giving() -> Iterator[list[Giver]]:
+    givers: list[Giver] = []
+    yield givers
+    for giver in givers:
+        giver.close()
+
+
+def start(giving: list[Giver], source: Source, seconds: float = SECONDS) -> GivingNode:
+    giving.append(Giver(TOKEN, source, seconds))
+    return GivingNode(addresses=("127.0.0.1",), port=giving[-1].port, token=TOKEN)
+
+
+def new_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(path))
+    store = Store()
+    store.prepare()
+    return store
+
+
+def end_of(taking: Taking) -> str:
+    assert taking.over.wait(SECONDS)
+    return taking.problem
+
+
+# -- a tree -----------------------------------------------------------------------------------
+
+
+def take_tree(store: Store, giver: GivingNode) -> Taking:
+    return forward.take(
+        store, TakeTree(tree=DIGEST, size=len(LISTING), giver=giver, seconds=SECONDS)
+    )
+
+
+def test_a_tree_goes_down_a_chain_while_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, giving: list[Giver]
+) -> None:
+    stores = [new_store(tmp_path / str(number), monkeypatch) for number in range(3)]
+    takings = []
+    for here, there in itertools.pairwise(stores):
+        takings.append(take_tree(there, start(giving, forward.Given(here, DIGEST))))
+    positions = stores[0].lacking(ENTRIES)
+    data = b"".join(CONTENTS[ENTRIES[at].path] for at in positions)
+    arrivals = Arrivals(stores[0], [ENTRIES[at] for at in positions])
+    half = len(data) - 1000  # in the midst of the small ones
+    arrivals.take(data[:half])
+    assert not any(taking.over.is_set() for taking in takings)
+    stores[0].keep_tree(DIGEST, LISTING)
+    deadline = time.monotonic() + SECONDS
+    while not (size := takings[1].seen) >= 700_000 and time.monotonic() < deadline:
+        takings[1].over.wait(0.01)
+    assert 700_000 <= size <= half  # the last of the chain has it before the first has all
+    arrivals.take(data[half:])
+    assert [end_of(taking) for taking in takings] == ["", ""]
+    assert [taking.seen for taking in takings] == [len(data)] * 2
+    for store in stores:
+        assert store.lacking(store.tree(DIGEST)) == []
+        assert not list(Path(os.fsdecode(store.objects)).glob(".new*"))
+    again = take_tree(stores[2], start(giving, forward.Given(stores[0], DIGEST)))
+    assert (end_of(again), again.seen, again.files) == ("", 0, 0)
+
+
+def filled(store: Store) -> Store:
+    store.keep_tree(DIGEST, LISTING)
+    arrivals = Arrivals(store, list(ENTRIES))
+    for entry in ENTRIES:
+        arrivals.take(CONTENTS[entry.path])
+    return store
+
+
+def test_what_is_false_does_not_enter_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, giving: list[Giver]
+) -> None:
+    """A content that rotted there, and the list of another tree."""
+    stores = [new_store(tmp_path / str(number), monkeypatch) for number in range(2)]
+    filled(stores[0])
+    (rotten,) = (entry for entry in ENTRIES if entry.path == b"many/300")
+    path = Path(os.fsdecode(stores[0].path_of(rotten)))
+    time_before = path.stat().st_mtime
+    path.write_bytes(b"003")
+    os.utime(path, (time_before, time_before))
+    taking = take_tree(stores[1], start(giving, forward.Given(stores[0], DIGEST)))
+    assert end_of(taking) == "many/300 came with another content"
+    kept = len(ENTRIES) - len(stores[1].lacking(ENTRIES))
+    assert 0 < kept < len(ENTRIES)
+    assert not stores[1].has(rotten)
+
+    class Liar(forward.Given):
+        def open(self, name: str) -> BinaryIO | None:
+            file = super().open(name)
+            self.listing = LISTING[::-1]
+            return file
+
+    liar = Liar(stores[0], DIGEST)
+    liar.open(forward.LIST)
+    empty = new_store(tmp_path / "2", monkeypatch)
+    assert "damaged on its way" in end_of(take_tree(empty, start(giving, liar)))
+
+
+# -- who may ----------------------------------------------------------------------------------
+
+
+class Words:
+    """One file that is there, and one that never comes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.path.write_bytes(b"words")
+        self.opened: list[str] = []
+
+    def open(self, name: str) -> BinaryIO | None:
+        self.opened.append(name)
+        if name == "late":
+            return None
+        if name != "words":
+            raise LookupError(name)
+        return self.path.open("rb")
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(min(seconds, 0.05))
+
+
+def test_who_has_not_the_token_gets_nothing(tmp_path: Path, giving: list[Giver]) -> None:
+    words = Words(tmp_path / "words")
+    port = start(giving, words).port
+    stranger = Caller(["127.0.0.1"], port, secrets.token_hex(32), SECONDS)
+    with pytest.raises(Broken, match=r"hung up|reset"):
+        stranger.fetch([("words", 5)], lambda _: None)
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        line.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(200))
+        heard = b""
+        while data := _received(line):
+            heard += data
+    assert len(heard) == 32  # a random number
+    assert words.opened == []
+    mirror = Caller(["127.0.0.1"], port, TOKEN, SECONDS)
+    mirror.wire.send(wire.DATA)  # not a question
+    with pytest.raises(Broken):
+        mirror.wire.receive()
+    known = Caller(["127.0.0.1"], port, TOKEN, SECONDS)
+    got = bytearray()
+    known.fetch([("words", 5)], got.extend)
+    assert got == b"words"
+    with pytest.raises(Broken, match="no other of 5 bytes"):
+        known.fetch([("other", 5)], got.extend)
+    with pytest.raises(Broken, match="no words of 4 bytes"):
+        Caller(["127.0.0.1"], port, TOKEN, SECONDS).fetch([("words", 4)], got.extend)
+
+
+def _received(line: socket.socket) -> bytes:
+    try:
+        return line.recv(100)
+    except ConnectionResetError:
+        return b""
+
+
+def test_a_listener_that_has_not_the_token_is_no_giver(giving: list[Giver]) -> None:
+    """It could send anything: nothing of it is believed."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        caller = Caller(["127.0.0.1"], answering(server), TOKEN, SECONDS)
+        with pytest.raises(Broken, match="not one of us"):
+            caller.fetch([("words", 5)], lambda _: None)
+
+
+def answering(server: socket.socket) -> int:
+    def answer() -> None:
+        connection, _ = server.accept()
+        record = give.RECORD.pack(True, 5) + b"wrong"
+        frame = wire.FRAME.pack(wire.DATA, len(record), bytes(32)) + record
+        connection.sendall(b"0" * 32 + frame)
+        with connection:
+            while connection.recv(100):
+                pass
+
+    threading.Thread(target=answer, daemon=True).start()
+    port: int = server.getsockname()[1]
+    return port
+
+
+def test_frames_cannot_be_sent_twice(giving: list[Giver], tmp_path: Path) -> None:
+    caller = Caller(["127.0.0.1"], start(giving, Words(tmp_path / "x")).port, TOKEN, SECONDS)
+    payload = b'["words"]'
+    mark = wire.ASK + struct.pack(">I", len(payload))
+    frame = mark + caller.wire.signature.sign(mark + payload) + payload
+    caller.wire.connection.sendall(frame + frame)
+    assert caller.wire.receive()[0] == wire.DATA
+    with pytest.raises(Broken, match=r"hung up|reset"):
+        caller.wire.receive()
+
+
+# -- when it does not go on -------------------------------------------------------------------
+
+
+def test_a_giver_that_is_silent_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, giving: list[Giver]
+) -> None:
+    """And one that waits itself is not: it says so."""
+    monkeypatch.setattr(wire, "QUIET_SECONDS", 0.5)
+    monkeypatch.setattr(give, "BEAT", 0.1)
+    place = start(giving, Words(tmp_path / "words"))
+    waiting = Caller(place.addresses, place.port, TOKEN, 1.5)
+    began = time.monotonic()
+    with pytest.raises(Broken, match="takes too long"):
+        waiting.fetch([("late", 5)], lambda _: None)
+    assert time.monotonic() - began > 1.0
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with pytest.raises(Broken, match=r"silent for 0\.5 s"):
+            Caller(["127.0.0.1"], silent.getsockname()[1], TOKEN, SECONDS)
+        port = silent.getsockname()[1]
+    with pytest.raises(Broken, match="connection refused"):
+        Caller(["127.0.0.1"], port, TOKEN, SECONDS)
+
+
+def test_an_address_that_is_not_the_givers_is_passed_over(
+    tmp_path: Path, giving: list[Giver]
+) -> None:
+    place = start(giving, Words(tmp_path / "words"))
+    caller = Caller(["255.255.255.255", "127.0.0.2"], place.port, TOKEN, SECONDS)
+    got = bytearray()
+    caller.fetch([("words", 5)] * 1000, got.extend)
+    assert got == b"words" * 1000
+
+
+def test_a_giver_ends_with_its_time(tmp_path: Path, giving: list[Giver]) -> None:
+    place = start(giving, Words(tmp_path / "words"), seconds=0.3)
+    caller = Caller(place.addresses, place.port, TOKEN, SECONDS)
+    with pytest.raises(Broken, match=r"hung up|reset"):
+        caller.fetch([("late", 1)], lambda _: None)
+    with pytest.raises(Broken, match="refused"):
+        Caller(place.addresses, place.port, TOKEN, SECONDS)
+
+
+# -- files ------------------------------------------------------------------------------------
+
+FILES = {"shard/0.bin": os.urandom(600_000), "shard/1.bin": b"", "top": b"top"}
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    for name, content in {**FILES, "secret": b"not given"}.items():
+        path = tmp_path / "shards" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return tmp_path / "shards"
+
+
+def named(*names: str) -> tuple[NamedFile, ...]:
+    return tuple(
+        NamedFile(path=name, size=len(FILES[name]), sum=sum_of(FILES[name])) for name in names
+    )
+
+
+def take_files(directory: Path, giver: GivingNode, *wanted: NamedFile) -> Taking:
+    return files.take(
+        TakeFiles(directory=str(directory), files=wanted, giver=giver, seconds=SECONDS)
+    )
+
+
+def test_files_go_into_a_directory(tmp_path: Path, shards: Path, giving: list[Giver]) -> None:
+    place = start(giving, files.Given(str(shards), tuple(FILES)))
+    target = tmp_path / "target"
+    first = take_files(target, place, *named("top"))
+    assert (end_of(first), first.files) == ("", 1)
+    rest = take_files(target, place, *named(*FILES))
+    assert (end_of(rest), rest.files) == ("", 2)
+    found = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
+    assert found == set(FILES)
+    assert all((target / name).read_bytes() == content for name, content in FILES.items())
+    assert all(path.stat().st_mode & 0o077 == 0 for path in target.rglob("*"))
+
+
+def test_only_the_files_that_were_named_are_given(
+    tmp_path: Path, shards: Path, giving: list[Giver]
+) -> None:
+    (shards / "link").symlink_to("/etc/passwd")
+    place = start(giving, files.Given(str(shards), ("top", "link", "absent")))
+    for name, size in (("secret", 9), ("link", 1), ("absent", 1), ("../shards/top", 3)):
+        with pytest.raises(Broken, match="it has no"):
+            Caller(place.addresses, place.port, TOKEN, SECONDS).fetch([(name, size)], print)
+    with pytest.raises(ValueError, match="leads out"):
+        files.Given(str(shards), ("../secret",))
+    with pytest.raises(ValueError, match="leads out"):
+        take_files(tmp_path, place, NamedFile(path="../x", size=3, sum=sum_of(b"top")))
+
+
+def test_a_file_with_another_content_is_not_kept(
+    tmp_path: Path, shards: Path, giving: list[Giver]
+) -> None:
+    place = start(giving, files.Given(str(shards), tuple(FILES)))
+    (shards / "top").write_bytes(b"pot")
+    taking = take_files(tmp_path / "target", place, *named("shard/1.bin", "top"))
+    assert end_of(taking) == "top came with another content"
+    assert [path.name for path in (tmp_path / "target").iterdir()] == ["shard"]
