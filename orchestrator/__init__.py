@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from orchestrator.api.job import Job, Line, Receipt, Verdict
     from orchestrator.api.pool import Actor, Pool, RanksLost
     from orchestrator.engine.trainer import Trainer
-    from orchestrator.errors import JobFailed, OrchestratorError
+    from orchestrator.errors import JobFailed, NoRestart, OrchestratorError
 
 __all__ = [
     "Actor",
@@ -20,6 +20,7 @@ __all__ = [
     "Job",
     "JobFailed",
     "Line",
+    "NoRestart",
     "OrchestratorError",
     "Pool",
     "RanksLost",
@@ -36,6 +37,7 @@ LATER = {
     "Job": "orchestrator.api.job",
     "JobFailed": "orchestrator.errors",
     "Line": "orchestrator.api.job",
+    "NoRestart": "orchestrator.errors",
     "OrchestratorError": "orchestrator.errors",
     "Pool": "orchestrator.api.pool",
     "RanksLost": "orchestrator.api.pool",

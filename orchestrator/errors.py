@@ -16,6 +16,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_CHECK = 3
 EXIT_NODE = 4
+EXIT_NO_RESTART = 93  # of a rank, see NoRestart
 EXIT_STOPPED = 130
 
 
@@ -68,6 +69,10 @@ class NoKey(NodeError):
     """This machine has no SSH key at all."""
 
     first = "ssh-keygen -t ed25519"  # to be typed once, before the fix of each node
+
+
+class NoRestart(Exception):
+    """Raised in a rank by the user's program: the job fails, and is not to be started again."""
 
 
 class StoppedEarly(OrchestratorError):

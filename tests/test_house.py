@@ -93,7 +93,7 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "records", "slurm_environment"),
         *("head/connect", "head/follow", "head/inventory", "head/screen"),
     },
-    "head/recover": {"text"},
+    "head/recover": {"errors", "records", "text"},
     "head/launch": {
         *("config", "errors", "interrupt", "program", "protocol", "records", "text", "version"),
         *("head/code", "head/connect", "head/doctor", "head/follow", "head/held"),

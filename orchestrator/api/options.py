@@ -37,6 +37,7 @@ class Options(TypedDict, total=False):
     on_head_loss: str
     hang_timeout: float
     on_hang: str
+    max_restarts: int
     grace: float
     master_port: int
     connect_timeout: float

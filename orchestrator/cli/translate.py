@@ -48,8 +48,6 @@ INSTEAD = {
     "--virtual-local-rank": "leave it out: LOCAL_RANK is the rank's number on its node",
     **dict.fromkeys(("--no-python", "--run-path"), _KIND),
     "--standalone": "leave it out: a node list with one machine is such a job",
-    "--max-restarts": "a job that failed is not restarted: launch it again, and let the program"
-    " (Trainer(resume=True), the engine's checkpoint.resume) begin with its last checkpoint",
     "--monitor-interval": "leave it out: the end of a rank is reported within milliseconds",
     "--local-ranks-filter": "--rank N shows the lines of one rank",
     "--role": "leave it out: all ranks have the same role",

@@ -32,6 +32,7 @@ RUN = ("launch", "plan", "verify")  # those that plan or start ranks
 START = ("launch",)
 RECORDS = ("records",)  # those that look at what there is: status, attach, stop, logs, prune, ...
 
+MOST_RESTARTS = 10_000
 MOST_RANKS = 9999  # on one node, as slots= in a node list
 DEFAULT_NODES = Path("node_ip_list.txt")
 DEFAULT_CONFIG = Path("config/multi_node/distributed_two_nodes.yaml")  # of the built-in engine
@@ -195,6 +196,16 @@ class Launch:
         "When the job hangs, stop it, or leave it running.",
         FAILURE,
         choices=("stop", "leave"),
+    )
+    max_restarts: int = option(
+        0,
+        "After a failure that may pass (a node lost, a rank killed, a hang, a broken link), start"
+        " the job again, N times at most.",
+        FAILURE,
+        commands=START,
+        least=0,
+        most=MOST_RESTARTS,
+        metavar="N",
     )
     grace: float = option(
         30.0,

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -604,7 +605,12 @@ class Trainer:
             return None
         directory = as_path(given or own or "")
         loaded = None
-        if wanted == "auto":
+        if wanted != "auto" and int(os.environ.get("ORCHESTRATOR_ATTEMPT", "1")) > 1:
+            look = loading.newest(directory, searches=False, accept=self._accept_own, say=self._say)
+            loaded = self._load(look)  # what an earlier attempt saved is this run's own
+        if loaded is not None:
+            pass
+        elif wanted == "auto":
             loaded = self._load(
                 loading.newest(
                     directory, searches=given is None, accept=self._accept_own, say=self._say

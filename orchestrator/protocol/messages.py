@@ -355,6 +355,7 @@ class Stop(Request[StopReceipt], do="stop"):
     why: str
     grace: float
     wait: float  # seconds after which what is left is killed
+    for_good: bool = True  # no later attempt may start either
 
 
 class StopReceipts(Message):
@@ -737,6 +738,19 @@ class Living(Request[LivingRuns], do="living"):
     """Ask which of these runs (job, node) still live here."""
 
     runs: tuple[tuple[str, int], ...]
+
+
+class Released(Message):
+    """Whether nothing is left of what the attempts of the job shared."""
+
+    gone: bool
+
+
+class Release(Request[Released], do="release"):
+    """Remove what the attempts of a job share on this node: it is not started again."""
+
+    job: str  # of any of its attempts
+    node: int
 
 
 class RemovedRun(Message):

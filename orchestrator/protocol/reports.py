@@ -65,8 +65,15 @@ class TargetRecord(TypedDict):
     args: list[str]
 
 
+class AttemptRecord(TypedDict):
+    number: int
+    restarts: int
+
+
 class RankSpec(TypedDict):
     """The part of spec.json that a rank reads."""
+
+    attempt: Optional[AttemptRecord]
 
     start: str
     warm: float

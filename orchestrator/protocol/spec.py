@@ -35,6 +35,17 @@ class LeaseTerms(Message):
     fd: Optional[int] = None  # node 0: the open socket that the supervisor inherits
 
 
+class Attempt(Message):
+    """Tells which attempt of a job this is, where a job may be restarted."""
+
+    number: int  # from 1
+    restarts: int  # how many there may be
+    # This machine's part of the first attempt that it took part in: all share what lies there.
+    first_job: str
+    first_node: int
+    log: int = 0  # bytes of this node's log, at the head, that are earlier attempts'
+
+
 class Spec(Message):
     """One node's part of a job."""
 
@@ -59,4 +70,5 @@ class Spec(Message):
     fresh: bool = False  # use none that are ready
     secrets: tuple[str, ...] = ()  # names in env whose values go nowhere else
     umask: int = -1  # of the login, for the ranks; -1: as the supervisor's own
+    attempt: Optional[Attempt] = None
     version: Version = Version()  # of the supervisor

@@ -52,6 +52,29 @@ class NodeRecord:
     times: dict[str, float] = field(default_factory=dict)
     activate: str | None = None  # what its Python needs to start
     wrap: str | None = None  # the command around it
+    # Of a later attempt: this machine's part of its first one, and what the log here had before.
+    first_job: str = ""
+    first_node: int = 0
+    log_before: int = 0
+    ranks_before: int = 0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a job that may be started again, and how it ended."""
+
+    number: int  # from 1
+    job: str
+    started: float
+    ended: float
+    state: str  # failed or lost; done or stopped of the last one
+    exit_code: int | None
+    verdict: dict[str, Any] | None
+    nodes: list[str]  # names
+    codes: list[int] = field(default_factory=list)  # exit codes of its ranks, each once
+    step: int | None = None  # that it had reached, where that is known
+    restarted: bool = False
+    why: str = ""  # it was started again, or not
 
 
 @dataclass(frozen=True)
@@ -60,7 +83,7 @@ class JobRecord:
 
     job: str
     experiment: str
-    state: str  # queued, starting, running, done, failed, stopped, lost
+    state: str  # queued, starting, running, restarting, done, failed, stopped, lost
     command: list[str]
     nodes: list[NodeRecord]
     started: float
@@ -75,6 +98,7 @@ class JobRecord:
     slurm_job: str | None = None  # the Slurm job that has these nodes
     batch: bool = False  # its head is that job's batch script
     part_of: int = 0  # run-node: the number of nodes of the job; this record is of one of them
+    attempts: list[Attempt] = field(default_factory=list)  # that have ended; `job` is the next one
 
     def node(self, index: int) -> NodeRecord:
         return next(node for node in self.nodes if node.index == index)
@@ -100,7 +124,12 @@ class JobRecord:
 
     @property
     def over(self) -> bool:
-        return self.state not in ("queued", "starting", "running")
+        return self.state not in ("queued", "starting", "running", "restarting")
+
+    @property
+    def attempt(self) -> int:
+        """Return the number of the attempt that runs, or ran last."""
+        return max(1, len(self.attempts) + (not self.over))
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> JobRecord:

@@ -200,7 +200,6 @@ def test_every_option_of_torchrun_works_or_has_its_answer() -> None:
         ("--master_addr 10.0.0.1", "the first node of the list is the master"),
         ("--rdzv_backend c10d", "no rendezvous is needed"),
         ("--standalone", "a node list with one machine"),
-        ("--max-restarts 3", "launch it again"),
         ("-np 4", "on each node"),
     ],
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from orchestrator.config import load
 from orchestrator.head.launch.request import Request
 from orchestrator.head.plan.model import Plan
-from orchestrator.protocol.spec import LeaseTerms, Spec, Target
+from orchestrator.protocol.spec import Attempt, LeaseTerms, Spec, Target
 from orchestrator.text import parse_seconds
 
 
@@ -21,8 +23,10 @@ class Meeting:
     token: str
 
 
-def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
-    """Return the specs of all nodes of the plan, in order."""
+def specs(
+    request: Request, plan: Plan, meeting: Meeting, attempts: Sequence[Attempt] = ()
+) -> list[Spec]:
+    """Return the specs of all nodes of the plan, in order; without `attempts`, of the first one."""
     launch, config = request.config.launch, load.as_data(request.config)
     lease = LeaseTerms(
         address=meeting.address,
@@ -34,6 +38,11 @@ def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
         attached=not request.detached,
         grace=launch.grace,
     )
+    if launch.max_restarts and not attempts:
+        attempts = [
+            Attempt(number=1, restarts=launch.max_restarts, first_job=plan.job, first_node=n.index)
+            for n in plan.nodes
+        ]
     return [
         Spec(
             job=plan.job,
@@ -55,6 +64,7 @@ def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
             config=config,
             lease=lease,
             port=0 if node.index else plan.master_port,
+            attempt=attempt,
         )
-        for node in plan.nodes
+        for node, attempt in zip_longest(plan.nodes, attempts)
     ]

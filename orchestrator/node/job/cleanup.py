@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from orchestrator import files
 from orchestrator.node.job import processes
+from orchestrator.node.job.attempts import resume_dir
 from orchestrator.node.job.run_directory import RunDir, all_runs, home
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.messages import RemovedRun, RemovedRuns
@@ -87,6 +88,8 @@ def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
     mounted = files.mounts_below(run.path)
     if mounted:
         raise ValueError(f"{mounted[0]} is mounted there")
+    if not resume_dir.remove(run):
+        raise OSError(f"what its attempts shared in {resume_dir.root()} cannot be removed")
     hidden = os.path.join(os.path.dirname(job), files.hidden_name(f"{run.job}.{run.node}"))
     try:
         files.hide(run.path, hidden)

@@ -24,10 +24,11 @@ class Partial:
 
 
 class JobLog:
-    def __init__(self, log: str, ranks: str) -> None:
+    def __init__(self, log: str, ranks: str, before: int = 0) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self.log = os.open(log, flags, 0o600)
         self.ranks = os.open(ranks, flags, 0o600)
+        self.before = before  # bytes of earlier attempts, which stand before these at the head
         self.size = os.fstat(self.log).st_size
         self.stream = ""
         self.partials: dict[str, Partial] = {}
@@ -84,7 +85,7 @@ class JobLog:
             self._write_record()
             if stream != self.stream:
                 self.stream = stream
-                self.record = f"{self.size} {stream}\n".encode()
+                self.record = f"{self.before + self.size} {stream}\n".encode()
                 self._write_record()
             write_all(self.log, data)
         except OSError as error:

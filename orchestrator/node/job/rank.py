@@ -51,6 +51,7 @@ CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 # Without any of these there is no GPU that a fork could harm (dxg: Windows, nvmap: Jetson).
 DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvmap")
 STACKS_SIGNAL = signal.SIGRTMIN + 9  # as in protocol/timing.py
+NO_RESTART = 93  # as in errors.py
 CALL = os.path.join(os.path.dirname(__file__), "run_function.py")  # the program of Cluster.run
 OURS = (__file__, os.path.join(os.path.dirname(__file__), "interpreter.py"), CALL, runpy.__file__)
 
@@ -160,6 +161,7 @@ class Rank:
         prctl(PR_SET_NAME, f"rank{self.rank}".encode())
         answer_by_default()
         code = 0
+        self.name_attempt()
         try:
             if self.forked:
                 interpreter.forget_the_parent()
@@ -172,8 +174,15 @@ class Rank:
             code = 130
         except BaseException as error:  # noqa: BLE001 (the program may raise what it likes)
             self.record(error)
-            code = 1
+            code = NO_RESTART if is_no_restart(error) else 1
         self.leave(code)
+
+    def name_attempt(self) -> None:
+        """Tell the program which attempt it is, as torchrun would with restarts of its own."""
+        attempt = self.spec.get("attempt")
+        if attempt:
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt["number"] - 1)
+            os.environ["TORCHELASTIC_MAX_RESTARTS"] = str(attempt["restarts"])
 
     def leave(self, code: int) -> NoReturn:
         """End as the interpreter does. A forked rank cannot: torchrun's code is beneath us."""
@@ -287,6 +296,12 @@ class Rank:
             stamp = str(int(time.time()))
             extra = {"py_callstack": text[-60000:], "timestamp": stamp}
             write_json(elastic, {"message": {"message": message[:20000], "extraInfo": extra}})
+
+
+def is_no_restart(error: BaseException) -> bool:
+    """Tell whether it is orchestrator.NoRestart, which is not imported here."""
+    kinds = ((kind.__module__, kind.__name__) for kind in type(error).__mro__)
+    return ("orchestrator.errors", "NoRestart") in kinds
 
 
 def in_this_locale(spec: RankSpec) -> RankSpec:

@@ -14,6 +14,7 @@ import time
 from functools import partial
 
 from orchestrator.node.job import processes
+from orchestrator.node.job.attempts import resume_dir
 from orchestrator.node.job.processes import JobProcesses, Tagged
 from orchestrator.node.job.run_directory import (
     RunDir,
@@ -46,6 +47,9 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
     """Ask the supervisor and wait, or kill what is left where there is none; prove the end."""
     began = time.monotonic()
     problem = forbid_start(run)
+    first = resume_dir.first_of(run) if isinstance(request, StopAll) or request.for_good else None
+    if first is not None:
+        problem = forbid_start(first) or problem
     ours = JobProcesses(run.job, run.node)
     before = ours.ranks()
     known = bool(ours.seen) or os.path.isdir(run.path)
@@ -60,6 +64,8 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
     left = ours.living()
     if ended is None and not left and os.path.isdir(run.path):
         run.append_event(last_event(run, request.why, killed))
+    if first is not None and not left:
+        resume_dir.remove(first)
     ours.close()
     return receipt(run, Stopped(request.why, began, known, before, killed, left), ended)
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.node.job import processes
+from orchestrator.node.job.attempts import resume_dir
 from orchestrator.node.job.job_log import JobLog
 from orchestrator.node.job.oom_evidence import Evidence, last_words
 from orchestrator.node.job.processes import JobProcesses
@@ -71,7 +72,7 @@ class Supervisor:
     def __init__(self, run: RunDir, spec: Spec | None = None) -> None:
         self.run = run
         self.spec = spec or run.read_spec()
-        self.log = JobLog(run.log, run.ranks)
+        self.log = JobLog(run.log, run.ranks, self.spec.attempt.log if self.spec.attempt else 0)
         self.evidence = Evidence()
         self.events = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         reserve(self.events, EVENTS_ROOM)
@@ -468,6 +469,8 @@ class Supervisor:
             lost=self.log.lost,
             **more,
         )
+        if self.spec.attempt is not None and not self.why and not self.agent_code:
+            resume_dir.remove(self.run)  # it ended well
         self.event(ended)
         with contextlib.suppress(OSError):
             os.ftruncate(self.events, os.fstat(self.events).st_size)  # the rest of its room

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.node.facts.probe import probe
 from orchestrator.node.job import cleanup, processes, stop_job
+from orchestrator.node.job.attempts import resume_dir
 from orchestrator.node.job.hang import Activity, collect
 from orchestrator.node.job.port import Port
 from orchestrator.node.job.processes import OPTIONS
@@ -205,16 +206,25 @@ class Session:
             raise Refusal(f"job {spec.job} already has node {spec.node} here") from None
         try:
             self.refuse_if_stopped(run)
+            self.refuse_if_stopped(first_run(spec))
         except Refusal:
             with contextlib.suppress(OSError):  # a stop has written its last event there
                 os.rmdir(run.path)
             raise
         payload.hand_over(run)
         shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
+        first = first_run(spec)
         if not shared:
-            own = os.path.join(run.path, "experiment")
-            os.makedirs(os.path.join(own, "outputs"), mode=0o700)
+            own = os.path.join(first.path, "experiment")
+            os.makedirs(os.path.join(own, "outputs"), mode=0o700, exist_ok=first.job != run.job)
+            if first.path != run.path:
+                os.symlink(own, os.path.join(run.path, "experiment"))
             spec = spec.replace(env={**spec.env, "ORCHESTRATOR_EXPERIMENT": own})
+        if spec.attempt is not None:
+            resume_dir.remove_forgotten(time.time())
+            names = {"ORCHESTRATOR_ATTEMPT": str(spec.attempt.number)}
+            names["ORCHESTRATOR_RESUME_DIR"] = resume_dir.make(first)
+            spec = spec.replace(env={**spec.env, **names})
         if self.peers and spec.lease:
             spec = spec.replace(lease=spec.lease.replace(fd=self.peers.fileno()))
         for name, text in spec.files:
@@ -499,6 +509,11 @@ class Session:
     def living(self, request: messages.Living) -> messages.LivingRuns:
         return messages.LivingRuns(living=tuple(cleanup.living(request.runs)))
 
+    @answers(messages.Release)
+    def release(self, request: messages.Release) -> messages.Released:
+        gone = resume_dir.remove(RunDir(request.job, request.node))
+        return messages.Released(gone=gone)
+
     @answers(messages.Remove)
     def remove(self, request: messages.Remove) -> messages.RemovedRuns:
         from orchestrator.node.code import prune
@@ -511,6 +526,13 @@ class Session:
     @answers(messages.Beat)
     def clock(self, request: messages.Beat) -> messages.Clock:
         return messages.Clock(time=time.time())
+
+
+def first_run(spec: Spec) -> RunDir:
+    """Return this machine's part of the first of the attempts that share their files."""
+    if spec.attempt is None:
+        return RunDir(spec.job, spec.node)
+    return RunDir(spec.attempt.first_job, spec.attempt.first_node)
 
 
 def is_experiment(path: str, job: str) -> bool:

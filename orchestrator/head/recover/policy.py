@@ -1,0 +1,113 @@
+"""Decides whether a job that has failed is started again. Pure: attempts go in, a decision out.
+
+What may pass by itself (a node lost, a rank killed, a hang, a broken link) is tried again as often
+as the user allows. What the program did itself is tried again once: the same failure at the same
+step is the program's own. Attempts that get nowhere end after three, with their first cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.errors import EXIT_NO_RESTART
+from orchestrator.records.experiment import Attempt
+
+# Kinds of failures (head/follow/failure_kinds.py) that another start may not meet again.
+PASSING = {
+    "lost": "the node was lost",
+    "hang": "it hung",
+    "link": "a connection between ranks broke",
+    "communication": "the ranks lost each other",
+    "signal": "a rank was killed",
+    "out_of_memory": "the host had no memory left",
+    "shared_memory": "/dev/shm was full",
+    "supervisor": "a supervisor was killed",
+    "torchrun": "torchrun failed",
+    "start": "it could not be started",
+}
+MOST_IDLE = 3  # attempts in a row without progress
+ALIVE_SECONDS = 120.0  # an attempt whose steps are unknown has got somewhere when it ran so long
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether the job is started again, why or why not, and what is to be called the cause."""
+
+    restart: bool
+    why: str
+    verdict: dict[str, Any] | None
+
+
+def decide(attempts: Sequence[Attempt], allowed: int) -> Decision:
+    """Decide what follows the last of these attempts, where so many restarts are allowed."""
+    last = attempts[-1]
+
+    def end(why: str, verdict: dict[str, Any] | None = last.verdict) -> Decision:
+        return Decision(False, why, verdict)
+
+    if last.state not in ("failed", "lost"):
+        return end(f"it is {last.state}")
+    if not allowed:
+        return end("no restarts are allowed")
+    if EXIT_NO_RESTART in last.codes:
+        return end(f"a rank ended with {EXIT_NO_RESTART}: the program wants no restart")
+    if not is_passing(last) and any(is_same(last, other) for other in attempts[:-1]):
+        return end("the program failed in the same way before")
+    idle = without_progress(attempts)
+    if len(idle) >= MOST_IDLE:
+        first = idle[0]
+        return end(
+            f"{len(idle)} attempts in a row got nowhere; the cause is that of attempt"
+            f" {first.number}",
+            first.verdict,
+        )
+    if len(attempts) > allowed:
+        return end(f"all {allowed} restarts are used up" if allowed > 1 else "its restart is used")
+    return Decision(True, because(last), None)
+
+
+def kind_of(attempt: Attempt) -> str:
+    return str((attempt.verdict or {}).get("kind", ""))
+
+
+def is_passing(attempt: Attempt) -> bool:
+    """Tell whether the failure is of a kind that another start may not meet again."""
+    return attempt.state == "lost" or kind_of(attempt) in PASSING
+
+
+def because(attempt: Attempt) -> str:
+    """Say in a few words what happened, for the line between two attempts."""
+    verdict = attempt.verdict or {}
+    what = PASSING.get(kind_of(attempt), "a rank failed")
+    node, rank = verdict.get("node"), verdict.get("rank")
+    if kind_of(attempt) == "lost" and node is not None:
+        return f"node {node} lost"
+    if rank is not None:
+        return f"{what}: rank {rank} on node {node}"
+    return what if node is None else f"{what}: node {node}"
+
+
+def is_same(one: Attempt, other: Attempt) -> bool:
+    """Tell whether two attempts failed alike, at the same step as far as steps are known."""
+
+    def told(attempt: Attempt) -> tuple[Any, ...]:
+        verdict = attempt.verdict or {}
+        message = str(verdict.get("message", "")).partition("\n")[0]
+        return verdict.get("kind"), verdict.get("where"), message, attempt.step
+
+    return told(one) == told(other)
+
+
+def without_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Return the attempts at the end, one after the other, that got no further than before."""
+    idle: list[Attempt] = []
+    for number, attempt in enumerate(attempts):
+        before = max((earlier.step or 0 for earlier in attempts[:number]), default=0)
+        if attempt.step is None:
+            moved = attempt.ended - attempt.started >= ALIVE_SECONDS
+        else:
+            moved = attempt.step > before
+        idle = [] if moved else [*idle, attempt]
+    return idle

@@ -1,0 +1,1 @@
+"""The attempts of one job on a node: what they share, and which belong together."""

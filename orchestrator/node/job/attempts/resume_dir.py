@@ -1,0 +1,112 @@
+"""The directory that the attempts of one job share on a node, in memory where there is /dev/shm.
+
+What ranks write there outlives them: the next attempt's find it by ORCHESTRATOR_RESUME_DIR. It goes
+when the job is over for good: it ended well, its head says so, it was stopped or pruned, or nobody
+has taken it up again for an hour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+
+from orchestrator.node.job.run_directory import JOB_NAME, RunDir, all_runs
+from orchestrator.protocol.events import Ended
+
+MEMORY = "/dev/shm"
+FORGOTTEN_SECONDS = 3600.0  # after the end of a job that nobody restarts
+UNKNOWN_SECONDS = 86400.0  # for what belongs to no job that is known here
+
+
+def root() -> str:
+    return os.path.join(MEMORY, f"orchestrator-{os.getuid()}")
+
+
+def first_of(run: RunDir) -> RunDir | None:
+    """Return this machine's part of the job's first attempt, of a job that may be restarted."""
+    with contextlib.suppress(OSError, ValueError):
+        attempt = run.read_spec().attempt
+        if attempt is not None:
+            return RunDir(attempt.first_job, attempt.first_node)
+    return None
+
+
+def make(first: RunDir) -> str:
+    """Make the directory, or find that of an earlier attempt; on disk where memory has none."""
+    name = f"{first.job}.{first.node}"
+    for parent in (root(), os.path.join(first.path, "resume")):
+        with contextlib.suppress(OSError):
+            with contextlib.suppress(FileExistsError):
+                os.makedirs(parent, mode=0o700)
+            if is_ours(parent):
+                path = os.path.join(parent, name)
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(path, 0o700)
+                if is_ours(path):
+                    return path
+    raise OSError(f"no directory can be made for {name} in {MEMORY} or {first.path}")
+
+
+def is_ours(path: str) -> bool:
+    """Tell whether a path is a directory that this user alone can enter: anybody may make one."""
+    status = os.lstat(path)
+    private = not stat.S_IMODE(status.st_mode) & 0o077
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and private
+
+
+def remove(run: RunDir) -> bool:
+    """Remove what the attempts of this run's job share here; say whether nothing is left."""
+    first = first_of(run) or run
+    return _remove(f"{first.job}.{first.node}") and _gone(os.path.join(first.path, "resume"))
+
+
+def _remove(name: str) -> bool:
+    try:
+        if not is_ours(root()):
+            return True
+    except OSError:
+        return True
+    gone = _gone(os.path.join(root(), name))
+    with contextlib.suppress(OSError):
+        os.rmdir(root())  # the last one
+    return gone
+
+
+def _gone(path: str) -> bool:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+    return not os.path.lexists(path)
+
+
+def remove_forgotten(now: float) -> None:
+    """Remove what belongs to jobs that ended some time ago, and that nobody took up again."""
+    for name in _names():
+        job, _, node = name.rpartition(".")
+        path = os.path.join(root(), name)
+        with contextlib.suppress(OSError):
+            if not (JOB_NAME.fullmatch(job) and node.isdigit()):
+                continue
+            ends = [run.last(Ended) for run in attempts_of(job)]
+            if any(end is None for end in ends):
+                continue
+            at = max((end.time for end in ends if end is not None), default=0.0)
+            since = at + FORGOTTEN_SECONDS if ends else os.stat(path).st_mtime + UNKNOWN_SECONDS
+            if now > since:
+                _remove(name)
+
+
+def attempts_of(job: str) -> Iterator[RunDir]:
+    """Yield the runs of a job and of its later attempts, whose names are longer by a number."""
+    for run in all_runs():
+        if run.job == job or (run.job.startswith(f"{job}.") and run.job[len(job) + 1 :].isdigit()):
+            yield run
+
+
+def _names() -> list[str]:
+    try:
+        return os.listdir(root()) if is_ours(root()) else []
+    except OSError:
+        return []

@@ -1,0 +1,75 @@
+"""What the attempts of a job share on a node, and when it goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.job import cleanup
+from orchestrator.node.job.attempts import resume_dir
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.protocol.events import Ended, to_data
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A /dev/shm of this test's own."""
+    directory = tmp_path / "shm"
+    directory.mkdir()
+    monkeypatch.setattr(resume_dir, "MEMORY", str(directory))
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    return directory
+
+
+def run_of(job: str, ended: float | None) -> RunDir:
+    run = RunDir(job, 0)
+    run.create()
+    if ended is not None:
+        end = Ended(time=ended, agent=1, why="", ranks={}, killed={}, left=())
+        Path(run.events).write_text(json.dumps(to_data(end)) + "\n")
+    return run
+
+
+def test_it_is_private_stays_and_goes(memory: Path) -> None:
+    run = run_of("e-abc", None)
+    path = resume_dir.make(run)
+    assert Path(path).parent == memory / f"orchestrator-{os.getuid()}"
+    assert Path(path).stat().st_mode & 0o777 == Path(path).parent.stat().st_mode & 0o777 == 0o700
+    Path(path, "state").write_text("step 7")
+    assert resume_dir.make(run) == path and Path(path, "state").exists()
+    assert resume_dir.remove(run) and not list(memory.iterdir())
+    assert resume_dir.remove(run), "again does nothing"
+
+
+def test_a_directory_that_somebody_else_made_is_not_used(memory: Path) -> None:
+    run = run_of("e-abc", None)
+    (memory / f"orchestrator-{os.getuid()}").mkdir(mode=0o777)
+    (memory / f"orchestrator-{os.getuid()}").chmod(0o777)
+    path = resume_dir.make(run)
+    assert path.startswith(run.path)
+    assert resume_dir.remove(run) and not Path(path).exists()
+
+
+def test_what_nobody_takes_up_again_is_forgotten(memory: Path) -> None:
+    now = time.time()
+    kept = [
+        resume_dir.make(run_of("running-1", None)),
+        resume_dir.make(run_of("just-ended-1", now - 60)),
+        resume_dir.make(run_of("goes-on-1", now - 9000)),
+        resume_dir.make(RunDir("of-another-home-1", 0)),
+    ]
+    run_of("goes-on-1.2", None)
+    old = resume_dir.make(run_of("old-1", now - 9000))
+    resume_dir.remove_forgotten(now)
+    assert [Path(path).exists() for path in kept] == [True] * 4
+    assert not Path(old).exists()
+
+
+def test_it_goes_with_the_run(memory: Path) -> None:
+    path = resume_dir.make(run_of("old-1", 1.0))
+    removed = cleanup.remove([("old-1", 0)], "none")
+    assert [run.problem for run in removed.runs] == [""] and not Path(path).exists()
