@@ -40,6 +40,7 @@ from orchestrator.engine.ranks import (
     agreement,
     auto_strategy,
     collectives,
+    corruption,
     mesh,
     ranks,
     spawn,
@@ -420,9 +421,13 @@ class Trainer:
         reporter.epoch_sums = state.epoch_sums
         at_end = config.checkpoint.at_end if built_in or self._given("checkpoint", "at_end") else (
             saves)  # fmt: skip
+        comparison = corruption.start(
+            config, self.ranks, self.mesh, state.step,
+            checkpoints.distrust if checkpoints is not None else lambda step: None, self._say,
+        )  # fmt: skip
         return Loop(
             self.parts, state, training, held_out, policy, reporter, checkpoints, at_end,
-            self._scheduler, self._hooks, best,
+            self._scheduler, self._hooks, best, comparison,
         )  # fmt: skip
 
     def evaluate(self, loader: Any) -> Metrics:

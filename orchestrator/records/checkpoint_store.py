@@ -9,6 +9,7 @@ rename publishes them. Deleting goes the other way.
     .step_00000120.<token>.partial/  being written, or left by a crash: never taken
     .step_00000120.<token>.aside/    the old one of a step that is being published again
     .step_00000120.<token>.gone/     being deleted
+    step_00000120.suspect            set aside: never taken, and never removed
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from orchestrator.records import checkpoint_manifest, experiment
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
 
 __all__ = ["Checkpoint", "FileRecord", "clean", "digest", "discard", "every", "final", "load"]
-__all__ += ["mark_best", "partial", "prune", "publish", "resolve", "shown", "verify"]
+__all__ += ["mark_best", "partial", "prune", "publish", "resolve", "set_aside", "shown", "verify"]
 
 STEP = re.compile(r"step_([0-9]{8,18})")
 HIDDEN = re.compile(r"\.step_([0-9]{8,18})\.(.+)\.(partial|aside|gone)", re.DOTALL)
@@ -288,6 +289,25 @@ def saved_at(checkpoint: Checkpoint) -> float:
     with contextlib.suppress(OSError):
         return checkpoint.path.stat().st_mtime
     return 0.0
+
+
+def set_aside(
+    directory: Path, after: int, own: Callable[[Checkpoint], bool] = lambda checkpoint: True
+) -> list[Path]:
+    """Rename the checkpoints of later steps, of which somebody knows that they are no good."""
+    moved = []
+    with _as_job_failure(f"checkpoints in {shown(directory)} could not be set aside"):
+        for checkpoint in every(directory):
+            if checkpoint.step <= after or not own(checkpoint):
+                continue
+            name = f"{final(directory, checkpoint.step).name}.suspect"
+            target = directory / name
+            if os.path.lexists(target):
+                target = directory / f"{name}.{secrets.token_hex(4)}"
+            checkpoint.path.rename(target)
+            moved.append(target)
+        sync_directory(directory)
+    return moved
 
 
 # -- removing ---------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from orchestrator.engine.models.losses import Loss, Totals
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.observe.reporter import Reporter, means_of
 from orchestrator.engine.ranks import agreement, mesh, used_parts
+from orchestrator.engine.ranks.corruption import Comparison
 from orchestrator.engine.ranks.mesh import Mesh
 from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.engine.saving import huggingface
@@ -116,6 +117,7 @@ class Loop:
     scheduler: LrScheduler
     hooks: Hooks
     best: Best
+    comparison: Comparison | None = None  # of the copies of the weights, bit by bit
     names: tuple[str, ...] = ()  # of the losses and metrics
     sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this step's, this rank's
     used: int = 0  # stands for the parts of the model that this rank used in this step
@@ -144,6 +146,7 @@ class Loop:
             trains = not state.ended
             while not state.ended:
                 self._epoch()
+            self._compare_copies(last=True)
             if self.checkpoints is not None:
                 if trains:
                     self._save_last(self.checkpoints)
@@ -276,6 +279,7 @@ class Loop:
         if self.checkpoints is not None:
             self.checkpoints.poll()
         with reporter.estimate.pause():
+            self._compare_copies()
             if epoch_over or (state.ended and not self.training.endless):
                 self._close_epoch(whole=epoch_over)
             elif policy.evaluate and self.held_out is not None and (values := self._evaluate()):
@@ -286,6 +290,17 @@ class Loop:
                 policy.after_epoch()
             if policy.save:
                 self.save()
+
+    def _compare_copies(self, *, last: bool = False) -> None:
+        """Look at what is saved, too: a checkpoint is trusted once its step was found equal."""
+        comparison, step, say = self.comparison, self.state.step, self.reporter.say
+        if comparison is None:
+            return
+        if last or self.policy.save or comparison.due(step):
+            mesh.shards_again(self.parts.bare)
+            optimizer = (("the optimizer's " + n, v) for n, v in self.parts.stepper.state())
+            comparison.start(step, itertools.chain(self.parts.bare.named_parameters(), optimizer))
+        comparison.finish(say) if last else comparison.poll(say)
 
     def _close_epoch(self, *, whole: bool) -> None:
         """Say what the epoch, or a part of it, came to. One that ends in a hurry is not validated:

@@ -19,6 +19,7 @@ from orchestrator.engine.ranks.ranks import gather, host_group
 from orchestrator.errors import CheckFailed
 
 PIECE = 1 << 20  # numbers that are hashed at a time: they stay in the cache
+BETWEEN_PIECES = 0x9E3779B97F4A7C15 - (1 << 64)
 FIX = "make the same model everywhere; torch's seed is set before a model.target is made"
 
 
@@ -99,17 +100,24 @@ def same(numbers: Tensor) -> Tensor:
 
 
 def hash_of(value: Tensor) -> int:
-    """Sum of the numbers that its bits are, each times an odd number of its place, modulo 2**64."""
+    return int(hash_there(value))
+
+
+def hash_there(value: Tensor) -> Tensor:
+    """Sum of the numbers that its bits are, each times an odd number of its place, modulo 2**64.
+
+    The result is still on the device: nobody waits for it. No single bit can change unseen, because
+    an odd number times a power of two is never zero.
+    """
     data = value.detach().contiguous().reshape(-1).view(torch.uint8)
     if data.numel() % 8:
         data = torch.nn.functional.pad(data, (0, -data.numel() % 8))
     integers = data.view(torch.int64)
-    total = 0
+    total = torch.zeros((), dtype=torch.int64, device=integers.device)
     for start in range(0, integers.numel(), PIECE):
         piece = integers[start : start + PIECE]
-        part = (piece * odd_numbers(piece.device)[: piece.numel()]).sum()
-        total = total * 0x9E3779B97F4A7C15 + int(part)
-    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
+        total = total * BETWEEN_PIECES + (piece * odd_numbers(piece.device)[: piece.numel()]).sum()
+    return total
 
 
 @functools.cache

@@ -11,6 +11,7 @@ copy of the parameters.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import secrets
 import threading
@@ -81,6 +82,8 @@ class Checkpoints:
         self.stalled = 0.0  # seconds for which it held up the training
         self.staged: dict[str, Tensor] = {}
         self.last_saved = -1  # or tried to
+        self.trusted = math.inf  # the last step whose state may be published
+        self.publishing = threading.Lock()
         self.lock = WriterLock(directory)
         owner = self.lock.acquire(run) if self.writers.first else ""
         if other := next((owner for owner in gather(owner) if owner), ""):
@@ -178,11 +181,7 @@ class Checkpoints:
             files = self._digests(directory)
             size = 0
             if self.writers.first:
-                checkpoint_store.publish(
-                    directory, self.directory, step, progress, self.ranks.world, files
-                )
-                if best:
-                    checkpoint_store.mark_best(self.directory, step)
+                self._publish(directory, step, progress, files, best=best)
                 self.prune(self.config.keep)
                 size = sum(record.size for record in files.values())
             failed = ""
@@ -202,6 +201,34 @@ class Checkpoints:
         elif size:
             seconds = time.perf_counter() - began
             self.written = f"saved step {step}: {text.size(size)} in {seconds:.2f} s"
+
+    def _publish(
+        self,
+        partial: Path,
+        step: int,
+        progress: Any,
+        files: Mapping[str, checkpoint_store.FileRecord],
+        *,
+        best: bool,
+    ) -> None:
+        with self.publishing:
+            if step > self.trusted:
+                raise CheckFailed("the copies of the weights are not equal any more")
+            checkpoint_store.publish(
+                partial, self.directory, step, progress, self.ranks.world, files
+            )
+            if best:
+                checkpoint_store.mark_best(self.directory, step)
+
+    def distrust(self, after: int) -> None:
+        """Set aside what this run saved after a step, and publish nothing of what it still writes:
+        checksums only say that files are as they were written."""
+        with self.publishing:
+            self.trusted = after
+            if self.writers.first:
+                checkpoint_store.set_aside(
+                    self.directory, after, lambda checkpoint: is_of(self.run, checkpoint.progress)
+                )
 
     def _planner(self) -> DefaultSavePlanner:
         """Plan a save like the one before it: only changes travel to the first rank and back.

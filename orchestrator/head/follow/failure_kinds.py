@@ -43,6 +43,11 @@ KINDS = {
         "look at the network between the nodes (`ip -s link`, `dmesg`, the switch); start again"
         " from the last checkpoint",
     ),
+    "corruption": (
+        "bits that changed by themselves",
+        "resume: the checkpoints that were saved after the copies were last equal are set aside;"
+        " `orchestrator verify --sdc` looks for the device that computes wrongly",
+    ),
     "ended_early": (
         "a rank had ended while others waited for it",
         "let all ranks run the same number of steps and collectives, and end together",
@@ -100,6 +105,7 @@ SIGNAL_FIXES = {
 TEXTS = tuple(
     (kind, re.compile(pattern, re.IGNORECASE | re.MULTILINE))
     for kind, pattern in (
+        ("corruption", r"^(\w+\.)*(JobFailed: )?silent corruption: "),
         (
             "gpu_out_of_memory",
             r"(CUDA|HIP|XPU|GPU) out of memory|CUDA error: out of memory|^(torch\.)?(cuda\.)?"
@@ -155,7 +161,8 @@ ECHO = re.compile(
     r"|DistBackendError|DistNetworkError|DistStoreError|socket timeout|timed out (waiting|after)"
     r"|wait timeout|unhandled (system|cuda) error, NCCL|Rendezvous\w*Error|SignalException"
     r"|failed to connect|recvBytes|TCPStore|connectFullMesh|no route to host"
-    r"|network is unreachable|watchdog|communicator was aborted|ncclCommAbort|ChildFailedError",
+    r"|network is unreachable|watchdog|communicator was aborted|ncclCommAbort|ChildFailedError"
+    r"|ended because of another rank",
     re.IGNORECASE,
 )
 BROKEN = re.compile(r"connection (was )?(closed|reset)|broken pipe|recvBytes|remote process")
