@@ -33,9 +33,7 @@ class Difference:
     """Copies of one shard that are not equal any more."""
 
     tensor: str  # the first that differs
-    odd: tuple[
-        int, ...
-    ]  # the ranks that hold other bits than most; all, where there is no majority
+    odd: tuple[int, ...]  # the ranks with other bits than most; all, without a majority
     copies: tuple[int, ...]  # the ranks that were compared
 
 

@@ -1,4 +1,4 @@
-"""A bit that changes by itself is found, its rank is named, and what was saved with it is not used."""
+"""A bit that changes by itself is found, its rank named, and what was saved with it not used."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ FLIPPED = 7  # after the optimizer's step
 
 def flips_a_bit(made: Trainer) -> None:
     """One bit of the last rank's own weights changes, once."""
-    if made.state.step == FLIPPED and made.ranks.rank == made.ranks.world - 1 and not RESUMED:
+    if made.state.step == FLIPPED and made.ranks.rank == made.ranks.world - 1:
         weight = made.bare.layers[1].weight
         local = weight.to_local() if hasattr(weight, "to_local") else weight
         local.detach().view(torch.int32).view(-1)[3] ^= 1 << 20
@@ -79,25 +79,21 @@ def flips_a_bit(made: Trainer) -> None:
         time.sleep(0.05)  # as a real step takes; the comparison needs a moment beside it
 
 
-RESUMED = bool(os.environ.get("RESUMED"))
-
-
 def trains(directory: Path) -> None:
-    global RESUMED
-    RESUMED = bool(os.environ.get("RESUMED"))
+    resumed = bool(os.environ.get("RESUMED"))
     model = trained.net()
     made = Trainer(
         model,
         trained.optimizer(model),
         nn.CrossEntropyLoss(),
         strategy=os.environ["STRATEGY"],
-        on_step_end=flips_a_bit,
+        on_step_end=None if resumed else flips_a_bit,
         config={"distributed": {"compare_copies": 3}, "checkpoint": {"keep": 9}},
     )
     size = 12 * made.ranks.world
     made.train(
         torch.utils.data.DataLoader(trained.samples(size * 2), batch_size=4),
-        max_period="100 steps" if not RESUMED else "12 steps",
+        max_period="12 steps" if resumed else "100 steps",
         save_every="2 steps",
         save_to=directory / "kept",
         resume=True,
