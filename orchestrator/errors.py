@@ -1,6 +1,6 @@
 """Every error that a user can meet: what happened, why, and what to type next.
 
-Raise them where the cause is known; cli/main.py prints them all. Each type has its exit code.
+Raise them where the cause is known; cli/run.py prints them all. Each type has its exit code.
 """
 
 from __future__ import annotations

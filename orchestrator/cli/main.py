@@ -1,76 +1,29 @@
-"""The commands: each parses its options and calls one function. Imports wait until needed."""
+"""All commands: each parses its options and calls one function. Imports wait until needed."""
 
 from __future__ import annotations
 
-import errno
 import functools
-import os
-import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
-from orchestrator import interrupt
 from orchestrator.cli import launchers
-from orchestrator.cli.chores import exec_command, pull_command, push_command, ssh_command
-from orchestrator.cli.launch import (
+from orchestrator.cli.before_launch import (
     bootstrap_command,
     doctor_command,
-    launch_arguments,
-    launch_command,
     nodes_command,
     plan_command,
     verify_command,
 )
+from orchestrator.cli.chores import exec_command, pull_command, push_command, ssh_command
+from orchestrator.cli.launch import launch_arguments, launch_command
 from orchestrator.cli.options import Group, experiment_names, shared
 from orchestrator.cli.records import checkpoint, diff, prune, rerun, start_report
 from orchestrator.config.launch import View, Where
-from orchestrator.errors import EXIT_CHECK, EXIT_USAGE, OrchestratorError
 from orchestrator.version import __version__
 
-__all__ = ["cli", "emergency_stop_command", "launch_command", "run"]
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no defect of ours, wherever it is met
-
-
-def complain(text: str) -> None:
-    from orchestrator.head.screen import output
-
-    output.complain(text)
-
-
-def run(command: click.Command, name: str) -> NoReturn:
-    """Run a command; print every error as a sentence and exit with its code."""
-    try:
-        code = command.main(prog_name=name, standalone_mode=False)
-    except OrchestratorError as error:
-        complain(f"error: {error}")
-        code = error.exit_code
-    except click.exceptions.Exit as leaving:
-        code = leaving.exit_code
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        complain(f"error: {where}{error.strerror}")
-        code = EXIT_USAGE
-    except RuntimeError as error:
-        if "can't start new thread" not in str(error):
-            raise
-        complain(
-            "error: no further thread can be started on this machine\n"
-            "  allow more processes (ulimit -u), or end some of those that run"
-        )
-        code = EXIT_CHECK
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    interrupt.leave(code if isinstance(code, int) else 0)
-
+__all__ = ["cli", "emergency_stop_command", "launch_command"]
 
 HEADINGS = {
     "Run a job": ("launch", "rerun", "attach", "logs", "status", "stop", "emergency-stop"),

@@ -343,7 +343,7 @@ class Experiment:
         """Undo create(), and remove what is written before anything is started."""
         if self.slurm_job() is not None:
             return  # it was submitted before, and its record says what became of it
-        for file in (".head", RECORD, trust.SIGNATURE, "config.yaml"):
+        for file in (".head", RECORD, trust.SIGNATURE):
             (self.path / file).unlink(missing_ok=True)
         for inner in (self.path / "outputs", self.logs, self.path):
             inner.rmdir()

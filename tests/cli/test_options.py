@@ -12,14 +12,13 @@ import click
 import pytest
 
 from orchestrator.api.options import Options
-from orchestrator.cli.launch import (
+from orchestrator.cli.before_launch import (
     doctor_command,
-    launch_arguments,
-    launch_command,
     nodes_command,
     plan_command,
     verify_command,
 )
+from orchestrator.cli.launch import launch_arguments, launch_command
 from orchestrator.cli.main import cli
 from orchestrator.cli.options import LAUNCH_OPTIONS
 from orchestrator.config import load

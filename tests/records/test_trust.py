@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator import files
 from orchestrator.errors import UsageError
-from orchestrator.head.follow.follower import AppendOnly
+from orchestrator.head.follow.node_logs import AppendOnly
 from orchestrator.permissions import is_private_group, others
 from orchestrator.records import experiment, trust
 from orchestrator.records.experiment import Experiment, JobRecord, Untrusted, create, every, find

@@ -12,7 +12,8 @@ from orchestrator.head.commands import background
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
-from orchestrator.head.follow.follower import NodeFollower, NodeLogs, open_logs
+from orchestrator.head.follow.follower import NodeFollower
+from orchestrator.head.follow.node_logs import NodeLogs, open_logs
 from orchestrator.head.follow.run import Run
 from orchestrator.head.launch.launch import Launched
 from orchestrator.head.screen.display import Display

@@ -6,24 +6,20 @@ The local file's length is all the state there is: a new process goes on where a
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from orchestrator import files
-from orchestrator.errors import NodeError, OrchestratorError, UsageError
-from orchestrator.head.connect import open_files
+from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.head.connect.channel import Declined, NodeChannel, nonsense, read_message
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import outputs
 from orchestrator.head.follow.clock_offset import Clock
 from orchestrator.head.follow.growing import GrowingFiles
+from orchestrator.head.follow.node_logs import AppendOnly, NodeLogs
 from orchestrator.protocol import events, messages
 from orchestrator.protocol.events import Ended, Event
 from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS
@@ -44,9 +40,6 @@ CLOCK_READS = 3  # the shortest round trip of these tells best
 RETRY_TIMEOUT = 5.0
 BEATS_IN_PATIENCE = 4
 LONGEST_EVENT = 1 << 24  # bytes
-
-
-OPEN_WHILE_FOLLOWED = 2  # files a node, now and then: an output that comes home, a log to show
 
 
 # -- what a follower tells the run ------------------------------------------------------------
@@ -384,55 +377,3 @@ def whole(line: bytes) -> dict[str, Any] | None:
         return parse(line)
     except Nonsense:
         return None
-
-
-class AppendOnly:
-    """A local file that only grows."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self.fd = files.open_to_append(path)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-        self.size = os.fstat(self.fd).st_size
-
-    def append(self, data: memoryview) -> memoryview:
-        """Write the data; return what did not fit on the disk."""
-        while data:
-            try:
-                done = os.write(self.fd, data)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise NodeError(f"{self.path}: {error.strerror}") from error
-                break
-            self.size += done
-            data = data[done:]
-        return data
-
-    def close(self) -> None:
-        os.close(self.fd)
-
-
-@dataclass(frozen=True)
-class NodeLogs:
-    """The local files of one node's log, open for as long as the job is followed."""
-
-    text: AppendOnly
-    ranks: AppendOnly
-
-    @staticmethod
-    def of(experiment: Experiment, node: NodeRecord) -> NodeLogs:
-        return NodeLogs(AppendOnly(experiment.log(node)), AppendOnly(experiment.ranks(node)))
-
-
-def open_logs(experiment: Experiment, nodes: Sequence[NodeRecord]) -> list[NodeLogs]:
-    """Open the files of all nodes, with room for what else a head opens while it follows them."""
-    logs = [NodeLogs.of(experiment, node) for node in nodes]
-    if open_files.room() < open_files.SPARE + OPEN_WHILE_FOLLOWED * len(nodes):
-        raise UsageError(
-            f"the logs of {len(nodes)} nodes cannot be kept open: {open_files.limit()} files are"
-            " all that this process may open",
-            "allow more: ulimit -n 65536, or by its hard limit in /etc/security/limits.conf",
-        )
-    return logs

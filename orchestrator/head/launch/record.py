@@ -18,7 +18,6 @@ from orchestrator.config import load
 from orchestrator.errors import OrchestratorError, StoppedEarly, UsageError
 from orchestrator.head.code import archive
 from orchestrator.head.code.scan import MEGABYTE, Tree
-from orchestrator.head.follow import verdict
 from orchestrator.head.launch import git_info, timeline
 from orchestrator.head.launch.prepare import Prepared
 from orchestrator.head.plan import redact
@@ -72,15 +71,12 @@ def record_job(prepared: Prepared) -> JobRecord:
     """Write the job down as one that this process follows. From here on it has to be ended."""
     interrupt.hold()  # the run answers
     interrupt.undo_with(None)
-    experiment, config = prepared.experiment, prepared.request.config
+    experiment = prepared.experiment
     experiment.lock()
     record = prepared.nodes.source.mark(first_record(prepared))
     try:
         experiment.write_record(record)
         experiment.sign(record)
-        config = replace(config, env=redact.redacted(config.env))
-        hide = partial(redact.hide, secrets=prepared.request.secrets)
-        experiment.write("config.yaml", load.dump(config, hide))
     except OSError as error:
         experiment.discard()
         raise UsageError(
@@ -92,6 +88,8 @@ def record_job(prepared: Prepared) -> JobRecord:
 
 def record_failure(place: Experiment, record: JobRecord, error: OrchestratorError) -> None:
     """Record that the job could not be started, or was stopped before it had."""
+    from orchestrator.head.follow import verdict  # a start that goes well does without it
+
     now = time.time()
     stopped = isinstance(error, StoppedEarly)
     failed = replace(
@@ -106,8 +104,19 @@ def record_failure(place: Experiment, record: JobRecord, error: OrchestratorErro
         place.write_record(failed)
 
 
+def describe(prepared: Prepared) -> str:
+    """Write down config, code and nodes; return why that could not be written, or nothing."""
+    experiment, config = prepared.experiment, prepared.request.config
+    config = replace(config, env=redact.redacted(config.env))
+    hide = partial(redact.hide, secrets=prepared.request.secrets)
+    try:
+        experiment.write("config.yaml", load.dump(config, hide))
+    except OSError as error:
+        return f"config.yaml is missing: {experiment.path}: {error.strerror}"
+    return write_manifest(prepared)
+
+
 def write_manifest(prepared: Prepared) -> str:
-    """Describe the code and the nodes; return why that could not be written, or nothing."""
     experiment = prepared.experiment
     tree = prepared.nodes.scan.ready(TREE_SECONDS) if prepared.nodes.scan else None
     described = redact.hide(manifest(prepared, tree), prepared.request.secrets)

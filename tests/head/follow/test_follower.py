@@ -12,7 +12,8 @@ import pytest
 
 from orchestrator.errors import UsageError
 from orchestrator.head.follow import follower as following
-from orchestrator.head.follow.follower import NodeFollower, open_logs
+from orchestrator.head.follow.follower import NodeFollower
+from orchestrator.head.follow.node_logs import open_logs
 from orchestrator.protocol.timing import HEAD_BEAT
 from orchestrator.records import experiment
 from orchestrator.records.experiment import NodeRecord

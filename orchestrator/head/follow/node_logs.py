@@ -1,0 +1,68 @@
+"""The local files of the nodes' logs, which only grow."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import files
+from orchestrator.errors import NodeError, UsageError
+from orchestrator.head.connect import open_files
+from orchestrator.records.experiment import Experiment, NodeRecord
+
+OPEN_WHILE_FOLLOWED = 2  # files a node, now and then: an output that comes home, a log to show
+
+
+class AppendOnly:
+    """A local file that only grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.fd = files.open_to_append(path)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+        self.size = os.fstat(self.fd).st_size
+
+    def append(self, data: memoryview) -> memoryview:
+        """Write the data; return what did not fit on the disk."""
+        while data:
+            try:
+                done = os.write(self.fd, data)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise NodeError(f"{self.path}: {error.strerror}") from error
+                break
+            self.size += done
+            data = data[done:]
+        return data
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+@dataclass(frozen=True)
+class NodeLogs:
+    """The local files of one node's log, open for as long as the job is followed."""
+
+    text: AppendOnly
+    ranks: AppendOnly
+
+    @staticmethod
+    def of(experiment: Experiment, node: NodeRecord) -> NodeLogs:
+        return NodeLogs(AppendOnly(experiment.log(node)), AppendOnly(experiment.ranks(node)))
+
+
+def open_logs(experiment: Experiment, nodes: Sequence[NodeRecord]) -> list[NodeLogs]:
+    """Open the files of all nodes, with room for what else a head opens while it follows them."""
+    logs = [NodeLogs.of(experiment, node) for node in nodes]
+    if open_files.room() < open_files.SPARE + OPEN_WHILE_FOLLOWED * len(nodes):
+        raise UsageError(
+            f"the logs of {len(nodes)} nodes cannot be kept open: {open_files.limit()} files are"
+            " all that this process may open",
+            "allow more: ulimit -n 65536, or by its hard limit in /etc/security/limits.conf",
+        )
+    return logs
