@@ -23,6 +23,7 @@ if [ "${gear[*]}" != "-m fast" ]; then
     need_apt nft nftables
     need_apt munged munge
     need_apt slurmctld slurm-wlm
+    need_apt chromium chromium || true # where it has another name, tests of pages are skipped
     say "style and types"
     "$ROOT/scripts/lint.sh"
 fi

@@ -32,6 +32,7 @@ SLOW = [
     "tests/head/plan/test_plan.py::test_torchrun_understands",
     "tests/head/screen/test_screen.py::test_a_terminal_far_behind",
     "tests/head/screen/test_screen.py::test_memory_is_bounded",
+    "tests/head/report/test_browser.py",
     "tests/launchers/test_accelerate.py::test_by_hand_the_nodes",
     "tests/launchers/test_accelerate.py::test_the_files_for_each_node",
     "tests/launchers/test_accelerate.py::test_what_node_0_refuses",

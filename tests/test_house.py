@@ -113,11 +113,12 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "files", "protocol", "records", "text"),
         *("head/connect", "head/screen", "head/status"),
     },
+    "head/report": {"files", "records", "text", "head/follow", "head/screen"},
     "head/commands": {
         *("folder", "config", "errors", "files", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/launch"),
         *("head/plan", "head/prune", "head/screen", "head/slurm", "head/status", "head/verify"),
-        *("head/chores", "head/held"),
+        *("head/chores", "head/held", "head/report"),
         "head/code",
     },
     "launchers": {"errors", "head/inventory", "head/plan", "head/screen", "head/slurm"},

@@ -19,7 +19,7 @@ from orchestrator.cli.before_launch import (
 from orchestrator.cli.chores import exec_command, pull_command, push_command, ssh_command
 from orchestrator.cli.launch import launch_arguments, launch_command
 from orchestrator.cli.options import Group, experiment_names, shared
-from orchestrator.cli.records import checkpoint, diff, prune, rerun, start_report
+from orchestrator.cli.records import checkpoint, diff, prune, report, rerun, start_report
 from orchestrator.config.launch import View, Where
 from orchestrator.version import __version__
 
@@ -37,7 +37,7 @@ HEADINGS = {
         "warm",
         "bootstrap",
     ),
-    "What jobs leave": ("start-report", "diff", "checkpoint", "prune"),
+    "What jobs leave": ("report", "start-report", "diff", "checkpoint", "prune"),
     "Other launchers": ("run-node", "submit", "generate"),
 }
 
@@ -190,7 +190,7 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 for command in (
     *(launch_command, nodes_command, plan_command, doctor_command, verify_command),
     bootstrap_command,
-    *(start_report, diff, checkpoint, prune, rerun),
+    *(report, start_report, diff, checkpoint, prune, rerun),
     *(exec_command, ssh_command, push_command, pull_command),
 ):
     cli.add_command(command)

@@ -125,6 +125,26 @@ def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
 
 @click.command()
 @shared
+@click.argument("names", metavar="[EXP]...", nargs=-1, shell_complete=experiment_names)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the page here. [default: report.html in the experiment's directory]",
+)
+@click.option("--open", "opened", is_flag=True, help="Open it in the browser of this machine.")
+def report(where: Where, names: tuple[str, ...], out: Path | None, opened: bool) -> int:
+    """Write one HTML page of an experiment, or of several side by side.
+
+    Curves, a map of all ranks, what happened, nodes, config, the last lines of the logs. It
+    needs nothing else and can be sent to anybody.
+    """
+    from orchestrator.head.commands.experiments import report
+
+    return report.report(where, names, report.ReportOptions(out, opened))
+
+
+@click.command()
+@shared
 @click.argument("first", metavar="EXP1", shell_complete=experiment_names)
 @click.argument("second", metavar="EXP2", shell_complete=experiment_names)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

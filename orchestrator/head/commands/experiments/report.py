@@ -1,0 +1,71 @@
+"""`orchestrator report`: write one HTML page of an experiment, or of several side by side."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import files
+from orchestrator.config.launch import Where
+from orchestrator.errors import EXIT_DONE, UsageError
+from orchestrator.head.commands.experiments import diff
+from orchestrator.head.report import page, story
+from orchestrator.head.screen.output import say
+from orchestrator.records import experiment as experiments
+from orchestrator.text import size
+
+NAME = "report.html"
+MOST = 8  # more lines in one chart cannot be told apart
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Say where the page goes, and whether it is opened."""
+
+    out: Path | None
+    opened: bool
+
+
+def report(where: Where, wanted: Sequence[str], options: ReportOptions) -> int:
+    if len(wanted) > MOST:
+        raise UsageError(f"{len(wanted)} experiments do not fit on one page: at most {MOST}")
+    names: Sequence[str | None] = wanted or [None]  # the newest
+    chosen = [
+        experiments.known(where.experiments, name, trusted=where.trust_record) for name in names
+    ]
+    stories = [story.tell(experiment, len(chosen) - 1) for experiment in chosen]
+    text = page.page(stories, differences(chosen))
+    if options.out is None and len(chosen) == 1:
+        chosen[0].write(NAME, text)
+        path = chosen[0].path / NAME
+    else:
+        path = options.out or where.experiments / NAME
+        write(path, text)
+    say(f"{path}: {size(len(text.encode()))}")
+    if options.opened and not webbrowser.open(path.absolute().as_uri()):
+        say(f"no browser could be started here; copy the file to where there is one: {path}")
+    return EXIT_DONE
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        files.replace(path, text)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def differences(chosen: Sequence[experiments.Experiment]) -> dict[str, dict[str, list[object]]]:
+    """Return what is not the same in all of them, section by section."""
+    if len(chosen) < 2:
+        return {}
+    described = [diff.describe(experiment) for experiment in chosen]
+    found: dict[str, dict[str, list[object]]] = {}
+    for section in described[0]:
+        keys = dict.fromkeys(key for each in described for key in each[section])
+        rows = {key: [each[section].get(key) for each in described] for key in keys}
+        found[section] = {
+            key: values for key, values in rows.items() if any(v != values[0] for v in values)
+        }
+    return found

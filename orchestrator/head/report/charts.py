@@ -1,0 +1,176 @@
+"""Chooses which metrics share a chart, and in which order the charts stand. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.head.report import curves
+from orchestrator.head.report.curves import Curve
+from orchestrator.head.report.story import Story, Training
+
+# The title, the unit, and the metrics of each chart that every training may have.
+KNOWN = (
+    ("Loss", "", ("loss", "eval_loss")),
+    ("Speed", "/s", ("tokens_per_s",)),
+    ("Step time", "ms", ("step_ms",)),
+    ("Learning rate", "", ("lr",)),
+    ("Norm of the gradients", "", ("grad_norm",)),
+    ("Utilization of the device", "ratio", ("mfu", "mfu_measured")),
+    ("Memory", "bytes", ("memory_bytes", "memory_peak_bytes")),
+)
+PARTS = ("data_ms", "forward_backward_ms", "optimizer_ms")  # of a step, one after the other
+WITHOUT = ("tokens", "epoch", "skipped_steps", "exposed_comm_ms", *PARTS)
+NOTABLE = 0.05  # of a step: less is noise
+NAMES = {
+    "step_ms": "step",
+    "data_ms": "waiting for data",
+    "forward_backward_ms": "forward and backward",
+    "optimizer_ms": "optimizer",
+    "exposed_comm_ms": "exposed communication",
+    "tokens_per_s": "tokens per second",
+    "memory_peak_bytes": "peak memory",
+    "memory_bytes": "memory now",
+    "mfu": "of the vendor's peak",
+    "mfu_measured": "of a large matrix product",
+    "loss": "training",
+    "eval_loss": "held out",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    curve: Curve
+
+
+@dataclass(frozen=True)
+class Mark:
+    step: int
+    bad: bool
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One picture: lines over the steps, or areas on top of each other."""
+
+    title: str
+    unit: str
+    lines: list[Line]
+    stacked: bool = False
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True)
+class Map:
+    """One metric of all ranks as a picture, and what it says in words."""
+
+    name: str
+    unit: str
+    map: curves.RankMap
+    summary: str
+    scale: float  # what a difference between ranks is compared with; 0: their median
+
+
+def charts(stories: Sequence[Story]) -> list[Chart]:
+    """Return the charts of all experiments: the same metric of each in one chart."""
+    trainings = [
+        (prefix(story, training, len(stories)), training)
+        for story in stories
+        for training in story.trainings
+    ]
+    names = dict.fromkeys(name for _, training in trainings for name in training.curves)
+    marks = tuple(
+        Mark(moment.step, moment.bad)
+        for story in stories[:1]
+        for moment in story.moments
+        if moment.step is not None and len(stories) == 1
+    )
+    known = {name for _, _, members in KNOWN for name in members} | set(WITHOUT)
+    groups = [*KNOWN, *((name, unit_of(name), (name,)) for name in names if name not in known)]
+    found = [
+        Chart(title, unit, lines_of(trainings, members), marks=marks)
+        for title, unit, members in groups
+    ]
+    found = [chart for chart in found if chart.lines]
+    return found + [chart for each in trainings if (chart := split(*each, marks=marks))]
+
+
+def prefix(story: Story, training: Training, count: int) -> str:
+    """Tell a line's experiment and Trainer, where there are several."""
+    words = [story.experiment.name] if count > 1 else []
+    if len(story.trainings) > 1:
+        words.append(f"Trainer {training.number}")
+    return " ".join(words)
+
+
+def lines_of(trainings: Sequence[tuple[str, Training]], members: Sequence[str]) -> list[Line]:
+    several = sum(any(name in each.curves for _, each in trainings) for name in members) > 1
+    lines = []
+    for before, training in trainings:
+        for name in members:
+            curve = training.curves.get(name)
+            if curve is not None:
+                own = NAMES.get(name, name) if several or not before else ""
+                lines.append(Line(" ".join(filter(None, (before, own))), trimmed(curve)))
+    return lines
+
+
+def split(before: str, training: Training, marks: tuple[Mark, ...] = ()) -> Chart | None:
+    """Divide the time of a step into its parts; what none of them explains is the rest."""
+    whole = training.curves.get("step_ms")
+    parts = {name: training.curves[name] for name in PARTS if name in training.curves}
+    if whole is None or not parts:
+        return None
+    values = {name: dict(zip(c.steps, c.means, strict=True)) for name, c in parts.items()}
+    lines = [
+        Line(NAMES[name], Curve(whole.steps, [values[name].get(s, 0.0) for s in whole.steps]))
+        for name in parts
+    ]
+    sums = [sum(line.curve.means[i] for line in lines) for i in range(len(whole.steps))]
+    rest = [max(0.0, of - known) for of, known in zip(whole.means, sums, strict=True)]
+    lines.append(Line("the rest", Curve(whole.steps, rest)))
+    title = f"Where a step's time goes{f': {before}' if before else ''}"
+    return Chart(title, "ms", lines, stacked=True, marks=marks)
+
+
+def maps(story: Story) -> list[list[Map]]:
+    """Return the maps of each Trainer; the one in which a rank costs the most stands first."""
+    found = []
+    for training in story.trainings:
+        steps = training.curves.get("step_ms", Curve())
+        whole = curves.median(steps.means)
+        each = [map_of(name, known, whole) for name, known in training.maps.items()]
+        each.sort(key=lambda pair: -pair[0])
+        if each:
+            found.append([one for _, one in each])
+    return found
+
+
+def map_of(name: str, known: curves.RankMap, whole: float) -> tuple[float, Map]:
+    """Return a map, and the share of a step that its worst rank costs."""
+    unit, what = unit_of(name), NAMES.get(name, name)
+    if unit != "ms" or not whole:
+        return -1.0, Map(what, unit, known, f"{what} of every rank", 0.0)
+    worst = curves.ahead(known)
+    rank, more = worst or (0, 0.0)
+    if more < NOTABLE * whole:
+        said = f"{what}: no rank stands out (less than {NOTABLE:.0%} of a step)"
+    else:
+        said = f"{what}: rank {rank} needs {more:.3g} ms more than the median, {more / whole:.0%}"
+        said += " of a step"
+    return more / whole, Map(what, unit, known, said, whole)
+
+
+def unit_of(name: str) -> str:
+    for end, unit in (("_ms", "ms"), ("_bytes", "bytes"), ("_per_s", "/s")):
+        if name.endswith(end):
+            return unit
+    return ""
+
+
+def trimmed(curve: Curve) -> Curve:
+    """Leave out the range where every point is one step: it would repeat the line."""
+    if curve.lows == curve.means == curve.highs:
+        return replace(curve, lows=[], highs=[])
+    return curve

@@ -1,0 +1,356 @@
+"""Writes the page: one HTML file that needs nothing else, and may run nothing but our own script.
+
+Every word in it may come from a node, a log or a user's program: all of it is escaped, and the
+page's policy allows only the script whose digest it names.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from orchestrator.head.follow import verdict
+from orchestrator.head.report import charts as choice
+from orchestrator.head.report.charts import Chart, Map
+from orchestrator.head.report.curves import Curve
+from orchestrator.head.report.story import LARGEST_DIFF, Moment, Story
+from orchestrator.text import duration, size
+
+WEB = Path(__file__).parent / "web"
+DIGITS = 6  # of a number in the page
+# Of a node's facts: the key, and the heading of its column.
+FACTS = {
+    "hostname": "host name",
+    "cpus": "CPUs",
+    "memory_kb": "memory",
+    "gpus": "GPUs",
+    "torch": "torch",
+    "python_version": "Python",
+    "kernel": "kernel",
+}
+
+Differences = Mapping[str, Mapping[str, Sequence[Any]]]  # section -> key -> a value for each
+
+
+def page(stories: Sequence[Story], differences: Differences) -> str:
+    """Return the whole page; with several experiments it compares them."""
+    charts = choice.charts(stories)
+    maps = [(story, each) for story in stories for each in choice.maps(story)]
+    script = f"{read('uplot.js')}\n{read('page.js')}"
+    style = f"{read('uplot.css')}\n{read('page.css')}"
+    policy = f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}"
+    title = ", ".join(story.experiment.name for story in stories)
+    body = "\n".join(
+        [
+            *(part for story in stories for part in heading(story)),
+            *drawn(charts, maps, several=len(stories) > 1),
+            *compared(stories, differences),
+            *(part for story in stories for part in details(story, several=len(stories) > 1)),
+        ]
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{escape(title)}</title>
+<style>{style}</style>
+<body>
+<main>
+{body}
+</main>
+<script type="application/json" id="data">{embedded(charts, maps)}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def read(name: str) -> str:
+    return (WEB / name).read_text(encoding="utf-8")
+
+
+def digest(text: str) -> str:
+    """Name an inline script or style as a Content-Security-Policy does."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+# -- the first screen -----------------------------------------------------------------------------
+
+
+def heading(story: Story) -> Iterator[str]:
+    record = story.record
+    look = {"done": "good", "failed": "bad", "lost": "bad"}.get(record.state, "")
+    end = record.ended or time.time()
+    yield f"<header><h1>{escape(story.experiment.name)}</h1>"
+    yield (
+        f'<p><span class="state {look}">{escape(record.state)}</span>'
+        f" after {duration(end - record.started)}"
+        f' <span class="soft">{escape(clock(record.started))}</span></p>'
+    )
+    if record.verdict and record.state != "stopped":
+        lines = verdict.to_lines(record.verdict)
+        yield f'<p class="cause">{"<br>".join(map(escape, lines))}</p>'
+    yield f'<dl class="figures">{"".join(figures(story))}</dl></header>'
+
+
+def figures(story: Story) -> Iterator[str]:
+    """Yield the few numbers that people look for first."""
+    record = story.record
+    ranks = sum(node.nproc for node in record.nodes)
+    named = [("nodes x ranks", f"{len(record.nodes)} x {ranks // max(1, len(record.nodes))}")]
+    if len({node.nproc for node in record.nodes}) > 1:
+        named = [("nodes, ranks", f"{len(record.nodes)}, {ranks}")]
+    for training in story.trainings[:1]:
+        known = training.curves
+        if "loss" in known:
+            named.append(("steps", str(known["loss"].steps[-1])))
+            named.append(("last loss", f"{known['loss'].means[-1]:.4g}"))
+        if "eval_loss" in known:
+            named.append(("least held-out loss", f"{min(known['eval_loss'].means):.4g}"))
+        if "tokens_per_s" in known:
+            named.append(("tokens per second", f"{middle(known['tokens_per_s']):,.0f}"))
+        if "step_ms" in known:
+            named.append(("step, median", duration(middle(known["step_ms"]) / 1e3)))
+        for name in ("mfu", "mfu_measured"):
+            if name in known:
+                named.append((choice.NAMES[name], f"{middle(known[name]):.1%}"))
+                break
+        if "memory_peak_bytes" in known:
+            named.append(("peak memory", size(max(known["memory_peak_bytes"].highs))))
+    for name, value in named:
+        yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+
+
+def middle(curve: Curve) -> float:
+    return sorted(curve.means)[len(curve.means) // 2]
+
+
+def clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(seconds))
+
+
+# -- what is drawn --------------------------------------------------------------------------------
+
+
+def drawn(
+    charts: Sequence[Chart], maps: Sequence[tuple[Story, list[Map]]], *, several: bool
+) -> Iterator[str]:
+    if not charts:
+        yield '<p class="soft">There are no metrics of this job: nothing to draw.</p>'
+        return
+    yield '<section aria-label="charts"><h2>Training</h2><div class="charts">'
+    for number, chart in enumerate(charts):
+        wide = ' class="wide"' if chart.stacked else ""
+        yield (
+            f"<figure{wide}><figcaption>{escape(chart.title)}</figcaption>"
+            f'<div class="plot" id="chart-{number}" role="img"'
+            f' aria-label="{escape(in_words(chart))}"></div></figure>'
+        )
+    for number, (story, each) in enumerate(maps):
+        options = "".join(f"<option>{escape(one.name)}</option>" for one in each)
+        whose = f" of {story.experiment.name}" if several else ""
+        yield (
+            f'<figure class="wide"><figcaption><label>Every rank{escape(whose)}:'
+            f' <select id="which-{number}">{options}</select></label></figcaption>'
+            f'<canvas class="map" id="map-{number}" role="img"></canvas>'
+            f'<p id="words-{number}" aria-live="polite">{escape(each[0].summary)}</p></figure>'
+        )
+    yield "</div></section>"
+
+
+def in_words(chart: Chart) -> str:
+    """Describe a chart to those who do not see it."""
+    said = []
+    for line in chart.lines:
+        curve = line.curve
+        said.append(
+            f"{line.name or chart.title}: {curve.means[0]:.4g} at step {curve.steps[0]},"
+            f" {curve.means[-1]:.4g} at step {curve.steps[-1]},"
+            f" least {min(curve.means):.4g}, most {max(curve.means):.4g}"
+        )
+    return f"{chart.title} over the steps. {'; '.join(said)}"
+
+
+def embedded(charts: Sequence[Chart], maps: Sequence[tuple[Story, list[Map]]]) -> str:
+    """Return what the script draws, as JSON that cannot end the element it stands in."""
+    data = {
+        "charts": [
+            {
+                "unit": chart.unit,
+                "stacked": chart.stacked,
+                "moments": [{"step": mark.step, "bad": mark.bad} for mark in chart.marks],
+                "lines": [line_data(line.name, line.curve) for line in chart.lines],
+            }
+            for chart in charts
+        ],
+        "maps": [[map_data(one) for one in each] for _, each in maps],
+    }
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def line_data(name: str, curve: Curve) -> dict[str, Any]:
+    ranges = {"lows": rounded(curve.lows), "highs": rounded(curve.highs)} if curve.lows else {}
+    return {"name": name, "steps": curve.steps, "means": rounded(curve.means), **ranges}
+
+
+def map_data(one: Map) -> dict[str, Any]:
+    rows = [rounded(row, 4) for row in one.map.rows]
+    return {
+        "unit": one.unit,
+        "summary": one.summary,
+        "scale": one.scale,
+        "steps": one.map.steps,
+        "ranks": one.map.ranks,
+        "rows": rows,
+    }
+
+
+def rounded(values: Sequence[float | None], digits: int = DIGITS) -> list[float | int | None]:
+    return [None if value is None else short(value, digits) for value in values]
+
+
+def short(value: float, digits: int) -> float | int:
+    """Write a number with few digits, and without a point where it is whole."""
+    near = float(f"{value:.{digits}g}")
+    return int(near) if near.is_integer() and abs(near) < 1 << 53 else near
+
+
+# -- what differs ---------------------------------------------------------------------------------
+
+
+def compared(stories: Sequence[Story], differences: Differences) -> Iterator[str]:
+    if len(stories) < 2:
+        return
+    names = "".join(f"<th>{escape(story.experiment.name)}</th>" for story in stories)
+    yield f'<section><h2>What differs</h2><div class="scroll"><table><tr><th></th>{names}</tr>'
+    for section, keys in differences.items():
+        for key, values in keys.items():
+            cells = "".join(f"<td>{escape(written(value))}</td>" for value in values)
+            yield f"<tr><th>{escape(section)}: {escape(key)}</th>{cells}</tr>"
+    yield "</table></div></section>"
+
+
+def written(value: Any) -> str:
+    if value is None:
+        return "-"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 300 else f"{text[:300]}..."
+
+
+# -- the rest -------------------------------------------------------------------------------------
+
+
+def details(story: Story, *, several: bool) -> Iterator[str]:
+    whose = f" of {escape(story.experiment.name)}" if several else ""
+    yield f"<section><h2>What happened{whose}</h2>{time_axis(story)}<ol>"
+    for moment in story.moments:
+        after = f"{moment.time - story.record.started:+.1f} s" if moment.time else ""
+        at = f" (step {moment.step})" if moment.step is not None and not moment.time else ""
+        look = ' class="bad"' if moment.bad else ""
+        yield f'<li{look}><span class="soft">{after}</span> {escape(moment.what)}{at}</li>'
+    yield f"</ol></section><section><h2>Nodes{whose}</h2>{node_table(story)}</section>"
+    yield f"<section><h2>What was run{whose}</h2>{what_was_run(story)}</section>"
+    yield f"<section><h2>Last lines of the logs{whose}</h2>"
+    for name, lines in story.logs:
+        text = escape("\n".join(lines)) or "nothing was printed"
+        yield f"<details><summary>{escape(name)}</summary><pre>{text}</pre></details>"
+    yield "</section>"
+
+
+def time_axis(story: Story) -> str:
+    """Draw the moments on one line, as long as the job was."""
+    timed = [moment for moment in story.moments if moment.time]
+    if len(timed) < 2:
+        return ""
+    first, last = timed[0].time, timed[-1].time
+    scale = 1000 / max(last - first, 1e-3)
+
+    def mark(moment: Moment) -> str:
+        x = (moment.time - first) * scale
+        look = ' class="bad"' if moment.bad else ""
+        return (
+            f'<line{look} x1="{x:.1f}" x2="{x:.1f}" y1="8" y2="40">'
+            f"<title>{escape(moment.what)}</title></line>"
+        )
+
+    return (
+        '<svg class="time" viewBox="-4 0 1008 48" preserveAspectRatio="none" aria-hidden="true">'
+        '<line class="axis" x1="0" x2="1000" y1="24" y2="24"/>'
+        f"{''.join(map(mark, timed))}</svg>"
+    )
+
+
+def node_table(story: Story) -> str:
+    facts = {}
+    for node in sequence(story.manifest.get("nodes")):
+        if isinstance(node, dict) and isinstance(node.get("facts"), dict):
+            facts[str(node.get("name"))] = node["facts"]
+    names = [name for name in FACTS if any(each.get(name) is not None for each in facts.values())]
+    head = "".join(f"<th>{FACTS[name]}</th>" for name in names)
+    rows = []
+    for node in story.record.nodes:
+        known = facts.get(node.name, {})
+        cells = "".join(f"<td>{escape(fact(name, known.get(name)))}</td>" for name in names)
+        ranks = f"{node.first_rank} to {node.first_rank + node.nproc - 1}"
+        ranks = ranks if node.nproc > 1 else str(node.first_rank)
+        code = "-" if node.exit_code is None else str(node.exit_code)
+        rows.append(
+            f'<tr><td class="number">{node.index}</td><td>{escape(node.name)}</td>'
+            f"<td>{ranks}</td><td>{escape(node.state)}</td><td>{code}</td>{cells}</tr>"
+        )
+    own = "<th>node</th><th>name</th><th>ranks</th><th>state</th><th>exit code</th>"
+    return f'<div class="scroll"><table><tr>{own}{head}</tr>{"".join(rows)}</table></div>'
+
+
+def fact(name: str, value: Any) -> str:
+    if name == "memory_kb" and isinstance(value, int):
+        return size(value * 1024)
+    return written(value)
+
+
+def what_was_run(story: Story) -> str:
+    data = story.manifest
+    code = data.get("code") if isinstance(data.get("code"), dict) else {}
+    assert isinstance(code, dict)
+    rows = [
+        ("command", shlex.join(story.record.command[1:])),
+        ("directory", data.get("directory")),
+        ("revision", code.get("commit")),
+        ("branch", code.get("branch")),
+        ("orchestrator", data.get("orchestrator")),
+    ]
+    cells = "".join(
+        f"<tr><th>{name}</th><td>{escape(written(value))}</td></tr>"
+        for name, value in rows
+        if value
+    )
+    parts = [f'<div class="scroll"><table>{cells}</table></div>']
+    folded = [
+        ("Edits since that revision", str(code.get("diff") or "")[:LARGEST_DIFF]),
+        ("Config", story.config),
+        ("Environment of the ranks on node 0", environment(data)),
+    ]
+    for title, text in folded:
+        if text:
+            parts.append(f"<details><summary>{title}</summary><pre>{escape(text)}</pre></details>")
+    return "".join(parts)
+
+
+def environment(data: Mapping[str, Any]) -> str:
+    for node in sequence(data.get("nodes")):
+        if isinstance(node, dict) and isinstance(node.get("environment"), dict):
+            return "\n".join(f"{name}={value}" for name, value in node["environment"].items())
+    return ""
+
+
+def sequence(data: Any) -> list[Any]:
+    return data if isinstance(data, list) else []

@@ -1,0 +1,149 @@
+"""Gathers what is known of one experiment for its page: from its record, its files and its logs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator import files
+from orchestrator.head.report import curves
+from orchestrator.head.report.curves import Curve, RankMap
+from orchestrator.head.screen.log_reader import LogFile, tail
+from orchestrator.records import checkpoint_store, manifest
+from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.text import plural, size
+
+POINTS = 1000  # of each curve, as many as a wide screen has room for; shared by all experiments
+COLUMNS = 240  # of the map of all ranks
+LINES = 40  # of each node's log
+LARGEST_CONFIG = 1 << 20
+LARGEST_DIFF = 200_000  # characters
+# What differs between ranks, and is worth a map of them.
+OF_RANKS = ("step_ms", "data_ms", "forward_backward_ms", "optimizer_ms", "exposed_comm_ms")
+MORE_OF_RANKS = ("memory_peak_bytes", "tokens_per_s")
+MOST_MOMENTS = 200
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Something that happened: when, in Unix seconds, and at which step where that is known."""
+
+    time: float
+    what: str
+    step: int | None = None
+    bad: bool = False
+
+
+@dataclass(frozen=True)
+class Training:
+    """The metrics of one Trainer of a program; most programs have one."""
+
+    number: int
+    curves: dict[str, Curve]  # of the lowest rank
+    maps: dict[str, RankMap]
+
+
+@dataclass(frozen=True)
+class Story:
+    """All that a page shows of one experiment."""
+
+    experiment: Experiment
+    record: JobRecord
+    manifest: dict[str, Any]  # nobody has checked its values
+    config: str
+    trainings: list[Training]
+    moments: list[Moment]
+    logs: list[tuple[str, list[str]]]  # the node's name and the last lines
+
+
+def tell(experiment: Experiment, others: int = 0) -> Story:
+    """Gather one experiment's story, for a page that shows so many others, too."""
+    record = experiment.read_record()
+    data = manifest.read(experiment)
+    points = max(200, POINTS // (others + 1))
+    trainings = read_trainings(experiment.path / "outputs", points)
+    return Story(
+        experiment,
+        record,
+        data,
+        config_text(experiment),
+        trainings,
+        moments(experiment, record, data, trainings),
+        last_lines(experiment, record),
+    )
+
+
+def read_trainings(outputs: Path, points: int) -> list[Training]:
+    trainings = []
+    for number, paths in sorted(curves.metrics_files(outputs).items()):
+        own = curves.curves(paths[min(paths)], points)
+        wanted = [name for name in (*OF_RANKS, *MORE_OF_RANKS) if name in own]
+        maps = curves.rank_maps(paths, wanted, COLUMNS) if len(paths) > 1 else {}
+        if own:
+            trainings.append(Training(number, own, maps))
+    return trainings
+
+
+def config_text(experiment: Experiment) -> str:
+    try:
+        with files.open_plain(experiment.path / "config.yaml") as file:
+            return file.read(LARGEST_CONFIG).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def last_lines(experiment: Experiment, record: JobRecord) -> list[tuple[str, list[str]]]:
+    return [
+        (
+            f"node {node.index} ({node.name})",
+            tail(
+                LogFile(node.index, node.name, experiment.log(node), experiment.ranks(node)),
+                LINES,
+                None,
+            ),
+        )
+        for node in record.nodes
+    ]
+
+
+def moments(
+    experiment: Experiment,
+    record: JobRecord,
+    data: Mapping[str, Any],
+    trainings: Sequence[Training],
+) -> list[Moment]:
+    """List what happened, in order: the start, checkpoints, skipped steps, the failure, the end."""
+    timeline = data.get("timeline")
+    began = timeline.get("begin") if isinstance(timeline, dict) else None
+    found = [Moment(began, "the command was typed")] if isinstance(began, float) else []
+    found.append(Moment(record.started, f"started on {plural(len(record.nodes), 'node')}"))
+    steps = (("ranks", "all ranks run"), ("output", "first output"))
+    for name, what in steps:
+        times = [node.times[name] for node in record.nodes if name in node.times]
+        if times:
+            found.append(Moment(max(times), what))
+    for checkpoint in checkpoint_store.every(experiment.path / checkpoint_store.CHECKPOINTS):
+        if checkpoint.complete and checkpoint.created:
+            what = f"checkpoint of step {checkpoint.step}, {size(checkpoint.size)}"
+            found.append(Moment(checkpoint.created, what, checkpoint.step))
+    verdict = record.verdict
+    if verdict and record.state != "stopped":
+        found.append(Moment(float(verdict["time"]), str(verdict["title"]), bad=True))
+    if record.ended:
+        found.append(Moment(record.ended, record.state, bad=record.state in ("failed", "lost")))
+    found.sort(key=lambda moment: moment.time)
+    return found[:MOST_MOMENTS] + list(skipped(trainings))
+
+
+def skipped(trainings: Sequence[Training]) -> list[Moment]:
+    """Say how many steps were skipped, where the metrics tell it: they have steps and no times."""
+    all_curves = [training.curves.get("skipped_steps", Curve()) for training in trainings]
+    total = sum(max(curve.highs, default=0.0) for curve in all_curves)
+    pairs = [pair for curve in all_curves for pair in zip(curve.steps, curve.highs, strict=True)]
+    first = [step for step, most in pairs if most]
+    if not total:
+        return []
+    what = f"{plural(int(total), 'step')} skipped for NaN or inf"
+    return [Moment(0.0, what, min(first), bad=True)]

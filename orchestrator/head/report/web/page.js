@@ -1,0 +1,170 @@
+// Draws the charts and the maps of ranks from the JSON in the page. Nothing is fetched.
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.documentElement;
+  const color = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();
+  const faint = (name) => color(name) + "40";
+
+  const UNITS = {
+    bytes: [[1e12, " TB"], [1e9, " GB"], [1e6, " MB"], [1e3, " kB"]],
+    ms: [[6e4, " min"], [1e3, " s"]],
+    "/s": [[1e9, " G/s"], [1e6, " M/s"], [1e3, " k/s"]],
+    "": [[1e9, " G"], [1e6, " M"]],
+  };
+  function show(value, unit) {
+    if (value == null) return "-";
+    if (unit === "ratio") return +(value * 100).toPrecision(3) + " %";
+    for (const [size, name] of UNITS[unit] || []) {
+      if (Math.abs(value) >= size) return +(value / size).toPrecision(3) + name;
+    }
+    const small = value !== 0 && Math.abs(value) < 1e-3;
+    const plain = small ? value.toExponential(2) : String(+value.toPrecision(4));
+    return plain + (unit === "bytes" ? " B" : unit && " " + unit);
+  }
+
+  // Put several lines, each with steps of its own, over one axis.
+  function joined(chart) {
+    return uPlot.join(chart.lines.map((line) => {
+      const columns = [line.steps, line.means];
+      if (line.lows) columns.push(line.lows, line.highs);
+      return columns;
+    }));
+  }
+
+  function stacked(lines) {
+    const sums = lines[0].means.map(() => 0);
+    return [lines[0].steps, ...lines.map((line) => line.means.map((value, i) => (sums[i] += value ?? 0)))];
+  }
+
+  function axes(unit) {
+    const look = { stroke: color("soft"), grid: { stroke: color("rule"), width: 1 }, ticks: { stroke: color("rule") } };
+    return [
+      { ...look, values: (_, ticks) => ticks.map((tick) => show(tick, "")) },
+      { ...look, size: 70, values: (_, ticks) => ticks.map((tick) => show(tick, unit)) },
+    ];
+  }
+
+  // Small marks below the curve where something happened.
+  function marks(moments) {
+    return {
+      hooks: {
+        draw: (plot) => {
+          const { left, top, width, height } = plot.bbox;
+          plot.ctx.save();
+          for (const moment of moments) {
+            const x = plot.valToPos(moment.step, "x", true);
+            if (x < left || x > left + width) continue;
+            plot.ctx.fillStyle = color(moment.bad ? "bad" : "soft");
+            plot.ctx.fillRect(x - 1, top + height - 8, 2, 8);
+          }
+          plot.ctx.restore();
+        },
+      },
+    };
+  }
+
+  function draw(chart, place) {
+    place.replaceChildren();
+    const series = [{ label: "step" }];
+    const bands = [];
+    const value = (_, number) => show(number, chart.unit);
+    if (chart.stacked) {
+      chart.lines.forEach((line, i) => {
+        const name = "line-" + (i % 8);
+        const own = (plot, number, s, at) => show(at == null ? null : chart.lines[i].means[at], chart.unit);
+        series.push({ label: line.name, stroke: color(name), fill: faint(name), value: own, points: { show: false } });
+        if (i) bands.push({ series: [i + 1, i] });
+      });
+    } else {
+      chart.lines.forEach((line, i) => {
+        const name = "line-" + (i % 8);
+        const few = line.steps.length < 3;
+        series.push({ label: line.name, stroke: color(name), width: 1.5, spanGaps: true, value, points: { show: few } });
+        if (line.lows) {
+          const at = series.length;
+          const edge = { stroke: "transparent", spanGaps: true, points: { show: false }, value };
+          series.push({ ...edge, label: "least" }, { ...edge, label: "most" });
+          bands.push({ series: [at + 1, at], fill: faint(name) });
+        }
+      });
+    }
+    const size = () => ({ width: Math.max(240, place.clientWidth), height: 240 });
+    const options = {
+      ...size(), series, bands, axes: axes(chart.unit), plugins: [marks(chart.moments)],
+      scales: { x: { time: false }, y: chart.stacked ? { range: (_, low, high) => [0, high * 1.05] } : {} },
+      cursor: { drag: { x: true, y: false } },
+      legend: { show: true },
+    };
+    const plot = new uPlot(options, chart.stacked ? stacked(chart.lines) : joined(chart), place);
+    // The edges of a range need no line of their own in the legend.
+    let at = 1;
+    const rows = place.querySelectorAll(".u-legend .u-series");
+    for (const line of chart.stacked ? [] : chart.lines) {
+      at += 1;
+      if (line.lows) {
+        rows[at].hidden = rows[at + 1].hidden = true;
+        rows[at].style.display = rows[at + 1].style.display = "none";
+        at += 2;
+      }
+    }
+    return () => plot.setSize(size());
+  }
+
+  // A row for each rank; the color is the distance from the median of all ranks at that time, in
+  // parts of a step (or of that median).
+  function heat(distance) {
+    if (distance == null) return "transparent";
+    const strength = Math.min(1, Math.abs(distance) / 0.5);
+    const hue = distance >= 0 ? 14 : 212;
+    return `hsl(${hue} ${Math.round(20 + 70 * strength)}% 55% / ${0.12 + 0.88 * strength})`;
+  }
+  const median = (values) => {
+    const known = values.filter((value) => value != null).sort((a, b) => a - b);
+    return known.length ? known[(known.length - 1) >> 1] : null;
+  };
+  function drawMap(map, canvas, words) {
+    const [columns, rows] = [map.steps.length, map.ranks.length];
+    const high = Math.max(3, Math.min(22, Math.floor(320 / rows)));
+    const wide = Math.max(1, Math.floor(1440 / columns));
+    canvas.width = columns * wide;
+    canvas.height = rows * high;
+    canvas.style.height = rows * high + "px";
+    const context = canvas.getContext("2d");
+    const middles = map.steps.map((_, column) => median(map.rows.map((row) => row[column])));
+    map.rows.forEach((row, y) => row.forEach((value, x) => {
+      const scale = map.scale || middles[x];
+      context.fillStyle = heat(value == null || !scale ? null : (value - middles[x]) / scale);
+      context.fillRect(x * wide, y * high, wide, high - (high > 6 ? 1 : 0));
+    }));
+    canvas.onmousemove = (event) => {
+      const x = Math.min(columns - 1, Math.floor((event.offsetX / canvas.clientWidth) * columns));
+      const y = Math.min(rows - 1, Math.floor((event.offsetY / canvas.clientHeight) * rows));
+      const value = map.rows[y][x];
+      const ratio = value != null && middles[x] ? `, ${(value / middles[x]).toFixed(2)} of the median` : "";
+      words.textContent = `rank ${map.ranks[y]}, step ${map.steps[x]}: ${show(value, map.unit)}${ratio}`;
+    };
+    canvas.onmouseleave = () => { words.textContent = map.summary; };
+    canvas.setAttribute("aria-label", map.summary);
+    words.textContent = map.summary;
+  }
+
+  let resizers = [];
+  function drawAll() {
+    resizers = data.charts.map((chart, i) => draw(chart, document.getElementById("chart-" + i)));
+    data.maps.forEach((maps, i) => {
+      const select = document.getElementById("which-" + i);
+      const again = () => drawMap(maps[select.selectedIndex], document.getElementById("map-" + i), document.getElementById("words-" + i));
+      select.onchange = again;
+      again();
+    });
+    root.dataset.drawn = data.charts.length + data.maps.length;
+  }
+  drawAll();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  let waiting = 0;
+  addEventListener("resize", () => {
+    cancelAnimationFrame(waiting);
+    waiting = requestAnimationFrame(() => resizers.forEach((resize) => resize()));
+  });
+})();

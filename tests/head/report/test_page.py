@@ -1,0 +1,159 @@
+"""The page says what is known, and runs nothing but its own script whatever a log or name says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.launch import Where
+from orchestrator.errors import UsageError
+from orchestrator.head.commands.experiments import report
+from orchestrator.head.report import charts, page, story
+from orchestrator.records.experiment import Experiment
+from tests.head.report.stories import STARTED, experiment
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+class Parts(HTMLParser):
+    """The elements of a page, its words, and what its scripts contain."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.scripts: list[str] = []
+        self.words = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem == "script":
+            self.scripts[-1] += data
+        elif self.cdata_elem is None:
+            self.words += f"{data} "
+
+
+def parts_of(*experiments: Experiment) -> Parts:
+    told = [story.tell(each, len(experiments) - 1) for each in experiments]
+    return Parts(page.page(told, report.differences(experiments)))
+
+
+def drawn(parts: Parts) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(parts.scripts[0])
+    return data
+
+
+def test_a_training_is_all_there(tmp_path: Path) -> None:
+    parts = parts_of(experiment(tmp_path / "run"))
+    for words in (
+        "run", "done", "after 1 min 00 s", "2 x 2", "Loss", "Norm of the gradients",
+        "Where a step's time goes", "alpha", "+3.0 s", "all ranks run", "hello from beta",
+        "1 step skipped for NaN or inf", "(step 151)", "lr: 0.1", "+a line", "LR=1", "17.2 GB",
+    ):  # fmt: skip
+        assert words in parts.words, words
+    data = drawn(parts)
+    assert len(data["charts"]) == parts.tags.count("figure") - 1
+    split = next(chart for chart in data["charts"] if chart["stacked"])
+    assert [line["means"][0] for line in split["lines"]] == [1, 60, 5, 34]
+    assert all(chart["moments"] == [{"step": 151, "bad": True}] for chart in data["charts"])
+
+
+def test_the_rank_that_keeps_the_others_waiting_is_named_first(tmp_path: Path) -> None:
+    parts = parts_of(experiment(tmp_path / "run"))
+    (maps,) = drawn(parts)["maps"]
+    said = "waiting for data: rank 2 needs 29 ms more than the median, 29% of a step"
+    assert maps[0]["summary"] == said
+    assert said in parts.words
+    even = parts_of(experiment(tmp_path / "even", slow=-1))
+    assert "no rank stands out" in drawn(even)["maps"][0][0]["summary"]
+
+
+def test_nothing_that_a_job_says_becomes_a_part_of_the_page(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=3)
+    record = made.read_record()
+    nodes = [dataclasses.replace(node, name=EVIL, state=EVIL) for node in record.nodes]
+    verdict = {
+        "kind": "exception", "title": EVIL, "message": EVIL, "where": EVIL, "fix": EVIL, "node": 0,
+        "node_name": EVIL, "rank": 1, "time": STARTED, "same": [], "also": [], "others": 0,
+    }  # fmt: skip
+    command = ["master_launch", EVIL]
+    made.write_record(
+        dataclasses.replace(record, nodes=nodes, command=command, verdict=verdict, state="failed")
+    )
+    made.write("config.yaml", EVIL)
+    made.write("manifest.json", json.dumps({"code": {"diff": EVIL}, "nodes": [EVIL, {"facts": 3}]}))
+    made.log(record.nodes[0]).write_text(EVIL + "\n")
+    metrics = made.path / "outputs" / "rank_00_metrics.jsonl"
+    metrics.write_text(json.dumps({"step": 1, EVIL: 5.0, "step_ms": 1.0}) + "\n")
+    text = page.page([story.tell(made)], {})
+    parts = Parts(text)
+    assert parts.tags.count("script") == 2 and "img" not in parts.tags
+    assert not any(name.startswith("on") for name, _ in parts.attributes)
+    assert parts.words.count("alert(1)") >= 6  # shown as what it is
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
+    assert policy and f"script-src {page.digest(parts.scripts[1])};" in policy[1]
+
+
+def test_several_are_compared(tmp_path: Path) -> None:
+    one, two = experiment(tmp_path / "one"), experiment(tmp_path / "two", steps=50)
+    two.write("config.yaml", "optimizer:\n  lr: 0.7\n")
+    parts = parts_of(one, two)
+    assert "What differs" in parts.words and "config: optimizer.lr" in parts.words
+    loss = drawn(parts)["charts"][0]
+    assert [line["name"] for line in loss["lines"]] == ["one", "two"]
+    assert len(drawn(parts)["maps"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"steps": 0}, "There are no metrics of this job"),
+        ({"state": "running", "ended": None, "exit_code": None}, "running"),
+        ({"steps": 0, "state": "starting", "ended": None}, "starting"),
+    ],
+    ids=["a program without metrics", "a job that runs", "one that has not begun"],
+)
+def test_any_job_has_a_page(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    made = experiment(tmp_path / "run", **changes)
+    for name in ("manifest.json", "config.yaml"):
+        (made.path / name).unlink()
+    assert words in parts_of(made).words
+
+
+def test_the_command_writes_it_where_it_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "experiments"
+    for name in ("run_20260101_000000", "run_20260102_000000"):
+        experiment(root / name, steps=20)
+    where = Where(experiments=root)
+    here = report.ReportOptions(None, opened=False)
+    assert report.report(where, [], here) == 0
+    written = root / "run_20260102_000000" / "report.html"
+    assert written.stat().st_mode & 0o777 == 0o600
+    assert str(written) in capsys.readouterr().out
+    both = ["run_20260101_000000", "run_20260102_000000"]
+    report.report(where, both, report.ReportOptions(tmp_path / "both.html", opened=False))
+    assert "What differs" in (tmp_path / "both.html").read_text()
+    with pytest.raises(UsageError, match="cannot be written"):
+        report.report(where, both, report.ReportOptions(tmp_path / "no" / "x.html", opened=False))
+    with pytest.raises(UsageError, match="at most 8"):
+        report.report(where, ["x"] * 9, here)
+
+
+def test_a_line_without_a_range_is_sent_once(tmp_path: Path) -> None:
+    told = story.tell(experiment(tmp_path / "run"))
+    assert all(not line.curve.lows for chart in charts.charts([told]) for line in chart.lines)
