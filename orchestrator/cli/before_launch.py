@@ -41,12 +41,16 @@ def plan_command(explain: bool, as_json: bool, **params: Any) -> int:
 @click.option(
     "--strict", is_flag=True, help="Exit with code 3 if a node, a link or a device is slow."
 )
+@click.option(
+    "--sdc", is_flag=True, help="Only look for silent corruption: compute the same on all devices."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def verify_command(
     backend: str | None,
     max_size: str,
     seconds: float,
     strict: bool,
+    sdc: bool,
     as_json: bool,
     **params: Any,
 ) -> int:
@@ -56,7 +60,7 @@ def verify_command(
     """
     from orchestrator.head.commands import verify
 
-    measurement = verify.Measurement(backend, max_size, seconds)
+    measurement = verify.Measurement(backend, max_size, seconds, sdc)
     return verify.verify(arguments_from(params), measurement, strict=strict, as_json=as_json)
 
 

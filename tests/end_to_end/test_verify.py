@@ -125,6 +125,49 @@ def test_a_wrong_result_is_told_and_fails(head: Head) -> None:
     assert (wrong["rank"], wrong["element"], wrong["bytes"]) == (1, 700, 4096)
 
 
+FLIP = """
+import os, sys, importlib.util
+
+class Flipper:
+    def find_spec(self, name, path, target=None):
+        if name != "orchestrator.engine.verify.same_bits" or os.environ.get("RANK") != "3":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        def load_and_flip(module):
+            load(module)
+            right = module.cases
+            def cases(device):
+                import torch
+                computed = right(device)
+                sums = computed["sums of columns"]
+                def flipped():
+                    result = sums()
+                    result.view(torch.int32)[7] ^= 1
+                    return result
+                return {**computed, "sums of columns": flipped}
+            module.cases = cases
+        spec.loader.exec_module = load_and_flip
+        return spec
+
+sys.meta_path.insert(0, Flipper())
+"""
+
+
+def test_a_device_with_other_bits_is_named(head: Head) -> None:
+    place = head.directory / "flipped"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(FLIP)
+    words = ["--nproc", "2", "--env", f"PYTHONPATH={place}", "--sdc", "--seconds", "1"]
+    command = verify(head, *words)
+    assert command.finish() == 1, command.text
+    (told,) = [line for line in command.lines if line.startswith("WRONG: ")]
+    assert told.startswith("WRONG: the device of rank 3 on node 1 (")
+    assert "gets other bits than the 3 others of its kind: sums of columns" in told
+    assert kept(head)["findings"][0]["nodes"] == [1]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

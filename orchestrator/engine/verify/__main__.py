@@ -22,7 +22,7 @@ from orchestrator import files, text
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.observe import speed
-from orchestrator.engine.verify import collective_bench, pair_bench, teams
+from orchestrator.engine.verify import collective_bench, pair_bench, same_bits, teams
 from orchestrator.engine.verify.teams import World
 from orchestrator.errors import OrchestratorError
 
@@ -35,11 +35,15 @@ def main() -> None:
     parser.add_argument("--backend", choices=("nccl", "gloo"))
     parser.add_argument("--max-size", type=int, default=1 << 30, help="bytes")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--sdc", action="store_true", help="only look for silent corruption")
     options = parser.parse_args()
     try:
         config = read_config()
         world = teams.join(options.backend, PATIENCE + options.seconds)
-        wrong = verify(world, config, options.max_size, options.seconds)
+        if options.sdc:
+            wrong = repeat(world, options.seconds)
+        else:
+            wrong = verify(world, config, options.max_size, options.seconds)
     except OrchestratorError as error:
         raise SystemExit(str(error)) from None
     world.most(0.0)  # rank 0 has written it all
@@ -78,6 +82,22 @@ def verify(ranks: World, config: Config, largest: int, seconds: float) -> list[d
     report["complete"] = True
     write(ranks, report)
     return own
+
+
+def repeat(ranks: World, seconds: float) -> list[dict[str, Any]]:
+    """Compute the same again and again on every device; what differs is said by the head."""
+    began = time.monotonic()
+    same_bits.prepare(ranks.device)
+    hashes, rounds = same_bits.measure(ranks.device, seconds)
+    report = {"complete": True, **about(ranks)}
+    report["bits"] = {
+        "kinds": ranks.exchange(same_bits.kind_of(ranks.device)),
+        "hashes": ranks.exchange(hashes),
+        "rounds": ranks.exchange(rounds),
+    }
+    report["seconds"] = time.monotonic() - began
+    write(ranks, report)
+    return []
 
 
 def about(ranks: World) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from orchestrator.head.launch.request import Request, resolve
 from orchestrator.head.plan.model import Target
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import say
-from orchestrator.head.verify import chart, diagnosis, prediction, report
+from orchestrator.head.verify import bits, chart, diagnosis, prediction, report
 from orchestrator.records.experiment import Experiment
 
 PROGRAM = "orchestrator.engine.verify"  # travels with what is shipped to every node
@@ -36,6 +36,7 @@ class Measurement:
     backend: str | None
     max_size: str
     seconds: float
+    sdc: bool = False  # repeat the same computations, and compare their bits
 
 
 def verify(
@@ -68,6 +69,7 @@ def request_of(arguments: LaunchArguments, measurement: Measurement) -> Request:
     options = ["--max-size", str(largest), "--seconds", f"{seconds:g}"]
     backend = measurement.backend or request.config.distributed.backend
     options += ["--backend", backend] if backend else []
+    options += ["--sdc"] if measurement.sdc else []
     launch = replace(request.config.launch, name=arguments.launch.get("name", "verify"))
     return replace(
         request,
@@ -104,8 +106,9 @@ def conclude(
     as_json: bool,
 ) -> int:
     """Print the findings, keep them with the measurement, and return the exit code."""
-    bottlenecks = diagnosis.all_of(measured)
-    predicted = prediction.predict(measured, request.config)
+    sdc = "bits" in measured
+    bottlenecks = bits.findings(measured) if sdc else diagnosis.all_of(measured)
+    predicted = [] if sdc else prediction.predict(measured, request.config)
     code = exit_code(code, bottlenecks, strict=strict)
     measured = {
         "exit_code": code,
@@ -119,7 +122,14 @@ def conclude(
         output.tell(json.dumps(measured, indent=1))
         return code
     look = output.look(view.color)
-    output.tell("\n" + report.to_text(measured, bottlenecks, predicted, look))
+    output.tell(
+        "\n"
+        + (
+            bits.to_text(measured, bottlenecks, look)
+            if sdc
+            else report.to_text(measured, bottlenecks, predicted, look)
+        )
+    )
     for path in kept:
         say(f"kept in {path}")
     return code
@@ -133,7 +143,9 @@ def exit_code(code: int, bottlenecks: list[diagnosis.Bottleneck], *, strict: boo
 
 def keep(experiment: Experiment, results: Mapping[str, Any]) -> list[Path]:
     outputs = experiment.path / "outputs"
-    texts = {"verify.json": json.dumps(results, indent=1) + "\n", "verify.svg": chart.draw(results)}
+    texts = {"verify.json": json.dumps(results, indent=1) + "\n"}
+    if "bits" not in results:
+        texts["verify.svg"] = chart.draw(results)
     for name, content in texts.items():
         files.replace(outputs / name, content)
     return [outputs / name for name in texts]
