@@ -1,21 +1,20 @@
 """Bring the contents of a tree to nodes: to each what it lacks, to all at once.
 
 Knows nothing of launches: afterwards a node's store has the tree, and can make any directory of it.
+This is the way to one node; fanout.py takes it to all of them, or to few that pass the tree on.
 """
 
 from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.errors import NodeError, OrchestratorError
-from orchestrator.head.code.batches import Batches, Changed
+from orchestrator.errors import NodeError
+from orchestrator.head.code.batches import Batches
 from orchestrator.head.code.scan import Tree
-from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import Reached
 from orchestrator.protocol.messages import Contents, Lacking, OfferTree
 
 PIECE_SECONDS = 60.0
@@ -32,20 +31,8 @@ class Sent:
     files: int
     size: int
 
-
-def send_tree(
-    reached: Sequence[Reached], tree: Tree, seen: Seen = lambda _: None
-) -> list[Sent | OrchestratorError]:
-    """Send a tree to nodes; return what each lacked, or its error. seen() hears of the bytes.
-
-    Raises Changed where a file was edited since the tree was read: read it again. What has arrived
-    stays.
-    """
-    outbox = Outbox(tree, seen)
-    try:
-        return fleet.everywhere(reached, lambda node: outbox.send(node.channel))
-    finally:
-        outbox.close()
+    def __add__(self, other: Sent) -> Sent:
+        return Sent(self.files + other.files, self.size + other.size)
 
 
 class Outbox:
@@ -60,8 +47,14 @@ class Outbox:
 
     def send(self, channel: NodeChannel) -> Sent:
         """Offer the tree to a node, and send it what it lacks."""
+        return self.deliver(channel, self.offer(channel))
+
+    def offer(self, channel: NodeChannel) -> Lacking:
+        """Send the list of the tree, and hear what is lacking."""
         channel.put(self.listing, PIECE_SECONDS)
-        lacking = channel.ask(OfferTree(tree=self.tree.digest), ANSWER_SECONDS)
+        return channel.ask(OfferTree(tree=self.tree.digest), ANSWER_SECONDS)
+
+    def deliver(self, channel: NodeChannel, lacking: Lacking) -> Sent:
         batches = self.batches_for(lacking)
         asked: list[tuple[int, Contents]] = []
         number = 0
@@ -93,6 +86,3 @@ class Outbox:
     def close(self) -> None:
         for batches in self.batches.values():
             batches.close()
-
-
-__all__ = ["Changed", "Sent", "send_tree"]

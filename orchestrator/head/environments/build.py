@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
-from orchestrator.head.code.send import Changed, send_tree
+from orchestrator.head.code.fanout import Changed, Fanout, send_tree
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.environments import wheels
@@ -109,7 +109,7 @@ def make_kind(
     tree = wheels.as_tree(directory)
     say(f"{plural(len(nodes), 'node')} ({kind}): {plural(tree.files, 'file')}, {size(tree.size)}")
     try:
-        sent = send_tree(nodes, tree)
+        sent = send_tree(nodes, tree, fanout=Fanout(), say=say)
     except Changed as changed:
         raise CheckFailed(f"{directory / str(changed)} was changed meanwhile") from changed
     request = BuildEnvironment(key=key, tree=tree.digest, root=wanted.root, name=wanted.name)

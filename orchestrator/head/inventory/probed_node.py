@@ -10,6 +10,8 @@ from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
 
 MOST_NAMES = 5
+# Bridges of containers, which may have the same addresses on every machine.
+OWN_BRIDGES = ("docker", "virbr", "br-", "cni", "podman", "lxcbr", "flannel", "veth")
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.head.code import shared
+from orchestrator.head.code.fanout import Changed, Fanout, Sent, send_tree
 from orchestrator.head.code.listing import Rules
 from orchestrator.head.code.scan import TRIES, Limits, Scan, Tree, changing
-from orchestrator.head.code.send import Changed, Sent, send_tree
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
@@ -204,7 +204,7 @@ def bring(
     for attempt in range(TRIES):
         tree = scan.tree()
         try:
-            checked, sent = Delivery(request, wanted, tree, total).run()
+            checked, sent = Delivery(request, wanted, tree, total, say).run()
         except Changed as changed:
             if attempt == TRIES - 1:
                 raise changing(changed.path) from None
@@ -224,6 +224,7 @@ class Delivery:
     wanted: Sequence[Reached]
     tree: Tree
     total: int  # nodes of the job
+    say: Say
 
     def run(self) -> tuple[list[CheckedOut], list[Sent]]:
         origin = self.request.origin
@@ -254,7 +255,8 @@ class Delivery:
     def send(self, nodes: Sequence[Reached]) -> list[Sent]:
         progress = Progress("sending the code", self.tree.size * len(nodes))
         try:
-            results = send_tree(nodes, self.tree, progress.add)
+            fanout = Fanout.of(self.request.config.sync.fanout)
+            results = send_tree(nodes, self.tree, progress.add, fanout, self.say)
         finally:
             progress.clear()
         return self.all_of(nodes, results)

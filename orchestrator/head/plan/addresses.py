@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.facts import Facts
-from orchestrator.head.inventory.probed_node import ProbedNode, is_loopback
+from orchestrator.head.inventory.probed_node import OWN_BRIDGES, ProbedNode, is_loopback
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.protocol.facts import Address
 
-OWN_BRIDGES = ("docker", "virbr", "br-", "cni", "podman", "lxcbr", "flannel", "veth")
 COMMON = (
     "put an address of the master that all nodes can reach in the first line of the list, "
     "such as its address on their common network"

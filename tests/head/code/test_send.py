@@ -12,9 +12,9 @@ import pytest
 
 from orchestrator.errors import CheckFailed, NodeError
 from orchestrator.head.code import batches, shared
+from orchestrator.head.code.fanout import Changed, Sent, send_tree
 from orchestrator.head.code.listing import Rules
 from orchestrator.head.code.scan import Limits, Scan, Tree
-from orchestrator.head.code.send import Changed, Sent, send_tree
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport

@@ -1,0 +1,218 @@
+"""Many nodes pass a tree on to each other: here servers of ours, each with a home of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.schema import Sync
+from orchestrator.errors import NodeError, UsageError
+from orchestrator.head.code import batches, fanout
+from orchestrator.head.code.fanout import Fanout, Sent, parent, places, send_tree
+from orchestrator.head.code.scan import Tree
+from orchestrator.head.code.send import Outbox
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.reach import Reached
+from orchestrator.head.connect.subprocess_transport import ProcessChannel
+from orchestrator.protocol.facts import Address, Interface
+from orchestrator.protocol.messages import TakeTree
+from tests.head.code.test_send import check_out, reach, scan
+
+NODES = 7  # two, four, one
+FILES = {f"many/{number}": b"%d" % number for number in range(400)}
+FILES |= {"large": os.urandom(600_000), "empty": b""}
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(batches, "BATCH", 50_000)
+    for name, content in FILES.items():
+        path = tmp_path / "work" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return scan(tmp_path / "work")
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Reached]]:
+    reached = []
+    for number in range(NODES):
+        monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / f"home{number}"))
+        reached.append(reach(f"node{number}"))
+    monkeypatch.setattr(fanout, "places", lambda giver, taker: ("127.0.0.1",))
+    yield reached
+    for node in reached:
+        node.channel.close()
+
+
+class Uplink:
+    """Counts the contents that leave the head."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.size = 0
+        real = NodeChannel.put
+
+        def put(channel: NodeChannel, data: bytes, timeout: float) -> None:
+            self.size += len(data)
+            real(channel, data, timeout)
+
+        monkeypatch.setattr(NodeChannel, "put", put)
+
+
+ALL = Fanout(3, 0)
+
+
+def have_all(nodes: list[Reached], tree: Tree) -> bool:
+    return all(check_out(node.channel, tree).tree == tree.digest for node in nodes)
+
+
+def test_the_head_sends_two_copies(
+    tree: Tree, nodes: list[Reached], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uplink, seen, said = Uplink(monkeypatch), [], []  # type: ignore[var-annotated]
+    results = send_tree(nodes, tree, seen.append, ALL, said.append)
+    assert results == [Sent(tree.files, tree.size)] * NODES
+    assert sum(seen) == tree.size * NODES
+    assert 2 * 600_000 < uplink.size < 2.2 * 600_000
+    assert said == []
+    assert have_all(nodes, tree)
+    uplink.size = 0
+    assert send_tree(nodes, tree, fanout=ALL) == [Sent(0, 0)] * NODES
+    assert send_tree(nodes, tree, fanout=Fanout(3)) == [Sent(0, 0)] * NODES  # not worth it
+
+
+def test_who_cannot_reach_another_is_served_from_here(
+    tree: Tree, nodes: list[Reached], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And passes on what it gets to those after it."""
+
+    def wrong_token(channel: NodeChannel, request: Any, timeout: float) -> Any:
+        if isinstance(request, TakeTree) and channel in (nodes[2].channel, nodes[3].channel):
+            request = request.replace(giver=request.giver.replace(token="00" * 32))
+        return real(channel, request, timeout)
+
+    real = NodeChannel.ask
+    monkeypatch.setattr(NodeChannel, "ask", wrong_token)
+    uplink, said = Uplink(monkeypatch), []  # type: ignore[var-annotated]
+    assert (
+        send_tree(nodes, tree, fanout=ALL, say=said.append) == [Sent(tree.files, tree.size)] * NODES
+    )
+    assert 4 * 600_000 < uplink.size < 4.4 * 600_000
+    assert len(said) == 2
+    first, second = sorted(("node2", "node3"), key=said[0].find, reverse=True)
+    assert f"{first} cannot take the code from node0 (" in said[0]
+    assert said[1] == f"the same holds for 1 other node: {second}"
+    assert have_all(nodes, tree)
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_node_that_is_lost_takes_no_other_with_it(
+    tree: Tree, nodes: list[Reached], monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    """One that gets it from here, and one in the middle: killed while contents come."""
+    channel = nodes[lost].channel.channel
+    assert isinstance(channel, ProcessChannel)
+    assert channel.process is not None
+    process = channel.process
+    real = batches.Batches.get
+
+    def get(self: batches.Batches, number: int) -> batches.Batch | None:
+        if number == 5:
+            process.kill()
+        return real(self, number)
+
+    monkeypatch.setattr(batches.Batches, "get", get)
+    said: list[str] = []
+    results = send_tree(nodes, tree, fanout=ALL, say=said.append)
+    assert isinstance(results.pop(lost), NodeError)
+    assert all(isinstance(sent, Sent) for sent in results), results
+    assert said
+    others = [node for at, node in enumerate(nodes) if at != lost]
+    assert have_all(others, tree)
+
+
+def test_a_full_disk_is_that_nodes_alone(
+    tree: Tree, nodes: list[Reached], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Outbox.deliver
+
+    def refuse(self: Outbox, channel: NodeChannel, lacking: Any) -> Sent:
+        if channel is nodes[1].channel:
+            raise NodeError("no space left on device")
+        return real(self, channel, lacking)
+
+    monkeypatch.setattr(Outbox, "deliver", refuse)
+    said: list[str] = []
+    results = send_tree(nodes, tree, fanout=ALL, say=said.append)
+    assert isinstance(results.pop(1), NodeError)
+    assert results == [Sent(tree.files, tree.size)] * (NODES - 1)
+    assert "cannot take the code from node1 (" in said[0]
+
+
+# -- by itself --------------------------------------------------------------------------------
+
+
+def test_every_node_has_one_before_it() -> None:
+    for at in range(2, 200):
+        assert 0 <= parent(at) < at
+    served = [parent(at) for at in range(2, 200)]
+    assert max(map(served.count, served)) == 2
+
+
+def test_when_it_pays() -> None:
+    auto = Fanout.of("auto")
+    assert auto.pays(64, 1 << 20)
+    assert not auto.pays(4, 1 << 30)
+    assert not auto.pays(64, 1 << 10)  # an edit
+    assert not Fanout.of(False).pays(1000, 1 << 30)
+    assert not Fanout.of(8).pays(7, 1 << 30)
+    assert Fanout.of(8).pays(8, 1)
+    for wrong in (True, "on", -1):
+        with pytest.raises(UsageError, match=r"sync\.fanout"):
+            Sync(fanout=wrong)
+
+
+NETWORKS = {
+    "one network": ([("eth0", "10.0.0.1")], [("eth0", "10.0.0.2")], ["10.0.0.1", "192.0.2.1"]),
+    "the faster": (
+        [("eth0", "10.0.0.1"), ("ib0", "10.1.0.1")],
+        [("eth0", "10.0.0.2"), ("ib0", "10.1.0.2")],
+        ["10.1.0.1", "192.0.2.1", "10.0.0.1"],
+    ),
+    "containers": (
+        [("docker0", "172.17.0.1"), ("lo", "127.0.0.1")],
+        [("docker0", "172.17.0.1"), ("lo", "127.0.0.1")],
+        ["192.0.2.1"],
+    ),
+    "apart": ([("eth0", "10.0.0.1")], [("eth0", "10.0.1.1")], ["192.0.2.1"]),
+}
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+def test_where_another_is_called(nodes_apart: Callable[..., Reached], case: str) -> None:
+    giver, taker, expected = NETWORKS[case]
+    assert list(places(nodes_apart(giver), nodes_apart(taker))) == expected
+
+
+@pytest.fixture
+def nodes_apart() -> Callable[..., Reached]:
+    from types import SimpleNamespace
+
+    speeds = {"eth0": 10_000, "ib0": 200_000}
+
+    def make(addresses: list[tuple[str, str]]) -> Any:
+        facts = SimpleNamespace(
+            addresses=[Address(name, address, 24) for name, address in addresses],
+            interfaces=[
+                Interface(name, "ethernet", "up", speed=speeds.get(name)) for name, _ in addresses
+            ],
+        )
+        channel = SimpleNamespace(connection=SimpleNamespace(address="192.0.2.1"))
+        return SimpleNamespace(node=SimpleNamespace(ifname=None), facts=facts, channel=channel)
+
+    return make
