@@ -23,6 +23,7 @@ class Options(TypedDict, total=False):
     secret: Sequence[str]
     name: str
     nproc: int
+    nnodes: str | int
     check: str
     python: StrPath
     activate: str

@@ -18,6 +18,7 @@ from orchestrator.cli.before_launch import (
 )
 from orchestrator.cli.chores import exec_command, pull_command, push_command, ssh_command
 from orchestrator.cli.launch import launch_arguments, launch_command
+from orchestrator.cli.node import node
 from orchestrator.cli.options import Group, experiment_names, shared
 from orchestrator.cli.records import checkpoint, diff, prune, report, rerun, start_report
 from orchestrator.config.launch import View, Where
@@ -27,7 +28,7 @@ __all__ = ["cli", "emergency_stop_command", "launch_command"]
 
 HEADINGS = {
     "Run a job": ("launch", "rerun", "attach", "logs", "status", "stop", "emergency-stop"),
-    "Look before a launch": ("nodes", "plan", "doctor", "verify", "demo"),
+    "Look before a launch": ("nodes", "node", "plan", "doctor", "verify", "demo"),
     "Everyday work on all nodes": (
         "exec",
         "ssh",
@@ -191,6 +192,8 @@ for command in (
     *(launch_command, nodes_command, plan_command, doctor_command, verify_command),
     bootstrap_command,
     *(report, start_report, diff, checkpoint, prune, rerun),
+    *(bootstrap_command, node),
+    *(start_report, diff, checkpoint, prune, rerun),
     *(exec_command, ssh_command, push_command, pull_command),
 ):
     cli.add_command(command)

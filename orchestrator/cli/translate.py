@@ -18,12 +18,12 @@ TIME = re.compile(r"[0-9]+([.][0-9]+)?[a-z]*")
 SAME = {  # of others -> ours, where the values are the same, too
     "--nproc-per-node": "--nproc",
     "--num-gpus": "--nproc",
+    **dict.fromkeys(("--num-nodes", "--num-machines"), "--nnodes"),
     "--hostfile": "--nodes",
     "--main-process-port": "--master-port",
     "--start-method": "--start",
     "--shutdown-timeout": "--grace",
 }
-_LINES = "the number of nodes is the number of lines in the node list (--nodes FILE)"
 _ORDER = "the order of the node list numbers the nodes; start the job once, on one machine"
 _MASTER = (
     "the first node of the list is the master; ifname= after a node chooses its interface, and"
@@ -33,7 +33,6 @@ _MEET = "no rendezvous is needed: the ranks meet at the first node of the list (
 _LOGS = "every rank's output is in experiments/NAME/logs; `orchestrator logs --rank N` shows one"
 _KIND = "leave it out: what kind of program it is, is seen from the file"
 INSTEAD = {
-    **dict.fromkeys(("--nnodes", "--num-nodes", "--num-machines"), _LINES),
     **dict.fromkeys(("--node-rank", "--machine-rank"), _ORDER),
     **dict.fromkeys(("--master-addr", "--main-process-ip", "--local-addr"), _MASTER),
     **dict.fromkeys(

@@ -11,12 +11,14 @@ has to be touched but the code that honours it: `request.config.launch.NAME` bef
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config.parse import LONGEST_WAIT, at_least, at_most, one_of
+from orchestrator.errors import UsageError
 
 COMMON = "Common options"
 NODES = "Nodes and network"
@@ -69,6 +71,18 @@ def options_of(kind: type[Any]) -> dict[str, Option]:
     return {item.name: item.metadata["option"] for item in fields if "option" in item.metadata}
 
 
+def counts(nnodes: str | int | None) -> tuple[int, int] | None:
+    """Read N or MIN:MAX, as torchrun's --nnodes."""
+    if nnodes is None:
+        return None
+    match = re.fullmatch(r"0*([1-9][0-9]{0,3})(?::0*([1-9][0-9]{0,3}))?", str(nnodes))
+    least, most = (int(part or match[1]) for part in match.groups()) if match else (1, 0)
+    if least > most:
+        fix = "write --nnodes 4, or --nnodes 2:4 for at least 2 and at most 4"
+        raise UsageError(f"launch.nnodes is {str(nnodes)!r}, which is no number of nodes", fix)
+    return least, most
+
+
 @dataclass(frozen=True)
 class Launch:
     """Settings of a job's start. Command-line options of the same names win over these."""
@@ -90,6 +104,15 @@ class Launch:
         most=MOST_RANKS,
         metavar="N",
         variable="NPROC_PER_NODE",
+    )
+    nnodes: str | int | None = option(
+        None,
+        "Run on N nodes of the list, and let the others stand by; or on as many from MIN to MAX as"
+        " there are.",
+        NODES,
+        commands=EXAMINE,
+        shown="all that are not marked as spare",
+        metavar="N|MIN:MAX",
     )
     check: str = option(
         "quick",
@@ -251,6 +274,12 @@ class Launch:
                 at_least(f"launch.{name}", value, shown.least)
             if shown.most is not None:
                 at_most(f"launch.{name}", value, shown.most)
+        counts(self.nnodes)
+
+    @property
+    def node_counts(self) -> tuple[int, int] | None:
+        """Return the smallest and the largest number of nodes; None: as the node list says."""
+        return counts(self.nnodes)
 
 
 @dataclass(frozen=True)

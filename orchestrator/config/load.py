@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ SECTIONS = {
 }
 
 
+TIME = re.compile(r"[0-9]+(:[0-9]+)+$")
 SWITCHED = ("compile", "profiling")  # sections that `enabled` switches
 
 
@@ -111,8 +113,14 @@ def _parse(text: str, what: str, *, as_written: bool = False) -> Any:
             for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
+    class Plain(yaml.SafeLoader):  # 2:4 is text, as in YAML 1.2: it would be 124 seconds
+        yaml_implicit_resolvers = {  # noqa: RUF012
+            first: [("tag:yaml.org,2002:str", TIME), *known]
+            for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
     try:
-        return yaml.load(text, Loader=AsWritten if as_written else yaml.SafeLoader)
+        return yaml.load(text, Loader=AsWritten if as_written else Plain)
     except yaml.YAMLError as error:
         raise UsageError(f"{what} is not valid YAML: {error}") from error
 

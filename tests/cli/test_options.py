@@ -156,6 +156,8 @@ def test_what_stands_after_the_program_is_its_own(
         ("--nproc_per_node 2", {"nproc": 2}),
         ("--nproc-per-node=2", {"nproc": 2}),
         ("--num_gpus 2", {"nproc": 2}),
+        ("--nnodes=2", {"nnodes": "2"}),
+        ("--num_machines 2:4", {"nnodes": "2:4"}),
         ("--start-method fork", {"start": "fork"}),
         ("--hostfile hosts", {}),
     ],
@@ -194,8 +196,6 @@ def test_every_option_of_torchrun_works_or_has_its_answer() -> None:
 @pytest.mark.parametrize(
     ("typed", "answer"),
     [
-        ("--nnodes 2", "lines in the node list"),
-        ("--nnodes=2", "lines in the node list"),
         ("--master_addr 10.0.0.1", "the first node of the list is the master"),
         ("--rdzv_backend c10d", "no rendezvous is needed"),
         ("--standalone", "a node list with one machine"),

@@ -383,3 +383,29 @@ def test_lists_and_arguments_are_read_again_too() -> None:
 
 def test_the_reference_in_the_docs_is_up_to_date() -> None:
     subprocess.run([sys.executable, ROOT / "scripts/config_reference.py", "--check"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("written", "counts"),
+    [
+        ("nnodes: 4", (4, 4)),
+        ("nnodes: 2:4", (2, 4)),  # 124 in YAML 1.1, which counts in minutes there
+        ("nnodes: '02:04'", (2, 4)),
+        ("nnodes: null", None),
+    ],
+)
+def test_a_number_of_nodes_is_written_as_under_torchrun(
+    tmp_path: Path, written: str, counts: tuple[int, int] | None
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"launch:\n  {written}\n")
+    assert load(file, environment={}).launch.node_counts == counts
+    if counts:
+        value = written.partition(": ")[2]
+        assert load(None, [f"launch.nnodes={value}"], {}).launch.node_counts == counts
+
+
+@pytest.mark.parametrize("written", ["0", "4:2", "2:", ":2", "a", "2:4:6", "-1", "1.5", "99999"])
+def test_no_number_of_nodes(written: str) -> None:
+    with pytest.raises(UsageError, match=r"no number of nodes|launch.nnodes must be"):
+        load(None, [f"launch.nnodes={written}"], {})

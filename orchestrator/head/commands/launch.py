@@ -56,7 +56,7 @@ def detach(launched: Launched, where: Where) -> int:
     from orchestrator.head.commands import background
 
     experiment, record = launched.experiment, launched.record
-    for node in launched.nodes.reached:
+    for node in (*launched.nodes.reached, *launched.nodes.spares):
         node.channel.connection.close()
     experiment.keep_shown(dict.fromkeys((node.index for node in record.nodes), 0))
     experiment.unlock()

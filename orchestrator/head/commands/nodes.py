@@ -30,7 +30,7 @@ def nodes(arguments: LaunchArguments, *, as_json: bool, color: bool | None) -> i
 
 def to_text(machines: Sequence[Machine], look: Look) -> str:
     """Draw one table, or two on a screen that is too narrow, and say why nodes are missing."""
-    names = [(m.name + " (spare)" * m.spare, "" if m.reached else LOST) for m in machines]
+    names = [(title(described), "" if described.reached else LOST) for described in machines]
     hosts = ["HOST", "CPUS", "MEMORY", "DISK FREE", "TORCH"]
     cards = ["GPUS", "DRIVER", "NETWORK"]
     host_rows = [host_cells(described) for described in machines]
@@ -49,7 +49,21 @@ def to_text(machines: Sequence[Machine], look: Look) -> str:
     lost = [described for described in machines if not described.reached]
     if lost:
         parts.append(reasons(lost, len(machines)))
+    cordoned = [described for described in machines if described.cordoned]
+    if cordoned:
+        parts.append("\n".join(output.printable(cordon_line(described)) for described in cordoned))
     return "\n\n".join(parts)
+
+
+def title(described: Machine) -> str:
+    """Name a machine, and what sets it apart from those that the next launch takes."""
+    spare, cordoned = " (spare)" * described.spare, " (cordoned)" * bool(described.cordoned)
+    return f"{described.name}{spare}{cordoned}"
+
+
+def cordon_line(described: Machine) -> str:
+    name = described.name
+    return f"{name} is cordoned ({described.cordoned}): orchestrator node uncordon {name}"
 
 
 def host_cells(described: Machine) -> list[Cell]:

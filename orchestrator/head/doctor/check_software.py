@@ -17,6 +17,14 @@ def reach(case: Case) -> Iterator[Finding]:
             yield Finding(node.ask, BAD, (node.name,), f"{node.name}: {node.error}", node.fix)
 
 
+def cordon(case: Case) -> Iterator[Finding]:
+    for node in case.nodes:
+        if node.cordoned:
+            what = f"{node.name} is cordoned ({node.cordoned}): launches pass it over"
+            fix = f"orchestrator node uncordon {node.name}"
+            yield Finding("cordon", WARN, (node.name,), what, fix)
+
+
 def python(case: Case) -> Iterator[Finding]:
     versions = [(node.name, minor(facts.python_version)) for node, facts in case.seen]
     fix = "python=/path/to/python{most} after these nodes in the list"

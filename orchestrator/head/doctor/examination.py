@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
@@ -36,6 +36,7 @@ LISTEN_SECONDS = 10.0
 DIAL_SECONDS = 3.0
 CHECKS: dict[str, Check] = {
     "reach": check_software.reach,
+    "cordon": check_software.cordon,
     "python": check_software.python,
     "torch": check_software.torch,
     "nccl": check_software.nccl,
@@ -56,6 +57,7 @@ CHECKS: dict[str, Check] = {
     "port": check_network.port,
     "names": check_network.names,
 }
+NOBODY: Mapping[str, str] = {}
 FULL_ONLY = ("busy", "code", "links")
 OF_OTHERS = ("ours", "names")  # nothing that a launch need repeat each time
 
@@ -94,15 +96,20 @@ class Diagnosis:
 
 
 def diagnose(
-    nodes: Sequence[ProbedNode], lost: Sequence[Examined], needs: Needs, ask: Ask | None = None
+    nodes: Sequence[ProbedNode],
+    lost: Sequence[Examined],
+    needs: Needs,
+    ask: Ask | None = None,
+    cordoned: Mapping[str, str] = NOBODY,
 ) -> Diagnosis:
     """Judge the nodes by their facts, and with `ask` by a closer look; `lost` were not reached."""
     began = time.monotonic()
     addresses, error = find_addresses(nodes)
     checkups = look_closer(nodes, needs.script, ask) if ask else [None] * len(nodes)
     silent = dial(nodes, addresses, ask) if ask and addresses else {}
+    seen = (*map(examined, nodes, checkups), *lost)
     case = Case(
-        nodes=(*map(examined, nodes, checkups), *lost),
+        nodes=tuple(replace(node, cordoned=cordoned.get(node.name, "")) for node in seen),
         full=ask is not None,
         needs=needs,
         addresses=addresses,

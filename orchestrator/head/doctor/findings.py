@@ -38,6 +38,7 @@ class Examined:
     ask: str = "reach"  # the check that the error belongs to
     checkup: Checkup | None = None
     slots: int | None = None
+    cordoned: str = ""  # why no job may run there, and since when
 
 
 @dataclass(frozen=True)

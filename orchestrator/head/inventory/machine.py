@@ -38,6 +38,7 @@ class Machine(Message):
     name: str  # as the node list has it
     reached: bool
     spare: bool = False
+    cordoned: str = ""  # why no job may run there, and since when
     problem: str = ""  # why it could not be reached
     fix: str = ""
     hostname: str = ""

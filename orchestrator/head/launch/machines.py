@@ -8,6 +8,8 @@ from orchestrator.head.inventory.machine import Machine
 from orchestrator.head.launch.nodes import try_all
 from orchestrator.head.launch.request import Request
 from orchestrator.protocol.messages import CheckedUp, Examine
+from orchestrator.records import cordons
+from orchestrator.records.machine_name import machine_of
 
 GPU_SECONDS = 40.0  # without persistence mode the driver is loaded for every query
 
@@ -28,4 +30,10 @@ def find_machines(request: Request) -> list[Machine]:
         for node in answered.reached
     }
     known.update({node.name: machine.lost(node, error) for node, error in answered.lost})
-    return [known[node.name] for node in answered.source.nodes]
+    cordoned = cordons.read()
+    return [
+        known[node.name].replace(cordoned=cordoned[machine_of(node)].words)
+        if machine_of(node) in cordoned
+        else known[node.name]
+        for node in answered.source.nodes
+    ]

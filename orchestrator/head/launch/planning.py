@@ -23,14 +23,15 @@ def make_plan(
     if by and agreed is None:
         config = accelerate.counted(config, by, probed, len(probed))
     planned = plan.make(
-        job, directory, request.target, probed, nodes.spares, config, request.env,
+        job, directory, request.target, probed, [node.node for node in nodes.spares], config,
+        request.env,
         hinted=hook.variables(hook_text), agreed=agreed,
     )  # fmt: skip
     if by:
         planned = accelerate.planned(planned, by, probed, agreed)
     if hook_text:
         planned = hook.run(planned, nodes, hook_text, config.launch.hook, request.secrets)
-    planned = replace(planned, notes=(*request.notes, *planned.notes))
+    planned = replace(planned, notes=(*request.notes, *nodes.notes, *planned.notes))
     return warned(planned, probed)
 
 

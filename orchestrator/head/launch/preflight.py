@@ -15,6 +15,8 @@ from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.request import Request
 from orchestrator.head.plan import plan, traffic
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
+from orchestrator.records import cordons
+from orchestrator.records.machine_name import machine_of
 
 IN_THE_PLAN = ("port",)  # what the notes of the plan say anyhow
 
@@ -50,7 +52,12 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
     )
     lost = [Examined(node.name, error=error.what, fix=error.fix) for node, error in nodes.lost]
     ask = partial(fleet.ask, nodes.reached)
-    return examination.diagnose(nodes.probed, lost, needs, ask if full else None)
+    known = cordons.read()
+    listed = [*(node.node for node in nodes.reached), *(node for node, _ in nodes.lost)]
+    cordoned = {
+        node.name: known[machine_of(node)].words for node in listed if machine_of(node) in known
+    }
+    return examination.diagnose(nodes.probed, lost, needs, ask if full else None, cordoned)
 
 
 def step_of(request: Request, nodes: int) -> tuple[float, str]:

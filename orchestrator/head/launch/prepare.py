@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from orchestrator import interrupt
 from orchestrator.errors import OrchestratorError
-from orchestrator.head.launch import payload
+from orchestrator.head.launch import payload, selection
 from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.planning import make_plan
 from orchestrator.head.launch.request import Request
@@ -33,6 +33,7 @@ def prepare(request: Request, nodes: Nodes, *, dry_run: bool = False) -> Prepare
     """Make the experiment's directory and plan the job; a dry run makes no directory."""
     now = time.time()
     times = {"begin": request.begun, "reached": nodes.at or now, "synced": now}
+    nodes = selection.choose(request, nodes)
     if request.payload is not None:
         payload.check_python(nodes.probed)
     root, name = request.where.experiments, request.config.launch.name

@@ -17,8 +17,9 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.messages import Jobs, JobState
-from orchestrator.records import experiment
+from orchestrator.records import cordons, experiment
 from orchestrator.records.experiment import JobRecord, NodeRecord
+from orchestrator.records.machine_name import machine_of
 from orchestrator.text import duration, parse_seconds
 
 STATES = {
@@ -104,8 +105,11 @@ def to_text(
     heading = f"{record.job}: {job_now(record, states)}, {len(record.nodes)} nodes"
     heading += f", {scheduled.text}" if scheduled.text else ""
     rows: list[list[Cell]] = []
+    cordoned = cordons.read()
     for node, status in zip(record.nodes, states, strict=True):
         note = status.why
+        if machine_of(node) in cordoned:
+            note += f"{', ' if note else ''}cordoned ({cordoned[machine_of(node)].words})"
         if status.log_time:
             silence = round(max(0.0, time.time() - status.log_time))
             note += f"{', ' if note else ''}last output {duration(silence)} ago"
@@ -140,8 +144,16 @@ def colored(state: str) -> Cell:
 def to_json(
     record: JobRecord, states: Sequence[NodeStatus], scheduled: Scheduled = UNSCHEDULED
 ) -> str:
+    cordoned = cordons.read()
     nodes = [
-        {"index": node.index, "name": node.name, "address": node.address, **state.data}
+        {
+            **{"index": node.index, "name": node.name, "address": node.address, **state.data},
+            **(
+                {"cordoned": cordoned[machine_of(node)].words}
+                if machine_of(node) in cordoned
+                else {}
+            ),
+        }
         for node, state in zip(record.nodes, states, strict=True)
     ]
     shown = {

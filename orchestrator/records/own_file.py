@@ -1,0 +1,66 @@
+"""Small JSON files that this login keeps between commands, under ~/.orchestrator on the head.
+
+What they say decides where jobs run, so they count only if nobody else can write them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from orchestrator import files
+from orchestrator.errors import UsageError
+from orchestrator.permissions import others
+
+LARGEST = 16 << 20
+
+
+def directory() -> Path:
+    return Path(os.environ.get("ORCHESTRATOR_HOME") or files.expanded("~/.orchestrator"))
+
+
+def read(name: str) -> dict[str, Any]:
+    """Return what the file holds, nothing where there is none; UsageError if it does not count."""
+    path = directory() / name
+    try:
+        with files.open_plain(path) as file:
+            problem = others(os.fstat(file.fileno()))
+            text = file.read(LARGEST)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if problem:
+        raise UsageError(f"{path} {problem}, and is not believed", f"look at it, then: rm {path}")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON: {error}", f"rm {path}") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"{path} is not a file of ours", f"rm {path}")
+    return data
+
+
+@contextlib.contextmanager
+def changing(name: str) -> Iterator[dict[str, Any]]:
+    """Give what the file holds to be changed, and replace the file with that; one at a time."""
+    path = directory() / name
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        data = read(name)
+        yield data
+        files.replace(path, json.dumps(data, indent=1) + "\n")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        os.close(lock)

@@ -1,0 +1,86 @@
+"""Nodes that are cordoned, lost or not fit are passed over, and a spare takes their place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.netns import NetnsCluster
+from tests.clusters.require import require_namespaces, require_sshd
+from tests.launching import BIN, Command, Head
+
+MEET = """
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo")
+print("met", dist.get_world_size(), "on", os.environ["NODE_IP"], flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def four_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetnsCluster]:
+    require_sshd()
+    require_namespaces()
+    with NetnsCluster(4, tmp_path_factory.mktemp("spares")) as running:
+        yield running
+
+
+@pytest.fixture
+def someone(four_nodes: NetnsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
+    """A login of its own, for whom the last node of the list is a spare."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
+    head = Head(four_nodes, tmp_path)
+    *others, last = four_nodes.addresses
+    head.node_list = four_nodes.write_list([*others, f"{last} spare"], "with_spare.txt")
+    (tmp_path / "node_ip_list.txt").write_bytes(head.node_list.read_bytes())
+    head.script("meet.py", MEET)
+    return head
+
+
+def node(head: Head, *words: str) -> str:
+    command = Command([str(BIN / "orchestrator"), "node", *words], head.directory, {})
+    assert command.finish() == 0, command.text
+    return command.text
+
+
+def test_cordoned_until_it_is_not(someone: Head) -> None:
+    """Seen by every command that shows nodes, obeyed by the launch, and lifted again."""
+    _, second, _, spare = someone.cluster.addresses
+    assert "launches pass it over" in node(someone, "cordon", second, "--reason", "a bad fan")
+    assert second in node(someone, "list")
+    text = someone.run("meet.py").text
+    assert f"{second} is passed over: it is cordoned (a bad fan, since " in text
+    assert f"{spare} (spare) takes its place" in text
+    assert f"met 3 on {spare}" in text and f"on {second}" not in text
+    for words, expected in (
+        (("nodes",), f"{second} (cordoned)"),
+        (("doctor", "--quick"), f"{second} is cordoned (a bad fan"),
+        (("plan", "meet.py"), f"# note: {second} is passed over: it is cordoned"),
+    ):
+        command = someone.command("orchestrator", *words)
+        assert command.finish() == 0 and expected in command.text, command.text
+    node(someone, "cordon", spare)
+    command = someone.launch("meet.py")
+    assert command.finish() == 3
+    assert f"orchestrator node uncordon {second} {spare}" in command.text
+    node(someone, "uncordon", second, spare)
+    assert json.loads(node(someone, "list", "--json")) == {"cordoned": []}
+
+
+def test_a_master_that_is_gone(someone: Head, four_nodes: NetnsCluster) -> None:
+    """The next node is the master then: it is asked for ports, the others for a way to it."""
+    first, second, third, spare = four_nodes.addresses
+    lines = [second, third, spare, f"{first} spare"]
+    someone.node_list = four_nodes.write_list(lines, "other.txt")
+    four_nodes.cut(1)
+    try:
+        text = someone.run("--connect-timeout", "3", "meet.py").text
+    finally:
+        four_nodes.restore(1)
+    assert f"{second} is passed over: it does not answer" in text
+    assert f"3 nodes, 3 ranks, master {third}:" in text
+    assert f"met 3 on {first}" in text
