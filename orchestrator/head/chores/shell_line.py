@@ -18,6 +18,10 @@ GRACE = 5  # seconds between SIGTERM and SIGKILL, on the node
 LONGEST = 120_000  # bytes: Linux takes 128 KiB for one word of a command line
 OWN_FAILURE = 125  # as timeout(1) and env(1) have it: the command was not started
 
+SPECIAL = b"'!\\"
+ESCAPES = {
+    byte: f"\\0{byte:03o}" for byte in range(256) if not 0x20 <= byte < 0x7F or byte in SPECIAL
+}
 DECODE = 'eval "$(printf %b "$1")"'
 # sshd starts each command in a session of its own. Another server may not: its group is not ours.
 BEGIN = f"""\
@@ -105,8 +109,4 @@ def change_to(directory: Directory) -> str:
 
 def encoded(data: bytes) -> str:
     """Write bytes for printf %b, without what csh, fish or a quote would change."""
-    special = b"'!\\"
-    return "".join(
-        chr(byte) if 0x20 <= byte < 0x7F and byte not in special else f"\\0{byte:03o}"
-        for byte in data
-    )
+    return data.decode("latin-1").translate(ESCAPES)

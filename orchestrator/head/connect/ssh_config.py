@@ -97,7 +97,7 @@ class SshConfig:
         """Ask how a host is reached; `jump` is a ProxyJump that wins over that of the file."""
         if not _same_for_all(self.file):
             return _destination(host, user, port, ask(self.file, host, user, port, jump))
-        common = _destination(host, user, port, _ask_once(self.file))
+        common = _common(self.file, user, port)
         return replace(common, host=host, jump=jump or common.jump)
 
     def of_node(self, node: Login) -> Destination:
@@ -114,6 +114,12 @@ class SshConfig:
         if not host or (port and not port.isdigit()):
             raise UsageError(f"ProxyJump {jump} of your ssh_config: {last!r} is no host")
         return self.destination(host.strip("[]"), user or None, int(port) if port else None, before)
+
+
+@functools.cache
+def _common(file: Path | None, user: str | None, port: int | None) -> Destination:
+    """Return what is the same for all hosts, where no line of the config depends on them."""
+    return _destination("any-host", user, port, _ask_once(file))
 
 
 @functools.cache
@@ -222,9 +228,7 @@ def _destination(
         return tuple(Path(word).expanduser() for word in words)
 
     if first("proxycommand") and first("proxyusefdpass") == "yes":
-        raise UsageError(
-            f"only ssh itself can do ProxyUseFdpass, which your ssh_config says: {host}"
-        )
+        raise UsageError("only ssh itself can do ProxyUseFdpass, which your ssh_config asks for")
     ssh = Path.home() / ".ssh"
     strictness = first("stricthostkeychecking")
     return Destination(

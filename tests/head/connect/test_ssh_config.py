@@ -27,6 +27,7 @@ def forget() -> Iterator[None]:
     yield
     ssh_config._same_for_all.cache_clear()
     ssh_config._ask_once.cache_clear()
+    ssh_config._common.cache_clear()
 
 
 def config(directory: Path, text: str) -> SshConfig:
@@ -199,6 +200,7 @@ def test_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert there.keys[0] == tmp_path / ".ssh/id_ed25519"
     assert there.user_known_hosts == (tmp_path / ".ssh/known_hosts",)
     ssh_config._ask_once.cache_clear()
+    ssh_config._common.cache_clear()
     with pytest.raises(UsageError, match="not installed"):
         reach(tmp_path, "", "gpu01")
 

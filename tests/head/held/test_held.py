@@ -60,6 +60,7 @@ class Commands:
     def ssh(self, *, strict: bool = False) -> HeldTransport:
         ssh_config._ask_once.cache_clear()  # each command reads it anew
         ssh_config._same_for_all.cache_clear()
+        ssh_config._common.cache_clear()
         return HeldTransport(SshConfig(self.config), timeout=PATIENCE, strict=strict)
 
     def node(self, i: int, **more: object) -> SimpleNamespace:
