@@ -152,10 +152,13 @@ def installed(path: str) -> dict[str, str]:
 def measure(path: str) -> list[int]:
     """Count files and bytes: what somebody installs, removes or edits later changes these."""
     count = size = 0
-    for directory, names, plain in os.walk(site_packages(path)):
-        names[:] = [name for name in names if name != "__pycache__"]
-        for name in plain:
-            with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(directory, name)).st_size
-                count += 1
+    directories = [site_packages(path)]
+    while directories:  # os.walk() and lstat() take twice as long: 0.2 s for torch
+        with contextlib.suppress(OSError), os.scandir(directories.pop()) as entries:
+            for entry in entries:
+                if not entry.is_dir():
+                    size += entry.stat(follow_symlinks=False).st_size
+                    count += 1
+                elif not entry.is_symlink() and entry.name != "__pycache__":
+                    directories.append(entry.path)
     return [count, size]
