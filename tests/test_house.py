@@ -51,7 +51,9 @@ ARROWS: dict[str, set[str]] = {
     "engine/ranks": {"config", "errors", "slurm_environment"},
     "engine/models": {"config", "errors", "engine/ranks"},
     "engine/data": {"config", "errors", "files", "engine/models", "engine/ranks"},
-    "engine/saving": {"config", "errors", "files", "records", "text", "engine/ranks"},
+    "engine/saving": {
+        *("config", "errors", "files", "permissions", "records", "text", "engine/ranks"),
+    },
     "engine/observe": {"config", "errors", "files", "engine/ranks"},
     "engine/core": {
         *("config", "errors", "text", "engine/data", "engine/models", "engine/observe"),

@@ -342,12 +342,14 @@ class Checkpoint:
     keep: int = 3  # how many of the newest to keep
     best: str | None = None  # also keep the best: "min eval_loss", "max eval_correct"
     asynchronous: bool = True  # training continues while files are written
+    memory_every: int | None = None  # steps between states in memory; 0: none; default: what 3% pay
     resume: str = "never"  # auto: from the newest valid one; or a checkpoint or experiment
 
     def __post_init__(self) -> None:
         at_least("checkpoint.steps", self.steps, 1)
         above("checkpoint.seconds", self.seconds, 0)
         at_least("checkpoint.keep", self.keep, 1)
+        at_least("checkpoint.memory_every", self.memory_every, 0)
         if self.best is not None:
             best_metric("checkpoint.best", self.best)
 

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,9 +47,10 @@ from orchestrator.engine.ranks import (
 )
 from orchestrator.engine.ranks.blocks import described
 from orchestrator.engine.ranks.ranks import Ranks, device_name
-from orchestrator.engine.saving import loading, ownership, pretrained
+from orchestrator.engine.saving import loading, memory, ownership, pretrained
 from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
+from orchestrator.engine.saving.memory import Found, Memory
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.files import expanded
 from orchestrator.records import checkpoint_store
@@ -120,6 +120,7 @@ class Trainer:
     _trackers: Trackers | None = None
     _policy: StopPolicy | None = None  # while train() runs
     _run: ownership.Run
+    _memory: Memory | None = None  # which outlives this process, if the launch may restart it
     _quiet = False
     _number = 0  # among those of this program that have trained, from 1 on
 
@@ -365,7 +366,9 @@ class Trainer:
         at_least("patience", patience, 1)
         best = best or self.config.checkpoint.best
         saves = bool(saving or best)
-        checkpoints = self._resumed(save_to, keep, resume, saving=saves)
+        first, self._number = not self._number, self._number or next(NUMBERS)
+        kept = self._kept() if first else None
+        checkpoints = self._resumed(save_to, keep, resume, kept, saving=saves)
         watched = Best(best, patience or self.config.training.patience, self.state)
         training, held_out = self._data(train_loader, val_loader)
         policy = StopPolicy(
@@ -402,7 +405,6 @@ class Trainer:
     ) -> Loop:
         config, state = self.config, self.state
         state.ended = ""
-        self._number = self._number or next(NUMBERS)
         self._policy = policy
         built_in = self._training is not None
         flops = (build.flops_per_sample(config, self.bare) if built_in
@@ -423,12 +425,19 @@ class Trainer:
             saves)  # fmt: skip
         comparison = corruption.start(
             config, self.ranks, self.mesh, state.step,
-            checkpoints.distrust if checkpoints is not None else lambda step: None, self._say,
+            functools.partial(self._distrust, checkpoints), self._say,
         )  # fmt: skip
         return Loop(
             self.parts, state, training, held_out, policy, reporter, checkpoints, at_end,
-            self._scheduler, self._hooks, best, comparison,
+            self._scheduler, self._hooks, best, comparison, own=self._run, memory=self._memory,
         )  # fmt: skip
+
+    def _distrust(self, checkpoints: Checkpoints | None, after: int) -> None:
+        """Let nobody go on from what was kept after a step."""
+        if self._memory is not None:
+            self._memory.distrust(after)
+        if checkpoints is not None:
+            checkpoints.distrust(after)
 
     def evaluate(self, loader: Any) -> Metrics:
         """Give the means over all samples of all ranks, each counted once. Every rank calls it."""
@@ -567,12 +576,38 @@ class Trainer:
     def _load(self, look: loading.Look) -> checkpoint_store.Checkpoint | None:
         parts = self.parts
         loaded = loading.resume(look, self.ranks, self.bare, parts.stepper, self._accept, self._say)
+        return self._go_on_from(loaded)
+
+    def _go_on_from(
+        self, loaded: checkpoint_store.Checkpoint | None
+    ) -> checkpoint_store.Checkpoint | None:
         if loaded is not None:
             self.state = training_loop.state_of(loaded.progress)
             self._scheduler.restore(loaded.progress.get("scheduler"))
             if before := ownership.run_of(loaded.progress):
                 self._run = dataclasses.replace(self._run, id=before.id)
         return loaded
+
+    def _kept(self) -> Found | None:
+        """Open the memory that outlives the ranks, and find what an earlier attempt left there."""
+        optimizer = type(self.optimizer).__name__
+        self._memory = memory.of_training(
+            self.bare, self.mesh, self.ranks, self.config, optimizer, self._run, self._number,
+            self._say,
+        )  # fmt: skip
+        return self._memory.find() if self._memory is not None else None
+
+    def _newest(
+        self, look: loading.Look | None, kept: Found | None
+    ) -> checkpoint_store.Checkpoint | None:
+        """Load what is on disk, or what is in memory, whichever is newer."""
+        if kept is None or self._memory is None:
+            return self._load(look) if look is not None else None
+        newer = self._load(loading.newer_than(look, kept)) if look is not None else None
+        if newer is not None:
+            return newer
+        where, stepper = self._memory.where, self.parts.stepper
+        return self._go_on_from(loading.take(kept, where, self.bare, stepper, self._say))
 
     def _accept(self, progress: Any) -> None:
         built_in = self._training is not None
@@ -595,7 +630,13 @@ class Trainer:
         raise CheckFailed(what)
 
     def _resumed(
-        self, save_to: str | Path | None, keep: int | None, resumes: bool, *, saving: bool
+        self,
+        save_to: str | Path | None,
+        keep: int | None,
+        resumes: bool,
+        kept: Found | None,
+        *,
+        saving: bool,
     ) -> Checkpoints | None:
         """Make the store that a training saves into, if it does, and resume from it, if asked."""
         config, outputs = self.config.checkpoint, training_loop.outputs_directory()
@@ -605,25 +646,19 @@ class Trainer:
         wanted = "auto" if resumes else config.resume
         saves = saving or (config.at_end and (built_in or self._given("checkpoint", "at_end")))
         if given is None and own is None:
+            self._newest(None, kept)
             if saves or wanted != "never":
-                self._without_directory(saving, wanted)
+                self._without_directory(saving, "auto" if kept else wanted)
             return None
         directory = as_path(given or own or "")
+        searches = given is None and wanted == "auto"
+        look = loading.newest(directory, searches=searches, accept=self._accept_own, say=self._say)
         loaded = None
-        if wanted != "auto" and int(os.environ.get("ORCHESTRATOR_ATTEMPT", "1")) > 1:
-            look = loading.newest(directory, searches=False, accept=self._accept_own, say=self._say)
-            loaded = self._load(look)  # what an earlier attempt saved is this run's own
-        if loaded is not None:
-            pass
-        elif wanted == "auto":
-            loaded = self._load(
-                loading.newest(
-                    directory, searches=given is None, accept=self._accept_own, say=self._say
-                )
-            )
-            if loaded is None:
+        if wanted == "auto" or kept is not None or memory.is_restart():
+            loaded = self._newest(look, kept)  # what an earlier attempt saved is this run's own
+            if loaded is None and wanted == "auto":
                 self._say(f"nothing to resume from in {directory}: starting anew")
-        elif wanted != "never":
+        if loaded is None and wanted not in ("auto", "never"):
             loaded = self._load_named(wanted)
         if not saves:
             return None

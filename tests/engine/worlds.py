@@ -35,6 +35,7 @@ class Job:
     config: dict[str, Any]
     env: dict[str, str] = field(default_factory=dict)
     own_disks: bool = False  # every node has outputs of its own
+    memory: str = ""  # a directory: each node has memory of its own in it, which outlives the ranks
     signal: int | None = None  # sent to the last rank, or to all if it is SIGKILL
     after_line: int = 3  # of the metrics of rank 0
     after_seconds: float = 0.0  # and so long after that
@@ -47,6 +48,9 @@ class Job:
 
     def experiment(self, node: int = 0) -> Path:
         return self.path / (f"node{node}" if self.own_disks else "") / NAME
+
+    def memory_of(self, node: int) -> Path:
+        return Path(self.memory, f"node{node}")
 
     def metrics(self, rank: int = 0, node: int = 0) -> list[dict[str, Any]]:
         path = self.experiment(node) / "outputs" / f"rank_{rank:02d}_metrics.jsonl"
@@ -107,6 +111,9 @@ def start(job: Job) -> list[int]:
                 "LOCAL_WORLD_SIZE": str(local_world),
                 **job.env,
             }
+            if job.memory:
+                env["ORCHESTRATOR_RESUME_DIR"] = str(job.memory_of(node))
+                job.memory_of(node).mkdir(parents=True, exist_ok=True)
             pid = os.fork()
             if pid == 0:
                 rank(job, job.path / f"out_{len(pids)}", env)

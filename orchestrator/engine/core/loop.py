@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -33,8 +34,10 @@ from orchestrator.engine.ranks import agreement, mesh, used_parts
 from orchestrator.engine.ranks.corruption import Comparison
 from orchestrator.engine.ranks.mesh import Mesh
 from orchestrator.engine.ranks.ranks import Ranks, gather
-from orchestrator.engine.saving import huggingface
+from orchestrator.engine.saving import checkpoint as whole_state
+from orchestrator.engine.saving import huggingface, ownership
 from orchestrator.engine.saving.checkpoint import Checkpoints
+from orchestrator.engine.saving.memory import Memory
 from orchestrator.errors import JobFailed, OrchestratorError, UsageError
 
 
@@ -123,6 +126,8 @@ class Loop:
     used: int = 0  # stands for the parts of the model that this rank used in this step
     modes: dict[nn.Module, bool] = field(default_factory=dict)  # of its parts: do they train?
     votes_late: bool = False  # after the step, not at its beginning
+    own: ownership.Run = field(default_factory=ownership.Run)
+    memory: Memory | None = None  # what outlives the ranks, where the launch has such a place
 
     def run(self) -> None:
         state, ranks, say = self.state, self.parts.ranks, self.reporter.say
@@ -147,6 +152,8 @@ class Loop:
             while not state.ended:
                 self._epoch()
             self._compare_copies(last=True)
+            if self.memory is not None:
+                self.memory.close()
             if self.checkpoints is not None:
                 if trains:
                     self._save_last(self.checkpoints)
@@ -219,6 +226,8 @@ class Loop:
         state.step += 1
         with phases("exposed_comm"):
             total = stepper.add_up(self.sums, self.used)
+        if self.memory is not None:
+            self.memory.settle()
         with phases("optimizer"):
             report = stepper.step(state.step, self.names, total)
         self.reporter.ledger.close(report)
@@ -290,6 +299,8 @@ class Loop:
                 policy.after_epoch()
             if policy.save:
                 self.save()
+        if self.memory is not None and self.memory.due(state.step):
+            self._keep(self.memory)
 
     def _compare_copies(self, *, last: bool = False) -> None:
         """Look at what is saved, too: a checkpoint is trusted once its step was found equal."""
@@ -359,6 +370,16 @@ class Loop:
                 f" {checkpoints.failed}",
                 "the weights of this run are lost; those of the checkpoints before it are there",
             )
+
+    def _keep(self, memory: Memory) -> None:
+        """Keep the state in memory: each rank its own, with the buffers as they are there."""
+        parts, state = self.parts, self.state
+        self.reporter.flush()
+        state.tokens = self.reporter.tokens
+        progress = progress_of(parts, state, self.scheduler, self.training.endless, self.own)
+        tensors = whole_state.state_of(parts.bare, parts.stepper)
+        local = {name: mesh.local_tensor(value) for name, value in tensors.items()}
+        memory.save(state.step, local, json.dumps(progress))
 
     def save(self) -> None:
         assert self.checkpoints is not None
@@ -457,6 +478,19 @@ def save(
 ) -> None:
     agreement.take_buffers_of_first(parts.bare)
     progress = {
+        **progress_of(parts, state, scheduler, endless, checkpoints.run),
+        "aliases": aliases_of(parts.bare),
+        "configs": configs_of(parts.bare) if checkpoints.writers.first else {},
+    }
+    best = state.best is not None and state.best_step == state.step
+    checkpoints.save(state.step, parts.bare, parts.stepper, progress, best=best)
+
+
+def progress_of(
+    parts: Parts, state: TrainState, scheduler: LrScheduler, endless: bool, run: ownership.Run
+) -> dict[str, Any]:
+    """Give all of the state that is no tensor, as JSON keeps it."""
+    return {
         "step": state.step,
         "position": state.position,
         "tokens": state.tokens,
@@ -464,12 +498,8 @@ def save(
         "state": dataclasses.asdict(state),
         "scheduler": scheduler.state(),
         "endless": endless,
-        "aliases": aliases_of(parts.bare),
-        "configs": configs_of(parts.bare) if checkpoints.writers.first else {},
-        "run": dataclasses.asdict(checkpoints.run),
+        "run": dataclasses.asdict(run),
     }
-    best = state.best is not None and state.best_step == state.step
-    checkpoints.save(state.step, parts.bare, parts.stepper, progress, best=best)
 
 
 def state_of(progress: Mapping[str, Any]) -> TrainState:

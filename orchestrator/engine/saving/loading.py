@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import json
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -20,9 +21,12 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from orchestrator import text
+from orchestrator.engine.ranks.mesh import local_tensor
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving.checkpoint import SEEN_WITHIN, Say, Steps, first_cause, state_of
-from orchestrator.engine.saving.ownership import saved_by
+from orchestrator.engine.saving.memory import Found
+from orchestrator.engine.saving.ownership import run_of, saved_by
 from orchestrator.engine.saving.reader import CheckpointReader, TensorPlanner
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.records import checkpoint_store
@@ -127,6 +131,43 @@ def verify(checkpoint: Checkpoint, readers: Readers) -> list[str]:
         [checkpoint.problem] if checkpoint.problem else []
     )
     return list(dict.fromkeys(problem for problems in gather(own) for problem in problems))
+
+
+# -- what is in memory -------------------------------------------------------------------------
+
+
+def newer_than(look: Look, found: Found) -> Look:
+    """Look at what the same run has saved on disk after the state that is in memory."""
+    kept = json.loads(found.state.notes.rest)
+
+    def later(checkpoint: Checkpoint) -> bool:
+        theirs, own = run_of(checkpoint.progress), run_of(kept)
+        same = theirs is not None and own is not None and theirs.id == own.id
+        return same and checkpoint.step > found.state.notes.step
+
+    return lambda: [checkpoint for checkpoint in look() if later(checkpoint)]
+
+
+def take(found: Found, where: Path, model: nn.Module, stepper: Steps, say: Say) -> Checkpoint:
+    """Go on from a state that was kept in memory."""
+    notes = found.state.notes
+    progress = json.loads(notes.rest)
+    stepper.prime(progress["stepper"])
+    state = state_of(model, stepper)
+    kept = found.state.tensors()
+    shapes = [
+        {name: (tuple(local_tensor(value).shape), value.dtype) for name, value in tensors.items()}
+        for tensors in (state, kept)
+    ]
+    if any(gather(shapes[0] != shapes[1])):
+        raise CheckFailed(f"the state of step {notes.step} in {where} does not fit this model")
+    for name, value in state.items():
+        local_tensor(value).copy_(kept[name])
+    stepper.restore(progress["stepper"])
+    elsewhere = f"; {found.travelled} ranks have it from another node" if found.travelled else ""
+    say(f"resuming after step {notes.step}, from memory ({where}): {text.size(found.size)}"
+        f" verified and read{elsewhere}")  # fmt: skip
+    return Checkpoint(where, notes.step, progress=progress)
 
 
 # -- what is looked at ----------------------------------------------------------------------------

@@ -225,6 +225,7 @@ ENGINE: dict[str, Change] = {
     "checkpoint.keep": Change("saving", 1, "files"),
     "checkpoint.best": Change("evaluating", "min eval_loss", "files"),
     "checkpoint.asynchronous": Change("saving", False, "copied"),
+    "checkpoint.memory_every": Change("alone", 3, "told"),
     "checkpoint.resume": Change("resumable", "auto", "told"),
     "profiling.enabled": Change("long", True, "files"),
     "profiling.wait": Change("traced", 1, "trace"),

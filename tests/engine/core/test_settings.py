@@ -32,7 +32,7 @@ READ: dict[str, tuple[str, dict[str, Any]]] = {
         {},
     ),
     "compile": ("enabled backend mode fullgraph dynamic", {"enabled": True}),
-    "checkpoint": ("steps seconds at_end directory keep best asynchronous resume", {}),
+    "checkpoint": ("steps seconds at_end directory keep best asynchronous memory_every resume", {}),
     "profiling": (
         "enabled wait warmup active record_shapes profile_memory with_stack",
         {"enabled": True},

@@ -1,0 +1,659 @@
+"""Keep the newest state of all ranks in memory, beside the compute, and find it after a restart.
+
+Each rank writes its shard below $ORCHESTRATOR_RESUME_DIR, which outlives the ranks. Of the ranks of
+a node that hold the same shard, one does; a shard that only one node holds is also sent to the next
+node. A state counts only if it is whole over all shards, and its files are written over only when
+the one after it is.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import math
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from orchestrator import text
+from orchestrator.config.schema import Config
+from orchestrator.engine.ranks.mesh import Mesh
+from orchestrator.engine.ranks.ranks import Ranks, gather
+from orchestrator.engine.saving import memory_file
+from orchestrator.engine.saving.memory_file import Damaged, Head, Notes, Slot, State
+from orchestrator.engine.saving.ownership import Run
+from orchestrator.errors import UsageError
+from orchestrator.permissions import others
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+VARIABLE = "ORCHESTRATOR_RESUME_DIR"
+MEMINFO = Path("/proc/meminfo")
+KEPT_FREE = 0.1  # of what is free now: for others, and for what is not counted
+MEASURED = 3  # states, before it is decided how often
+COST = 0.03  # of the training: the most that is spent where nobody has said how often
+
+
+def directory() -> Path | None:
+    """Return where states outlive the ranks; None where the launch gave no such place."""
+    value = os.environ.get(VARIABLE)
+    return Path(value) if value else None
+
+
+def is_restart() -> bool:
+    """Tell whether this is a further attempt of the job: what it saved on disk is its own."""
+    return int(os.environ.get("ORCHESTRATOR_ATTEMPT", "1")) > 1
+
+
+# -- who keeps what: pure -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank does for each state."""
+
+    writes: bool  # its shard, for its node
+    to: int | None = None  # the rank of the next node that gets a copy
+    sources: tuple[tuple[int, int], ...] = ()  # (shard, rank that sends it)
+
+
+def parts(places: Sequence[int], shards: Sequence[int]) -> list[Part]:
+    """Divide the work among the ranks, by the memory that each sees and the shard that it holds."""
+    writers: dict[int, dict[int, int]] = {}  # shard -> place -> the first rank there
+    members: dict[int, list[int]] = {}
+    for rank, (place, shard) in enumerate(zip(places, shards, strict=True)):
+        writers.setdefault(shard, {}).setdefault(place, rank)
+        members.setdefault(place, []).append(rank)
+    ring = sorted(members)
+    to: dict[int, int] = {}
+    sources: dict[int, list[tuple[int, int]]] = {}
+    for shard, by_place in sorted(writers.items()):
+        if len(by_place) > 1 or len(ring) == 1:
+            continue  # another node's own rank has it, or there is no other
+        ((place, writer),) = by_place.items()
+        there = members[ring[(ring.index(place) + 1) % len(ring)]]
+        to[writer] = there[members[place].index(writer) % len(there)]
+        sources.setdefault(to[writer], []).append((shard, writer))
+    return [
+        Part(writers[shard][place] == rank, to.get(rank), tuple(sources.get(rank, ())))
+        for rank, (place, shard) in enumerate(zip(places, shards, strict=True))
+    ]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file in the memory of a node, as it describes itself."""
+
+    shard: int
+    attempt: str
+    turn: int
+    step: int
+    file: str
+    head: Head
+    difference: str = ""  # why it is not this program's
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A state of which every shard is there."""
+
+    attempt: str
+    turn: int
+    step: int
+
+
+def newest_whole(held: Sequence[Sequence[Entry]], count: int) -> Whole | None:
+    """Return the newest state of which all shards are in the memory of some node."""
+    there: dict[tuple[str, int, int], set[int]] = {}
+    for entry in (entry for entries in held for entry in entries):
+        there.setdefault((entry.attempt, entry.turn, entry.step), set()).add(entry.shard)
+    whole = [key for key, shards in there.items() if shards >= set(range(count))]
+    return Whole(*max(whole)) if whole else None
+
+
+def source_of(
+    shard: int, place: int, whole: Whole, held: Sequence[Sequence[Entry]]
+) -> tuple[int, Entry]:
+    """Say from which place a rank takes its shard: its own, or else the first that has it."""
+    for there in (place, *range(len(held))):
+        for entry in held[there]:
+            if entry.shard == shard and Whole(entry.attempt, entry.turn, entry.step) == whole:
+                return there, entry
+    raise AssertionError("a whole state has all shards")
+
+
+# -- over all ranks -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """This rank's shard of the newest whole state, and where it came from."""
+
+    state: State
+    size: int  # of all shards that were read
+    travelled: int  # ranks that took theirs from another node
+
+
+class Memory:
+    """One per training. save() returns when the state is copied, or its copy is under way."""
+
+    def __init__(
+        self,
+        where: Path,
+        name: str,
+        shard: int,
+        fingerprint: Mapping[str, str],
+        say: Say,
+        *,
+        every: int | None = 1,
+        timeout: float = 600.0,
+    ) -> None:
+        self.where, self.name, self.shard, self.say = where, name, shard, say
+        self.fingerprint, self.every = fingerprint, every
+        self.rank, self.world = rank_and_world()
+        self.group = writing_group(dist.group.WORLD if self.world > 1 else None, timeout)
+        self.off = ""  # why nothing is kept any more
+        self.attempt, self.turn = "", 0
+        self.resumed: Whole | None = None
+        self.slots: dict[int, list[Slot]] = {}  # by shard; the first of each is written next
+        self.thread: threading.Thread | None = None
+        self.copied: torch.cuda.Event | None = None
+        self.needs: list[int] = []  # bytes of one state, by place
+        self.problem = ""
+        self.prepared = False
+        self.kept = 0  # states
+        self.stalled: list[float] = []
+        self.lap, self.seconds = time.perf_counter(), 0.0  # between two steps
+        self.measures: list[list[float]] = []  # of each state: stall, all of it, a step
+        self._meet()
+
+    def _meet(self) -> None:
+        """Learn which ranks share memory, and what each does."""
+        problem, identity = "", ""
+        try:
+            status = self.where.lstat()
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            identity = f"{boot} {status.st_dev} {status.st_ino}"
+            if not self.where.is_dir() or self.where.is_symlink():
+                problem = f"{self.where} is no directory"
+            elif who := others(status):
+                problem = f"{self.where} {who}"
+        except OSError as error:
+            problem = f"{self.where}: {error.strerror}"
+        met = self._everyone((problem, identity, self.shard))
+        self._stop_if([problem for problem, _, _ in met])
+        known = list(dict.fromkeys(identity for _, identity, _ in met))
+        self.places = [known.index(identity) for _, identity, _ in met]
+        self.shards = [shard for _, _, shard in met]
+        self.count = len(set(self.shards))
+        self.place = self.places[self.rank]
+        self.first = self.places.index(self.place) == self.rank
+        self.part = parts(self.places, self.shards)[self.rank]
+
+    def _everyone(self, what: T) -> list[T]:
+        return gather(what, self.group) if self.world > 1 else [what]
+
+    def _stop_if(self, problems: Sequence[str]) -> None:
+        """Keep nothing from now on if a rank cannot; all hear of it, and training goes on."""
+        if self.off or not any(problems):
+            return
+        rank, why = next((rank, why) for rank, why in enumerate(problems) if why)
+        self.off = why
+        self.say(
+            f"WARNING: no state is kept in memory from now on: {why} (rank {rank}); a restart goes"
+            " on from the newest checkpoint on disk"
+        )
+
+    # -- finding what an earlier attempt has kept -------------------------------------------------
+
+    def find(self) -> Found | None:
+        """Read the newest state that is whole over all ranks and verifies. Every rank calls it."""
+        if self.off:
+            return None
+        listed = self._everyone(list(self._entries()) if self.first else None)
+        held = [entries for entries in listed if entries is not None]
+        latest = max((entry.attempt for entries in held for entry in entries), default="")
+        self.attempt = self._everyone(next_attempt(latest))[0]
+        strange = next((e.difference for entries in held for e in entries if e.difference), "")
+        own = [[entry for entry in entries if not entry.difference] for entries in held]
+        if strange and not any(own):
+            self.say(f"what is in memory is passed over: {strange}")
+        while (whole := newest_whole(own, self.count)) is not None:
+            found, bad = self._read(whole, own)
+            if found is not None:
+                self.resumed = whole
+                return found
+            own = [
+                [e for e in own[place] if (place, e.file) not in bad] for place in range(len(own))
+            ]
+        if any(own):
+            there = {entry.shard for entries in own for entry in entries}
+            lost = sorted(set(range(self.count)) - there)
+            what = f"shard {lost[0]} of {self.count} is lost" if lost else "shards of several steps"
+            self.say(f"what is in memory is passed over: no state is whole over all ranks ({what})")
+        return None
+
+    def _entries(self) -> Iterator[Entry]:
+        """Look at the files in the memory of this node."""
+        for path in sorted(self.where.iterdir()):
+            named = re.fullmatch(rf"{re.escape(self.name)}\.([0-9]{{1,6}})\.[01]", path.name)
+            if named is None:
+                continue
+            try:
+                head, notes = memory_file.look(path)
+            except Damaged:
+                continue  # it was being written when its rank ended: that is what the other is for
+            yield Entry(int(named[1]), notes.attempt, notes.turn, notes.step, path.name, head,
+                        difference(notes.fingerprint, self.fingerprint))  # fmt: skip
+
+    def _read(
+        self, whole: Whole, held: Sequence[Sequence[Entry]]
+    ) -> tuple[Found | None, set[tuple[int, str]]]:
+        """Bring each rank its shard, and verify it; or name the files that are damaged."""
+        sources = [
+            source_of(shard, place, whole, held)
+            for shard, place in zip(self.shards, self.places, strict=True)
+        ]
+        members = {place: [r for r, p in enumerate(self.places) if p == place]
+                   for place in self.places}  # fmt: skip
+        waiting: list[tuple[Any, Any]] = []
+        for rank, (place, entry) in enumerate(sources):
+            server = members[place][rank % len(members[place])]
+            if place != self.places[rank] and server == self.rank:
+                waiting += self._send(rank, entry)
+        place, entry = sources[self.rank]
+        problem, state = "", None
+        try:
+            if place == self.place:
+                content = memory_file.read(self.where / entry.file)
+            else:
+                content = self._fetch(members[place][self.rank % len(members[place])], entry)
+            state = memory_file.verified(*content)
+        except Damaged as error:
+            problem = str(error)
+        for work, _ in waiting:
+            work.wait()
+        answers = self._everyone(problem)
+        bad = {(sources[rank][0], sources[rank][1].file)
+               for rank, problem in enumerate(answers) if problem}  # fmt: skip
+        if bad:
+            rank, why = next((rank, why) for rank, why in enumerate(answers) if why)
+            self.say(f"WARNING: in memory, the state of step {whole.step} cannot be trusted as rank"
+                     f" {rank} has it: {why}; trying another")  # fmt: skip
+        if bad or state is None:
+            return None, bad
+        sizes = self._everyone(entry.head.size)
+        travelled = sum(there != own for (there, _), own in zip(sources, self.places, strict=True))
+        return Found(state, sum(sizes), travelled), bad
+
+    def _send(self, rank: int, entry: Entry) -> list[tuple[Any, Any]]:
+        """Send a file of this node to a rank of another one; what cannot be read, as zeros."""
+        try:
+            _, notes, payload = memory_file.read(self.where / entry.file)
+        except Damaged:
+            notes, payload = (
+                bytes(entry.head.notes),
+                torch.zeros(entry.head.size, dtype=torch.uint8),
+            )
+        messages = payload[: entry.head.size], as_tensor(notes)
+        return [(dist.isend(message, rank, self.group), message) for message in messages]
+
+    def _fetch(self, rank: int, entry: Entry) -> tuple[Head, bytes, Tensor]:
+        payload = torch.empty(entry.head.size, dtype=torch.uint8)
+        notes = torch.empty(entry.head.notes, dtype=torch.uint8)
+        for message in (payload, notes):
+            dist.recv(message, rank, self.group)
+        return entry.head, as_bytes(notes), payload
+
+    # -- keeping ------------------------------------------------------------------------------
+
+    def due(self, step: int) -> bool:
+        """Tell whether a state is to be kept after this step; all ranks come to the same answer."""
+        now = time.perf_counter()
+        self.lap, self.seconds = now, now - self.lap
+        if self.off:
+            return False
+        if self.every is None:
+            self.wait()
+            if len(self.measures) < MEASURED:
+                return True
+            self.every = affordable(self.measures[1:])
+            if self.every > 1:
+                self.say(f"a state is kept in memory every {self.every} steps: more often would"
+                         f" cost more than {COST:.0%} (checkpoint.memory_every)")  # fmt: skip
+        return step % self.every == 0
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], rest: str) -> None:
+        """Keep a state; the one before has to be done first. Every rank calls it."""
+        began = time.perf_counter()
+        self.wait()
+        places, size = memory_file.laid_out(tensors)
+        if not self.prepared:
+            self._prepare(size)
+        if self.off:
+            return
+        self.turn += 1
+        problem, payload = "", None
+        notes = Notes(step, self.attempt, self.turn, self.fingerprint, places, rest)
+        if self.part.writes:
+            try:
+                payload = self.slots[self.shard][0].begin(size)
+                targets = [memory_file.tensor_at(place, payload) for place in places]
+                self.copied = copied_out(list(tensors.values()), targets)
+            except OSError as error:
+                problem = error.strerror or str(error)
+        stall = time.perf_counter() - began
+        self.stalled.append(stall)
+        self.thread = threading.Thread(
+            target=self._finish, args=(payload, notes, problem, began, stall), daemon=True
+        )
+        self.thread.start()
+
+    def settle(self) -> None:
+        """Let no GPU change the tensors before they are copied. Called before they change."""
+        if self.copied is not None:
+            torch.cuda.current_stream().wait_event(self.copied)
+
+    def wait(self) -> None:
+        """Wait for the state that is being kept."""
+        if self.thread is None:
+            return
+        self.thread.join()
+        self.thread = self.copied = None
+        if self.problem:
+            self._stop_if([self.problem])
+
+    def distrust(self, after: int) -> None:
+        """Remove the states of later steps: digests only say that files are as they were written.
+
+        One that is being written just now goes with its file.
+        """
+        for path in self.where.glob(f"{self.name}.*"):
+            try:
+                trusted = memory_file.look(path)[1].step <= after
+            except Damaged:
+                trusted = False
+            if not trusted:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End, and leave the states where they are: the launch removes them with the directory."""
+        self.wait()
+        if self.kept > 1:
+            mean = sum(self.stalled[1:]) / len(self.stalled[1:])
+            self.say(f"{self.kept} states were kept in memory; training waited {mean * 1e3:,.1f} ms"
+                     " for each")  # fmt: skip
+
+    def _prepare(self, size: int) -> None:
+        """Find room for two states of each shard, or say that there is none."""
+        sizes = self._everyone(size if self.part.writes else 0)
+        every = parts(self.places, self.shards)
+        needs = [0] * (max(self.places) + 1)
+        for rank, part in enumerate(every):
+            needs[self.places[rank]] += sizes[rank] + sum(
+                sizes[source] for _, source in part.sources
+            )
+        own = [self.shard] * self.part.writes + [shard for shard, _ in self.part.sources]
+        for shard in own:
+            files = [Slot(self.where / f"{self.name}.{shard}.{index}") for index in range(2)]
+            self.slots[shard] = files[::-1] if is_newer(files, self.resumed) else files
+        need = 2 * needs[self.place]
+        lacking = short_of(self.where, need, self.name) if self.first else ""
+        self._stop_if(self._everyone(lacking))
+        self.needs = needs
+        self.prepared = True
+        if not self.off:
+            self._say_size()
+
+    def _finish(
+        self, payload: Tensor | None, notes: Notes, problem: str, began: float, stall: float
+    ) -> None:
+        """Make the state whole, on this node and the next; in a thread, with a group of its own."""
+        head, packed = Head(), b""
+        try:
+            if payload is not None and not problem:
+                if self.copied is not None:
+                    self.copied.synchronize()
+                packed = notes.packed()
+                head = self.slots[self.shard][0].finish(payload, notes.turn, packed)
+        except OSError as error:
+            problem = error.strerror or str(error)
+        try:
+            problem = self._exchange(head, packed, payload) or problem
+            busy = time.perf_counter() - began
+            numbers = torch.tensor([float(bool(problem)), stall, busy, self.seconds])
+            if self.world > 1:
+                dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.group)
+        except (RuntimeError, Damaged) as error:  # a rank is gone: training will end over that
+            self.problem = (str(error).splitlines() or ["a rank is gone"])[0]
+            return
+        failed, *measures = numbers.tolist()
+        if failed:
+            self.problem = problem or "another rank could not keep its shard"
+            return
+        self.measures.append(measures)
+        self.kept += 1
+        for files in self.slots.values():
+            files.reverse()
+        if self.kept == 1 and self.first:
+            self._remove_others()
+
+    def _exchange(self, head: Head, notes: bytes, payload: Tensor | None) -> str:
+        """Send the own shard to the next node, and receive those of the node before."""
+        sent: list[tuple[Any, Tensor]] = []
+        if self.part.to is not None:
+            messages = [as_tensor(head.packed())]
+            if head.size and payload is not None:
+                messages += [payload, as_tensor(notes)]
+            sent = [(dist.isend(message, self.part.to, self.group), message)
+                    for message in messages]  # fmt: skip
+        problem = ""
+        for shard, source in self.part.sources:
+            problem = self._receive(shard, source) or problem
+        for work, _ in sent:
+            work.wait()
+        return problem
+
+    def _receive(self, shard: int, source: int) -> str:
+        first = torch.empty(memory_file.HEAD_SIZE, dtype=torch.uint8)
+        dist.recv(first, source, self.group)
+        head = Head.unpacked(as_bytes(first))
+        if not head.size:
+            return ""  # the rank that sends knows why
+        slot, problem = self.slots[shard][0], ""
+        try:
+            payload = slot.begin(head.size)
+        except OSError as error:
+            payload, problem = torch.empty(head.size, dtype=torch.uint8), str(error)
+        notes = torch.empty(head.notes, dtype=torch.uint8)
+        for message in (payload, notes):
+            dist.recv(message, source, self.group)
+        if not problem:
+            try:
+                slot.publish(head, as_bytes(notes))
+            except OSError as error:
+                problem = str(error)
+        return problem
+
+    def _remove_others(self) -> None:
+        """Remove what ranks of an earlier layout have left here: all that counts is whole now."""
+        every = zip(self.places, self.shards, parts(self.places, self.shards), strict=True)
+        shards = set()
+        for place, shard, part in every:
+            if place == self.place:
+                shards |= {shard} if part.writes else set()
+                shards |= {shard for shard, _ in part.sources}
+        own = {f"{self.name}.{shard}.{index}" for shard in shards for index in range(2)}
+        for path in self.where.glob(f"{self.name}.*"):
+            if path.name not in own and re.fullmatch(r"[0-9]+\.[01]", path.name.partition(".")[2]):
+                path.unlink(missing_ok=True)
+
+    def _say_size(self) -> None:
+        part = parts(self.places, self.shards)
+        copied = ""
+        if any(part.to is not None for part in part):
+            copied = "; each node holds a copy of the one before it"
+        elif len(set(self.places)) > 1:
+            copied = "; each shard is on several nodes anyway, nothing is sent"
+        often = f"every {self.every} steps" if self.every and self.every > 1 else "every step"
+        self.say(
+            f"the state will be kept in memory {often}, in {self.where}: up to"
+            f" {text.size(2 * max(self.needs))} on a node, for two states{copied}"
+        )
+
+
+# -- of a training ------------------------------------------------------------------------------
+
+
+def of_training(
+    model: nn.Module, mesh: Mesh, ranks: Ranks, config: Config, optimizer: str, run: Run,
+    number: int, say: Say,
+) -> Memory | None:  # fmt: skip
+    """Open what outlives the ranks, if the launch gave a place for it and nobody refused."""
+    where, every = directory(), config.checkpoint.memory_every
+    if where is None or every == 0:
+        if every:
+            say(f"checkpoint.memory_every does nothing here: {VARIABLE} is not set, which a launch"
+                " with --max-restarts does")  # fmt: skip
+        return None
+    shard, count = shard_of(model, mesh, ranks)
+    layout = f"{mesh.strategy} in {count} shards"
+    own = {"program": run.program, "model": run.model, "optimizer": optimizer, "layout": layout}
+    timeout = config.distributed.timeout
+    return Memory(where, f"trainer{number}", shard, own, say, every=every, timeout=timeout)
+
+
+def shard_of(model: nn.Module, mesh: Mesh, ranks: Ranks) -> tuple[int, int]:
+    """Return this rank's shard, and how many there are: copies of the parameters hold the same.
+
+    Not where the model has buffers: each rank has the running statistics of its own batches.
+    """
+    kept = model.state_dict().keys()
+    if mesh.copies == 1 or any(name in kept for name, _ in model.named_buffers()):
+        return ranks.rank, ranks.world
+    if mesh.mesh is None:
+        return 0, 1
+    return int(mesh.mesh.get_local_rank(-1)), int(mesh.mesh.size(-1))
+
+
+# -- small parts --------------------------------------------------------------------------------
+
+
+def rank_and_world() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError(
+            "a state is kept in memory by all ranks together, and they have no process group yet",
+            "torch.distributed.init_process_group() comes first",
+        )
+    return 0, 1
+
+
+@functools.cache
+def writing_group(world: dist.ProcessGroup | None, timeout: float) -> dist.ProcessGroup | None:
+    """Make a group for the threads that keep states, once for each process group."""
+    if world is None:
+        return None
+    group: dist.ProcessGroup | None = dist.new_group(
+        backend="gloo", timeout=datetime.timedelta(seconds=timeout)
+    )
+    return group
+
+
+def next_attempt(latest: str) -> str:
+    """Name an attempt of the job, so that later ones sort behind; two of them never mix."""
+    number = latest.partition("-")[0]
+    return f"{(int(number) if number.isdecimal() else 0) + 1:06d}-{secrets.token_hex(4)}"
+
+
+def difference(found: Mapping[str, str], own: Mapping[str, str]) -> str:
+    """Say in which way a state is not this program's; nothing, if it is."""
+    for key, value in own.items():
+        if found.get(key) != value:
+            return f"it is of another {key} ({found.get(key, 'unknown')}, here {value})"
+    return ""
+
+
+def is_newer(files: Sequence[Slot], resumed: Whole | None) -> bool:
+    """Tell whether the first of two files holds what must not be written over next."""
+    held = []
+    for slot in files:
+        try:
+            _, notes = memory_file.look(slot.path)
+            held.append((notes.attempt, notes.turn))
+        except Damaged:
+            held.append(("", -1))
+    if resumed is not None and (own := (resumed.attempt, resumed.turn)) in held:
+        return held[0] == own
+    return held[0] > held[1]
+
+
+def short_of(where: Path, need: int, name: str) -> str:
+    """Say what is lacking for so many bytes, beside those that our files have already."""
+    have = sum(path.stat().st_blocks * 512 for path in where.glob(f"{name}.*"))
+    free = {"free there": shutil.disk_usage(where).free, "available": available()}
+    what, least = min(free.items(), key=lambda item: item[1])
+    if need - have <= least * (1 - KEPT_FREE):
+        return ""
+    return (
+        f"two states of this node's ranks take {text.size(need)} of memory in {where}, and"
+        f" {text.size(least + have)} are {what} on {os.uname().nodename}"
+    )
+
+
+def available() -> int:
+    for line in MEMINFO.read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62
+
+
+def affordable(measures: Sequence[Sequence[float]]) -> int:
+    """Say every how many steps a state is to be kept, so that it costs what COST allows at most."""
+    every = []
+    for stall, busy, seconds in measures:
+        step = max(seconds - stall, 1e-6)
+        every.append(max(1, math.ceil(stall / (COST * step)), math.ceil(busy / step)))
+    return min(every)
+
+
+def copied_out(tensors: Sequence[Tensor], targets: Sequence[Tensor]) -> torch.cuda.Event | None:
+    """Copy to the host; from a GPU on a stream of its own, with the event that ends it."""
+    gpu = next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)
+    if gpu is None:
+        for tensor, target in zip(tensors, targets, strict=True):
+            target.copy_(tensor)
+        return None
+    stream = side_stream(gpu)
+    stream.wait_stream(torch.cuda.current_stream(gpu))
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        for tensor, target in zip(tensors, targets, strict=True):
+            target.copy_(tensor, non_blocking=True)
+        done.record(stream)
+    return done
+
+
+@functools.cache
+def side_stream(gpu: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
+
+
+def as_tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def as_bytes(data: Tensor) -> bytes:
+    return data.numpy().tobytes()

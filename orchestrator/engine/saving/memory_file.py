@@ -1,0 +1,261 @@
+"""One shard of a training's state in memory: a file that outlives the process that wrote it.
+
+A file is whole, or it is nothing: its first block, which says what is in it, is cleared before
+anything else changes and is written last. So a shard has two of them, filled in turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import mmap
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orchestrator.engine.ranks.agreement import hash_of
+
+BLOCK = 4096  # what stands before the tensors; they begin on a page
+ALIGNED = 64  # bytes; each tensor begins at a multiple, whatever its dtype
+HEAD = struct.Struct("<8sQQQqI")
+MAGIC = b"orchmem1"
+FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+LARGEST_NOTES = 1 << 28
+DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+
+
+class Damaged(Exception):
+    """A file that is not whole, in words."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the first block says: how much follows it, and the digests of both parts."""
+
+    turn: int = 0
+    size: int = 0  # of the tensors; 0: nothing follows
+    notes: int = 0
+    digest: int = 0  # of the tensors
+    crc: int = 0  # of the notes
+
+    def packed(self) -> bytes:
+        head = HEAD.pack(MAGIC, self.turn, self.size, self.notes, self.digest, self.crc)
+        return head + zlib.crc32(head).to_bytes(4, "little")
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Head:
+        """Read it; one that was cleared, or is not whole, raises Damaged."""
+        head, crc = data[: HEAD.size], data[HEAD.size : HEAD.size + 4]
+        if len(crc) < 4 or zlib.crc32(head) != int.from_bytes(crc, "little"):
+            raise Damaged("it was not written to its end")
+        magic, *values = HEAD.unpack(head)
+        own = cls(*values)
+        if magic != MAGIC or own.notes > LARGEST_NOTES or own.size > 1 << 50:
+            raise Damaged("it is none of ours")
+        return own
+
+
+HEAD_SIZE = HEAD.size + 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What stands beside the tensors: whose they are, and all of the state that is no tensor."""
+
+    step: int
+    attempt: str  # of the job; later ones sort behind
+    turn: int  # counts the states of an attempt
+    fingerprint: Mapping[str, str]  # of the program, its model and its layout
+    tensors: tuple[Place, ...]
+    rest: str
+
+    def packed(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Notes:
+        try:
+            values = json.loads(data)
+            places = (
+                Place(str(own["name"]), str(own["dtype"]), tuple(map(int, own["shape"])),
+                      int(own["offset"]))
+                for own in values["tensors"]
+            )  # fmt: skip
+            known = {str(key): str(value) for key, value in values["fingerprint"].items()}
+            return cls(int(values["step"]), str(values["attempt"]), int(values["turn"]), known,
+                       tuple(places), str(values["rest"]))  # fmt: skip
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise Damaged(f"its notes make no sense ({error})") from None
+
+
+def laid_out(tensors: Mapping[str, Tensor]) -> tuple[tuple[Place, ...], int]:
+    """Give each tensor its place; and the size of all."""
+    places, offset = [], 0
+    for name, tensor in tensors.items():
+        places.append(Place(name, str(tensor.dtype), tuple(tensor.shape), offset))
+        size = tensor.numel() * tensor.element_size()
+        offset += -(-size // ALIGNED) * ALIGNED
+    return tuple(places), max(offset, ALIGNED)
+
+
+def tensor_at(place: Place, payload: Tensor) -> Tensor:
+    """Return the part of the bytes that a tensor lies in, as that tensor."""
+    dtype = DTYPES.get(place.dtype)
+    if dtype is None or any(length < 0 for length in place.shape):
+        raise Damaged(f"{place.name!r} is no tensor")
+    size = math.prod(place.shape) * dtype.itemsize
+    if not 0 <= place.offset <= place.offset + size <= payload.numel() or place.offset % ALIGNED:
+        raise Damaged(f"{place.name!r} lies outside of it")
+    return payload[place.offset : place.offset + size].view(dtype).view(place.shape)
+
+
+@dataclass(frozen=True)
+class State:
+    """A shard as it was kept."""
+
+    notes: Notes
+    payload: Tensor  # all bytes
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {place.name: tensor_at(place, self.payload) for place in self.notes.tensors}
+
+
+class Slot:
+    """A file to be written, mapped into this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = -1
+        self.room = 0
+        self.mapped: Tensor | None = None
+
+    def reserve(self, size: int) -> None:
+        """Have the memory for so many bytes of tensors; OSError says that there is none.
+
+        The pages are taken here: a write into a mapping that memory is missing for ends in SIGBUS.
+        """
+        if self.mapped is not None and self.room >= size:
+            return
+        self.close()
+        self.descriptor = os.open(self.path, FLAGS | os.O_RDWR | os.O_CREAT, 0o600)
+        status = os.fstat(self.descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise OSError(f"{self.path} is no plain file of its own")
+        os.posix_fallocate(self.descriptor, 0, BLOCK + size)
+        view = mmap.mmap(self.descriptor, BLOCK + size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self.mapped, self.room = torch.frombuffer(view, dtype=torch.uint8), size
+        pin(self.mapped)
+
+    def begin(self, size: int) -> Tensor:
+        """Let the old state go, and return the memory for the tensors of the new one."""
+        self.reserve(size)
+        os.pwrite(self.descriptor, bytes(HEAD_SIZE), 0)
+        assert self.mapped is not None
+        return self.mapped[BLOCK : BLOCK + size]
+
+    def finish(self, payload: Tensor, turn: int, notes: bytes) -> Head:
+        """Make whole what the tensors were copied into."""
+        head = Head(turn, payload.numel(), len(notes), hash_of(payload), zlib.crc32(notes))
+        self.publish(head, notes)
+        return head
+
+    def publish(self, head: Head, notes: bytes) -> None:
+        written = os.pwrite(self.descriptor, notes, BLOCK + head.size)
+        if written != len(notes):
+            raise OSError(f"{self.path}: no memory is left")
+        os.pwrite(self.descriptor, head.packed(), 0)
+
+    def close(self) -> None:
+        if self.mapped is not None:
+            unpin(self.mapped)
+            self.mapped = None
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def pin(memory: Tensor) -> None:
+    """Let a GPU copy into it by itself. Where it may not, copies are slower and no less right."""
+    if torch.cuda.is_available():
+        with contextlib.suppress(RuntimeError):
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+
+
+def unpin(memory: Tensor) -> None:
+    if torch.cuda.is_available():
+        with contextlib.suppress(RuntimeError):
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            runtime.cudaHostUnregister(memory.data_ptr())
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def look(path: Path) -> tuple[Head, Notes]:
+    """Read what a file says of itself; Damaged says why it is not whole."""
+    with opened(path) as descriptor:
+        head = Head.unpacked(os.pread(descriptor, HEAD_SIZE, 0))
+        data = os.pread(descriptor, head.notes, BLOCK + head.size)
+    return head, checked_notes(head, data)
+
+
+def checked_notes(head: Head, data: bytes) -> Notes:
+    if len(data) != head.notes or zlib.crc32(data) != head.crc:
+        raise Damaged("its notes are damaged")
+    return Notes.unpacked(data)
+
+
+def read(path: Path) -> tuple[Head, bytes, Tensor]:
+    """Map a file's tensors, and read its notes; nothing is compared with its digest yet."""
+    with opened(path) as descriptor:
+        head = Head.unpacked(os.pread(descriptor, HEAD_SIZE, 0))
+        notes = os.pread(descriptor, head.notes, BLOCK + head.size)
+        if os.fstat(descriptor).st_size < BLOCK + head.size:
+            raise Damaged("a part of it is missing")
+        # A copy on write: torch wants memory that may be written.
+        view = mmap.mmap(descriptor, BLOCK + head.size, access=mmap.ACCESS_COPY)
+    return head, notes, torch.frombuffer(view, dtype=torch.uint8)[BLOCK:]
+
+
+def verified(head: Head, notes: bytes, payload: Tensor) -> State:
+    """Compare with the digests; Damaged says what does not fit."""
+    own = checked_notes(head, notes)
+    if payload.numel() != head.size or hash_of(payload) != head.digest:
+        raise Damaged("it is damaged: its digest is another")
+    return State(own, payload)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Any:
+    """Open a file that nobody else could have written."""
+    try:
+        descriptor = os.open(path, FLAGS | os.O_RDONLY)
+    except OSError as error:
+        raise Damaged(error.strerror or str(error)) from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise Damaged("it is no plain file of ours")
+        yield descriptor
+    finally:
+        os.close(descriptor)
