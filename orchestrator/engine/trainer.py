@@ -366,9 +366,7 @@ class Trainer:
         at_least("patience", patience, 1)
         best = best or self.config.checkpoint.best
         saves = bool(saving or best)
-        first, self._number = not self._number, self._number or next(NUMBERS)
-        kept = self._kept() if first else None
-        checkpoints = self._resumed(save_to, keep, resume, kept, saving=saves)
+        checkpoints = self._resumed(save_to, keep, resume, self._kept(), saving=saves)
         watched = Best(best, patience or self.config.training.patience, self.state)
         training, held_out = self._data(train_loader, val_loader)
         policy = StopPolicy(
@@ -589,7 +587,13 @@ class Trainer:
         return loaded
 
     def _kept(self) -> Found | None:
-        """Open the memory that outlives the ranks, and find what an earlier attempt left there."""
+        """Open the memory that outlives the ranks, and find what an earlier attempt left there.
+
+        Only once: later on nobody knows more than this Trainer itself.
+        """
+        if self._number:
+            return None
+        self._number = next(NUMBERS)
         optimizer = type(self.optimizer).__name__
         self._memory = memory.of_training(
             self.bare, self.mesh, self.ranks, self.config, optimizer, self._run, self._number,
