@@ -111,7 +111,7 @@ class Cascade:
                     self.reached[at].channel.tell(EndGiving())
         if len(self.direct) > 1:
             others = plural(len(self.direct) - 1, "other node")
-            self.say(f"the same holds for {others}: {listed(self.direct[1:])}")
+            self.say(f"files were sent from here to {others}, too: {listed(self.direct[1:])}")
         return results
 
     def find_givers(self) -> None:
@@ -180,7 +180,7 @@ class Cascade:
             self.direct.append(here)
             if len(self.direct) == 1:
                 why = why.encode("ascii", "replace").decode()[:200]
-                self.say(f"{here} cannot take the code from {there} ({why}): it is sent from here")
+                self.say(f"{here} cannot take files from {there} ({why}): they are sent from here")
 
 
 def parent(at: int) -> int:

@@ -1,0 +1,111 @@
+"""Code goes from host to host where there are many; firewalls and lost hosts are passed by."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config.launch import LaunchArguments, Where
+from orchestrator.errors import NodeError
+from orchestrator.head.code.fanout import Fanout, Sent, send_tree
+from orchestrator.head.code.listing import Rules
+from orchestrator.head.code.scan import Limits, Scan
+from orchestrator.head.connect.reach import Reached
+from orchestrator.head.launch.nodes import try_all
+from orchestrator.head.launch.request import resolve
+from tests.clusters.netns import NetnsCluster
+from tests.clusters.require import require_namespaces
+from tests.launching import Head
+
+HOSTS = 7  # the head sends to two, these to four, and one of those to the last
+SIZE = 12_000_000
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetnsCluster]:
+    require_namespaces()
+    with NetnsCluster(HOSTS, tmp_path_factory.mktemp("fanout")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree that no host has yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    for number in range(20):
+        (tmp_path / "work" / f"{number}").write_bytes(os.urandom(SIZE // 20))
+    return tmp_path / "work"
+
+
+def left_the_head(hosts: NetnsCluster) -> int:
+    counter = Path(f"/sys/class/net/orc{hosts.addresses[0].split('.')[2]}/statistics/tx_bytes")
+    return int(counter.read_text())
+
+
+@contextmanager
+def reached(hosts: NetnsCluster) -> Iterator[tuple[Reached, ...]]:
+    where = Where(nodes=hosts.node_list, ssh_config=hosts.ssh_config)
+    nodes = try_all(resolve(LaunchArguments(program=("true",), where=where)))
+    assert not nodes.lost
+    try:
+        yield nodes.reached
+    finally:
+        for node in nodes.reached:
+            node.channel.connection.close()
+
+
+@contextmanager
+def walled(hosts: NetnsCluster, host: int) -> Iterator[None]:
+    """A firewall before one host lets SSH in, and nothing else."""
+    for words in (
+        "add table inet wall",
+        "add chain inet wall in { type filter hook input priority 0 ; }",
+        "add rule inet wall in tcp dport != 22 ct state new drop",
+    ):
+        hosts.exec(host, ["nft", words])
+    yield
+    hosts.exec(host, ["nft", "delete table inet wall"])
+
+
+def test_the_code_of_a_launch(hosts: NetnsCluster, work: Path) -> None:
+    """Two copies leave the head."""
+    head = Head(hosts, work)
+    head.script("it.py", "import os; print('it has', len(os.listdir('.')), flush=True)")
+    before = left_the_head(hosts)
+    command = head.run("--sync", "always", "--nproc", "1", "--set", "sync.fanout=3", "it.py")
+    sent = left_the_head(hosts) - before
+    assert 2 * SIZE < sent < 2 * SIZE + HOSTS * 500_000, sent  # our program goes to each
+    assert "sent from here" not in command.text
+    assert all(f"rank{rank} | it has 21" in command.text for rank in range(HOSTS)), command.text
+
+
+def test_a_firewall_and_a_host_that_is_lost(hosts: NetnsCluster, work: Path) -> None:
+    """The hosts behind them get it from the head within seconds."""
+    tree = Scan(os.fsencode(work), Rules(), Limits()).tree()
+    said: list[str] = []
+    for host in range(2):
+        hosts.slow(host, "100mbit")
+    try:
+        with reached(hosts) as nodes, walled(hosts, 0):
+            began = time.monotonic()
+            results = send_tree(nodes, tree, lambda _: hosts.cut(2), Fanout(3, 0), said.append)
+            took = time.monotonic() - began
+    finally:
+        hosts.restore(2)
+        for host in range(2):
+            hosts.unslow(host)
+    assert isinstance(results.pop(2), NodeError)
+    assert results == [Sent(tree.files, tree.size)] * (HOSTS - 1)
+    assert took < 40, took
+    text = "\n".join(said)
+    assert len(said) == 2, text
+    assert "cannot take files from" in said[0]
+    assert hosts.addresses[3] in text  # behind the first, which has a firewall
+    assert hosts.addresses[6] in text  # behind the lost one
+    assert not {hosts.addresses[at] for at in (0, 1, 4, 5)} & {*said[1].split(": ")[1].split(", ")}
