@@ -67,6 +67,11 @@ def verify_command(
 @click.command("doctor", cls=GroupedCommand, params=[*launch_options("doctor"), PROGRAM])
 @click.option("--quick", is_flag=True, help="Run only the checks that every launch runs.")
 @click.option(
+    "--history",
+    is_flag=True,
+    help="Examine nothing; tell what each node did wrong in earlier jobs of yours.",
+)
+@click.option(
     "--fix-hints/--no-fix-hints", "hints", default=True, help="Say how to fix each problem."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -74,17 +79,19 @@ def verify_command(
     "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
 )
 def doctor_command(
-    quick: bool, hints: bool, as_json: bool, color: bool | None, **params: Any
+    quick: bool, history: bool, hints: bool, as_json: bool, color: bool | None, **params: Any
 ) -> int:
     """Examine all nodes, alone and with each other; exit code 3 if a launch would fail.
 
     With SCRIPT, its copies on the nodes are compared too.
     """
     from orchestrator.head.commands import doctor
+    from orchestrator.head.commands import history as incidents
 
-    return doctor.examine(
-        arguments_from(params), full=not quick, hints=hints, as_json=as_json, color=color
-    )
+    arguments = arguments_from(params)
+    if history:
+        return incidents.show(arguments.where.node_list, as_json=as_json)
+    return doctor.examine(arguments, full=not quick, hints=hints, as_json=as_json, color=color)
 
 
 @click.command("bootstrap", cls=GroupedCommand, params=[*launch_options("nodes")])

@@ -74,6 +74,13 @@ KINDS = {
     "stopped": ("it was stopped", ""),
 }
 
+# What a machine can be the cause of; the rest is the program's, on whatever rank it happens.
+OF_MACHINES = (
+    *("lost", "signal", "out_of_memory", "shared_memory", "disk_full", "environment"),
+    *("communication", "link", "corruption", "torchrun", "supervisor", "hang"),
+)
+OF_DEVICES = re.compile(r"CUDA error|HIP error|NCCL error|\bNVML|\bECC\b|Input/output error")
+
 EVERYWHERE = (  # where no node has what is missing
     "no node has it: install it on all of them for the Python that the job runs (--python chooses"
     " another), or say where it is with --env PYTHONPATH=DIR"
@@ -203,3 +210,8 @@ def fix_of(kind: str, message: str = "") -> str:
 
 def title(kind: str) -> str:
     return KINDS.get(kind, (kind, ""))[0]
+
+
+def of_a_machine(kind: str, message: str) -> bool:
+    """Tell whether the machine can be the cause of such a failure, and not the program alone."""
+    return kind in OF_MACHINES or bool(OF_DEVICES.search(message))

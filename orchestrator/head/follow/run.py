@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from orchestrator import interrupt
 from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
 from orchestrator.head.follow import follower as news_of
-from orchestrator.head.follow import verdict
+from orchestrator.head.follow import incidents, verdict
 from orchestrator.head.follow.follower import News, NodeFollower
 from orchestrator.head.follow.hang_monitor import HangMonitor
 from orchestrator.head.follow.job_end import JobEnd, Outcome
@@ -461,6 +461,8 @@ class Run:
             conclusion = verdict.stopped(why or "stopped by the user", time.time())
         elif state != "done":
             conclusion = verdict.conclude(self.failures, bad)
+            if problem := incidents.note(self.experiment.name, self.record, conclusion):
+                self.say(problem)
         self.record = replace(
             self.current_record(),
             state=state,
