@@ -128,6 +128,11 @@ def moments(
         if checkpoint.complete and checkpoint.created:
             what = f"checkpoint of step {checkpoint.step}, {size(checkpoint.size)}"
             found.append(Moment(checkpoint.created, what, checkpoint.step))
+    for attempt in record.attempts:
+        if attempt.restarted:
+            title = str((attempt.verdict or {}).get("title", attempt.state))
+            what = f"attempt {attempt.number} ended: {title}; started again: {attempt.why}"
+            found.append(Moment(attempt.ended, what, attempt.step, bad=True))
     verdict = record.verdict
     if verdict and record.state != "stopped":
         found.append(Moment(float(verdict["time"]), str(verdict["title"]), bad=True))

@@ -15,7 +15,7 @@ from orchestrator.config.launch import Where
 from orchestrator.errors import UsageError
 from orchestrator.head.commands.experiments import report
 from orchestrator.head.report import charts, page, story
-from orchestrator.records.experiment import Experiment
+from orchestrator.records.experiment import Attempt, Experiment
 from tests.head.report.stories import STARTED, experiment
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -105,6 +105,20 @@ def test_nothing_that_a_job_says_becomes_a_part_of_the_page(tmp_path: Path) -> N
     assert parts.words.count("alert(1)") >= 6  # shown as what it is
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
     assert policy and f"script-src {page.digest(parts.scripts[1])};" in policy[1]
+
+
+def test_attempts_are_told_and_marked(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=20)
+    lost = Attempt(
+        1, "job", STARTED, STARTED + 30, "lost", 4, {"title": "node lost"}, ["alpha"], step=7,
+        restarted=True, why="a spare takes its place",
+    )  # fmt: skip
+    last = Attempt(2, "job-2", STARTED + 31, STARTED + 60, "done", 0, None, ["alpha"])
+    made.write_record(dataclasses.replace(made.read_record(), attempts=[lost, last]))
+    parts = parts_of(made)
+    assert "attempt 1 ended: node lost; started again: a spare takes its place" in parts.words
+    assert "attempt 2" not in parts.words
+    assert {"step": 7, "bad": True} in drawn(parts)["charts"][0]["moments"]
 
 
 def test_several_are_compared(tmp_path: Path) -> None:
