@@ -148,3 +148,18 @@ def nodes_command(as_json: bool, color: bool | None, **params: Any) -> int:
     from orchestrator.head.commands import nodes
 
     return nodes.nodes(arguments_from(params), as_json=as_json, color=color)
+
+
+@click.command("who", cls=GroupedCommand, params=[*launch_options("nodes")])
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--color/--no-color", default=None, help="Colour the output. [default: on a terminal]"
+)
+def who_command(as_json: bool, color: bool | None, **params: Any) -> int:
+    """Show who uses each GPU, or each node that has none: user, job, since when, how much.
+
+    Processes of others are shown, too. Exit code 4 if a node cannot be reached.
+    """
+    from orchestrator.head.commands import who
+
+    return who.who(arguments_from(params), as_json=as_json, color=color)

@@ -15,6 +15,7 @@ from orchestrator.cli.before_launch import (
     nodes_command,
     plan_command,
     verify_command,
+    who_command,
 )
 from orchestrator.cli.chores import exec_command, pull_command, push_command, ssh_command
 from orchestrator.cli.launch import launch_arguments, launch_command
@@ -28,7 +29,7 @@ __all__ = ["cli", "emergency_stop_command", "launch_command"]
 
 HEADINGS = {
     "Run a job": ("launch", "rerun", "attach", "logs", "status", "stop", "emergency-stop"),
-    "Look before a launch": ("nodes", "node", "plan", "doctor", "verify", "demo"),
+    "Look before a launch": ("nodes", "node", "who", "plan", "doctor", "verify", "demo"),
     "Everyday work on all nodes": (
         "exec",
         "ssh",
@@ -189,11 +190,9 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 
 
 for command in (
-    *(launch_command, nodes_command, plan_command, doctor_command, verify_command),
-    bootstrap_command,
-    *(report, start_report, diff, checkpoint, prune, rerun),
+    *(launch_command, nodes_command, who_command, plan_command, doctor_command, verify_command),
     *(bootstrap_command, node),
-    *(start_report, diff, checkpoint, prune, rerun),
+    *(report, start_report, diff, checkpoint, prune, rerun),
     *(exec_command, ssh_command, push_command, pull_command),
 ):
     cli.add_command(command)

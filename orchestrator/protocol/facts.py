@@ -199,6 +199,27 @@ class Holder(Message, kw_only=False):
     used: Optional[int] = None
     user: str = ""
     job: str = ""  # of ours
+    since: Optional[float] = None  # Unix time
+
+
+class User(Message, kw_only=False):
+    """What the processes of one user, or of one job of ours, use of a machine now."""
+
+    user: str
+    job: str  # of ours
+    cores: float
+    memory: int  # bytes
+    processes: int
+    name: str  # of the busiest of them
+    pid: int
+    since: float  # when that began, or the first of the job; Unix time
+
+
+class Load(Message, kw_only=False):
+    """Who uses the processors of a machine; who uses next to nothing is not named."""
+
+    cores: float  # in use
+    users: tuple[User, ...]  # the busiest first
 
 
 class Xid(Message, kw_only=False):
@@ -243,4 +264,5 @@ class Checkup(Message, kw_only=False):
     script: Optional[str] = None  # sha256
     torch: Optional[Torch] = None
     names: Optional[tuple[IpAddress, ...]] = None  # what its own name resolves to there
+    load: Optional[Load] = None
     problems: dict[str, str] = NO_PROBLEMS  # part -> why it is not known

@@ -152,7 +152,8 @@ class Examine(Request[CheckedUp], do="examine"):
 
     workdir: str
     script: str = ""
-    parts: tuple[str, ...] = ()  # gpus, xids, code, torch, names; all where none is named
+    # gpus, xids, code, torch, names: all of these where none is named; and load
+    parts: tuple[str, ...] = ()
 
 
 class Listening(Message):

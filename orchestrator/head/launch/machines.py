@@ -1,12 +1,19 @@
-"""Reach all nodes at once, and describe what machine each of them is."""
+"""Reach all nodes at once, and look closer at what each of them is and who uses it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
+from orchestrator.head.connect.reach import Reached
 from orchestrator.head.inventory import machine
 from orchestrator.head.inventory.machine import Machine
+from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.launch.nodes import try_all
 from orchestrator.head.launch.request import Request
+from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.messages import CheckedUp, Examine
 from orchestrator.records import cordons
 from orchestrator.records.machine_name import machine_of
@@ -14,16 +21,24 @@ from orchestrator.records.machine_name import machine_of
 GPU_SECONDS = 40.0  # without persistence mode the driver is loaded for every query
 
 
+@dataclass(frozen=True)
+class Used:
+    """Who uses one machine: what it answered, or why it could not be asked."""
+
+    node: Node
+    cpus: int = 0
+    checkup: Checkup | None = None
+    error: OrchestratorError | None = None
+
+
 def find_machines(request: Request) -> list[Machine]:
     """Reach all nodes at once and describe each, in the order of the list."""
     answered = try_all(request)
     with_gpus = [node for node in answered.reached if node.probed.facts.gpus]
-    question = Examine(workdir="/", parts=("gpus",))
-    answers = fleet.ask(with_gpus, [question] * len(with_gpus), GPU_SECONDS)
     checkups = {
-        node.node.name: answer.checkup
-        for node, answer in zip(with_gpus, answers, strict=True)
-        if isinstance(answer, CheckedUp)
+        node.node.name: answer
+        for node, answer in zip(with_gpus, look(with_gpus, "gpus"), strict=True)
+        if isinstance(answer, Checkup)
     }
     known = {
         node.node.name: machine.machine(node.probed, checkups.get(node.node.name))
@@ -37,3 +52,23 @@ def find_machines(request: Request) -> list[Machine]:
         else known[node.name]
         for node in answered.source.nodes
     ]
+
+
+def find_users(request: Request) -> list[Used]:
+    """Ask all nodes at once who uses them, in the order of the list."""
+    answered = try_all(request)
+    known = {node.name: Used(node, error=error) for node, error in answered.lost}
+    for node, answer in zip(answered.reached, look(answered.reached, "gpus", "load"), strict=True):
+        cpus = node.probed.facts.cpus
+        if isinstance(answer, Checkup):
+            known[node.node.name] = Used(node.node, cpus, answer)
+        else:
+            known[node.node.name] = Used(node.node, cpus, error=answer)
+    return [known[node.name] for node in answered.source.nodes]
+
+
+def look(nodes: Sequence[Reached], *parts: str) -> list[Checkup | OrchestratorError]:
+    """Have the nodes look closer at themselves."""
+    questions = [Examine(workdir="/", parts=parts)] * len(nodes)
+    answers = fleet.ask(nodes, questions, GPU_SECONDS)
+    return [a.checkup if isinstance(a, CheckedUp) else a for a in answers]

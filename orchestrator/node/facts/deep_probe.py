@@ -10,21 +10,20 @@ import contextlib
 import hashlib
 import json
 import os
-import pwd
 import socket
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from orchestrator.node.facts import amd, gpus, nvidia
+from orchestrator.node.facts.load import load, owner, started
 from orchestrator.node.facts.run_tools import Command, Output, together
 from orchestrator.node.facts.with_timeouts import gather
-from orchestrator.node.job import processes
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import decode, encode
 from orchestrator.protocol.messages import Examine
 
-PARTS = ("gpus", "xids", "code", "torch", "names")
+PARTS = ("gpus", "xids", "code", "torch", "names")  # where none is named; `load` has to be
 GPU_SECONDS = 20.0  # without persistence mode the driver is loaded for every query
 LOG_SECONDS = 5.0
 GIT_SECONDS = 10.0  # `git status` of a large tree on a network disk
@@ -64,7 +63,7 @@ def checkup(request: Examine, root: str = "") -> Checkup:
         fields["code"], problems["code"] = code_part(outputs)
     if "torch" in wanted:
         fields["torch"], problems["torch"] = torch_part(outputs)
-    others: dict[str, Callable[[], Any]] = {}
+    others: dict[str, Callable[[], Any]] = {"load": load} if "load" in wanted else {}
     if "code" in wanted and script:
         others["script"] = lambda: digest(workdir, script)
     if "names" in wanted:
@@ -134,22 +133,11 @@ def gpu_part(
         ]
         holders += amd.processes(outputs["rocm"].out)
         problems.append(outputs["rocm"].problem)
-    whose = [{**holder, **owner(holder["pid"])} for holder in holders]
+    whose = [
+        {**holder, **(owner(holder["pid"]) or {}), "since": started(holder["pid"])}
+        for holder in holders
+    ]
     return known, whose, "; ".join(filter(None, problems))
-
-
-def owner(pid: int) -> dict[str, str]:
-    """Say whose process it is, and of which job of ours, as far as we may look."""
-    try:
-        uid = os.stat(f"/proc/{pid}").st_uid
-    except OSError:  # it has ended, or lives in another container
-        return {"user": "", "job": ""}
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = str(uid)
-    tags = dict(entry.partition(b"=")[::2] for entry in processes.environment(pid))
-    return {"user": user, "job": os.fsdecode(tags.get(b"ORCHESTRATOR_JOB", b""))}
 
 
 def xid_part(outputs: dict[str, Output]) -> tuple[list[dict[str, Any]], str]:

@@ -1,0 +1,154 @@
+"""`orchestrator who`: show who uses each GPU of the node list, or each node that has none."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from orchestrator import text
+from orchestrator.config.launch import LaunchArguments
+from orchestrator.errors import EXIT_DONE, EXIT_NODE
+from orchestrator.head.launch.machines import Used, find_users
+from orchestrator.head.launch.request import resolve
+from orchestrator.head.screen import output
+from orchestrator.head.screen.output import Cell, Look
+from orchestrator.protocol.facts import Checkup, Gpu, Holder
+from orchestrator.protocol.message import encode
+
+HEADINGS = ("NODE", "GPU", "USER", "JOB OR PROGRAM", "SINCE", "USE", "MEMORY")
+LOST, FREE = "bold red", "green"
+SOME_MEMORY = 0.05  # of a GPU: used by nobody whom the driver names, it is worth a line
+
+
+def who(arguments: LaunchArguments, *, as_json: bool, color: bool | None) -> int:
+    users = find_users(resolve(arguments))
+    if as_json:
+        output.tell(json.dumps({"nodes": [to_json(used) for used in users]}, indent=1))
+    else:
+        output.tell(to_text(users, time.time(), output.look(color)))
+    return EXIT_DONE if all(used.error is None for used in users) else EXIT_NODE
+
+
+def to_json(used: Used) -> dict[str, Any]:
+    data: dict[str, Any] = {"name": used.node.name, "reached": used.error is None}
+    if used.error is not None:
+        return {**data, "problem": used.error.what, "fix": used.error.fix}
+    assert used.checkup is not None
+    gpus = used.checkup.gpus or ()
+    holders = used.checkup.holders or ()
+    return {
+        **data,
+        "cpus": used.cpus,
+        "gpus": [
+            {
+                **encode(gpu, nones=True),
+                "holders": [encode(each, nones=True) for each in held_by(gpu, gpus, holders)],
+            }
+            for gpu in gpus
+        ],
+        "load": None if used.checkup.load is None else encode(used.checkup.load, nones=True),
+        "problems": used.checkup.problems,
+    }
+
+
+def to_text(users: Sequence[Used], now: float, look: Look) -> str:
+    rows: list[Sequence[Cell]] = [list(HEADINGS)]
+    words: list[str] = []
+    for used in users:
+        if used.checkup is None:
+            rows.append([(used.node.name, LOST), ("unreachable", LOST), *["-"] * 5])
+            assert used.error is not None
+            words.append(f"{used.node.name}: {used.error}")
+            continue
+        rows += gpu_rows(used, used.checkup, now) or cpu_rows(used, used.checkup, now)
+        words += [f"{used.node.name}: {part}: {why}" for part, why in used.checkup.problems.items()]
+    return "\n\n".join(filter(None, [output.table(rows, look, headed=True), "\n".join(words)]))
+
+
+# -- GPUs -----------------------------------------------------------------------------------------
+
+
+def gpu_rows(used: Used, checkup: Checkup, now: float) -> list[Sequence[Cell]]:
+    gpus, holders = checkup.gpus or (), checkup.holders or ()
+    rows: list[Sequence[Cell]] = []
+    for gpu in gpus:
+        use = "-" if gpu.busy is None else "idle" if gpu.busy == 0 else f"{gpu.busy} %"
+        name = f"{'?' if gpu.index is None else gpu.index}: {gpu.model}"
+        own = held_by(gpu, gpus, holders)
+        for holder in own:
+            whose = [holder.user or "?", program(holder.job, holder.name, holder.pid)]
+            memory = "-" if holder.used is None else text.size(holder.used, binary=True)
+            rows.append([used.node.name, name, *whose, since(holder.since, now), use, memory])
+        if not own:
+            rows.append([used.node.name, name, *nobody(gpu), "-", use, memory_of(gpu)])
+    if gpus:
+        rows += [
+            [
+                used.node.name, "?", holder.user or "?",
+                program(holder.job, holder.name, holder.pid), since(holder.since, now), "-",
+                "-" if holder.used is None else text.size(holder.used, binary=True),
+            ]
+            for holder in unplaced(gpus, holders)
+        ]  # fmt: skip
+    return rows
+
+
+def held_by(gpu: Gpu, gpus: Sequence[Gpu], holders: Sequence[Holder]) -> list[Holder]:
+    """Return who computes on a GPU; on a machine with one GPU that is everybody."""
+    alone = len(gpus) == 1
+    return [h for h in holders if (h.gpu and h.gpu == gpu.uuid) or (alone and not h.gpu)]
+
+
+def unplaced(gpus: Sequence[Gpu], holders: Sequence[Holder]) -> Iterator[Holder]:
+    """Return those of whom the driver does not say which GPU they use."""
+    placed = {holder.pid for gpu in gpus for holder in held_by(gpu, gpus, holders)}
+    return (holder for holder in holders if holder.pid not in placed)
+
+
+def nobody(gpu: Gpu) -> tuple[Cell, Cell]:
+    """Say that a GPU is free, or that somebody whom we cannot see has memory of it."""
+    if gpu.problem:
+        return ("sick", LOST), gpu.problem
+    if gpu.used and gpu.memory and gpu.used > SOME_MEMORY * gpu.memory:
+        return "?", "in another container, or hidden by the driver"
+    return ("free", FREE), "-"
+
+
+def memory_of(gpu: Gpu) -> str:
+    if gpu.memory is None:
+        return "-"
+    whole = text.size(gpu.memory, binary=True)
+    return whole if gpu.used is None else f"{text.size(gpu.used, binary=True)} of {whole}"
+
+
+# -- machines without GPUs ------------------------------------------------------------------------
+
+
+def cpu_rows(used: Used, checkup: Checkup, now: float) -> list[Sequence[Cell]]:
+    users = checkup.load.users if checkup.load is not None else ()
+    if not users:
+        return [[used.node.name, "none", ("free", FREE), "-", "-", f"0 of {used.cpus} cores", "-"]]
+    return [
+        [
+            used.node.name,
+            "none",
+            user.user,
+            program(user.job, user.name, user.pid),
+            since(user.since, now),
+            f"{user.cores:.1f} of {used.cpus} cores" if user.cores >= 0.05 else "idle",
+            text.size(user.memory, binary=True),
+        ]
+        for user in users
+    ]
+
+
+def program(job: str, name: str, pid: int) -> str:
+    return job or f"{name or '?'} ({pid})"
+
+
+def since(moment: float | None, now: float) -> str:
+    if moment is None or moment > now:
+        return "-"
+    return text.duration(now - moment)

@@ -1,0 +1,100 @@
+"""Who uses which GPU, in one table: jobs of ours, others, nobody, and what nobody can tell."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.errors import NodeError
+from orchestrator.head.commands.who import to_json, to_text
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.launch.machines import Used
+from orchestrator.head.screen.output import PLAIN
+from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, User
+
+NOW = 1_800_000_000.0
+JOB = "train_20261122_063058-8387b4"
+
+
+def gpu(index: int, **fields: Any) -> Gpu:
+    fields = {"uuid": f"GPU-{index}", "memory": 80 << 30, "used": 1 << 20, "busy": 0, **fields}
+    return Gpu("nvidia", index, "H100", **fields)
+
+
+def used(name: str, **checkup: Any) -> Used:
+    return Used(Node(name, line=1), 8, Checkup(**checkup))
+
+
+BUSY = used(
+    "gpu-one",
+    gpus=(gpu(0, busy=97), gpu(1), gpu(2, used=40 << 30), gpu(3, problem="it is lost"), gpu(4)),
+    holders=(
+        Holder(71, "GPU-0", "python3", 60 << 30, "ada", JOB, NOW - 3700),
+        Holder(72, "GPU-0", "jupyter", None, "bob", "", NOW - 10),
+        Holder(73, "GPU-4", "python3", 20 << 30, "ada", JOB, NOW - 3700),
+        Holder(74, "", "ollama", 1 << 30, "eve", "", None),
+    ),
+)
+CPUS = used(
+    "cpu-one",
+    load=Load(
+        3.04,
+        (
+            User("ada", JOB, 3.0, 2 << 30, 4, "python3", 9, NOW - 60),
+            User("bob", "", 0.04, 1 << 20, 1, "vim", 10, NOW),
+        ),
+    ),
+)
+NONE = used("cpu-two", load=Load(0.0, ()))
+LOST = Used(Node("gone", line=1), error=NodeError("it does not answer", "ping gone"))
+
+
+def test_every_gpu_has_a_line_that_says_who_or_that_it_is_free() -> None:
+    lines = to_text([BUSY], NOW, PLAIN).splitlines()
+    rows = [[cell for cell in line.split("  ") if cell] for line in lines[1:]]
+    rows = [[cell.strip() for cell in row] for row in rows]
+    assert rows == [
+        ["gpu-one", "0: H100", "ada", JOB, "1 h 01 min", "97 %", "60 GiB"],
+        ["gpu-one", "0: H100", "bob", "jupyter (72)", "10 s", "97 %", "-"],
+        ["gpu-one", "1: H100", "free", "-", "-", "idle", "1 MiB of 80 GiB"],
+        [
+            "gpu-one", "2: H100", "?", "in another container, or hidden by the driver", "-",
+            "idle", "40 GiB of 80 GiB",
+        ],
+        ["gpu-one", "3: H100", "sick", "it is lost", "-", "idle", "1 MiB of 80 GiB"],
+        ["gpu-one", "4: H100", "ada", JOB, "1 h 01 min", "idle", "20 GiB"],
+        ["gpu-one", "?", "eve", "ollama (74)", "-", "-", "1 GiB"],
+    ]  # fmt: skip
+
+
+def test_with_one_gpu_whoever_computes_is_on_it() -> None:
+    holder = Holder(74, "", "python3", 1 << 30, "eve", "", NOW - 5)
+    text = to_text([used("amd", gpus=(gpu(0, uuid=""),), holders=(holder,))], NOW, PLAIN)
+    assert len(text.splitlines()) == 2 and "eve" in text
+
+
+def test_machines_without_gpus_show_their_cores() -> None:
+    text = to_text([CPUS, NONE], NOW, PLAIN)
+    assert [line.split()[0] for line in text.splitlines()] == ["NODE", *["cpu-one"] * 2, "cpu-two"]
+    assert f"ada   {JOB}" in text and "1 min 00 s  3.0 of 8 cores  2 GiB" in text
+    assert "vim (10)" in text and "idle" in text
+    assert "free" in text and "0 of 8 cores" in text
+
+
+def test_who_cannot_be_asked_is_named_with_the_reason() -> None:
+    partly = replace(NONE, checkup=Checkup(problems={"gpus": "nvidia-smi did not answer"}))
+    text = to_text([LOST, partly], NOW, PLAIN)
+    assert "unreachable" in text and "gone: it does not answer" in text
+    assert "cpu-two: gpus: nvidia-smi did not answer" in text
+
+
+def test_json_has_all_of_it() -> None:
+    data = json.loads(json.dumps([to_json(each) for each in (BUSY, CPUS, LOST)]))
+    first = data[0]["gpus"][0]
+    assert [holder["user"] for holder in first["holders"]] == ["ada", "bob"]
+    assert (first["index"], first["busy"], first["used"]) == (0, 97, 1 << 20)
+    assert data[1]["load"]["users"][0]["job"] == JOB
+    assert data[2] == {
+        "name": "gone", "reached": False, "problem": "it does not answer", "fix": "ping gone",
+    }  # fmt: skip
