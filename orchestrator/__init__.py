@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from orchestrator.api.cluster import Cluster
     from orchestrator.api.job import Job, Line, Receipt, Verdict
     from orchestrator.api.pool import Actor, Pool, RanksLost
+    from orchestrator.engine.saving.memory_checkpoint import (
+        load_memory_checkpoint,
+        memory_checkpoint,
+    )
     from orchestrator.engine.trainer import Trainer
     from orchestrator.errors import JobFailed, NoRestart, OrchestratorError
 
@@ -28,6 +32,8 @@ __all__ = [
     "Trainer",
     "Verdict",
     "__version__",
+    "load_memory_checkpoint",
+    "memory_checkpoint",
 ]
 
 # Imported when somebody asks for it: the head must not load torch, nor a command what it needs not.
@@ -44,6 +50,8 @@ LATER = {
     "Receipt": "orchestrator.api.job",
     "Trainer": "orchestrator.engine.trainer",
     "Verdict": "orchestrator.api.job",
+    "load_memory_checkpoint": "orchestrator.engine.saving.memory_checkpoint",
+    "memory_checkpoint": "orchestrator.engine.saving.memory_checkpoint",
 }
 
 

@@ -153,7 +153,13 @@ ARROWS: dict[str, set[str]] = {
     },
     "entry": {"cli", "interrupt"},
     "__main__": {"entry"},
-    "__init__": {"api", "engine", "errors", "version"},  # when somebody asks for it
+    "__init__": {
+        "api",
+        "engine",
+        "engine/saving",
+        "errors",
+        "version",
+    },  # when somebody asks for it
 }
 ROOMS_INSIDE = ("head", "node", "engine", "launchers")  # their folders are rooms of their own
 ENGINE = ("ranks", "models", "data", "saving", "observe", "core", "verify")

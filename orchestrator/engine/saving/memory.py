@@ -8,6 +8,7 @@ the one after it is.
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import functools
 import math
@@ -42,6 +43,7 @@ VARIABLE = "ORCHESTRATOR_RESUME_DIR"
 MEMINFO = Path("/proc/meminfo")
 KEPT_FREE = 0.1  # of what is free now: for others, and for what is not counted
 MEASURED = 3  # states, before it is decided how often
+LEAVING = 5.0  # seconds, at the end of the program
 COST = 0.03  # of the training: the most that is spent where nobody has said how often
 
 
@@ -176,6 +178,7 @@ class Memory:
         self.stalled: list[float] = []
         self.lap, self.seconds = time.perf_counter(), 0.0  # between two steps
         self.measures: list[list[float]] = []  # of each state: stall, all of it, a step
+        atexit.register(self._leave)
         self._meet()
 
     def _meet(self) -> None:
@@ -394,6 +397,11 @@ class Memory:
             mean = sum(self.stalled[1:]) / len(self.stalled[1:])
             self.say(f"{self.kept} states were kept in memory; training waited {mean * 1e3:,.1f} ms"
                      " for each")  # fmt: skip
+
+    def _leave(self) -> None:
+        """Let the thread finish before the interpreter ends, but for no rank that is gone."""
+        if self.thread is not None:
+            self.thread.join(LEAVING)
 
     def _prepare(self, size: int) -> None:
         """Find room for two states of each shard, or say that there is none."""
