@@ -23,7 +23,9 @@ from orchestrator.errors import (
     UsageError,
 )
 from orchestrator.head.follow import verdict as verdicts
+from orchestrator.head.screen import own_paths
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LineSplitter, LogFile, LogReader
+from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 
 CALLED = "Cluster.run"  # the first word of the command of a job that has results
@@ -154,7 +156,9 @@ class Job:
     def verdict(self) -> Verdict | None:
         """The reason why it did not end well; None while it runs, and when it is done."""
         verdict = self._record().verdict
-        return Verdict.of(verdict) if verdict else None
+        if not verdict:
+            return None
+        return Verdict.of(own_paths.in_verdict(verdict, manifest.working_tree(self._experiment)))
 
     def _record(self) -> JobRecord:
         return self._experiment.read_record()

@@ -39,6 +39,14 @@ def read(experiment: Experiment) -> dict[str, Any]:
         raise UsageError(f"{experiment.path / NAME} cannot be read: {error}") from error
 
 
+def working_tree(experiment: Experiment) -> str:
+    """Return the directory whose code the job runs; nothing where that is not known."""
+    try:
+        return str(read(experiment).get("directory") or "")
+    except UsageError:
+        return ""
+
+
 def start_times(experiment: Experiment) -> StartTimes:
     try:
         return decode(StartTimes, read(experiment).get("timeline") or {}, newer=True)

@@ -91,6 +91,10 @@ def test_code_travels_as_far_as_it_is_lacking(apart: Apart, two_nodes: NetnsClus
     prune = head.command("orchestrator", "prune", "--keep", "1", "--on-nodes", "--yes")
     assert prune.finish() == 0, prune.text
     assert [snapshots(head, node) for node in range(2)] == [1, 1]
+    helper = head.script("helper.py", "raise ValueError('no word')")
+    broken = head.launch("--name", "broken", "train.py")
+    assert broken.finish() == 1
+    assert f"at {head.directory / helper}:1 in <module>" in broken.text
 
 
 def test_a_mix_of_shared_and_not(apart: Apart, two_nodes: NetnsCluster) -> None:

@@ -236,6 +236,14 @@ def test_an_environment_and_a_container_around_a_node(head: Head) -> None:
     assert (env["HOME"], env["SET_BY"]) == (str(inside), str(inside))
     run = inside / ".orchestrator/runs" / str(head.record["job"])
     assert run.exists()
+    shell = ["orchestrator", "ssh", "--job", head.experiment.name, "0"]
+    command = head.command(*shell, 'echo "$HOME|"')
+    assert (command.finish(), command.lines[-1]) == (0, f"{inside}|")
+    signature = head.experiment / ".launched"
+    signature.rename(head.directory / "signature")
+    command = head.command(*shell, "true")  # its prefix would be somebody else's word
+    assert command.finish() == 2 and "not launched by this login" in command.text
+    (head.directory / "signature").rename(signature)
     missing = head.launch("--activate", "conda:no-such", program)
     assert missing.finish() == 4
     assert "1 of 2 nodes cannot be used" in missing.text

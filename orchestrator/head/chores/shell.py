@@ -28,6 +28,7 @@ class JobPart:
 
     job: str
     node: int
+    wrap: str | None = None  # the command that it is entered by, as the node's shell reads it
 
 
 @dataclass(frozen=True)
@@ -72,4 +73,6 @@ def job_line(part: JobPart, python: str | None, directory: str, words: Sequence[
         arguments=shlex.join([part.job, str(part.node), directory, *words]),
         failure=OWN_FAILURE,
     )
+    if part.wrap:
+        text = f"exec {part.wrap} /bin/sh -c {shlex.quote(text)}\n"
     return for_login_shell(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import stat
@@ -31,6 +30,7 @@ from orchestrator.head.chores.shell import JobPart, Login, job_line, plain_line,
 from orchestrator.head.chores.shell_line import Directory, shell_line
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.held.transport import HeldTransport
+from orchestrator.head.inventory.environment import chosen
 from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.screen.prefixed import PrefixedOutput
@@ -259,16 +259,24 @@ def part_of_job(where: Where, wanted: str | None, target: NumberedNode) -> JobPa
                 f"orchestrator status {experiment.name} lists its nodes",
             )
         return part
-    for experiment in reversed(experiments.every(where.experiments)):
-        with contextlib.suppress(UsageError):  # a record that is none is no running job
-            if experiment.read_record().state == "running":
-                return part_in(experiment, target)
-    return None
+    newest_first = reversed(experiments.every(where.experiments))
+    running = next(filter(is_running, newest_first), None)
+    return part_in(running, target) if running else None
+
+
+def is_running(experiment: Experiment) -> bool:
+    try:
+        return experiment.read_record().state == "running"
+    except UsageError:  # a record that is none is no running job
+        return False
 
 
 def part_in(experiment: Experiment, target: NumberedNode) -> JobPart | None:
     record, node = experiment.read_record(), target.node
     for part in record.nodes:
         if (part.host, part.user, part.port) == (node.host, node.user, node.port):
-            return JobPart(record.job, part.index)
+            wrap = chosen(part.wrap)
+            if wrap:  # a command that runs there is no mere data
+                experiment.check_launched(record)
+            return JobPart(record.job, part.index, wrap)
     return None

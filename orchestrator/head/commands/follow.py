@@ -16,12 +16,14 @@ from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.node_logs import NodeLogs, open_logs
 from orchestrator.head.follow.run import Run
 from orchestrator.head.launch.launch import Launched
+from orchestrator.head.screen import own_paths
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.keyboard import Keys
 from orchestrator.head.screen.log_reader import LogFile, last_words
 from orchestrator.head.screen.output import say, tell
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of
+from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 
 SHORTEST = 4.0  # seconds of silence that a busy machine may need: it beats once a second at most
@@ -175,15 +177,16 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
         say(f"{record.state} after {took}: {experiment.path}")
         return record.exit_code
     say(f"{record.state} after {took}; all logs are in {experiment.logs}")
+    tree = manifest.working_tree(experiment)
     if cause["node"] is not None:
         node, rank = record.node(cause["node"]), cause["rank"]
         prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
         log = LogFile(node.index, node.name, experiment.log(node), experiment.ranks(node))
         lines = cause["traceback"].splitlines() or last_words(log, rank)
         shown = 0 if screen is None else screen.still_shows(lines, node.index, rank)
-        lines = shortened(lines[shown:])
+        lines = shortened([own_paths.in_text(line, tree) for line in lines[shown:]])
         tell("".join(f"{prefix}{line}\n" for line in lines))
-    for line in verdict.to_lines(cause):
+    for line in verdict.to_lines(own_paths.in_verdict(cause, tree)):
         say(line)
     return record.exit_code
 

@@ -1,0 +1,55 @@
+"""What a job in a snapshot says of its files is shown with the user's own paths."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.head.screen.own_paths import in_text, in_verdict
+
+THERE = "/root/.orchestrator/code/snapshots/0a1b2c3d-1/my project"
+TREE = "/home/me/my project"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f'  File "{THERE}/a/b.py", line 3, in f', f'  File "{TREE}/a/b.py", line 3, in f'),
+        (f"{THERE}/train.py:7 in main", f"{TREE}/train.py:7 in main"),
+        (f"no such file: '{THERE}/x'", f"no such file: '{TREE}/x'"),
+        (f"cd {THERE}", f"cd {TREE}"),
+        (f"{THERE}: {THERE}/x", f"{TREE}: {TREE}/x"),
+        (f"of {THERE}, and so on", f"of {TREE}, and so on"),
+        (f"data={THERE}/d (in {THERE}/e)", f"data={TREE}/d (in {TREE}/e)"),
+        ("/data/set and " + THERE + "/x", "/data/set and " + TREE + "/x"),
+        ("/opt/o/code/snapshots/01234567-0/my project/x", f"{TREE}/x"),
+    ],
+)
+def test_a_path_in_a_snapshot_becomes_that_of_the_tree(text: str, shown: str) -> None:
+    assert in_text(text, TREE) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nothing of ours: /usr/lib/python3/x.py",
+        "/root/.orchestrator/code/snapshots/0a1b2c3d-1/another/x.py",
+        "/root/.orchestrator/code/snapshots/0a1b2c3d-1/my projects/x.py",
+        "/root/code/snapshots/mine/my project/x.py",
+        "relative/code/snapshots/0a1b2c3d-1/my project/x.py",
+        "https://host/code/snapshots/0a1b2c3d-1x/my project",
+    ],
+)
+def test_every_other_path_stays(text: str) -> None:
+    assert in_text(text, TREE) == text
+
+
+def test_a_tree_whose_name_says_something_to_regular_expressions() -> None:
+    there = "/h/code/snapshots/0a1b2c3d-0/a+(b)\\1/x"
+    assert in_text(there, "/w/a+(b)\\1") == "/w/a+(b)\\1/x"
+    assert in_text("/h/code/snapshots/0a1b2c3d-0/root/x", "/") == "/x"
+    assert in_text(there, "") == there
+
+
+def test_only_what_is_read_of_a_verdict_changes() -> None:
+    verdict = {"where": f"{THERE}/x.py:1", "message": "m", "traceback": "", "rank": 3, "also": []}
+    assert in_verdict(verdict, TREE) == {**verdict, "where": f"{TREE}/x.py:1"}
