@@ -340,6 +340,7 @@ class Checkpoint:
     at_end: bool = True  # also save when the run ends or is stopped
     directory: str | None = None  # default: outputs/checkpoints of the experiment
     keep: int = 3  # how many of the newest to keep
+    copies: int = 1  # nodes that keep each part, where they share no disk; 2: also a neighbour
     best: str | None = None  # also keep the best: "min eval_loss", "max eval_correct"
     asynchronous: bool = True  # training continues while files are written
     memory_every: int | None = None  # steps between states in memory; 0: none; default: what 3% pay
@@ -349,6 +350,7 @@ class Checkpoint:
         at_least("checkpoint.steps", self.steps, 1)
         above("checkpoint.seconds", self.seconds, 0)
         at_least("checkpoint.keep", self.keep, 1)
+        at_least("checkpoint.copies", self.copies, 1)
         at_least("checkpoint.memory_every", self.memory_every, 0)
         if self.best is not None:
             best_metric("checkpoint.best", self.best)

@@ -46,7 +46,7 @@ from orchestrator.engine.ranks import (
     used_parts,
 )
 from orchestrator.engine.ranks.blocks import described
-from orchestrator.engine.ranks.ranks import Ranks, device_name
+from orchestrator.engine.ranks.ranks import Ranks, device_name, gather
 from orchestrator.engine.saving import loading, memory, ownership, pretrained
 from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
@@ -560,10 +560,11 @@ class Trainer:
         """
         path = as_path(directory)
         loading.refuse_unreadable(path)
-        return self._load_named(str(path)).path
+        room = path.parent if checkpoint_store.STEP.fullmatch(path.name) else path
+        return self._load_named(str(path), room).path
 
-    def _load_named(self, path: str) -> checkpoint_store.Checkpoint:
-        loaded = self._load(loading.named(path))
+    def _load_named(self, path: str, room: Path) -> checkpoint_store.Checkpoint:
+        loaded = self._load(loading.named(path), room)
         if loaded is None:
             raise CheckFailed(
                 f"{path}: none of its checkpoints verifies",
@@ -571,10 +572,13 @@ class Trainer:
             )
         return loaded
 
-    def _load(self, look: loading.Look) -> checkpoint_store.Checkpoint | None:
-        parts = self.parts
-        loaded = loading.resume(look, self.ranks, self.bare, parts.stepper, self._accept, self._say)
-        return self._go_on_from(loaded)
+    def _load(
+        self, look: loading.Look, room: Path, *, required: bool = True
+    ) -> checkpoint_store.Checkpoint | None:
+        reading = loading.Reading(
+            self.ranks, self.bare, self.parts.stepper, self._accept, self._say
+        )
+        return self._go_on_from(loading.resume(look, reading, room, required=required))
 
     def _go_on_from(
         self, loaded: checkpoint_store.Checkpoint | None
@@ -602,12 +606,14 @@ class Trainer:
         return self._memory.find() if self._memory is not None else None
 
     def _newest(
-        self, look: loading.Look | None, kept: Found | None
+        self, look: loading.Look | None, kept: Found | None, room: Path
     ) -> checkpoint_store.Checkpoint | None:
         """Load what is on disk, or what is in memory, whichever is newer."""
         if kept is None or self._memory is None:
-            return self._load(look) if look is not None else None
-        newer = self._load(loading.newer_than(look, kept)) if look is not None else None
+            return self._load(look, room) if look is not None else None
+        newer = None
+        if look is not None:
+            newer = self._load(loading.newer_than(look, kept), room, required=False)
         if newer is not None:
             return newer
         where, stepper = self._memory.where, self.parts.stepper
@@ -650,7 +656,7 @@ class Trainer:
         wanted = "auto" if resumes else config.resume
         saves = saving or (config.at_end and (built_in or self._given("checkpoint", "at_end")))
         if given is None and own is None:
-            self._newest(None, kept)
+            self._newest(None, kept, Path())
             if saves or wanted != "never":
                 self._without_directory(saving, "auto" if kept else wanted)
             return None
@@ -659,19 +665,22 @@ class Trainer:
         look = loading.newest(directory, searches=searches, accept=self._accept_own, say=self._say)
         loaded = None
         if wanted == "auto" or kept is not None or memory.is_restart():
-            loaded = self._newest(look, kept)  # what an earlier attempt saved is this run's own
+            # What an earlier attempt saved is this run's own.
+            loaded = self._newest(look, kept, directory)
             if loaded is None and wanted == "auto":
                 self._say(f"nothing to resume from in {directory}: starting anew")
         if loaded is None and wanted not in ("auto", "never"):
-            loaded = self._load_named(wanted)
+            loaded = self._load_named(wanted, directory)
         if not saves:
             return None
-        here = loaded is not None and loaded.path.parent == directory
+        # Where nodes share no disk, one that had nothing of it was given its part for the moment.
+        here = loaded is not None and all(gather(loaded.path.parent == directory))
         if saving and not here:
             loading.refuse_later(directory, self.state.step)
         checkpoints = self._store(directory, keep or config.keep, background=config.asynchronous)
         if loaded is not None and here:
             checkpoints.last_saved = loaded.step
+        checkpoints.known_whole = self.state.step
         return checkpoints
 
     def _without_directory(self, saving: bool, wanted: str) -> None:
@@ -684,7 +693,7 @@ class Trainer:
                 fix,
             )
         if wanted not in ("never", "auto"):
-            self._load_named(wanted)
+            self._load_named(wanted, Path.cwd())
         self._say(f"this run has no experiment, so nothing of it is saved: {fix}")
 
     def _store(self, directory: Path, keep: int, *, background: bool) -> Checkpoints:

@@ -17,6 +17,7 @@ from orchestrator.permissions import others
 
 FORMAT = 1
 NAME = "manifest.json"
+LONGEST_TEXT = 4096  # of a name in it
 PIECE = 1 << 20  # read at a time; sha256 of 1 MiB takes about 1 ms
 
 
@@ -35,6 +36,8 @@ class Manifest:
     progress: Any  # the state that the engine resumes from
     world: int  # ranks that wrote it
     files: Mapping[str, FileRecord]
+    save: str = ""  # the same on every node, and another one in every run of the program
+    hosts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # whose disk has which file
 
 
 def shown(name: str | Path) -> str:
@@ -61,15 +64,22 @@ def digest(
 
 
 def to_json(manifest: Manifest) -> str:
-    return json.dumps({"format": FORMAT, **dataclasses.asdict(manifest)}, indent=1)
+    data = {"format": FORMAT, **dataclasses.asdict(manifest)}
+    apart = {name: data.pop(name) for name in ("save", "hosts")}
+    return json.dumps({**data, **{name: value for name, value in apart.items() if value}}, indent=1)
 
 
 def read(path: Path) -> Manifest:
     """Read a manifest; OSError and ValueError say what is wrong with it."""
     if not stat.S_ISREG((path / NAME).lstat().st_mode):
         raise ValueError("is not a plain file")
+    return parse((path / NAME).read_bytes())
+
+
+def parse(text: bytes) -> Manifest:
+    """Read what a manifest says; a ValueError says what is wrong with it."""
     try:
-        data = json.loads((path / NAME).read_bytes())
+        data = json.loads(text)
     except ValueError as error:
         raise ValueError(f"is not JSON: {error}") from None
     if not isinstance(data, dict) or "format" not in data:
@@ -85,7 +95,21 @@ def read(path: Path) -> Manifest:
         world=_whole(data.get("world"), "world"),
         progress=data.get("progress"),
         files=_records(data.get("files")),
+        save=_text(data.get("save", ""), "save"),
+        hosts=_hosts(data.get("hosts", {})),
     )
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST_TEXT:
+        raise ValueError(f"has {value!r:.40} as {what}")
+    return value
+
+
+def _hosts(data: Any) -> dict[str, str]:
+    if not isinstance(data, dict):
+        raise ValueError("has something else than names as hosts")
+    return {_text(name, "a file"): _text(host, "a host") for name, host in data.items()}
 
 
 def _records(data: Any) -> dict[str, FileRecord]:
@@ -127,6 +151,11 @@ def shortfall(path: Path, files: Mapping[str, FileRecord]) -> str:
     problems = [problem for name in files if (problem := mis_sized(path, name, files[name]))]
     more = f", and {len(problems) - 1} more files" if problems[1:] else ""
     return problems[0] + more if problems else ""
+
+
+def lacking(path: Path, files: Mapping[str, FileRecord]) -> tuple[str, ...]:
+    """List the files that are not there at all: other nodes may have them."""
+    return tuple(name for name in files if not os.path.lexists(path / name))
 
 
 def exposed(path: Path, files: Mapping[str, FileRecord]) -> str:

@@ -4,6 +4,9 @@ Without torch: for ranks and for the head. A checkpoint is whole or not there, w
 fails: files are written under a hidden name, the manifest with their checksums last, and one
 rename publishes them. Deleting goes the other way.
 
+Where nodes share no disk, each may hold a part: the manifest, the same on all nodes, and some of
+the files. It is whole if each file is on some node (records/checkpoint_parts.py).
+
     step_00000120/                   published: manifest.json and the files that it lists
     best                             link to the best by a metric: never pruned
     .step_00000120.<token>.partial/  being written, or left by a crash: never taken
@@ -32,8 +35,9 @@ from orchestrator.permissions import others
 from orchestrator.records import checkpoint_manifest, experiment
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
 
-__all__ = ["Checkpoint", "FileRecord", "clean", "digest", "discard", "every", "final", "load"]
-__all__ += ["mark_best", "partial", "prune", "publish", "resolve", "set_aside", "shown", "verify"]
+__all__ = ["Checkpoint", "FileRecord", "Manifest", "clean", "describe", "described", "digest"]
+__all__ += ["discard", "every", "final", "load", "mark_best", "partial", "prune", "publish"]
+__all__ += ["put_in_place", "resolve", "set_aside", "shown", "verify"]
 
 STEP = re.compile(r"step_([0-9]{8,18})")
 HIDDEN = re.compile(r"\.step_([0-9]{8,18})\.(.+)\.(partial|aside|gone)", re.DOTALL)
@@ -53,8 +57,11 @@ class Checkpoint:
     world: int = 0  # ranks that wrote it
     progress: Any = None  # the state that the engine resumes from
     files: Mapping[str, FileRecord] = dataclasses.field(default_factory=dict)  # none: no manifest
+    save: str = ""  # of the run that wrote it, the same on all nodes
+    hosts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # none: one disk has it all
     problem: str = ""  # why it cannot be used; nothing, if all files are there with their sizes
     foreign: bool = False  # that is the problem: somebody else may have written it
+    part: bool = False  # that is the problem: some of its files are on other nodes
 
     @property
     def complete(self) -> bool:
@@ -93,24 +100,43 @@ def publish(
     progress: Any,
     world: int,
     files: Mapping[str, FileRecord],
+    save: str = "",
 ) -> Path:
     """Make a finished partial directory the checkpoint of its step.
 
     One that is there already is replaced: until the new one is in place, the old one can be found.
     """
-    target = final(directory, step)
-    text = checkpoint_manifest.to_json(Manifest(step, time.time(), progress, world, files))
-    with _as_job_failure(f"the checkpoint of step {step} could not be saved in {shown(directory)}"):
-        problem = checkpoint_manifest.unfit_names(files) or checkpoint_manifest.shortfall(
-            partial, files
-        )
+    manifest = Manifest(step, time.time(), progress, world, files, save)
+    describe(partial, directory, manifest, list(files))
+    return put_in_place(partial, directory, step)
+
+
+def describe(partial: Path, directory: Path, manifest: Manifest, own: Sequence[str]) -> None:
+    """Write the manifest beside the files of this node: all there are, or a part of them."""
+    step, files = manifest.step, {name: manifest.files[name] for name in own}
+    text = checkpoint_manifest.to_json(manifest)
+    with _saving(directory, step):
+        problem = checkpoint_manifest.unfit_names(manifest.files)
+        problem = problem or checkpoint_manifest.shortfall(partial, files)
         if problem:
             raise JobFailed(f"the checkpoint of step {step} is not published: {problem}")
         replace(partial / checkpoint_manifest.NAME, text, AS_USUAL)
         _close_to_others(partial, [checkpoint_manifest.NAME, *files])
         sync_directory(partial)
+
+
+def put_in_place(partial: Path, directory: Path, step: int) -> Path:
+    """Publish a partial directory that is described."""
+    target = final(directory, step)
+    with _saving(directory, step):
         _put_in_place(partial, target, step)
     return target
+
+
+def _saving(directory: Path, step: int) -> contextlib.AbstractContextManager[None]:
+    return _as_job_failure(
+        f"the checkpoint of step {step} could not be saved in {shown(directory)}"
+    )
 
 
 def _close_to_others(partial: Path, names: Sequence[str]) -> None:
@@ -163,6 +189,16 @@ def exposure(path: Path) -> str:
         return others(path.stat())
     except (OSError, ValueError):
         return ""
+
+
+def described(directory: Path, *, exposed: str = "") -> list[Checkpoint]:
+    """Return the parts that a crash has kept from being published, though they are described.
+
+    Another node may have published its own part just before.
+    """
+    partials = [path for _, kind, path in _entries(directory) if kind == "partial"]
+    found = (load(path, exposed=exposed) for path in partials)
+    return [each for each in found if each.hosts and (each.part or each.complete)]
 
 
 def every(directory: Path, *, exposed: str = "") -> list[Checkpoint]:
@@ -220,7 +256,15 @@ def load(path: Path, *, exposed: str = "") -> Checkpoint:
         problem = f"it {problem}: somebody else may have written it"
         return Checkpoint(path, **vars(manifest), problem=problem, foreign=True)
     problem = checkpoint_manifest.shortfall(path, manifest.files)
-    return Checkpoint(path, **vars(manifest), problem=problem)
+    lacking = checkpoint_manifest.lacking(path, manifest.files) if problem else ()
+    here = {name: record for name, record in manifest.files.items() if name not in lacking}
+    part = bool(manifest.hosts and lacking and here)
+    if part and not (damage := checkpoint_manifest.shortfall(path, here)):
+        where = ", ".join(sorted({shown(manifest.hosts.get(name, "?")) for name in lacking}))
+        problem = f"{len(lacking)} of its {len(manifest.files)} files are elsewhere, from {where}"
+    elif part:
+        problem, part = damage, False
+    return Checkpoint(path, **vars(manifest), problem=problem, part=part)
 
 
 def verify(
@@ -314,7 +358,10 @@ def set_aside(
 
 
 def prune(
-    directory: Path, keep: int, own: Callable[[Checkpoint], bool] = lambda checkpoint: True
+    directory: Path,
+    keep: int,
+    own: Callable[[Checkpoint], bool] = lambda checkpoint: True,
+    counts: Callable[[Checkpoint], bool] = lambda checkpoint: checkpoint.complete,
 ) -> list[Path]:
     """Remove what is older than the newest `keep` complete ones, at least one; returns their paths.
 
@@ -323,7 +370,7 @@ def prune(
     """
     checkpoints = [checkpoint for checkpoint in every(directory) if own(checkpoint)]
     best = directory / BEST
-    kept = [checkpoint for checkpoint in checkpoints if checkpoint.complete][: max(keep, 1)]
+    kept = [checkpoint for checkpoint in checkpoints if counts(checkpoint)][: max(keep, 1)]
     old = [
         checkpoint
         for checkpoint in reversed(checkpoints)

@@ -5,18 +5,19 @@ by any other number of ranks and any strategy. What makes one trustworthy (manif
 rename that publishes it) is in orchestrator.records.checkpoint_store, which needs no torch.
 
 Where nodes share no disk, every node keeps a complete checkpoint of its own, if it holds a whole
-copy of the parameters.
+copy of the parameters; else its part of one (orchestrator.engine.saving.parts).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,9 +34,11 @@ from orchestrator import text
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks.mesh import Mesh, local_tensor, sharded_like, shards_again
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
+from orchestrator.engine.saving import carry, parts
 from orchestrator.engine.saving.ownership import Run, WriterLock, is_of
 from orchestrator.errors import CheckFailed, JobFailed, OrchestratorError
 from orchestrator.records import checkpoint_store
+from orchestrator.records.checkpoint_store import Checkpoint
 
 Say = Callable[[str], None]
 PROBE = 1 << 16  # bytes
@@ -57,10 +60,16 @@ class Writers:
     """The ranks that together write one complete checkpoint: all, or those of one node."""
 
     group: dist.ProcessGroup | None
-    first: bool  # this rank names, publishes and prunes
+    first: bool  # this rank writes the manifest
+    publishes: bool  # and this one publishes and prunes: one for each directory
     index: int
     size: int
     leader: int = 0  # the first of them, among all ranks
+    apart: bool = False  # onto the disks of several nodes
+
+    @property
+    def kind(self) -> type[FileSystemWriter]:
+        return parts.PartWriter if self.apart else FileSystemWriter
 
 
 class Checkpoints:
@@ -74,7 +83,7 @@ class Checkpoints:
         self.config, self.directory, self.ranks, self.say = config.checkpoint, directory, ranks, say
         self.run = run
         self.token = gather(secrets.token_hex(4))[0]
-        self.writers = writers(directory, self.token, mesh, ranks, config)
+        self.writers = writers(directory, self.token, mesh, ranks)
         self.thread: threading.Thread | None = None
         self.written = self.problem = ""  # what to say of the last save, set by its thread
         self.failures = 0
@@ -84,8 +93,10 @@ class Checkpoints:
         self.last_saved = -1  # or tried to
         self.trusted = math.inf  # the last step whose state may be published
         self.publishing = threading.Lock()
+        self.unprotected = ""  # why there are no copies of the last one
+        self.known_whole = -1  # the step that was resumed from: parts up to there are of use
         self.lock = WriterLock(directory)
-        owner = self.lock.acquire(run) if self.writers.first else ""
+        owner = self.lock.acquire(run) if self.writers.publishes else ""
         if other := next((owner for owner in gather(owner) if owner), ""):
             self.close()
             raise CheckFailed(
@@ -95,6 +106,19 @@ class Checkpoints:
             )
         if self.lock.first:  # else another one may be writing
             checkpoint_store.clean(directory, self.token)
+        self._say_what_is_kept()
+
+    def _say_what_is_kept(self) -> None:
+        nodes, copies = len({node for node, _ in self.ranks.nodes}), self.config.copies
+        if self.writers.apart:
+            self.say(parts.picture(nodes, copies))
+        elif copies > 1:
+            why = "every node keeps a whole checkpoint by itself"
+            if nodes == 1:
+                why = "there is no other node"
+            elif self.writers.size == self.ranks.world:
+                why = f"the nodes share {self.directory}"
+            self.say(f"checkpoint.copies={copies} adds nothing: {why}")
 
     def close(self) -> None:
         """Let others save into the directory, and give back the memory of the copy."""
@@ -143,7 +167,9 @@ class Checkpoints:
             self.say(f"WARNING: {self.problem}")
         elif self.written:
             self.say(f"{self.written}; training waited {self.stalled * 1e3:,.0f} ms")
-        self.problem = self.written = ""
+        if self.unprotected:
+            self.say(f"WARNING: {self.unprotected}")
+        self.problem = self.written = self.unprotected = ""
 
     def finish(self) -> None:
         """Wait for a save that was asked for by hand, and raise what went wrong."""
@@ -174,16 +200,11 @@ class Checkpoints:
         try:
             save(
                 state,
-                storage_writer=FileSystemWriter(directory, single_file_per_rank=True),
+                storage_writer=self.writers.kind(directory, single_file_per_rank=True),
                 planner=self._planner(),
                 process_group=self.writers.group,
             )
-            files = self._digests(directory)
-            size = 0
-            if self.writers.first:
-                self._publish(directory, step, progress, files, best=best)
-                self.prune(self.config.keep)
-                size = sum(record.size for record in files.values())
+            size = self._publish(directory, step, progress, best=best)
             failed = ""
         except (Exception, CheckpointException) as error:  # noqa: BLE001 (a BaseException)
             failed = disk_problem(directory) or first_cause(error)
@@ -191,7 +212,7 @@ class Checkpoints:
         failed = next((problem for problem in gather(failed, self.writers.group) if problem), "")
         if failed:
             self.failures += 1
-            if self.writers.first:
+            if self.writers.publishes:
                 checkpoint_store.discard(directory, step)
             self.reason = failed
             self.problem = (
@@ -202,30 +223,42 @@ class Checkpoints:
             seconds = time.perf_counter() - began
             self.written = f"saved step {step}: {text.size(size)} in {seconds:.2f} s"
 
-    def _publish(
-        self,
-        partial: Path,
-        step: int,
-        progress: Any,
-        files: Mapping[str, checkpoint_store.FileRecord],
-        *,
-        best: bool,
-    ) -> None:
+    def _publish(self, directory: Path, step: int, progress: Any, *, best: bool) -> int:
+        """Publish what all have written, and prune; the first rank hears how many bytes it was."""
+        writers, files = self.writers, self._digests(directory)
+        if writers.apart:
+            place = parts.Place(
+                directory, self.directory, self.ranks, writers.group, writers.publishes
+            )
+            manifest = parts.publish(place, step, progress, files, self.token, self._trusting)
+            if problem := parts.keep_copies(place, manifest, self.config.copies):
+                self.unprotected = f"step {step} is saved, but not all of its copies: {problem}"
+        elif writers.first:
+            with self._trusting(step):
+                checkpoint_store.publish(
+                    directory, self.directory, step, progress, self.ranks.world, files, self.token
+                )
+        if writers.publishes:
+            if best:
+                with self._trusting(step):
+                    checkpoint_store.mark_best(self.directory, step)
+            self.prune(self.config.keep)
+        return sum(record.size for record in files.values()) if writers.first else 0
+
+    @contextlib.contextmanager
+    def _trusting(self, step: int) -> Iterator[None]:
+        """Let nobody distrust the state of a step while it is published."""
         with self.publishing:
             if step > self.trusted:
                 raise CheckFailed("the copies of the weights are not equal any more")
-            checkpoint_store.publish(
-                partial, self.directory, step, progress, self.ranks.world, files
-            )
-            if best:
-                checkpoint_store.mark_best(self.directory, step)
+            yield
 
     def distrust(self, after: int) -> None:
         """Set aside what this run saved after a step, and publish nothing of what it still writes:
         checksums only say that files are as they were written."""
         with self.publishing:
             self.trusted = after
-            if self.writers.first:
+            if self.writers.publishes:
                 checkpoint_store.set_aside(
                     self.directory, after, lambda checkpoint: is_of(self.run, checkpoint.progress)
                 )
@@ -237,16 +270,27 @@ class Checkpoints:
         may have plans that others have not, they begin anew.
         """
         kind = type(f"Plans{self.token}{self.failures}", (DefaultSavePlanner,), {})
-        planner: DefaultSavePlanner = kind(enable_plan_caching=True)
+        planner: DefaultSavePlanner = kind(
+            enable_plan_caching=True, dedup_save_to_lowest_rank=self.writers.apart
+        )
         return planner
 
     def prune(self, keep: int) -> None:
         """Remove older checkpoints of this run; those of other runs stay."""
-        if not self.writers.first:
+        if not self.writers.publishes:
             return
         checkpoint_store.prune(
-            self.directory, keep, lambda checkpoint: is_of(self.run, checkpoint.progress)
+            self.directory,
+            keep,
+            lambda checkpoint: is_of(self.run, checkpoint.progress),
+            self._counts,
         )
+
+    def _counts(self, checkpoint: Checkpoint) -> bool:
+        """Tell whether it is whole, as far as this node knows: of later parts, which a resume has
+        passed over, it does not know that."""
+        own = checkpoint.save == self.token or checkpoint.step <= self.known_whole
+        return checkpoint.complete or (checkpoint.part and own)
 
     def _digests(self, directory: Path) -> dict[str, checkpoint_store.FileRecord]:
         """Give the first rank the digests of the files that each rank wrote; the others nothing."""
@@ -261,15 +305,18 @@ class Checkpoints:
         digests: dict[str, checkpoint_store.FileRecord] = {}
         everyone: list[Any] | None = [None] * self.writers.size if self.writers.first else None
         dist.gather_object(records, everyone, self.writers.leader, self.writers.group)
+        problem = next((part for part in everyone or () if isinstance(part, str)), "")
+        if self.writers.apart:  # the others go on to what all of them do together
+            problem = next(filter(None, gather(problem, self.writers.group)), "")
+        if problem:
+            raise OSError(problem)
         for part in everyone or ():
-            if isinstance(part, str):
-                raise OSError(part)
             digests.update(part)
         return digests
 
 
-def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks, config: Config) -> Writers:
-    """Return all ranks, where they see the same directory; else those of each node."""
+def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks) -> Writers:
+    """Return all ranks, where they see one directory or no node holds all; else those of a node."""
     mine = f".seen_{token}_{ranks.rank}"
     problem = ""
     try:
@@ -289,8 +336,18 @@ def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks, config: Confi
     (directory / mine).unlink()
     if shared:
         group = writing_group(dist.group.WORLD, tuple(range(ranks.world)))
-        return Writers(group, ranks.rank == 0, ranks.rank, ranks.world)
-    return writers_of_a_node(mesh, ranks, together, config)
+        first = ranks.rank == 0
+        return Writers(group, first, first, ranks.rank, ranks.world)
+    if not together:
+        raise CheckFailed(
+            "the ranks of one node do not share the directory of the checkpoints",
+            "set checkpoint.directory to a place that all of them see",
+        )
+    if not holds_all(mesh, ranks):
+        group = writing_group(dist.group.WORLD, tuple(range(ranks.world)))
+        publishes = ranks.rank == members[0]
+        return Writers(group, ranks.rank == 0, publishes, ranks.rank, ranks.world, apart=True)
+    return writers_of_a_node(ranks)
 
 
 def everywhere(answers: list[bool]) -> list[bool]:
@@ -309,18 +366,17 @@ def writing_group(
     return group
 
 
-def writers_of_a_node(mesh: Mesh, ranks: Ranks, together: bool, config: Config) -> Writers:
-    """Let each node write all by itself; its ranks have to see one directory (`together`)."""
-    nodes = sorted({node for node, _ in ranks.nodes})
-    whole = mesh.mesh is None or (
-        mesh.copies > 1 and all(len(ranks.of_node(n)) % mesh.mesh.size(-1) == 0 for n in nodes)
+def holds_all(mesh: Mesh, ranks: Ranks) -> bool:
+    """Tell whether each node has all parameters by itself."""
+    counts = [len(members) for members in carry.of_nodes(ranks.nodes).values()]
+    return mesh.mesh is None or (
+        mesh.copies > 1 and all(count % mesh.mesh.size(-1) == 0 for count in counts)
     )
-    if not (whole and together):
-        raise CheckFailed(
-            "the nodes do not share the directory of the checkpoints, and no node holds all"
-            f" parameters by itself ({config.fsdp.sharding_strategy})",
-            "set checkpoint.directory to a shared disk, or fsdp.sharding_strategy to hybrid_shard",
-        )
+
+
+def writers_of_a_node(ranks: Ranks) -> Writers:
+    """Let each node write all by itself."""
+    nodes = sorted({node for node, _ in ranks.nodes})
     own_group = None
     for node in nodes:
         group = writing_group(dist.group.WORLD, tuple(ranks.of_node(node)))
@@ -328,7 +384,8 @@ def writers_of_a_node(mesh: Mesh, ranks: Ranks, together: bool, config: Config) 
             own_group = group
     members = ranks.neighbours
     first = ranks.rank == members[0]
-    return Writers(own_group, first, members.index(ranks.rank), len(members), members[0])
+    index = members.index(ranks.rank)
+    return Writers(own_group, first, first, index, len(members), members[0])
 
 
 def seen(mark: Path) -> bool:

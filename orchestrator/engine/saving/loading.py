@@ -6,6 +6,7 @@ the same directory.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import json
@@ -17,19 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from orchestrator import text
 from orchestrator.engine.ranks.mesh import local_tensor
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
+from orchestrator.engine.saving import placing
 from orchestrator.engine.saving.checkpoint import SEEN_WITHIN, Say, Steps, first_cause, state_of
 from orchestrator.engine.saving.memory import Found
 from orchestrator.engine.saving.ownership import run_of, saved_by
 from orchestrator.engine.saving.reader import CheckpointReader, TensorPlanner
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
-from orchestrator.records import checkpoint_store
+from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
+from orchestrator.records.checkpoint_parts import Candidate
 from orchestrator.records.checkpoint_store import Checkpoint
 
 # Takes a checkpoint's progress; raises CheckFailed if this program cannot use it.
@@ -38,41 +41,64 @@ Look = Callable[[], list[Checkpoint]]
 
 
 @dataclass(frozen=True)
-class Readers:
-    """The ranks that together read one complete checkpoint: all, or those of one node."""
+class Reading:
+    """What a program reads a checkpoint into, and what it thinks of it."""
 
-    group: dist.ProcessGroup | None
-    index: int
-    size: int
+    ranks: Ranks
+    model: nn.Module
+    stepper: Steps
+    accept: Accept
+    say: Say
+
+    def state(self, progress: Any) -> dict[str, Tensor]:
+        """Accept the checkpoint, and give the tensors that it is read into."""
+        self.accept(progress)
+        self.stepper.prime(progress["stepper"])
+        return state_of(self.model, self.stepper)
+
+    def read(
+        self, path: Path, shown: Path, state: dict[str, Tensor], group: dist.ProcessGroup | None
+    ) -> None:
+        try:
+            reader = CheckpointReader(path)
+            load(state, storage_reader=reader, planner=TensorPlanner(), process_group=group)
+        except (Exception, CheckpointException) as error:  # noqa: BLE001 (as torch has it)
+            raise CheckFailed(
+                f"{shown} does not fit this model and optimizer: {first_cause(error)}",
+                "resume with the model.* and optimizer.name that it was saved with",
+            ) from None
 
 
-def resume(
-    look: Look, ranks: Ranks, model: nn.Module, stepper: Steps, accept: Accept, say: Say
-) -> Checkpoint | None:
-    """Read the first that verifies of those that look() finds, and say whose it is."""
-    began = time.perf_counter()
-    candidates, readers = agree(look, ranks)
-    for checkpoint in candidates:
-        problems = verify(checkpoint, readers)
+def resume(look: Look, reading: Reading, room: Path, *, required: bool) -> Checkpoint | None:
+    """Read the first that verifies of those that look() finds, and say whose it is.
+
+    Where nodes share no disk, they bring each other what they lack; `room` is the place for that.
+    It is an error if one is required, and none of those that there are is whole.
+    """
+    checkpoints, shared = agree(look, reading.ranks)
+    if shared:
+        return resume_together(checkpoints, reading)
+    found = placing.pool(checkpoints, reading.ranks)
+    loaded = resume_apart(checkpoints, found, reading, room)
+    if loaded is None and found and required:
+        raise checkpoint_parts.nothing_whole(found)
+    return loaded
+
+
+def resume_together(checkpoints: list[Checkpoint], reading: Reading) -> Checkpoint | None:
+    """Read what all ranks see in one place."""
+    began, say = time.perf_counter(), reading.say
+    for checkpoint in checkpoints:
+        problems = verify(checkpoint, reading.ranks)
         if problems:
             say(
                 f"WARNING: step {checkpoint.step} cannot be trusted: {'; '.join(problems[:3])};"
                 " trying the one before it"
             )
             continue
-        accept(checkpoint.progress)
-        stepper.prime(checkpoint.progress["stepper"])
-        state = state_of(model, stepper)
-        try:
-            reader = CheckpointReader(checkpoint.path)
-            group = readers.group
-            load(state, storage_reader=reader, planner=TensorPlanner(), process_group=group)
-        except (Exception, CheckpointException) as error:  # noqa: BLE001 (as torch has it)
-            raise CheckFailed(
-                f"{checkpoint.path} does not fit this model and optimizer: {first_cause(error)}",
-                "resume with the model.* and optimizer.name that it was saved with",
-            ) from None
-        stepper.restore(checkpoint.progress["stepper"])
+        state = reading.state(checkpoint.progress)
+        reading.read(checkpoint.path, checkpoint.path, state, host_group())
+        reading.stepper.restore(checkpoint.progress["stepper"])
         seconds = time.perf_counter() - began
         say(
             f"resuming after step {checkpoint.step}, from {checkpoint.path}:"
@@ -83,8 +109,51 @@ def resume(
     return None
 
 
-def agree(look: Look, ranks: Ranks) -> tuple[list[Checkpoint], Readers]:
-    """Find the checkpoints that all ranks see, newest first."""
+def resume_apart(
+    own: list[Checkpoint], found: list[Candidate], reading: Reading, room: Path
+) -> Checkpoint | None:
+    """Read the newest that is whole on all nodes together."""
+    began, ranks, say = time.perf_counter(), reading.ranks, reading.say
+    for foreign in (checkpoint for checkpoint in own if checkpoint.foreign):
+        say(f"WARNING: step {foreign.step} cannot be trusted: {foreign.problem}")
+    for candidate in found:
+        manifest, short = None, candidate
+        if candidate.whole:
+            progress = placing.Placing(candidate, ranks, room).manifest().progress
+            state = reading.state(progress)
+            with placing.placed(candidate, ranks, room, state) as view:
+                if isinstance(view, placing.View):
+                    manifest, came = view.manifest, sum(gather(view.came))
+                    group = placing.group_of_a_node(ranks)
+                    reading.read(view.directory, room, state, group)
+                else:
+                    short = view
+        if manifest is None:
+            say(f"WARNING: {short.shortage()} on the nodes of this job; trying the one before it")
+            continue
+        reading.stepper.restore(manifest.progress["stepper"])
+        path = path_of(own, candidate) or checkpoint_store.final(room, candidate.step)
+        checkpoint = Checkpoint(path, **vars(manifest))
+        seconds = time.perf_counter() - began
+        say(
+            f"resuming after step {checkpoint.step}, from {checkpoint.path} and the other nodes:"
+            f" {came / 1e6:,.1f} MB came from other nodes; verified and read in {seconds:.2f} s;"
+            f" {saved_by(checkpoint.progress, checkpoint.created)}"
+        )
+        return checkpoint
+    return None
+
+
+def path_of(own: list[Checkpoint], candidate: Candidate) -> Path | None:
+    """Return where this node has that checkpoint, or a part of it."""
+    paths = (
+        each.path for each in own if (each.step, each.save) == (candidate.step, candidate.save)
+    )
+    return next(paths, None)
+
+
+def agree(look: Look, ranks: Ranks) -> tuple[list[Checkpoint], bool]:
+    """Find checkpoints, newest first, and tell whether all ranks see the same ones, complete."""
     deadline = time.monotonic() + SEEN_WITHIN
     while True:
         checkpoints, problem = [], ""
@@ -93,40 +162,32 @@ def agree(look: Look, ranks: Ranks) -> tuple[list[Checkpoint], Readers]:
             checkpoints = sorted(look(), key=lambda checkpoint: checkpoint.created, reverse=True)
         except OrchestratorError as error:
             problem = str(error)
-        steps = [
-            (checkpoint.step, checkpoint.created, str(checkpoint.path))
-            for checkpoint in checkpoints
-        ]
-        digest = hashlib.sha256(repr(steps).encode()).digest()
-        answers = gather((problem, digest, time.monotonic() > deadline))
-        if trouble := next((other for other, _, _ in answers if other), ""):
-            raise CheckFailed(trouble)
-        if all(other == digest for _, other, _ in answers):
-            return checkpoints, Readers(host_group(), ranks.rank, ranks.world)
-        if answers[0][2]:  # rank 0's clock; on a shared disk, a file may show up a moment later
-            break
+        seen = repr([stamp(checkpoint) for checkpoint in checkpoints])
+        digest = hashlib.sha256(seen.encode()).digest()
+        parts = any(checkpoint.part for checkpoint in checkpoints)
+        answers = gather((problem, digest, parts, time.monotonic() > deadline))
+        if all(trouble for trouble, _, _, _ in answers):
+            raise CheckFailed(answers[0][0])
+        if any(parts for _, _, parts, _ in answers):
+            return checkpoints, False
+        if all(other == digest for _, other, _, _ in answers):
+            return checkpoints, True
+        if answers[0][3]:  # rank 0's clock; on a shared disk, a file may show up a moment later
+            return checkpoints, False
         time.sleep(0.05)
-    seen = gather([step for step, _, _ in steps])
-    common = set.intersection(*map(set, seen))
-    order = [step for step in seen[0] if step in common]
-    own = {checkpoint.step: checkpoint for checkpoint in checkpoints}
-    return [own[step] for step in order], readers_of_a_node(ranks)
 
 
-def readers_of_a_node(ranks: Ranks) -> Readers:
-    """Let each node read checkpoints of its own, where there is no shared disk."""
-    mine = ranks.nodes[ranks.rank][0]
-    group = None
-    for node in sorted({node for node, _ in ranks.nodes}):
-        new = dist.new_group(ranks.of_node(node), backend="gloo")
-        group = new if node == mine else group
-    members = ranks.neighbours
-    return Readers(group, members.index(ranks.rank), len(members))
+def stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
+    """Describe a checkpoint so that those on two disks differ, whatever they have in common."""
+    changed = 0
+    with contextlib.suppress(OSError):
+        changed = (checkpoint.path / checkpoint_manifest.NAME).stat().st_mtime_ns
+    return checkpoint.step, checkpoint.created, str(checkpoint.path), changed
 
 
-def verify(checkpoint: Checkpoint, readers: Readers) -> list[str]:
+def verify(checkpoint: Checkpoint, ranks: Ranks) -> list[str]:
     """Share the reading among all ranks; all come to the same answer."""
-    mine = sorted(checkpoint.files)[readers.index :: readers.size]
+    mine = sorted(checkpoint.files)[ranks.rank :: ranks.world]
     own = checkpoint_store.verify(checkpoint, mine) or (
         [checkpoint.problem] if checkpoint.problem else []
     )
@@ -188,9 +249,7 @@ def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Look
             say(text)
 
     def look() -> list[Checkpoint]:
-        checkpoints = checkpoint_store.every(
-            directory, exposed=checkpoint_store.exposure(directory)
-        )
+        checkpoints = in_directory(directory)
         if not searches:
             return checkpoints
         if checkpoints and (why := why_not(checkpoints, accept)):
@@ -199,6 +258,15 @@ def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Look
         return checkpoints or earlier_runs(directory, accept, pass_over)
 
     return look
+
+
+def in_directory(path: Path, exposed: str | None = None) -> list[Checkpoint]:
+    """Return all that a directory has, and parts that a crash has kept from being published."""
+    exposed = checkpoint_store.exposure(path) if exposed is None else exposed
+    checkpoints = checkpoint_store.every(path, exposed=exposed)
+    known = {(checkpoint.step, checkpoint.save) for checkpoint in checkpoints}
+    parts = checkpoint_store.described(path, exposed=exposed)
+    return [*checkpoints, *(each for each in parts if (each.step, each.save) not in known)]
 
 
 def earlier_runs(directory: Path, accept: Accept, say: Say = lambda text: None) -> list[Checkpoint]:
@@ -216,7 +284,7 @@ def earlier_runs(directory: Path, accept: Accept, say: Say = lambda text: None) 
     pattern = f"{glob.escape(same_name[1])}_[0-9]*_[0-9]*"
     for other in sorted(run.parent.glob(pattern), reverse=True):
         for path in other.glob(str(inner)) if other != run else ():
-            checkpoints = checkpoint_store.every(path, exposed=checkpoint_store.exposure(directory))
+            checkpoints = in_directory(path, checkpoint_store.exposure(directory))
             if checkpoints and all(checkpoint.foreign for checkpoint in checkpoints):
                 say(passed_over(path, checkpoints[0].problem))
             elif checkpoints and not (why := why_not(checkpoints, accept)):
@@ -257,9 +325,11 @@ def refuse_unreadable(path: Path) -> None:
             checkpoint_store.resolve(str(path))
         except OrchestratorError as error:
             problem = (error.what, error.fix)
-    for rank, other in enumerate(gather(problem)):
-        if other is not None:
-            raise UsageError(f"rank {rank}: {other[0]}" if problem is None else other[0], other[1])
+    answers = gather((problem, path.is_file()))
+    problems = [problem for problem, _ in answers if problem]
+    # Where nodes share no disk, it is enough that one has it.
+    if len(problems) == len(answers) or any(is_file for _, is_file in answers):
+        raise UsageError(*(problem or problems[0]))
 
 
 def refuse_later(path: Path, step: int) -> None:

@@ -223,6 +223,7 @@ ENGINE: dict[str, Change] = {
     "checkpoint.at_end": Change("alone", True, "files"),
     "checkpoint.directory": Change("saving", "PLACE/elsewhere", "files"),
     "checkpoint.keep": Change("saving", 1, "files"),
+    "checkpoint.copies": Change("saving", 2, "told"),
     "checkpoint.best": Change("evaluating", "min eval_loss", "files"),
     "checkpoint.asynchronous": Change("saving", False, "copied"),
     "checkpoint.memory_every": Change("alone", 3, "told"),

@@ -1,0 +1,112 @@
+"""Nodes that share no disk: each keeps its part, neighbours have copies, a resume brings parts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.core.test_parity import fsdp
+from tests.engine.saving.test_resume import STEPS, checkpoints, job, losses, resumed, saving
+from tests.engine.worlds import NAME, Job, run
+
+NODES = [2, 1, 1]
+FOR_ALL = [".metadata", "__0_alike_0.distcp"]
+UNTIL_8: list[dict[str, Any]] = [
+    {"training": {"max_steps": 8}},
+    {"scheduler": {"total_steps": STEPS}},
+]
+
+
+def spread(directory: Path, name: str, nodes: list[int], *changes: Any) -> Job:
+    return job(directory, name, nodes, fsdp("full_shard"), *changes, own_disks=True)
+
+
+def on_disk(job: Job, node: int, step: int = 8) -> list[str]:
+    directory = job.experiment(node) / f"outputs/checkpoints/step_{step:08d}"
+    return sorted(
+        (p.name for p in directory.iterdir()), key=lambda name: (name not in FOR_ALL, name)
+    )
+
+
+def disks(of: Job, onto: Job, nodes: list[int]) -> None:
+    """Let nodes of another job have the disks of an earlier one, in this order."""
+    for node, before in enumerate(nodes):
+        if before >= 0:
+            place = Path("outputs/checkpoints")
+            shutil.copytree(of.experiment(before) / place, onto.experiment(node) / place)
+
+
+def test_each_node_keeps_its_part_and_goes_on_from_it_on_any_layout(tmp_path: Path) -> None:
+    whole = job(tmp_path, "whole", NODES, fsdp("full_shard"), saving())
+    first = spread(tmp_path, "first", NODES, saving(), *UNTIL_8)
+    assert run(whole, first) == [[0] * 4] * 2
+    assert "each keeps its own part of every checkpoint" in first.output()
+    parts = [["__0_0.distcp", "__1_0.distcp"], ["__2_0.distcp"], ["__3_0.distcp"]]
+    for node, own in enumerate(parts):
+        assert on_disk(first, node) == [*FOR_ALL, *own, "manifest.json"]
+        assert checkpoints(first, node) == ["step_00000004", "step_00000008"]
+    layouts = {
+        "same": (NODES, [0, 1, 2]),
+        "other order": ([1, 2, 1], [2, 0, 1]),
+        "fewer ranks": ([1, 1, 1], [0, 1, 2]),
+        "more nodes": ([1, 1, 1, 1], [1, -1, 0, 2]),
+    }
+    jobs = {n: spread(tmp_path, n, shape, resumed()) for n, (shape, _) in layouts.items()}
+    for name, each in jobs.items():
+        disks(first, each, layouts[name][1])
+    codes = run(*jobs.values())
+    for (name, each), ended in zip(jobs.items(), codes, strict=True):
+        assert set(ended) == {0}, (name, each.output())
+        assert "resuming after step 8" in each.output()
+        found = losses(each)
+        assert list(found) == [9, 10, 11, 12]
+        expected = {step: losses(whole)[step] for step in found}
+        assert found == (expected if name == "same" else pytest.approx(expected, abs=1e-5)), name
+        assert checkpoints(each)[-1] == "step_00000012"
+    assert " 0.0 MB came from other nodes" in jobs["same"].output()
+
+
+def test_a_copy_stands_in_for_a_disk_that_is_gone(tmp_path: Path) -> None:
+    whole = job(tmp_path, "whole", NODES, fsdp("full_shard"), saving())
+    first = spread(tmp_path, "first", NODES, saving(copies=2, keep=1), *UNTIL_8)
+    assert run(whole, first) == [[0] * 4] * 2
+    assert "with a copy on the next node" in first.output()
+    parts = [[0, 1, 3], [0, 1, 2], [2, 3]]
+    for node, ranks in enumerate(parts):
+        names = [f"__{rank}_0.distcp" for rank in ranks]
+        assert on_disk(first, node) == [*FOR_ALL, *names, "manifest.json"]
+        assert checkpoints(first, node) == ["step_00000008"]
+    for gone in range(3):
+        again = spread(tmp_path, f"without{gone}", NODES, resumed(copies=2))
+        disks(first, again, [node if node != gone else -1 for node in range(3)])
+        assert run(again) == [[0] * 4], again.output()
+        assert "resuming after step 8" in again.output()
+        assert losses(again) == {step: losses(whole)[step] for step in range(9, STEPS + 1)}
+    damaged = spread(tmp_path, "damaged", NODES, resumed())
+    disks(first, damaged, [0, 1, 2])
+    shard = damaged.experiment(1) / "outputs/checkpoints/step_00000008/__2_0.distcp"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    assert run(damaged) == [[0] * 4], damaged.output()
+    assert "resuming after step 8" in damaged.output()
+
+
+def test_what_is_nowhere_is_named_and_an_older_whole_one_is_taken(tmp_path: Path) -> None:
+    first = spread(tmp_path, "first", [1, 1], saving(), *UNTIL_8)
+    assert run(first) == [[0] * 2]
+    again = spread(tmp_path, "again", [1, 1], resumed())
+    disks(first, again, [0, 1])
+    places = again.experiment(1) / "outputs/checkpoints"
+    (places / "step_00000008/__1_0.distcp").unlink()
+    assert run(again) == [[0] * 2], again.output()
+    assert "WARNING: step 8 lacks __1_0.distcp (written by " in again.output()
+    assert "resuming after step 4" in again.output()
+    lost = spread(tmp_path, "lost", [1, 1], resumed())
+    disks(first, lost, [0, -1])
+    assert run(lost) == [[1] * 2]
+    assert "no checkpoint is whole on the nodes of this job" in lost.output()
+    assert "step 4 lacks __1_0.distcp" in lost.output()
+    assert "checkpoint.resume=never begins anew" in lost.output()
+    assert not list((lost.path / "node1" / NAME / "outputs").glob("checkpoints/.step*"))

@@ -1,0 +1,70 @@
+"""Which checkpoint is whole on several nodes, and who gives which file to whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.records.checkpoint_manifest import FileRecord
+from orchestrator.records.checkpoint_parts import (
+    Candidate,
+    Holding,
+    candidates,
+    deliveries,
+    nothing_whole,
+)
+
+ALL = {name: FileRecord(10, name * 64) for name in "abc"}
+HOSTS = {"a": "na", "b": "nb", "c": "nc"}
+
+
+def holding(
+    node: int, here: str, *, step: int = 8, manifest: str = "m", save: str = "s"
+) -> Holding:
+    return Holding(node, step, save, step + node / 10, manifest, ALL, frozenset(here), HOSTS)
+
+
+def found(*holdings: Holding) -> Candidate:
+    return candidates(holdings)[0]
+
+
+def moves(candidate: Candidate, **needs: str) -> list[str]:
+    wanted = {int(node[1:]): set(names) for node, names in needs.items()}
+    return [f"{each.name}: {each.source}>{each.target}" for each in deliveries(candidate, wanted)]
+
+
+def test_it_is_whole_if_each_file_is_somewhere() -> None:
+    assert found(holding(0, "a"), holding(1, "b"), holding(2, "c")).whole
+    short = found(holding(0, "a"), holding(1, "ab"))
+    assert not short.whole
+    assert short.shortage() == "step 8 lacks c (written by nc)"
+    assert "step 8 lacks c (written by nc)" in str(nothing_whole([short]))
+
+
+def test_files_of_two_runs_make_no_whole() -> None:
+    two = candidates([holding(0, "ab"), holding(1, "c", save="other"), holding(2, "c", step=4)])
+    assert [each.whole for each in two] == [False] * 3
+    assert [each.step for each in two] == [8, 8, 4]
+
+
+def test_every_node_gets_what_it_lacks_and_needs_from_who_has_least_to_give() -> None:
+    candidate = found(holding(0, "ab"), holding(1, "bc"), holding(2, ""))
+    assert moves(candidate, n0="ab", n1="bc") == []
+    assert moves(candidate, n0="abc", n1="bc", n2="ab", n3="b") == [
+        "c: 1>0",
+        "a: 0>2",
+        "b: 0>2",
+        "b: 1>3",
+    ]
+
+
+@pytest.mark.parametrize("node, expected", [(0, "m"), (1, "n"), (2, "m")])
+def test_a_node_reads_the_version_that_it_wrote_itself(node: int, expected: str) -> None:
+    candidate = found(holding(0, "abc"), holding(1, "abc", manifest="n"))
+    assert candidate.version_for(node) == expected
+
+
+def test_what_is_damaged_is_taken_from_a_copy_or_is_nowhere() -> None:
+    candidate = found(holding(0, "ab"), holding(1, "bc"))
+    assert candidate.without([(0, "m", "b")]).whole
+    assert moves(candidate.without([(0, "m", "b")]), n0="ab") == ["b: 1>0"]
+    assert not candidate.without([(0, "m", "b"), (1, "m", "b")]).whole
