@@ -147,6 +147,16 @@ class RankRaised(RankEvent, event="rank_raised"):
     error: RankError
 
 
+class RankSlow(RankEvent, event="rank_slow"):
+    """The ranks found that one of them, or a node's link, holds them up."""
+
+    cause: str  # slow compute, slow data loader, slow link, slow disk
+    who: int  # the rank; for a link, the first one of its node
+    node: int
+    step: int
+    text: str
+
+
 class RankFinished(RankEvent, event="rank_finished"):
     """The program came to its end."""
 

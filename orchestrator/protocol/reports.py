@@ -45,6 +45,17 @@ class Raised(TypedDict):
     error: ErrorRecord
 
 
+class Slow(TypedDict):
+    """Written by the engine on rank 0 (engine/observe/watch.py)."""
+
+    event: Literal["slow"]
+    cause: str
+    who: int
+    node: int
+    step: int
+    text: str
+
+
 class Finished(TypedDict):
     event: Literal["finished"]
 
@@ -56,7 +67,7 @@ class Ended(TypedDict):
     peak_kb: Optional[int]
 
 
-Report = Union[Afresh, Started, Exit, Raised, Finished, Ended]
+Report = Union[Afresh, Started, Exit, Raised, Slow, Finished, Ended]
 
 
 class TargetRecord(TypedDict):

@@ -94,6 +94,7 @@ class JobRecord:
     ended: float | None = None
     exit_code: int | None = None
     verdict: dict[str, Any] | None = None
+    slow: list[dict[str, Any]] = field(default_factory=list)  # who held the others up, and by what
     receipts: dict[str, dict[str, Any]] = field(default_factory=dict)  # of `stop`, by node
     slurm_job: str | None = None  # the Slurm job that has these nodes
     batch: bool = False  # its head is that job's batch script

@@ -154,6 +154,8 @@ class Loop:
             self._compare_copies(last=True)
             if self.memory is not None:
                 self.memory.close()
+            if self.reporter.watch is not None:
+                self.reporter.watch.finish()
             if self.checkpoints is not None:
                 if trains:
                     self._save_last(self.checkpoints)
@@ -285,8 +287,8 @@ class Loop:
             over = state.position // whole
         reporter.after_step(state.step, over, last=bool(state.ended) and self.training.endless)
         state.tokens = reporter.tokens
-        if self.checkpoints is not None:
-            self.checkpoints.poll()
+        if self.checkpoints is not None and self.checkpoints.poll() and reporter.watch is not None:
+            reporter.watch.wrote(self.checkpoints.wrote)
         with reporter.estimate.pause():
             self._compare_copies()
             if epoch_over or (state.ended and not self.training.endless):

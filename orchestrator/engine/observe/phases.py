@@ -7,6 +7,7 @@ somebody profiles.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -35,20 +36,23 @@ class Phases:
       that is queued when backward begins marks the moment at which all gradients are computed.
       (With gradient_as_bucket_view off, copying them back counts as communication.)
 
-    To see FSDP2's waits, torch has to be patched while a step computes: that is done with
-    `profiling` alone. exposed_comm is None where the waits cannot be seen, and forward_backward
-    then contains them. Collectives that the training loop itself calls are to be put into
-    `with phases("exposed_comm")`.
+    To see FSDP2's waits, torch has to be patched while a step computes: on a GPU that is done with
+    `profiling` alone, and the metrics tell of them with it alone. exposed_comm is None where they
+    do not, and forward_backward then contains the waits. Collectives that the training loop itself
+    calls are to be put into `with phases("exposed_comm")`.
     """
 
     def __init__(self, device: torch.device, model: nn.Module, *, profiling: bool) -> None:
         self._clock = _EventClock(device) if device.type == "cuda" else _HostClock()
         self._waits = _how_it_waits(model)
-        if self._waits == "fsdp" and not profiling:
+        self._tells = self._waits is not None and (profiling or self._waits != "fsdp")
+        if self._waits == "fsdp" and not profiling and device.type == "cuda":
             self._waits = None
         self._open: list[Phase] = []
         self._done: deque[tuple[Phase, Phase | None, Any, Any]] = deque()
         self._ms = dict.fromkeys(PHASES, 0.0)
+        self._inside = 0.0  # exposed communication within forward and backward
+        self._ever = dict.fromkeys(PHASES, 0.0)  # seconds, since the beginning
 
     @contextlib.contextmanager
     def __call__(self, phase: Phase) -> Iterator[None]:
@@ -85,10 +89,19 @@ class Phases:
         self._clock.settle()
         self._add_up()
         mean: dict[str, float | None] = {f"{name}_ms": self._ms[name] / steps for name in PHASES}
-        if self._waits is None:
+        if not self._tells:
             mean["exposed_comm_ms"] = None
-        self._ms = dict.fromkeys(PHASES, 0.0)
+            mean["forward_backward_ms"] = (self._ms["forward_backward"] + self._inside) / steps
+        self._ms, self._inside = dict.fromkeys(PHASES, 0.0), 0.0
         return mean
+
+    def totals(self) -> tuple[float, float, float]:
+        """Seconds so far for data, for this rank's own computing, and in which it waited for
+        others; as far as the device has come. Computing is NaN where waits hide in it."""
+        self._add_up()
+        ever = self._ever
+        own = ever["forward_backward"] + ever["optimizer"]
+        return ever["data"], math.nan if self._waits is None else own, ever["exposed_comm"]
 
     def _exposed(self) -> contextlib.AbstractContextManager[None]:
         return self("exposed_comm")
@@ -98,8 +111,11 @@ class Phases:
             phase, outer, began, ended = self._done.popleft()
             ms = self._clock.between(began, ended)
             self._ms[phase] += ms
+            self._ever[phase] += ms / 1e3
             if outer is not None:
                 self._ms[outer] -= ms
+                self._ever[outer] -= ms / 1e3
+                self._inside += ms if outer == "forward_backward" else 0.0
 
 
 def _how_it_waits(model: nn.Module) -> Literal["fsdp", "ddp", "never"] | None:

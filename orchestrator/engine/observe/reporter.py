@@ -16,6 +16,7 @@ from orchestrator.engine.observe import metrics, speed
 from orchestrator.engine.observe.ledger import Ledger, StepResult
 from orchestrator.engine.observe.phases import Phases
 from orchestrator.engine.observe.trackers import Trackers
+from orchestrator.engine.observe.watch import Watch, in_words
 from orchestrator.engine.ranks import used_parts
 from orchestrator.engine.ranks.ranks import Ranks, device_name
 from orchestrator.errors import JobFailed
@@ -53,6 +54,7 @@ class Reporter:
         self.config, self.ranks, self.measures, self.quiet = config, ranks, measures, quiet
         self.tokens, self.skipped = tokens, 0
         self.phases = Phases(ranks.device, model, profiling=config.profiling.enabled)
+        self.watch = Watch(config, ranks, self.phases, step) if ranks.world > 1 else None
         self.ledger = Ledger()
         self.file = metrics.MetricsFile(ranks.rank, step, trainer)
         self.trackers = trackers
@@ -80,7 +82,11 @@ class Reporter:
 
     def after_step(self, step: int, epoch: int, *, last: bool) -> None:
         self.alive()
-        self.busy += self.estimate.step(step)
+        seconds = self.estimate.step(step)
+        self.busy += seconds
+        if self.watch is not None:
+            for slow in self.watch.after_step(seconds):
+                self.say(in_words(self.ranks, slow))
         if due(self.config.logging.interval, step) or last or not self.begun:
             self.log(step, epoch, last=last)
         elif len(self.ledger.steps) >= self.config.training.max_bad_steps:

@@ -72,6 +72,22 @@ class Writers:
         return parts.PartWriter if self.apart else FileSystemWriter
 
 
+class WriteClock:
+    """Notes how long a writer takes until this rank's own files are on the disk."""
+
+    def __init__(self, writer: FileSystemWriter) -> None:
+        self.seconds = 0.0
+        self.write = writer.write_data
+        writer.write_data = self.timed  # type: ignore[method-assign]
+
+    def timed(self, *arguments: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        done = self.write(*arguments, **named)
+        done.wait()
+        self.seconds = time.perf_counter() - began
+        return done
+
+
 class Checkpoints:
     """One per run. save() returns when the state is copied; files are written meanwhile."""
 
@@ -88,6 +104,7 @@ class Checkpoints:
         self.written = self.problem = ""  # what to say of the last save, set by its thread
         self.failures = 0
         self.reason = self.failed = ""  # why the last save failed, if it did
+        self.wrote = 0.0  # seconds in which this rank wrote its own files, the last time
         self.stalled = 0.0  # seconds for which it held up the training
         self.staged: dict[str, Tensor] = {}
         self.last_saved = -1  # or tried to
@@ -152,10 +169,12 @@ class Checkpoints:
             self.thread.join()
         self.stalled = time.perf_counter() - began
 
-    def poll(self) -> None:
+    def poll(self) -> bool:
         """Say what became of a save, once it is known."""
-        if self.thread is not None and not self.thread.is_alive():
+        known = self.thread is not None and not self.thread.is_alive()
+        if known:
             self.wait()
+        return known
 
     def wait(self) -> None:
         if self.thread is None:
@@ -197,10 +216,12 @@ class Checkpoints:
     ) -> None:
         """Write in a thread of its own, with a process group of its own."""
         directory = checkpoint_store.partial(self.directory, step, self.token)
+        writer = self.writers.kind(directory, single_file_per_rank=True)
+        clock = WriteClock(writer)
         try:
             save(
                 state,
-                storage_writer=self.writers.kind(directory, single_file_per_rank=True),
+                storage_writer=writer,
                 planner=self._planner(),
                 process_group=self.writers.group,
             )
@@ -209,6 +230,7 @@ class Checkpoints:
         except (Exception, CheckpointException) as error:  # noqa: BLE001 (a BaseException)
             failed = disk_problem(directory) or first_cause(error)
             size = 0
+        self.wrote = clock.seconds
         failed = next((problem for problem in gather(failed, self.writers.group) if problem), "")
         if failed:
             self.failures += 1

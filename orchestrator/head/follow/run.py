@@ -179,7 +179,9 @@ class Run:
     def happened(self, node: NodeState, event: Event) -> None:
         when = event.time - node.clock
         node.note_time(event)
-        if isinstance(event, events.RankEvent):
+        if isinstance(event, events.RankSlow):
+            self.slow(event)
+        elif isinstance(event, events.RankEvent):
             node.take(event)
             if isinstance(event, events.RankAfresh):
                 self.started_afresh(event)
@@ -202,6 +204,13 @@ class Run:
         elif isinstance(event, events.Ended):
             self.ended(node, event, when)
         self.changed = True
+
+    def slow(self, event: events.RankSlow) -> None:
+        """Note who holds the others up; the log says it. A new head hears it all once more."""
+        known = {"cause": event.cause, "rank": event.who, "node": event.node, "step": event.step}
+        found = {**known, "text": event.text}
+        if found not in self.record.slow:
+            self.record = replace(self.record, slow=[*self.record.slow, found])
 
     def started_afresh(self, event: events.RankAfresh) -> None:
         """Say why ranks were not forked, once for all of them."""

@@ -21,6 +21,7 @@ PASSING = {
     "link": "a connection between ranks broke",
     "communication": "the ranks lost each other",
     "signal": "a rank was killed",
+    "corruption": "bits had changed by themselves",
     "out_of_memory": "the host had no memory left",
     "shared_memory": "/dev/shm was full",
     "supervisor": "a supervisor was killed",

@@ -120,6 +120,7 @@ def to_text(
             pid = f"pid {rank.get('pid', '?')}"
             rows.append([f"  rank {number}", pid, colored(rank.get("state", "?")), end])
     lines = [heading, output.table(rows, output.look(), indent=2).rstrip()]
+    lines += [f"  {output.printable(found.get('text', ''))}" for found in record.slow]
     return "\n".join([*lines, *left_warm(record)]).rstrip()
 
 
@@ -162,6 +163,7 @@ def to_json(
         "state": job_now(record, states),
         "exit_code": record.exit_code,
         "verdict": record.verdict,
+        "slow": record.slow,
         "nodes": nodes,
         **scheduled.data,
     }

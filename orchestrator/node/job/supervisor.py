@@ -234,6 +234,9 @@ class Supervisor:
                 self.reported(events.from_report(parse(line)))
 
     def reported(self, report: RankEvent) -> None:
+        if isinstance(report, events.RankSlow):  # says nothing of the state of the rank that tells
+            self.event(report)
+            return
         rank = self.ranks.setdefault(report.rank, RankProcess(report.local))
         rank.state = report.event[len("rank_") :]
         if isinstance(report, events.RankRaised):

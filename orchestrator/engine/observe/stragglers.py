@@ -1,0 +1,232 @@
+"""Decide which rank holds the others up, and by what: pure, from what each rank measured of itself.
+
+The steps are grouped into looks of at least LOOK seconds, and the last LOOKS of them are judged: so
+a verdict stands on fifteen steps of half a second, and on six seconds of steps that are quick. What
+a rank waits for others is never counted, so only the one that is waited for is slow.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LOOK = 0.4  # seconds
+LOOKS = 15
+STEADY = 14  # of the looks: slow compute shows in nearly every one, a busy machine in some
+STALLS = 5  # of the looks: a loader may stall now and then
+LOSSES = 3  # of the looks: lost packets come in bursts, too, where nothing is broken
+SLOWER = 1.2  # times the others' time to compute, at least,
+SPREADS = 2.5  # and beyond what the others differ from each other by so many deviations
+PART = 0.15  # of the time of the steps that must be lost by it
+RESENT, RESENT_SEGMENTS = 0.02, 50  # a healthy link sends less than 0.1% again
+WAITING = 0.2  # of the steps' time in communication, else a lossy link holds nobody up
+WRITES, WRITE_FACTOR, WRITE_EXCESS = 2, 3.0, 1.0  # checkpoints in a row; times; seconds
+COMPUTE, DATA, LINK, DISK = "slow compute", "slow data loader", "slow link", "slow disk"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one rank measured of one step, in seconds; `compute` is NaN where waits are unseen."""
+
+    whole: float
+    compute: float
+    data: float
+    communication: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank tells at once: some steps, and what else happened during them."""
+
+    steps: tuple[Step, ...]
+    sent: float = 0.0  # TCP segments of its node
+    resent: float = 0.0
+    writes: float = 0.0  # checkpoints that it wrote its part of, so far
+    write_seconds: float = 0.0  # of the last one
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A rank that holds the others up; `node` in its place where it is the node's link."""
+
+    cause: str
+    rank: int
+    text: str  # in words, after the name of who it is
+    first: int  # the steps that were looked at
+    last: int
+
+
+@dataclass(frozen=True)
+class Look:
+    """Some steps of every rank, added up: one Step per rank."""
+
+    first: int
+    last: int
+    seconds: float  # of the rank that took longest
+    ranks: tuple[Step, ...]
+    sent: tuple[float, ...]
+    resent: tuple[float, ...]
+
+
+def added(steps: Sequence[Step]) -> Step:
+    return Step(
+        sum(step.whole for step in steps),
+        sum(step.compute for step in steps),
+        sum(step.data for step in steps),
+        sum(step.communication for step in steps),
+    )
+
+
+def others(values: Sequence[float], rank: int) -> float:
+    """Return the median of all but one."""
+    return statistics.median([value for other, value in enumerate(values) if other != rank])
+
+
+def slow_from(rank: int, ratios: Sequence[Sequence[float]]) -> float:
+    """Return the ratio from which on a rank is slow.
+
+    Where the others' times vary a lot, as on a busy machine, it has to stand out from that.
+    """
+    apart = []
+    for other, values in enumerate(ratios):
+        if other != rank:
+            middle = statistics.median(values)
+            apart += [abs(math.log(max(value, 1e-6) / max(middle, 1e-6))) for value in values]
+    return max(SLOWER, math.exp(SPREADS * 1.4826 * statistics.median(apart)))
+
+
+class Detector:
+    """Hears the parts of all ranks, one after the other; tells each rank and cause once."""
+
+    def __init__(self, step: int, nodes: Sequence[int]) -> None:
+        self.step, self.nodes = step, nodes  # the node of each rank
+        self.looks: deque[Look] = deque(maxlen=LOOKS)
+        self.open: list[tuple[int, list[Step]]] = []  # steps of a look that is not long enough
+        self.sent = [0.0] * len(nodes)
+        self.resent = [0.0] * len(nodes)
+        self.writes: dict[int, float] = {}  # rank -> the writes that were heard of
+        self.slow_writes: dict[int, int] = {}  # rank -> slow ones in a row
+        self.told: set[tuple[str, int]] = set()
+
+    def hear(self, parts: Sequence[Part]) -> list[Slow]:
+        """Take what every rank tells of the same steps; return what is news."""
+        found = self._disk(parts)
+        for index in range(len(parts[0].steps)):
+            self.step += 1
+            self.open.append((self.step, [part.steps[index] for part in parts]))
+            if index + 1 == len(parts[0].steps):
+                for rank, part in enumerate(parts):
+                    self.sent[rank] += part.sent
+                    self.resent[rank] += part.resent
+            self._close()
+        if len(self.looks) == LOOKS:
+            found += [*self._compute(), *self._data(), *self._link()]
+        news = [slow for slow in found if (slow.cause, self._who(slow)) not in self.told]
+        self.told |= {(slow.cause, self._who(slow)) for slow in news}
+        return news
+
+    def _who(self, slow: Slow) -> int:
+        return self.nodes[slow.rank] if slow.cause == LINK else slow.rank
+
+    def _close(self) -> None:
+        """Make a look of the open steps once they are long enough."""
+        seconds = sum(max(step.whole for step in steps) for _, steps in self.open)
+        if seconds < LOOK:
+            return
+        ranks = zip(*(steps for _, steps in self.open), strict=True)
+        summed = tuple(added(steps) for steps in ranks)
+        first, last = self.open[0][0], self.open[-1][0]
+        look = Look(first, last, seconds, summed, tuple(self.sent), tuple(self.resent))
+        self.looks.append(look)
+        self.open = []
+        self.sent, self.resent = [0.0] * len(self.nodes), [0.0] * len(self.nodes)
+
+    def _slow(self, cause: str, rank: int, text: str) -> Slow:
+        return Slow(cause, rank, text, self.looks[0].first, self.looks[-1].last)
+
+    @property
+    def _seconds(self) -> float:
+        return sum(look.seconds for look in self.looks)
+
+    def _compute(self) -> list[Slow]:
+        ratios = [self._ratios(rank) for rank in range(len(self.nodes))]
+        if any(math.isnan(sum(own)) for own in ratios):
+            return []
+        found = []
+        for rank, own in enumerate(ratios):
+            least = slow_from(rank, ratios)
+            steady = sum(ratio >= least for ratio in own) >= STEADY
+            if steady and self._lost(rank) >= PART * self._seconds:
+                text = f"computes {statistics.median(own):.2f} times as long as the others"
+                found.append(self._slow(COMPUTE, rank, text))
+        return found
+
+    def _ratios(self, rank: int) -> list[float]:
+        """Compare a rank's time to compute with the others', look by look."""
+        found = []
+        for look in self.looks:
+            usual = others([step.compute for step in look.ranks], rank)
+            found.append(look.ranks[rank].compute / usual if usual > 0 else math.nan)
+        return found
+
+    def _lost(self, rank: int) -> float:
+        return sum(
+            look.ranks[rank].compute - others([step.compute for step in look.ranks], rank)
+            for look in self.looks
+        )
+
+    def _data(self) -> list[Slow]:
+        found = []
+        for rank in range(len(self.nodes)):
+            lost = [
+                look.ranks[rank].data - others([step.data for step in look.ranks], rank)
+                for look in self.looks
+            ]
+            stalls = sum(
+                one >= PART * look.seconds for one, look in zip(lost, self.looks, strict=True)
+            )
+            if sum(lost) >= PART * self._seconds and stalls >= STALLS:
+                part = sum(lost) / self._seconds
+                text = f"waits for its data {part:.0%} of the time longer than the others"
+                found.append(self._slow(DATA, rank, text))
+        return found
+
+    def _link(self) -> list[Slow]:
+        waited = sum(
+            statistics.median(step.communication for step in look.ranks) for look in self.looks
+        )
+        if not waited >= WAITING * self._seconds:
+            return []
+        found = []
+        for node in sorted(set(self.nodes)):
+            rank = list(self.nodes).index(node)  # all ranks of a node see the same counters
+            sent = sum(look.sent[rank] for look in self.looks)
+            resent = sum(look.resent[rank] for look in self.looks)
+            lossy = sum(look.resent[rank] > RESENT * look.sent[rank] for look in self.looks)
+            if lossy >= LOSSES and resent >= max(RESENT_SEGMENTS, RESENT * sent):
+                text = (
+                    f"sends {resent / max(1.0, sent):.1%} of its packets again, and communication"
+                    f" takes {waited / self._seconds:.0%} of the time"
+                )
+                found.append(self._slow(LINK, rank, text))
+        return found
+
+    def _disk(self, parts: Sequence[Part]) -> list[Slow]:
+        """Compare the times of a checkpoint, once every rank has written its part of it."""
+        writes = {part.writes for part in parts}
+        if len(writes) > 1 or writes == set(self.writes.values()) or writes == {0.0}:
+            return []
+        self.writes = {rank: part.writes for rank, part in enumerate(parts)}
+        seconds = [part.write_seconds for part in parts]
+        found = []
+        for rank, own in enumerate(seconds):
+            usual = others(seconds, rank)
+            far = own >= WRITE_FACTOR * usual and own - usual >= WRITE_EXCESS
+            in_a_row = self.slow_writes[rank] = self.slow_writes.get(rank, 0) + 1 if far else 0
+            if in_a_row >= WRITES:
+                text = f"wrote its part of a checkpoint in {own:.1f} s, the others in {usual:.1f} s"
+                found.append(Slow(DISK, rank, text, self.step, self.step))
+        return found
