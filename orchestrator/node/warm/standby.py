@@ -1,8 +1,8 @@
 """A supervisor in waiting: `python <library> standby KEY`, with torchrun in waiting as its child.
 
 It listens in ~/.orchestrator/warm/KEY, belongs to no job, and becomes the supervisor of the first
-job that is handed over to it; or it ends: after its idle time, when memory is short, when its
-program is removed, or when it is asked to.
+job that is handed over to it; or it ends: after its idle time, when memory is short, when packages
+are installed or its program is removed, or when it is asked to.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Standby:
         self.until = time.monotonic() + self.pair["idle"]
         self.skip: list[str] = []
         self.ready: dict[str, Any] = {}
+        self.places: dict[str, list[int]] = {}  # what is imported from, as it was then
         self.spawn()
 
     def spawn(self) -> None:
@@ -99,6 +100,8 @@ class Standby:
             raise Leave from None
         if "ready" in report:
             self.ready = report
+            marks = report.get("files", {}).items()
+            self.places = {path: mark for path, mark in marks if os.path.isdir(path)}
             return
         self.stop_agent()
         if report.get("package") in (None, "", "torch") or len(self.skip) >= MOST_RESTARTS:
@@ -111,6 +114,8 @@ class Standby:
     def look(self) -> None:
         """Leave where waiting is wrong by now."""
         gone = not os.path.exists(AGENT) or not os.path.exists(self.directory)
+        # A package that comes or goes changes its directory. No job could start from here any more.
+        gone = gone or any(frames.mark(path) != mark for path, mark in self.places.items())
         if gone or time.monotonic() >= self.until or memory_is_short():
             raise Leave
 

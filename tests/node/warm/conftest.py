@@ -50,6 +50,13 @@ class WarmNode:
         path.write_text(text)
         return path
 
+    def edit(self, name: str, old: str, new: str) -> None:
+        """Change the program that this node runs."""
+        path = self.library / name
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
     def spec(self, job: Job, text: str, **fields: Any) -> Spec:
         path = self.directory / f"{job.run.job}.py"
         path.write_text(text)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +207,56 @@ def test_it_leaves_after_its_time(node: WarmNode) -> None:
     job, _ = node.run(HELLO, warm=0.001)
     pairs.start(job.run.read_spec(), job.run, os.environ, 0o022)
     wait_until(lambda: not pairs.all_pairs() and not list(Path(pairs.root()).iterdir()), "its end")
+
+
+MEMORY = "MemTotal:       1000 kB\nMemFree:           1 kB\nMemAvailable:   {} kB\n"
+STALLS = "some avg10=0.00 avg60={} avg300=1.22 total=5\nfull avg10=99.00 avg60=99.00 total=5\n"
+
+
+def short_of_memory(node: WarmNode) -> None:
+    (node.directory / "meminfo").write_text(MEMORY.format(79))
+
+
+def stalls(node: WarmNode) -> None:
+    (node.directory / "pressure").write_text(STALLS.format("10.01"))
+
+
+def new_package(node: WarmNode) -> None:
+    node.package("another", "")
+
+
+def no_library(node: WarmNode) -> None:
+    shutil.rmtree(node.library)
+
+
+@pytest.mark.parametrize("happens", [short_of_memory, stalls, new_package, no_library])
+def test_it_leaves_by_itself(node: WarmNode, happens: Callable[[WarmNode], None]) -> None:
+    """It looks when somebody calls, and every 15 s; until something happens it stays."""
+    files = {"/proc/meminfo": MEMORY.format(80), "/proc/pressure/memory": STALLS.format("10.00")}
+    for path, text in files.items():
+        own = node.directory / Path(path).name.replace("memory", "pressure")
+        own.write_text(text)
+        node.edit("orchestrator/node/warm/standby.py", path, str(own))
+    pair = node.keep_warm(node.run(HELLO)[0])
+    agent = pairs.ask(pair)["agent"]
+    assert pairs.ask(pair)["ready"]
+    happens(node)
+    pairs.ask(pair)
+    wait_until(lambda: not alive(pair.pid) and not alive(agent), "the end of both")
+    assert not pairs.all_pairs() and not Path(pair.directory).exists()
+
+
+def test_no_more_than_two_wait(node: WarmNode) -> None:
+    job, _ = node.run(HELLO)
+    spec = job.run.read_spec()
+    began = []
+    for language in ("C", "POSIX", "C.UTF-8"):
+        own = spec.replace(env={**spec.env, "LANG": language})
+        assert pairs.start(own, job.run, os.environ, 0o022) == ""
+        before = {pair.key for pair in began}
+        began.append(next(pair for pair in pairs.all_pairs() if pair.key not in before))
+    assert [pair.key for pair in pairs.all_pairs()] == [pair.key for pair in began[1:]]
+    assert not alive(began[0].pid) and not living(began[0].token)
 
 
 @pytest.mark.parametrize("which", ["supervisor", "agent"])
