@@ -50,12 +50,12 @@ class WarmNode:
         path.write_text(text)
         return path
 
-    def edit(self, name: str, old: str, new: str) -> None:
+    def edit(self, name: str, old: str, new: str, count: int = -1) -> None:
         """Change the program that this node runs."""
         path = self.library / name
         text = path.read_text()
         assert old in text
-        path.write_text(text.replace(old, new))
+        path.write_text(text.replace(old, new, count))
 
     def spec(self, job: Job, text: str, **fields: Any) -> Spec:
         path = self.directory / f"{job.run.job}.py"

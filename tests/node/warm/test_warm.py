@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from orchestrator.node.server.session import Refusal, Session
 from orchestrator.node.warm import frames, handover, pairs, setting
 from orchestrator.protocol import messages
 from orchestrator.protocol.events import Ended
+from orchestrator.protocol.messages import Start
 from tests.node.running import PATIENCE, alive, wait_until
 from tests.node.warm.conftest import RUN, WarmNode
 
@@ -316,6 +318,73 @@ def test_a_stop_during_the_hand_over(
     wait_until(lambda: run.last(Ended), "the end")
     wait_until(lambda: not alive(pair.pid) and not alive(agent), "the end of both")
     assert not processes.of_job(run.job, 0)
+
+
+HOLD = """\
+def hold():  # until nobody holds the other end
+    with open({fifo!r}) as end:
+        end.read()
+
+
+"""
+STANDBY, AGENT = "orchestrator/node/warm/standby.py", "orchestrator/node/warm/agent.py"
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        (STANDBY, '        why = self.outdated(order["environment"])'),
+        (STANDBY, "            caller.close()"),
+        (STANDBY, "    process_title.show_command([*program, *names])"),
+        (STANDBY, "    standby.close()"),
+        (STANDBY, "    run_job(WarmSupervisor(RunDir(spec.job"),
+        (AGENT, '    os.umask(order["umask"])'),
+        (AGENT, "    process_title.show_command(command)"),
+    ],
+)
+def test_a_stop_at_every_moment_after_the_offer(node: WarmNode, file: str, line: str) -> None:
+    """The process is held before that line until the stop has answered, or waits for it."""
+    fifo = str(node.directory / "hold")
+    os.mkfifo(fifo)
+    indent = line[: len(line) - len(line.lstrip())]
+    node.edit(file, line, f"{indent}hold()\n{line}")
+    node.edit(file, "\nclass ", "\n" + HOLD.format(fifo=fifo) + "class ", count=1)
+    pair = node.keep_warm(node.run(HELLO)[0])
+    agent = pairs.ask(pair)["agent"]
+    job, receipts = node.new_job(), []
+    node.jobs.append(job)
+    spec = node.spec(job, WAITS)
+
+    def start() -> None:
+        with contextlib.suppress(Refusal):
+            Session(umask=0o022).answer(Start(spec=spec))
+
+    def stop() -> None:
+        order = messages.Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
+        receipts.append(stop_job.stop(job.run, order))
+
+    starting, stopping = threading.Thread(target=start), threading.Thread(target=stop)
+    starting.start()
+    held = wait_until(lambda: is_held(fifo), "the moment")
+    stopping.start()
+    stopping.join(0.3)  # one that waits for what is held goes on after it
+    os.close(held)
+    for thread in (stopping, starting):
+        thread.join(PATIENCE)
+    (receipt,) = receipts
+    assert not receipt.left
+    wait_until(lambda: job.run.last(Ended), "the end")
+    wait_until(lambda: not alive(pair.pid) and not alive(agent), "the end of both")
+    assert not processes.of_job(job.run.job, 0) and not living(pair.token)
+    assert "waits" not in job.output.get("0", "")
+
+
+def is_held(fifo: str) -> int | None:
+    """Return the other end, once somebody reads."""
+    try:
+        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
 
 
 class _With:
