@@ -101,6 +101,10 @@ ARROWS: dict[str, set[str]] = {
         *("head/code", "head/connect", "head/doctor", "head/follow", "head/held"),
         *("head/inventory", "head/plan", "head/screen", "head/slurm"),
     },
+    "head/restart": {
+        *("errors", "interrupt", "protocol", "records"),
+        *("head/connect", "head/follow", "head/recover", "head/screen"),
+    },
     "head/environments": {
         *("config", "errors", "files", "protocol", "text"),
         *("head/code", "head/connect", "head/inventory", "head/launch", "head/screen"),
@@ -120,7 +124,7 @@ ARROWS: dict[str, set[str]] = {
         *("folder", "config", "errors", "files", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/launch"),
         *("head/plan", "head/prune", "head/screen", "head/slurm", "head/status", "head/verify"),
-        *("head/chores", "head/held", "head/report"),
+        *("head/chores", "head/held", "head/report", "head/restart"),
         "head/code",
     },
     "launchers": {"errors", "head/inventory", "head/plan", "head/screen", "head/slurm"},

@@ -34,7 +34,7 @@ from orchestrator.protocol.message import (
     encode,
     shown,
 )
-from orchestrator.protocol.spec import Spec
+from orchestrator.protocol.spec import Attempt, Spec
 from orchestrator.protocol.version import Version
 
 A = TypeVar("A", bound=Message)
@@ -284,6 +284,30 @@ class Start(Request[StartedHere], do="start"):
     """Start this node's part of a job."""
 
     spec: Spec
+
+
+class TakenPorts(Message):
+    """The port where the ranks will meet, 0 if none is free, and that of the supervisors."""
+
+    port: int
+    peers_port: int
+
+
+class TakePorts(Request[TakenPorts], do="take_ports"):
+    """Take the ports of a job's next attempt, on its first node."""
+
+    port: PortWish
+
+
+class StartAgain(Request[StartedHere], do="start_again"):
+    """Start the next attempt of this node's part of a job, from what it has of the first one."""
+
+    job: str
+    node: int
+    attempt: Attempt
+    port: int
+    peers_port: int  # 0: there are no others, or it cannot
+    token: str
 
 
 class Following(Message):

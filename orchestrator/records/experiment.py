@@ -28,6 +28,7 @@ TRUST = "--trust-record"
 STAMP = re.compile(r".+_\d{8}_\d{6}")
 SLURM_JOB = "slurm_job"  # a file with the number, there before anything else is
 SHOWN = ".shown"
+NO_RESTART = ".no_restart"
 NOT_STARTED = "not started"  # the state of the nodes of a job that was given up at its start
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 
@@ -324,6 +325,14 @@ class Experiment:
             holder = self.lock()
         (self.path / ".steal").unlink(missing_ok=True)
         return holder
+
+    def forbid_restarts(self) -> None:
+        """Leave a mark for the head that may just be starting the job again."""
+        self.write(NO_RESTART, "")
+
+    @property
+    def restarts_are_forbidden(self) -> bool:
+        return (self.path / NO_RESTART).exists()
 
     def keep_shown(self, positions: dict[int, int]) -> None:
         """Remember how much of each node's log the user has seen, for who attaches next."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.config.launch import View, Where
 from orchestrator.errors import EXIT_DONE, EXIT_STOPPED
@@ -16,6 +17,7 @@ from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.node_logs import NodeLogs, open_logs
 from orchestrator.head.follow.run import Run
 from orchestrator.head.launch.launch import Launched
+from orchestrator.head.restart.judge import judged
 from orchestrator.head.screen import own_paths
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.keyboard import Keys
@@ -25,6 +27,9 @@ from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of
 from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
+
+if TYPE_CHECKING:
+    from orchestrator.head.restart.attempt import Begun
 
 SHORTEST = 4.0  # seconds of silence that a busy machine may need: it beats once a second at most
 EXCERPT = 60  # lines
@@ -37,17 +42,11 @@ def follow_launched(
 
     With `where`, a head that leaves the job running leaves another one behind in the background.
     """
-    experiment, record, nodes = launched.experiment, launched.record, launched.nodes
-    screen = make_screen(experiment, record, view)
-    running = Run(experiment, record, Display(screen), backend_of(record))
-    followers = followers_of(
-        running,
-        nodes.transport,
-        [node.channel for node in nodes.reached],
-        launched.logs,
-        head=running.since,
-    )
-    return follow(running, screen, followers, keys, where)
+    stay = Stay(launched.experiment, view, keys, where)
+    screen = make_screen(launched.experiment, launched.record, view)
+    nodes = launched.nodes
+    channels = [node.channel for node in nodes.reached]
+    return stay.go(launched.record, nodes.transport, channels, launched.logs, screen)
 
 
 def follow_again(
@@ -65,13 +64,92 @@ def follow_again(
 
     One that only looks on is not missed by the job when it is gone.
     """
+    stay = Stay(experiment, view, keys, where, left_behind=left_behind, looks_on=looks_on)
+    if record.state == "restarting":  # its head was lost before it could
+        following = stay.again(record, transport, {})
+        if isinstance(following, JobRecord):
+            experiment.unlock()
+            return tell_end(experiment, following)
+        screen = make_screen(experiment, following.record, view)
+        screen.skip_to({node.index: node.log_before for node in following.record.nodes})
+        return stay.go(following.record, transport, following.channels, following.logs, screen)
     screen = make_screen(experiment, record, view)
     screen.skip_to((None if view.quiet else experiment.take_shown()) or {})
-    running = Run(experiment, record, Display(screen), backend_of(record), left_behind=left_behind)
     logs = open_logs(experiment, record.nodes)
-    head = None if looks_on else running.since
-    followers = followers_of(running, transport, [None] * len(logs), logs, head=head)
-    return follow(running, screen, followers, keys, where)
+    return stay.go(record, transport, [None] * len(logs), logs, screen)
+
+
+@dataclass(frozen=True)
+class Stay:
+    """One head's stay with a job, over all its attempts."""
+
+    experiment: Experiment
+    view: View
+    keys: Keys | None
+    where: Where | None
+    left_behind: bool = False
+    looks_on: bool = False
+
+    def go(
+        self,
+        record: JobRecord,
+        transport: Transport,
+        channels: Sequence[NodeChannel | None],
+        logs: Sequence[NodeLogs],
+        screen: Screen,
+    ) -> int:
+        """Follow an attempt, and those that come after it."""
+        while True:
+            running = self.run(record, screen)
+            head = None if self.looks_on else running.since
+            followers = followers_of(running, transport, channels, logs, head=head)
+            follow(running, followers, self.keys)
+            if running.record.state != "restarting" or running.end.left:
+                return self.end(running, screen)
+            following = self.again(running.record, transport, running.channels)
+            if isinstance(following, JobRecord):
+                return self.end(running, screen, following)
+            record, channels, logs = following.record, following.channels, following.logs
+            screen = make_screen(self.experiment, record, self.view)
+            screen.skip_to({node.index: node.log_before for node in record.nodes})
+
+    def again(
+        self, record: JobRecord, transport: Transport, channels: Mapping[int, NodeChannel]
+    ) -> Begun | JobRecord:
+        from orchestrator.head.restart.attempt import again  # not for every job
+
+        return again(self.experiment, record, transport, channels, say)
+
+    def run(self, record: JobRecord, screen: Screen) -> Run:
+        return Run(
+            self.experiment,
+            record,
+            Display(screen),
+            backend_of(record),
+            left_behind=self.left_behind,
+            judge=judged if record.launch.max_restarts else None,
+        )
+
+    def end(self, running: Run, screen: Screen, record: JobRecord | None = None) -> int:
+        """Say how the stay has ended, with the job or without."""
+        experiment, record = self.experiment, record or running.record
+        if record.over and running.channels:
+            from orchestrator.head.restart.release import release
+
+            release(record, running.channels)
+        for channel in running.channels.values():
+            channel.connection.close()
+        experiment.unlock()
+        if running.thief is not None:
+            say(f"{head_name(running.thief)} has taken over; this head leaves, the job goes on")
+            return EXIT_STOPPED  # not 0: what waits for this command must not take it for done
+        if running.end.left:
+            leave(running, screen, self.where)
+            return EXIT_DONE
+        backend = backend_of(record)
+        if running.stopped_in_time and backend.start_again(experiment, record, say):
+            return EXIT_STOPPED
+        return tell_end(experiment, record, screen)
 
 
 def followers_of(
@@ -96,29 +174,16 @@ def followers_of(
     ]
 
 
-def follow(
-    running: Run,
-    screen: Screen,
-    followers: Sequence[NodeFollower],
-    keys: Keys | None,
-    where: Where | None,
-) -> int:
-    experiment, backend = running.experiment, backend_of(running.record)
+def follow(running: Run, followers: Sequence[NodeFollower], keys: Keys | None) -> None:
+    """Follow one attempt to its end, or until this head leaves."""
     running.display.start()
     try:
         running.go(followers, keys)
+    except BaseException:
+        running.experiment.unlock()
+        raise
     finally:
         running.display.finish()
-        experiment.unlock()
-    if running.thief is not None:
-        say(f"{head_name(running.thief)} has taken over; this head leaves, the job goes on")
-        return EXIT_STOPPED  # not 0: what waits for this command must not take the job for done
-    if running.end.left:
-        leave(running, screen, where)
-        return EXIT_DONE
-    if running.stopped_in_time and backend.start_again(experiment, running.record, say):
-        return EXIT_STOPPED
-    return tell_end(experiment, running.record, screen)
 
 
 def leave(running: Run, screen: Screen, where: Where | None) -> None:
@@ -175,10 +240,12 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
     cause = record.verdict
     if cause is None or record.state == "stopped":
         say(f"{record.state} after {took}: {experiment.path}")
+        tell_attempts(record)
         return record.exit_code
     say(f"{record.state} after {took}; all logs are in {experiment.logs}")
+    tell_attempts(record)
     tree = manifest.working_tree(experiment)
-    if cause["node"] is not None:
+    if cause["node"] is not None and cause["node"] < len(record.nodes):
         node, rank = record.node(cause["node"]), cause["rank"]
         prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
         log = LogFile(node.index, node.name, experiment.log(node), experiment.ranks(node))
@@ -189,6 +256,16 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
     for line in verdict.to_lines(own_paths.in_verdict(cause, tree)):
         say(line)
     return record.exit_code
+
+
+def tell_attempts(record: JobRecord) -> None:
+    """Say how the attempts of a job ended that was started again, or could have been."""
+    for one in record.attempts[:-1]:
+        at = "" if one.step is None else f" at step {one.step}"
+        say(f"attempt {one.number} ended after {one.ended - one.started:.1f} s{at}: {one.why}")
+    if record.attempts and record.state in ("failed", "lost"):
+        last = record.attempts[-1]
+        say(f"attempt {last.number} was the last: {last.why}")
 
 
 def shortened(lines: Sequence[str]) -> list[str]:

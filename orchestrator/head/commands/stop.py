@@ -45,9 +45,14 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
         return Ended(record, None)
     if isinstance(job, FoundJob):
         job.experiment.check_launched(record)
+        if record.launch.max_restarts and not record.over:
+            job.experiment.forbid_restarts()
     receipts = stopping.stop_job(job.transport, record, nodes, grace)
     if not isinstance(job, FoundJob):
         return Ended(record, receipts)
+    while (now := job.experiment.read_record()).job != record.job and not now.over:
+        record = now  # its head was starting the next attempt, and no further one can start
+        receipts = stopping.stop_job(job.transport, record, record.nodes, grace)
     return Ended(record, *stopping.conclude(job.experiment, receipts))
 
 

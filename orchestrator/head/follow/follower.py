@@ -39,6 +39,7 @@ from orchestrator.records.experiment import Experiment, NodeRecord
 CLOCK_READS = 3  # the shortest round trip of these tells best
 RETRY_TIMEOUT = 5.0
 BEATS_IN_PATIENCE = 4
+GIVE_SECONDS = 2.0
 LONGEST_EVENT = 1 << 24  # bytes
 
 
@@ -146,14 +147,14 @@ class NodeFollower(threading.Thread):
         logs = logs or NodeLogs.of(experiment, node)
         self.text, self.ranks = logs.text, logs.ranks
         self.outputs = experiment.path / "outputs"
-        self.growing = GrowingFiles(job, node.index, self.outputs)
+        self.growing = GrowingFiles(job, node, self.outputs)
         self.post = post
         self.channel = channel
         self.head = head  # when this head came; None for one that only looks on
         self.patience = patience  # after which the node takes us for lost; None: the usual
         self.left = threading.Event()
         self.writing = threading.Lock()
-        self.ended = False
+        self.ended = self.over = False
         self.event_rest = b""
         self.closing = threading.Event()
         self.order: messages.End | None = None  # the end that the node was asked for
@@ -193,6 +194,14 @@ class NodeFollower(threading.Thread):
         if channel is not None:
             channel.connection.close()
 
+    def give_channel(self) -> NodeChannel | None:
+        """Give away the channel of a node that is over, for who goes on with it."""
+        self.join(GIVE_SECONDS)
+        if self.is_alive() or not self.over:
+            return None
+        channel, self.channel = self.channel, None
+        return channel
+
     def run(self) -> None:
         try:
             while not self.closing.is_set():
@@ -215,6 +224,7 @@ class NodeFollower(threading.Thread):
             if not self.ended:
                 self._sweep(self.channel)
             self._bring_outputs(self.channel)
+            self.over = True
             self.post(Over(self.node.index))
             return True
         except OrchestratorError as error:
@@ -237,7 +247,7 @@ class NodeFollower(threading.Thread):
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
             stays = outputs.bring(
-                channel, self.job, self.node.index, self.outputs, self.growing.ours
+                channel, self.job, self.node.index, self.outputs, self.growing.all_grown()
             )
         except OSError as error:
             stays = f"its outputs stay there: {self.outputs}: {error.strerror}"

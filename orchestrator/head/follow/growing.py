@@ -28,7 +28,9 @@ from orchestrator.protocol.messages import (
     Request,
     SumOutput,
 )
+from orchestrator.records.experiment import NodeRecord
 
+METRICS = re.compile(r"rank_([0-9]{2,9})_metrics[^/]*[.]jsonl")
 LOOK_SECONDS = 2.0  # between two questions what has grown
 GROWS = re.compile(r".*\.(jsonl|csv|tsv)|(.*/)?[^/]*tfevents[^/]*|profile/.*")
 
@@ -36,15 +38,27 @@ GROWS = re.compile(r".*\.(jsonl|csv|tsv)|(.*/)?[^/]*tfevents[^/]*|profile/.*")
 class GrowingFiles:
     """The files of one node that grow here as they do there."""
 
-    def __init__(self, job: str, node: int, outputs: Path) -> None:
-        self.listing = Outputs(job=job, node=node)
+    def __init__(self, job: str, node: NodeRecord, outputs: Path) -> None:
+        self.listing = Outputs(job=job, node=node.index)
+        # Of a later attempt: the engine has cut off what came after the step that it goes on from.
+        self.cut = range(node.first_rank, node.first_rank + node.nproc) if node.first_job else ()
         self.outputs = outputs
         self.folder = Folder(outputs, private=True)
         self.ours: set[str] = set()  # paths that this node fills
         self.foreign: set[str] = set()  # paths that hold something else here
+        self.grown: set[str] = set()  # paths of which what the node has is right
         self.next_look = 0.0
         self.asked = False
         self.questions: deque[Request[Any]] = deque()
+
+    def all_grown(self) -> set[str]:
+        """Return the paths of which what the node has is right."""
+        return self.ours | self.grown
+
+    def was_cut(self, path: str) -> bool:
+        """Tell whether it is a file of this node that may be shorter than it was here."""
+        rank = METRICS.match(path)
+        return rank is not None and int(rank[1]) in self.cut
 
     def begin(self) -> None:
         """Begin anew, after a connection that broke with a question on its way."""
@@ -94,6 +108,8 @@ class GrowingFiles:
             self.ours.discard(file.path)  # somebody has deleted it
         except NotADirectoryError:
             return
+        if self.was_cut(file.path):
+            self.grown.add(file.path)
         if here >= file.size:
             return
         if here and file.path not in self.ours:
@@ -105,7 +121,12 @@ class GrowingFiles:
         with files.open_plain(self.outputs / request.path) as file:
             known = files.digest(file.fileno(), 0, request.size)
         if (answer.sum, answer.size) != (known, request.size):
-            self.foreign.add(request.path)
+            if request.offset or not self.was_cut(request.path):
+                self.foreign.add(request.path)
+                return
+            os.truncate(self.outputs / request.path, 0)
+            self.ours.add(request.path)
+            self.questions.append(Output(place=request.place, path=request.path, offset=0))
             return
         self.ours.add(request.path)
         offset = request.offset + request.size

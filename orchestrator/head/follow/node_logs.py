@@ -17,15 +17,18 @@ OPEN_WHILE_FOLLOWED = 2  # files a node, now and then: an output that comes home
 
 
 class AppendOnly:
-    """A local file that only grows."""
+    """A local file that only grows; `size` counts from where this attempt of the job begins."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, before: int = 0) -> None:
         self.path = path
         try:
             self.fd = files.open_to_append(path)
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-        self.size = os.fstat(self.fd).st_size
+        self.size = os.fstat(self.fd).st_size - before
+        if self.size < 0:
+            os.close(self.fd)
+            raise UsageError(f"{path} is shorter than its record says: somebody has changed it")
 
     def append(self, data: memoryview) -> memoryview:
         """Write the data; return what did not fit on the disk."""
@@ -53,7 +56,8 @@ class NodeLogs:
 
     @staticmethod
     def of(experiment: Experiment, node: NodeRecord) -> NodeLogs:
-        return NodeLogs(AppendOnly(experiment.log(node)), AppendOnly(experiment.ranks(node)))
+        text = AppendOnly(experiment.log(node), node.log_before)
+        return NodeLogs(text, AppendOnly(experiment.ranks(node), node.ranks_before))
 
 
 def open_logs(experiment: Experiment, nodes: Sequence[NodeRecord]) -> list[NodeLogs]:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from orchestrator import interrupt
 from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
+from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.follow import follower as news_of
 from orchestrator.head.follow import incidents, verdict
 from orchestrator.head.follow.follower import News, NodeFollower
@@ -51,6 +52,14 @@ class Backend(Protocol):
         """Tell whether other nodes of the job have heads of their own."""
 
 
+class Judge(Protocol):
+    """Decides whether the end of an attempt is that of the job; `stopped`: the user wants it."""
+
+    def __call__(
+        self, experiment: Experiment, record: JobRecord, *, stopped: bool
+    ) -> JobRecord: ...
+
+
 class Run:
     """Follows a job: `go()` returns when it is over or left alone, with its state in `record`."""
 
@@ -62,7 +71,10 @@ class Run:
         backend: Backend,
         *,
         left_behind: bool = False,
+        judge: Judge | None = None,
     ) -> None:
+        self.judge = judge  # of an end: whether it is the job's, or only that of this attempt
+        self.channels: dict[int, NodeChannel] = {}  # still open when all is over
         self.experiment = experiment
         self.record = record
         self.display = display
@@ -108,6 +120,7 @@ class Run:
                 while not self.end.left and not all(n.over or n.given_up for n in self.nodes):
                     self.turn(keys)
                 self.await_own_signal()
+            self.channels = self.open_channels()
         finally:
             interrupt.hold()  # the job is over: only its record is still to be written
             for number, handler in before.items():
@@ -116,6 +129,13 @@ class Run:
                 follower.close()
         if not self.end.left:
             self.conclude()
+
+    def open_channels(self) -> dict[int, NodeChannel]:
+        """Take over the channels to the nodes that have ended, if there may be more to ask."""
+        if self.judge is None or self.end.left:
+            return {}
+        given = {follower.node.index: follower.give_channel() for follower in self.followers}
+        return {index: channel for index, channel in given.items() if channel is not None}
 
     def turn(self, keys: Keys) -> None:
         try:
@@ -331,7 +351,7 @@ class Run:
             self.say(f"asking all ranks to save and stop ({self.grace:g} s); Ctrl-C again to kill")
             self.end_all("stopped by the user", self.grace)
         else:
-            if self.end.open:
+            if self.end.open or self.judge is not None:  # else it would be started again
                 self.end.outcome = Outcome.STOPPED
             self.say("killing all ranks")
             self.end_all("killed by the user", 0.0)
@@ -479,6 +499,9 @@ class Run:
             ended=time.time(),
             verdict=conclusion,
         )
+        if self.judge is not None:
+            stopped = bool(self.interrupts)
+            self.record = self.judge(self.experiment, self.record, stopped=stopped)
         # What can be queued again has not ended: whoever reads the record would leave it.
         if not self.stopped_in_time:
             self.save()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 
 from orchestrator.config import load
@@ -23,10 +21,8 @@ class Meeting:
     token: str
 
 
-def specs(
-    request: Request, plan: Plan, meeting: Meeting, attempts: Sequence[Attempt] = ()
-) -> list[Spec]:
-    """Return the specs of all nodes of the plan, in order; without `attempts`, of the first one."""
+def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
+    """Return the specs of all nodes of the plan, in order."""
     launch, config = request.config.launch, load.as_data(request.config)
     lease = LeaseTerms(
         address=meeting.address,
@@ -38,11 +34,7 @@ def specs(
         attached=not request.detached,
         grace=launch.grace,
     )
-    if launch.max_restarts and not attempts:
-        attempts = [
-            Attempt(number=1, restarts=launch.max_restarts, first_job=plan.job, first_node=n.index)
-            for n in plan.nodes
-        ]
+    most = launch.max_restarts
     return [
         Spec(
             job=plan.job,
@@ -64,7 +56,9 @@ def specs(
             config=config,
             lease=lease,
             port=0 if node.index else plan.master_port,
-            attempt=attempt,
+            attempt=Attempt(number=1, restarts=most, first_job=plan.job, first_node=node.index)
+            if most
+            else None,
         )
-        for node, attempt in zip_longest(plan.nodes, attempts)
+        for node in plan.nodes
     ]

@@ -96,6 +96,10 @@ def by_machine(records: Sequence[JobRecord], ssh_config: Path | None) -> list[Ma
             if key not in machines:
                 machines[key] = Machine(node, backend.transport(record, ssh_config), {})
             machines[key].runs[record.job, node.index] = None
+            for attempt in record.attempts:
+                for index, name in enumerate(attempt.nodes):
+                    if name == node.name:
+                        machines[key].runs[attempt.job, index] = None
     return list(machines.values())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from orchestrator.errors import OrchestratorError, UsageError
@@ -103,6 +103,7 @@ def to_text(
 ) -> str:
     """Return a line for the job and a table of its nodes and ranks, as standard output wants it."""
     heading = f"{record.job}: {job_now(record, states)}, {len(record.nodes)} nodes"
+    heading += attempt_now(record)
     heading += f", {scheduled.text}" if scheduled.text else ""
     rows: list[list[Cell]] = []
     cordoned = cordons.read()
@@ -122,6 +123,15 @@ def to_text(
     lines = [heading, output.table(rows, output.look(), indent=2).rstrip()]
     lines += [f"  {output.printable(found.get('text', ''))}" for found in record.slow]
     return "\n".join([*lines, *left_warm(record)]).rstrip()
+
+
+def attempt_now(record: JobRecord) -> str:
+    """Say which attempt of a job it is, and how the one before it ended."""
+    earlier = [attempt for attempt in record.attempts if attempt.restarted]
+    if not earlier:
+        return ""
+    most = record.launch.max_restarts + 1
+    return f", attempt {record.attempt} of at most {most} ({earlier[-1].why})"
 
 
 def left_warm(record: JobRecord) -> list[str]:
@@ -164,6 +174,7 @@ def to_json(
         "exit_code": record.exit_code,
         "verdict": record.verdict,
         "slow": record.slow,
+        "attempts": [asdict(attempt) for attempt in record.attempts],
         "nodes": nodes,
         **scheduled.data,
     }

@@ -76,8 +76,9 @@ def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
     job = os.path.dirname(run.path)
     if os.path.islink(job):
         raise ValueError(f"{job} is not a directory of ours")
-    with contextlib.suppress(OSError):
-        os.unlink(run.stopped)
+    for mark in (run.stopped, run.over):
+        with contextlib.suppress(OSError):
+            os.unlink(mark)
     if not os.path.lexists(run.path):  # removed before, or never here
         with contextlib.suppress(OSError):
             os.rmdir(job)

@@ -11,6 +11,7 @@ from orchestrator.protocol.events import RankStarted, Started
 from orchestrator.protocol.messages import RankStacks
 from orchestrator.protocol.timing import STACKS_SIGNAL
 
+IMPORTS = b"i"  # the question what a rank has imported
 PATIENCE = 3.0  # for all ranks of a node to write down where they are
 LARGEST = 1 << 20  # characters of stacks and of collectives, per rank
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -131,11 +132,11 @@ def collectives(run: RunDir, local: int) -> str:
     return os.path.join(run.path, f"collectives_{local}.json")
 
 
-def knock(fifo: str) -> None:
-    """Wake the rank's thread that dumps its collectives, where there is one."""
+def knock(fifo: str, question: bytes = b"?") -> None:
+    """Wake the rank's thread that dumps its collectives, or notes what it has imported."""
     try:
         fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
-        os.write(fd, b"?")
+        os.write(fd, question)
         os.close(fd)
     except OSError:
         pass

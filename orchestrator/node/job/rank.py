@@ -51,6 +51,7 @@ CONTEXT_DEVICES = ("/dev/nvidia-uvm", "/dev/kfd")
 # Without any of these there is no GPU that a fork could harm (dxg: Windows, nvmap: Jetson).
 DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvmap")
 STACKS_SIGNAL = signal.SIGRTMIN + 9  # as in protocol/timing.py
+IMPORTS = b"i"  # as in hang.py
 NO_RESTART = 93  # as in errors.py
 CALL = os.path.join(os.path.dirname(__file__), "run_function.py")  # the program of Cluster.run
 OURS = (__file__, os.path.join(os.path.dirname(__file__), "interpreter.py"), CALL, runpy.__file__)
@@ -200,7 +201,7 @@ class Rank:
 
     def note_modules(self) -> None:
         """Write down what was imported from installed packages, for a warm process to import."""
-        if self.local or not self.spec.get("warm"):
+        if self.local or not (self.spec.get("warm") or self.spec.get("attempt")):
             return
         places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
         names = []
@@ -244,7 +245,10 @@ class Rank:
         path = os.path.join(self.run, f"collectives_{self.local}.json")
         while True:
             with open(os.path.join(self.run, f"ask_{self.local}"), "rb") as asked:
-                asked.read()
+                word = asked.read()
+            if word == IMPORTS:
+                self.note_modules()
+                continue
             with contextlib.suppress(Exception):  # a torch that remembers nothing
                 dump = sys.modules["torch"]._C._distributed_c10d._dump_fr_trace_json
                 with open(path + ".tmp", "wb") as file:

@@ -47,7 +47,8 @@ class RunDir:
         self.torch_ready = os.path.join(self.path, "torch_ready")  # its time is what matters
         self.parcel = os.path.join(self.path, "parcel")  # see parcel.py
         self.ending = os.path.join(self.path, "ending")  # there once its end was asked for
-        self.stopped = f"{self.path}.stopped"  # there once it must not start any more
+        self.stopped = f"{self.path}.stopped"  # there once it must not start any more,
+        self.over = f"{self.path}.over"  # and once no later attempt of the job must, either
 
     def create(self) -> None:
         os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
@@ -59,8 +60,19 @@ class RunDir:
         Whoever stops a job leaves the mark and then looks for it; whoever starts one makes itself
         visible and then looks for the mark. So one of them sees the other, whatever their order.
         """
-        os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
-        os.close(os.open(self.stopped, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        self._mark(self.stopped)
+
+    def forbid_attempts(self) -> None:
+        """Leave a mark that no attempt of the job must start whose first one this is."""
+        self._mark(self.over)
+
+    def _mark(self, path: str) -> None:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+
+    @property
+    def attempts_are_forbidden(self) -> bool:
+        return os.path.lexists(self.over)
 
     @property
     def start_is_forbidden(self) -> bool:

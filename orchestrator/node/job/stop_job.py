@@ -49,7 +49,8 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
     problem = forbid_start(run)
     first = resume_dir.first_of(run) if isinstance(request, StopAll) or request.for_good else None
     if first is not None:
-        problem = forbid_start(first) or problem
+        with contextlib.suppress(OSError):  # a full disk: its head hears of the end of this one
+            first.forbid_attempts()
     ours = JobProcesses(run.job, run.node)
     before = ours.ranks()
     known = bool(ours.seen) or os.path.isdir(run.path)

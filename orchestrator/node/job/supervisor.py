@@ -452,7 +452,8 @@ class Supervisor:
             while self.read_output(fd):
                 pass
         self.log.flush(everything=True)
-        shutil.rmtree(self.run.parcel, ignore_errors=True)
+        if self.spec.attempt is None:  # else another attempt may need it
+            shutil.rmtree(self.run.parcel, ignore_errors=True)
         more: dict[str, Any] = {}
         if self.agent_code:
             output = self.log.last.get(AGENT, b"") + self.log.last.get(GOODBYE, b"")

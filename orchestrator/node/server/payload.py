@@ -31,10 +31,12 @@ def waiting(run: RunDir) -> str:
     return run.path + ".parcel"
 
 
-def hand_over(run: RunDir) -> None:
-    """Move the files into the run directory, which is there now."""
+def hand_over(run: RunDir, first: RunDir) -> None:
+    """Move the files into the run directory; a later attempt has those of the first."""
     if os.path.isdir(waiting(run)):
         os.rename(waiting(run), run.parcel)
+    elif first.path != run.path and os.path.isdir(first.parcel):
+        os.symlink(first.parcel, run.parcel)
 
 
 def discard(run: RunDir) -> None:

@@ -97,6 +97,7 @@ class ChannelServer:
     def beat(self) -> None:
         if time.monotonic() >= self.next_beat:
             self.next_beat = time.monotonic() + SERVER_BEAT
+            self.session.look_ahead()
             if not self.waiting:  # what waits to be sent is a sign of life itself
                 self.send_message(self.heartbeat())
 

@@ -87,6 +87,7 @@ class Session:
         self.build: Any = None  # node/environments/build.py, once an environment is made
         self.code: Any = None  # node/code/visit.py, once this head sends code
         self.waits = False  # for its head, which comes later
+        self.next_attempt: Any = None  # node/warm/next_attempt.py, of a job that may be restarted
         self.arrivals: Any = None  # node/server/arrivals.py, once this head sends files
         self.givers: list[Giver] = []  # what other nodes may fetch here
         self.taking: Taking | None = None  # from another node
@@ -118,14 +119,19 @@ class Session:
     def probe(self, request: messages.Probe) -> messages.Probed:
         facts = probe(request)
         if request.port:
-            self.port = Port(request.port.wanted, request.port.exact)
-            facts["port"] = self.port.number
+            self.hold_port(request.port)
+            facts["port"] = self.port.number if self.port else 0
             if request.port.peers:
-                from orchestrator.node.peers.peers import listen  # not for every probe
-
-                self.peers = listen(self.port.number)
                 facts["peers_port"] = self.peers.getsockname()[1] if self.peers else 0
         return messages.Probed(**facts, library=LIBRARY, time=time.time())
+
+    def hold_port(self, wish: messages.PortWish) -> None:
+        """Hold a port for the ranks of a job, and one for its supervisors."""
+        self.port = Port(wish.wanted, wish.exact)
+        if wish.peers:
+            from orchestrator.node.peers.peers import listen  # not for every probe
+
+            self.peers = listen(self.port.number)
 
     @answers(messages.Examine)
     def examine(self, request: messages.Examine) -> messages.CheckedUp:
@@ -205,15 +211,14 @@ class Session:
         except FileExistsError:
             raise Refusal(f"job {spec.job} already has node {spec.node} here") from None
         try:
-            self.refuse_if_stopped(run)
-            self.refuse_if_stopped(first_run(spec))
+            self.refuse_if_stopped(run, first_run(spec))
         except Refusal:
             with contextlib.suppress(OSError):  # a stop has written its last event there
                 os.rmdir(run.path)
             raise
-        payload.hand_over(run)
-        shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
         first = first_run(spec)
+        payload.hand_over(run, first)
+        shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
         if not shared:
             own = os.path.join(first.path, "experiment")
             os.makedirs(os.path.join(own, "outputs"), mode=0o700, exist_ok=first.job != run.job)
@@ -240,9 +245,22 @@ class Session:
             self.peers = None
         return messages.StartedHere(supervisor=pid, shared=shared, run=run.path, warm=warm)
 
-    def refuse_if_stopped(self, run: RunDir) -> None:
+    @answers(messages.TakePorts)
+    def take_ports(self, request: messages.TakePorts) -> messages.TakenPorts:
+        self.hold_port(request.port)
+        assert self.port is not None
+        peers_port = self.peers.getsockname()[1] if self.peers else 0
+        return messages.TakenPorts(port=self.port.number, peers_port=peers_port)
+
+    @answers(messages.StartAgain)
+    def start_again(self, request: messages.StartAgain) -> messages.StartedHere:
+        first = RunDir(request.attempt.first_job, request.attempt.first_node)
+        return self.start(messages.Start(spec=next_spec(first.read_spec(), request)))
+
+    def refuse_if_stopped(self, run: RunDir, first: RunDir | None = None) -> None:
         """Refuse a job that was stopped while its head was still starting it."""
-        if run.start_is_forbidden or stop_of_all() != self.stop_of_all:
+        over = first is not None and first.attempts_are_forbidden
+        if over or run.start_is_forbidden or stop_of_all() != self.stop_of_all:
             raise Refusal(f"job {run.job} was stopped before it had started", messages.STOPPED)
 
     def start_supervisor(self, run: RunDir, spec: Spec) -> tuple[int, messages.WarmStart]:
@@ -300,6 +318,22 @@ class Session:
 
                 pairs.start(spec, run, os.environ, self.umask)
 
+    def look_ahead(self) -> None:
+        """See that processes are ready for the next attempt of the job that is followed."""
+        if self.next_attempt is not None:
+            self.next_attempt.look(time.monotonic())
+
+    def prepare_next_attempt(self, run: RunDir) -> None:
+        """Have processes ready for the next attempt of this job, if there may be one."""
+        self.next_attempt = None
+        with contextlib.suppress(OSError, ValueError):
+            spec = run.read_spec()
+            attempt = spec.attempt
+            if attempt is not None and attempt.number <= attempt.restarts:
+                from orchestrator.node.warm.next_attempt import NextAttempt  # not for every job
+
+                self.next_attempt = NextAttempt(run, spec, os.environ, self.umask)
+
     @answers(messages.Follow)
     def follow(self, request: messages.Follow) -> messages.Following:
         run = RunDir(request.job, request.node)
@@ -311,6 +345,7 @@ class Session:
         self.streamer = FileStreamer(run, request.log, request.ranks, request.events)
         self.activity = Activity(run)
         self.followed = run
+        self.prepare_next_attempt(run)
         self.patience = min(SERVER_PATIENCE, request.patience or SERVER_PATIENCE)
         if request.head is not None:
             self.streamer.tell_head("here", request.head)
@@ -511,7 +546,15 @@ class Session:
 
     @answers(messages.Release)
     def release(self, request: messages.Release) -> messages.Released:
-        gone = resume_dir.remove(RunDir(request.job, request.node))
+        run = RunDir(request.job, request.node)
+        with contextlib.suppress(OSError, ValueError):
+            spec = run.read_spec()
+            if not spec.warm:
+                from orchestrator.node.warm import next_attempt
+
+                next_attempt.end(spec, os.environ, self.umask)
+        self.next_attempt = None
+        gone = resume_dir.remove(run)
         return messages.Released(gone=gone)
 
     @answers(messages.Remove)
@@ -526,6 +569,26 @@ class Session:
     @answers(messages.Beat)
     def clock(self, request: messages.Beat) -> messages.Clock:
         return messages.Clock(time=time.time())
+
+
+def next_spec(first: Spec, request: messages.StartAgain) -> Spec:
+    """Return what the next attempt runs: what the first one ran, at another port."""
+    port = "--master-port="
+    if not any(word.startswith(port) for word in first.agent):
+        raise Refusal("another launcher starts its ranks, and keeps its own port")
+    lease = first.lease and first.lease.replace(
+        port=request.peers_port, token=request.token, attached=True, fd=None
+    )
+    return first.replace(
+        job=request.job,
+        node=request.node,
+        attempt=request.attempt,
+        port=request.port if first.port else 0,
+        agent=tuple(f"{port}{request.port}" if w.startswith(port) else w for w in first.agent),
+        env={**first.env, "ORCHESTRATOR_JOB": request.job},
+        lease=lease,
+        fresh=False,
+    )
 
 
 def first_run(spec: Spec) -> RunDir:

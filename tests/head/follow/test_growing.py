@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,20 @@ from orchestrator.head.follow import growing
 from orchestrator.head.follow.growing import GROWS, GrowingFiles
 from orchestrator.node.server.session import Refusal, Session
 from orchestrator.protocol import messages
+from orchestrator.records.experiment import NodeRecord
 
 JOB = "job_20260101_000000-abcdef"
+NODE = NodeRecord(
+    index=0,
+    name="a",
+    host="a",
+    user=None,
+    port=None,
+    address="a",
+    python="p",
+    first_rank=0,
+    nproc=1,
+)
 
 
 class Node:
@@ -52,7 +65,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def test_a_file_grows_here_as_there(node: Node, here: Path) -> None:
-    files = GrowingFiles(JOB, 0, here)
+    files = GrowingFiles(JOB, NODE, here)
     node.serve(files)
     assert not here.exists()
     large = "".join(f"{number}\n" for number in range(300_000))  # several pieces
@@ -74,11 +87,11 @@ def test_a_file_grows_here_as_there(node: Node, here: Path) -> None:
 def test_a_new_head_continues_what_is_the_nodes_and_nothing_else(node: Node, here: Path) -> None:
     node.write("own.jsonl", "one\n")
     node.write("other.jsonl", "one\n")
-    node.serve(GrowingFiles(JOB, 0, here))
+    node.serve(GrowingFiles(JOB, NODE, here))
     (here / "other.jsonl").write_text("two\n")
     for name in ("own.jsonl", "other.jsonl"):
         node.write(name, "three\n")
-    files = GrowingFiles(JOB, 0, here)
+    files = GrowingFiles(JOB, NODE, here)
     for _ in range(2):
         node.serve(files)
     assert (here / "own.jsonl").read_text() == "one\nthree\n"
@@ -87,7 +100,7 @@ def test_a_new_head_continues_what_is_the_nodes_and_nothing_else(node: Node, her
 
 
 def test_a_broken_connection_leaves_no_question_open(node: Node, here: Path) -> None:
-    files = GrowingFiles(JOB, 0, here)
+    files = GrowingFiles(JOB, NODE, here)
     files.next_look = 0.0
     assert files.question() is not None and files.question() is None
     files.begin()
@@ -101,7 +114,7 @@ def test_a_broken_connection_leaves_no_question_open(node: Node, here: Path) -> 
 
 
 def test_what_somebody_changes_here_is_left_alone(node: Node, here: Path, tmp_path: Path) -> None:
-    files = GrowingFiles(JOB, 0, here)
+    files = GrowingFiles(JOB, NODE, here)
     node.write("a.jsonl", "one\n")
     node.write("b.jsonl", "one\n")
     node.write("c.jsonl", "one\n")
@@ -122,7 +135,7 @@ def test_what_somebody_changes_here_is_left_alone(node: Node, here: Path, tmp_pa
 
 
 def test_no_node_chooses_a_place_elsewhere(here: Path) -> None:
-    files = GrowingFiles(JOB, 0, here)
+    files = GrowingFiles(JOB, NODE, here)
     names = ("../x.jsonl", "/tmp/x.jsonl", "a/../../x.jsonl", "")
     listed = tuple(messages.OutputFile(path=name, size=5) for name in names)
     files.next_look = 0.0
@@ -146,3 +159,20 @@ def test_no_node_chooses_a_place_elsewhere(here: Path) -> None:
 )
 def test_which_files_grow(name: str, grows: bool) -> None:
     assert bool(GROWS.fullmatch(name)) is grows
+
+
+def test_metrics_that_a_later_attempt_has_cut(node: Node, here: Path) -> None:
+    metrics, others = "rank_00_metrics.jsonl", "rank_07_metrics.jsonl"
+    for name in (metrics, others):
+        node.write(name, "one\ntwo\nthree\n")
+    node.serve(GrowingFiles(JOB, NODE, here))
+    for name in (metrics, others):
+        (node.outputs / name).write_text("one\nzwei\n")
+    later = GrowingFiles(JOB, replace(NODE, first_job=JOB), here)
+    node.serve(later)
+    assert later.all_grown() == {metrics}, "its end is brought home whole"
+    for name in (metrics, others):
+        node.write(name, "drei\nvier\n")
+    node.serve(later)
+    assert (here / metrics).read_text() == "one\nzwei\ndrei\nvier\n"
+    assert (here / others).read_text() == "one\ntwo\nthree\n", "it is another node's"

@@ -60,7 +60,8 @@ def is_ours(path: str) -> bool:
 def remove(run: RunDir) -> bool:
     """Remove what the attempts of this run's job share here; say whether nothing is left."""
     first = first_of(run) or run
-    return _remove(f"{first.job}.{first.node}") and _gone(os.path.join(first.path, "resume"))
+    own = [_gone(path) for path in (first.parcel, os.path.join(first.path, "resume"))]
+    return _remove(f"{first.job}.{first.node}") and all(own)
 
 
 def _remove(name: str) -> bool:
@@ -95,7 +96,7 @@ def remove_forgotten(now: float) -> None:
             at = max((end.time for end in ends if end is not None), default=0.0)
             since = at + FORGOTTEN_SECONDS if ends else os.stat(path).st_mtime + UNKNOWN_SECONDS
             if now > since:
-                _remove(name)
+                remove(RunDir(job, int(node)))
 
 
 def attempts_of(job: str) -> Iterator[RunDir]:

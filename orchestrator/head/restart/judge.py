@@ -1,0 +1,72 @@
+"""Writes down how an attempt ended, and what follows: another attempt, or the end of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.head.recover import policy
+from orchestrator.head.recover.policy import Decision
+from orchestrator.records.experiment import Attempt, Experiment, JobRecord
+
+LAST_LINES = 1 << 16  # bytes at the end of a file of metrics
+
+
+def judged(experiment: Experiment, record: JobRecord, *, stopped: bool = False) -> JobRecord:
+    """Return the record of an attempt that has ended as that of a job that goes on, or is over."""
+    allowed = record.launch.max_restarts
+    if not allowed:
+        return record
+    attempts = [*record.attempts, ended(experiment, record)]
+    decision = policy.decide(attempts, allowed)
+    if stopped:
+        decision = Decision(restart=False, why="the user stopped it", verdict=record.verdict)
+    attempts[-1] = replace(attempts[-1], restarted=decision.restart, why=decision.why)
+    if not decision.restart:
+        return replace(record, attempts=attempts, verdict=decision.verdict)
+    return replace(
+        record, attempts=attempts, state="restarting", exit_code=None, ended=None, verdict=None
+    )
+
+
+def ended(experiment: Experiment, record: JobRecord) -> Attempt:
+    """Describe the attempt that this record says has ended."""
+    codes = (rank.get("code") for node in record.nodes for rank in node.ranks.values())
+    earlier = record.attempts
+    return Attempt(
+        number=len(earlier) + 1,
+        job=record.job,
+        started=earlier[-1].ended if earlier else record.started,
+        ended=record.ended or 0.0,
+        state=record.state,
+        exit_code=record.exit_code,
+        verdict=record.verdict,
+        nodes=[node.name for node in record.nodes],
+        codes=sorted({code for code in codes if code is not None}),
+        step=step_reached(experiment.path / "outputs"),
+    )
+
+
+def step_reached(outputs: Path) -> int | None:
+    """Return the last step of which a metrics file of the engine tells, if there is one."""
+    steps = []
+    for path in outputs.glob("rank_*_metrics*.jsonl"):
+        with contextlib.suppress(OSError):
+            steps += [step for step in map(step_of, tail(path).splitlines()) if step is not None]
+    return max(steps, default=None)
+
+
+def tail(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LAST_LINES))
+        return file.read(2 * LAST_LINES)
+
+
+def step_of(line: bytes) -> int | None:
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):  # cut off, or none of ours
+        return None
+    return step if isinstance(step, int) else None

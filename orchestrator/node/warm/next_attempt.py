@@ -1,0 +1,55 @@
+"""Keeps a pair ready for the next attempt of a job while the job runs.
+
+It imports what the ranks have imported, once these have had their first output, so that it does not
+hold up their start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+
+from orchestrator.node.job.hang import IMPORTS, knock
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.warm import pairs, setting
+from orchestrator.protocol.events import FirstOutput
+from orchestrator.protocol.spec import Spec
+
+AFTER_SECONDS = 2.0  # from the first output on: programs say hello, and go on importing
+IDLE_SECONDS = 3600.0  # should nobody be there to end it
+AGAIN_SECONDS = 60.0  # between two looks whether it is still there
+
+
+class NextAttempt:
+    """One look after another, for as long as a head follows the job."""
+
+    def __init__(self, run: RunDir, spec: Spec, environ: Mapping[str, str], umask: int) -> None:
+        self.run, self.umask = run, umask
+        self.spec = spec.replace(warm=max(spec.warm, IDLE_SECONDS))
+        self.environ = dict(environ)
+        self.begun = False  # the ranks have printed something
+        self.next_look = 0.0
+
+    def look(self, now: float) -> None:
+        """Start the pair when it is time, and again should it be gone."""
+        if now < self.next_look:
+            return
+        if not self.begun:
+            self.begun = self.run.last(FirstOutput) is not None
+            if self.begun:
+                self.next_look = now + AFTER_SECONDS
+                knock(os.path.join(self.run.path, "ask_0"), IMPORTS)
+            return
+        self.next_look = now + AGAIN_SECONDS
+        with contextlib.suppress(OSError, ValueError):
+            pairs.start(self.spec, self.run, self.environ, self.umask)
+
+
+def end(spec: Spec, environ: Mapping[str, str], umask: int) -> None:
+    """End the pair of a job that is over for good."""
+    with contextlib.suppress(OSError, ValueError):
+        wanted = setting.setting_of(spec, environ, pairs.library(), umask)
+        for pair in pairs.all_pairs():
+            if pair.key == setting.key_of(wanted):
+                pairs.end(pair)

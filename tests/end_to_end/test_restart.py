@@ -1,0 +1,120 @@
+"""A job that fails is started again: the same losses, one log, and an end that is proved."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching import Head
+
+SETTINGS = [
+    *("training.max_steps=40", "checkpoint.steps=4", "logging.interval=1", "training.batch_size=2"),
+    *("model.num_layers=1", "model.model_dim=16", "dataset.sequence_length=32"),
+]
+ENGINE = ["--nproc", "2", *[word for value in SETTINGS for word in ("--set", value)]]
+
+PROGRAM = """
+import os, signal, sys, time, torch, torch.distributed as dist
+import orchestrator
+dist.init_process_group("gloo")
+rank, attempt = dist.get_rank(), int(os.environ["ORCHESTRATOR_ATTEMPT"])
+kept = os.path.join(os.environ["ORCHESTRATOR_RESUME_DIR"], f"kept{rank}")
+before = open(kept).read() if os.path.exists(kept) else "nothing"
+print("attempt", attempt, "count", os.environ["TORCHELASTIC_RESTART_COUNT"], "kept", before)
+with open(kept, "w") as file:
+    file.write(f"by attempt {attempt}")
+dist.barrier()
+sys.stdout.write("half a line")
+sys.stdout.flush()
+if sys.argv[1:] == ["refuses"] and rank == 2:
+    raise orchestrator.NoRestart("the data are gone")
+if sys.argv[1:] == ["stays"]:
+    time.sleep(1000 if attempt > 1 or rank != 3 else 0)
+if attempt == 1 and rank == 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+"""
+
+
+@pytest.fixture
+def apart(netns_cluster: Any, tmp_path: Path) -> Head:
+    """Every host has a directory of its own where the head has its experiments."""
+    return Head(netns_cluster(2, tmpfs=[str(tmp_path)]), tmp_path)
+
+
+def losses(experiment: Path) -> list[list[tuple[int, float]]]:
+    """The step and loss of each line of each rank's metrics."""
+    files = sorted((experiment / "outputs").glob("rank_*_metrics.jsonl"))
+    lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    return [[(line["step"], line["loss"]) for line in rank] for rank in lines]
+
+
+def resume_dirs(head: Head) -> list[str]:
+    words = ["sh", "-c", "ls -d /dev/shm/orchestrator-*/* 2>/dev/null || true"]
+    return [line for i in (0, 1) for line in head.cluster.exec(i, words).split()]
+
+
+def test_training_goes_on_as_if_nothing_had_been(apart: Head) -> None:
+    apart.run(*ENGINE)
+    whole = losses(apart.experiment)
+    assert [[step for step, _ in rank] for rank in whole] == [list(range(1, 41))] * 4
+    command = apart.launch(*ENGINE, "--max-restarts", "3")
+    command.wait_for("saved step 4")
+    apart.cluster.exec(1, ["pkill", "-KILL", "-x", "rank3"])
+    command.wait_for("attempt 2 of at most 4")
+    command.wait_for(r"resuming after step \d")
+    assert command.finish() == 0, command.text
+    assert losses(apart.experiment) == whole
+    record = apart.record
+    assert record["state"] == "done" and record["job"].endswith(".2")
+    assert [one["state"] for one in record["attempts"]] == ["failed", "done"]
+    assert record["attempts"][0]["verdict"]["rank"] == 3
+    assert record["attempts"][0]["step"] >= 4
+    assert apart.nothing_left() and not resume_dirs(apart)
+
+
+def test_any_program_is_told_which_attempt_it_is(head: Head) -> None:
+    script = head.script("program.py", PROGRAM)
+    command = head.run("--nproc", "2", "--max-restarts", "1", script)
+    assert command.text.count("attempt 2 count 1 kept by attempt 1") == 4
+    for node in (0, 1):
+        before, line, after = head.log(node).partition(b"\norchestrator: attempt 2 of at most 2 (")
+        assert line and b"kept nothing" in before and b"half a line" in before
+        assert after.count(b"count 1") == 2
+    status = head.command("orchestrator", "status")
+    assert status.finish() == 0 and "attempt 2 of at most 2" in status.text
+    assert head.nothing_left() and not resume_dirs(head)
+
+
+def test_a_program_that_wants_no_restart_gets_none(head: Head) -> None:
+    head.script("program.py", PROGRAM)
+    command = head.launch("--nproc", "2", "--max-restarts", "9", "program.py", "refuses")
+    assert command.finish() == 1, command.text
+    assert "the data are gone" in command.text and "the program wants no restart" in command.text
+    assert len(head.record["attempts"]) == 1
+    assert not resume_dirs(head)
+
+
+def test_a_stop_ends_what_was_started_again(head: Head) -> None:
+    head.script("program.py", PROGRAM)
+    command = head.launch("--nproc", "2", "--max-restarts", "9", "program.py", "stays")
+    command.wait_for("attempt 2 count 1 kept by attempt 1")
+    stop = head.command("orchestrator", "stop", "--grace", "0")
+    assert stop.finish() == 0, stop.text
+    assert command.finish() == 130, command.text
+    assert head.record["state"] == "stopped" and len(head.record["attempts"]) == 2
+    assert head.nothing_left() and not resume_dirs(head)
+
+
+def test_the_head_is_asked_to_stop_by_its_user(head: Head) -> None:
+    head.script("program.py", PROGRAM)
+    command = head.launch("--nproc", "2", "--max-restarts", "9", "program.py", "stays")
+    command.wait_for("ending the job everywhere")
+    command.interrupt(signal.SIGINT)
+    assert command.finish() == 130, command.text
+    assert head.record["state"] == "stopped"
+    assert head.nothing_left() and not resume_dirs(head)
