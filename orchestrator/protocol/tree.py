@@ -19,6 +19,7 @@ MODE = re.compile(rb"[0-7]{1,3}")
 MOST_ENTRIES = 1_000_000
 LARGEST_LIST = 1 << 28  # bytes, unpacked
 LONGEST_PATH = 4096
+LEADS_OUT = frozenset((b"", b".", b".."))  # parts of a path that could
 
 
 class Entry(NamedTuple):
@@ -71,8 +72,7 @@ def _entry(path: bytes, kind: bytes, mode: bytes, size: bytes, value: bytes) -> 
 
 def is_inside(path: bytes) -> bool:
     """Tell whether a path stays below the directory that it is joined to."""
-    parts = path.split(b"/")
-    return len(path) <= LONGEST_PATH and not any(part in (b"", b".", b"..") for part in parts)
+    return len(path) <= LONGEST_PATH and LEADS_OUT.isdisjoint(path.split(b"/"))
 
 
 def _refuse_nested(entries: tuple[Entry, ...]) -> None:

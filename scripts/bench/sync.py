@@ -34,9 +34,10 @@ from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.launch.code import begin_scan, bring
 from orchestrator.head.launch.nodes import try_all
 from orchestrator.head.launch.request import resolve
-nodes, config = map(Path, sys.argv[1:])
+nodes, config = map(Path, sys.argv[1:3])
 request = resolve(LaunchArguments(
-    program=("0/file_0.py",), launch={"sync": "always"}, where=Where(nodes=nodes, ssh_config=config)
+    program=("0/file_0.py",), overrides=tuple(sys.argv[3:]), launch={"sync": "always"},
+    where=Where(nodes=nodes, ssh_config=config),
 ))
 scan = begin_scan(request)
 answered = try_all(request)

@@ -47,8 +47,8 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> bytes
     known = {root}
     try:
         for entry in entries:
-            path = os.path.join(root, entry.path)
-            make_directories(path if entry.kind == DIRECTORY else os.path.dirname(path), known)
+            path = root + b"/" + entry.path
+            make_directories(path if entry.kind == DIRECTORY else path.rpartition(b"/")[0], known)
             if entry.kind == FILE:
                 put(store.path_of(entry), path, entry)
             elif entry.kind == LINK:
@@ -99,18 +99,16 @@ def clone_or_link(kept: bytes, path: bytes, entry: Entry) -> None:
             raise
         copy(kept, path, entry)
         return
-    if clones(kept, path, entry):
+    status = os.lstat(path)
+    if CLONING.get(status.st_dev) is not False and clones(kept, path, entry, status.st_dev):
         return
-    if not is_as_kept(os.lstat(path), entry):
+    if not is_as_kept(status, entry):
         os.unlink(kept)
         raise Incomplete(os.fsdecode(entry.path))
 
 
-def clones(kept: bytes, path: bytes, entry: Entry) -> bool:
+def clones(kept: bytes, path: bytes, entry: Entry, device: int) -> bool:
     """Put a clone in the place of a link; False where the file system makes none."""
-    device = os.lstat(path).st_dev
-    if CLONING.get(device) is False:
-        return False
     os.unlink(path)
     with files.open_plain(os.fsdecode(kept)) as source:
         new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -146,10 +144,9 @@ def look(root: bytes, entries: Iterable[Entry]) -> tuple[str, list[str]]:
 def walk(root: bytes, expected: dict[bytes, Entry]) -> Iterable[tuple[bytes, Entry]]:
     """Yield what is there. The digest of a file that is as the store wrote it is known."""
     for directory, names, others in os.walk(root):
-        below = os.path.relpath(directory, root)
         for name in (*names, *others):
-            path = name if below == b"." else os.path.join(below, name)
-            where = os.path.join(directory, name)
+            where = directory + b"/" + name
+            path = where[len(root) + 1 :]
             status = os.lstat(where)
             mode = stat.S_IMODE(status.st_mode)
             if stat.S_ISLNK(status.st_mode):

@@ -65,8 +65,7 @@ class Store:
     # -- contents ----------------------------------------------------------------------------
 
     def path_of(self, entry: Entry) -> bytes:
-        name = entry.value[2:] + b"-%o" % entry.mode
-        return os.path.join(self.objects, entry.value[:2], name)
+        return b"%s/%s/%s-%o" % (self.objects, entry.value[:2], entry.value[2:], entry.mode)
 
     def has(self, entry: Entry) -> bool:
         try:
@@ -159,10 +158,9 @@ def unzip(data: bytes | bytearray, most: int) -> bytes:
 def is_as_kept(status: os.stat_result, entry: Entry) -> bool:
     """Tell whether a file is as the store wrote it, by its size, time and mode."""
     return (
-        stat.S_ISREG(status.st_mode)
+        status.st_mode == stat.S_IFREG | entry.mode
         and status.st_size == entry.size
         and status.st_mtime_ns == moment(entry.value) * 1_000_000_000
-        and stat.S_IMODE(status.st_mode) == entry.mode
     )
 
 

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 
 from orchestrator.node.code import snapshot
+from orchestrator.node.code.behind import Behind
 from orchestrator.node.code.store import Arrivals, Store, hash_of, unzip
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol import messages, tree
@@ -26,7 +27,7 @@ class Visit:
     def __init__(self) -> None:
         self.store = Store()
         self.store.prepare()
-        self.arrivals: dict[str, Arrivals] = {}
+        self.arrivals: dict[str, Incoming] = {}
         self.unused: dict[bytes, str] = {}  # snapshot -> its tree
         self.tidied = False
 
@@ -50,11 +51,11 @@ class Visit:
             self.store.keep_tree(digest, listing)
         positions = self.store.lacking(entries)
         self.abandon(digest)
-        self.arrivals[digest] = Arrivals(self.store, [entries[at] for at in positions])
+        self.arrivals[digest] = Incoming(Arrivals(self.store, [entries[at] for at in positions]))
         return messages.Lacking(ranges=tuple(ranges(positions)))
 
     def contents(self, digest: str, size: int, packed: bytes | bytearray) -> messages.Nothing:
-        """Write the contents that came."""
+        """Have the contents written that came; the answer to the last says that all are."""
         if digest not in self.arrivals or size > LARGEST_BATCH:
             raise ValueError("contents that nobody expects")
         try:
@@ -118,6 +119,26 @@ class Visit:
         for own in self.unused:
             with contextlib.suppress(OSError):
                 snapshot.remove(own)
+
+
+class Incoming:
+    """The contents of a tree on their way into the store."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self.arrivals = arrivals
+        self.behind = Behind(arrivals.take)
+        self.left = sum(entry.size for entry in arrivals.expected)
+
+    def take(self, data: bytes) -> None:
+        self.behind.put(data)
+        self.left -= len(data)
+        if self.left <= 0:
+            self.behind.finish()
+
+    def abandon(self) -> None:
+        with contextlib.suppress(Exception):  # it was told, or nobody asks for it any more
+            self.behind.finish()
+        self.arrivals.abandon()
 
 
 def ranges(positions: list[int]) -> list[tuple[int, int]]:

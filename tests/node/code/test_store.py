@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.code import prune, snapshot
+from orchestrator.node.code.behind import Behind
 from orchestrator.node.code.store import Arrivals, Incomplete, Store
 from orchestrator.node.code.visit import Visit, compare
 from orchestrator.node.job.run_directory import RunDir
@@ -150,6 +151,28 @@ def test_contents_come_whole_and_checked_or_not_at_all(store: Store) -> None:
     for at in range(0, 1000, 7):
         again.take(large[at : at + 7])
     assert store.has(expected[1])
+
+
+def test_work_that_is_behind_is_done_in_order_and_its_error_is_told() -> None:
+    done: list[bytes] = []
+
+    def work(data: bytes) -> None:
+        if data == b"full":
+            raise OSError("no space")
+        done.append(data)
+
+    behind = Behind(work)
+    for word in (b"a", b"b"):
+        behind.put(word)
+    behind.finish()
+    assert done == [b"a", b"b"]
+    behind.put(b"full")
+    for _ in range(2):
+        with pytest.raises(OSError, match="no space"):
+            behind.put(b"c")
+    with pytest.raises(OSError, match="no space"):
+        behind.finish()
+    assert done == [b"a", b"b"]
 
 
 def test_what_lies_is_refused(store: Store) -> None:
