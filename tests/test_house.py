@@ -88,7 +88,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/connect", "head/inventory", "head/screen"),
     },
     "head/chores": {
-        *("folder", "errors", "files", "protocol"),
+        *("folder", "errors", "files", "protocol", "records"),
         *("head/connect", "head/follow", "head/inventory", "head/screen"),
     },
     "head/slurm": {

@@ -564,7 +564,7 @@ class Trainer:
         return self._load_named(str(path), room).path
 
     def _load_named(self, path: str, room: Path) -> checkpoint_store.Checkpoint:
-        loaded = self._load(loading.named(path), room)
+        loaded = self._load(loading.named(path, room), room)
         if loaded is None:
             raise CheckFailed(
                 f"{path}: none of its checkpoints verifies",

@@ -146,6 +146,8 @@ def nothing_whole(found: Sequence[Candidate]) -> CheckFailed:
     lines = "\n    ".join(candidate.shortage() for candidate in found[:MOST_NAMED])
     return CheckFailed(
         f"no checkpoint is whole on the nodes of this job:\n    {lines}",
-        "launch on nodes that have these files, too; checkpoint.copies: 2 keeps each part on two"
-        " nodes; checkpoint.resume=never begins anew",
+        "launch on nodes that have these files, too, or bring them from there: orchestrator pull"
+        " --checkpoints EXP; orchestrator push experiments/EXP/outputs/checkpoints DIR; --set"
+        " checkpoint.resume=DIR. checkpoint.resume=never begins anew, and checkpoint.copies=2 keeps"
+        " each part on two nodes from then on",
     )

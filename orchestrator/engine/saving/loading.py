@@ -234,9 +234,33 @@ def take(found: Found, where: Path, model: nn.Module, stepper: Steps, say: Say) 
 # -- what is looked at ----------------------------------------------------------------------------
 
 
-def named(path: str) -> Look:
-    """Look at a step, a directory of steps, or an experiment."""
-    return lambda: checkpoint_store.resolve(path)
+def named(path: str, own: Path | None = None) -> Look:
+    """Look at a step, a directory of steps, or an experiment.
+
+    A node that shares no disk with the head knows experiments by what their jobs left there, beside
+    the run whose checkpoints go into `own`.
+    """
+
+    def look() -> list[Checkpoint]:
+        try:
+            return checkpoint_store.resolve(path)
+        except UsageError:
+            left = [each for place in left_here(path, own) for each in in_directory(place)]
+            if not left:
+                raise
+            return left
+
+    return look
+
+
+def left_here(name: str, own: Path | None) -> list[Path]:
+    """List where jobs of an experiment left checkpoints on this node."""
+    run = own.parent.parent if own is not None else Path()
+    name = Path(name).name
+    if run.name != "experiment" or not name:
+        return []
+    pattern = f"{glob.escape(name)}-*/*/experiment/outputs/checkpoints"
+    return sorted(run.parent.parent.parent.glob(pattern))
 
 
 def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Look:

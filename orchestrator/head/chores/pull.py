@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.folder import Folder
+from orchestrator.head.chores import gathered
+from orchestrator.head.chores.gathered import Gathering
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
@@ -17,11 +19,10 @@ from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.fetch import Fetch, Fetched, plain
 from orchestrator.head.screen.progress import Progress
-from orchestrator.protocol.messages import OutputFile, OutputFiles, Request
+from orchestrator.protocol.messages import Output, OutputFile, OutputFiles, Outputs, Request
 
 LIST_SECONDS = 600.0
-STEP = re.compile(r"(checkpoints/step_[0-9]+)(/|$)")
-MANIFEST = "manifest.json"  # of a checkpoint
+LARGEST_MANIFEST = 64 << 20  # bytes
 
 T = TypeVar("T")
 
@@ -57,6 +58,8 @@ class Listed:
     first: tuple[OutputFile, ...]
     again: tuple[OutputFile, ...] = ()  # what an earlier node has, too: to be compared with that
     left_out: tuple[str, ...] = ()
+    manifests: Mapping[str, bytes] = field(default_factory=dict)  # of checkpoints
+    short: Mapping[str, str] = field(default_factory=dict)  # why none of the nodes can give them
 
 
 def directory_of(target: NumberedNode) -> str:
@@ -109,33 +112,61 @@ def ask(transport: Transport, source: Source) -> Listed:
         connection.close()
         raise
     files = [file for file in listing.files if plain(file.path)]
-    # The manifest last: a checkpoint that is being fetched is not taken for a whole one.
-    files.sort(key=lambda file: (file.path.endswith(f"/{MANIFEST}"), file.path))
-    return Listed(source, channel, listing.place, tuple(files), left_out=listing.left_out)
+    manifests = {
+        file.path.rpartition("/")[0]: content(channel, listing.place, file)
+        for file in files
+        if isinstance(source.question, Outputs) and gathered.is_manifest(file.path)
+    }
+    left_out = listing.left_out
+    return Listed(source, channel, listing.place, tuple(files), (), left_out, manifests)
+
+
+def content(channel: NodeChannel, place: str, file: OutputFile) -> bytes:
+    """Read a small file of a node."""
+    data = b""
+    while len(data) < min(file.size, LARGEST_MANIFEST):
+        request = Output(place=place, path=file.path, offset=len(data))
+        piece = channel.ask(request, LIST_SECONDS).data
+        if not piece:
+            break  # it was pruned meanwhile
+        data += piece
+    return data
 
 
 def shared_out(nodes: Sequence[Listed]) -> list[Listed]:
     """Let the first node that has a file provide it, where several go into one directory.
 
-    A checkpoint is taken from one node as a whole: files of two do not belong together.
+    Files of a checkpoint come from whoever has them, and the manifest last: one that is being
+    fetched is not taken for a whole one.
     """
+    gatherings: dict[Folder, Gathering] = {}
+    for folder in dict.fromkeys(node.source.into for node in nodes):
+        offers = [
+            gathered.Offered(node.source.index, node.first, node.manifests)
+            for node in nodes
+            if node.source.into is folder
+        ]
+        gatherings[folder] = gathered.gather(offers, folder.root)
     owners: dict[tuple[Folder, str], int] = {}
     shares = []
     for node in nodes:
-        source = node.source
-        first, again, left = [], [], set()
+        source, gathering = node.source, gatherings[node.source.into]
+        first: list[OutputFile] = []
+        again: list[OutputFile] = []
         for file in node.first:
-            step = STEP.match(file.path)
-            unit = step[1] if step else file.path
-            owner = owners.setdefault((source.into, unit), source.index)
-            if owner == source.index or (file.kind == "directory" and not step):
+            step = gathered.STEP.fullmatch(file.path) if node.manifests else None
+            giver = gathering.givers.get(file.path)
+            owner = owners.setdefault((source.into, file.path), source.index)
+            if step and (step[2] is None or giver != source.index):
+                continue
+            if step:
+                (again if gathered.is_manifest(file.path) else first).append(file)
+            elif owner == source.index or file.kind == "directory":
                 first.append(file)
-            elif step:
-                left.add(f"{unit} (that of node {owner} is taken)")
             else:
                 again.append(file)
-        left_out = (*node.left_out, *sorted(left))
-        shares.append(replace(node, first=tuple(first), again=tuple(again), left_out=left_out))
+        short = {step: gathering.short.pop(step) for step in sorted(gathering.short)}
+        shares.append(replace(node, first=tuple(first), again=tuple(again), short=short))
     return shares
 
 
@@ -150,7 +181,7 @@ def together(
         [*first.fetched, *again.fetched],
         first.kept + again.kept,
         first.size + again.size,
-        {**first.failed, **again.failed},
+        {**first.failed, **again.failed, **node.short},
         [*first.left_out, *again.left_out, *node.left_out],
     )
     return Pulled(node.source, result)
