@@ -96,6 +96,7 @@ class JobRecord:
     exit_code: int | None = None
     verdict: dict[str, Any] | None = None
     slow: list[dict[str, Any]] = field(default_factory=list)  # who held the others up, and by what
+    goodput: dict[str, float] = field(default_factory=dict)  # seconds by what they went into
     receipts: dict[str, dict[str, Any]] = field(default_factory=dict)  # of `stop`, by node
     slurm_job: str | None = None  # the Slurm job that has these nodes
     batch: bool = False  # its head is that job's batch script

@@ -160,6 +160,7 @@ class Loop:
                 if trains:
                     self._save_last(self.checkpoints)
                 self.checkpoints.leave()
+            self.reporter.account.write()
         say(f"{state.ended}: all ranks end together after step {state.step}")
 
     def _epoch(self) -> None:
@@ -300,9 +301,11 @@ class Loop:
             if epoch_over:
                 policy.after_epoch()
             if policy.save:
-                self.save()
+                with reporter.account.saving():
+                    self.save()
         if self.memory is not None and self.memory.due(state.step):
-            self._keep(self.memory)
+            with reporter.account.saving():
+                self._keep(self.memory)
 
     def _compare_copies(self, *, last: bool = False) -> None:
         """Look at what is saved, too: a checkpoint is trusted once its step was found equal."""
@@ -357,6 +360,10 @@ class Loop:
 
     def _save_last(self, checkpoints: Checkpoints) -> None:
         """Save the last state, and try again if that fails: this checkpoint is all that is left."""
+        with self.reporter.account.saving():
+            self._save_until_saved(checkpoints)
+
+    def _save_until_saved(self, checkpoints: Checkpoints) -> None:
         checkpoints.wait()
         if checkpoints.failed or (self.saves_at_end and checkpoints.last_saved != self.state.step):
             self.save()

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from orchestrator.config.schema import Config
-from orchestrator.engine.observe import metrics, speed
+from orchestrator.engine.observe import account, metrics, speed
 from orchestrator.engine.observe.ledger import Ledger, StepResult
 from orchestrator.engine.observe.phases import Phases
 from orchestrator.engine.observe.trackers import Trackers
@@ -55,6 +55,8 @@ class Reporter:
         self.tokens, self.skipped = tokens, 0
         self.phases = Phases(ranks.device, model, profiling=config.profiling.enabled)
         self.watch = Watch(config, ranks, self.phases, step) if ranks.world > 1 else None
+        self.account, self.data_told = account.of_process(), 0.0
+        self.account.begin(step)
         self.ledger = Ledger()
         self.file = metrics.MetricsFile(ranks.rank, step, trainer)
         self.trackers = trackers
@@ -84,6 +86,9 @@ class Reporter:
         self.alive()
         seconds = self.estimate.step(step)
         self.busy += seconds
+        data = self.phases.totals()[0]
+        self.account.after_step(step, data - self.data_told)
+        self.data_told = data
         if self.watch is not None:
             for slow in self.watch.after_step(seconds):
                 self.say(in_words(self.ranks, slow))

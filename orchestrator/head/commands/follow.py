@@ -25,7 +25,7 @@ from orchestrator.head.screen.log_reader import LogFile, last_words
 from orchestrator.head.screen.output import say, tell
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of
-from orchestrator.records import manifest
+from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 
 if TYPE_CHECKING:
@@ -238,6 +238,8 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
     assert record.ended is not None and record.exit_code is not None
     took = f"{record.ended - record.started:.1f} s"
     cause = record.verdict
+    if words := goodput.in_words({} if screen is None else record.goodput):
+        say(f"its time: {words}")
     if cause is None or record.state == "stopped":
         say(f"{record.state} after {took}: {experiment.path}")
         tell_attempts(record)

@@ -31,6 +31,7 @@ from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.messages import Stuck
 from orchestrator.protocol.timing import PEER_GRACE
+from orchestrator.records import goodput
 from orchestrator.records.experiment import Experiment, JobRecord
 
 THIEF_SECONDS = 0.5  # between two looks whether another head wants to take over
@@ -502,6 +503,9 @@ class Run:
         if self.judge is not None:
             stopped = bool(self.interrupts)
             self.record = self.judge(self.experiment, self.record, stopped=stopped)
+        now = self.record.ended or time.time()
+        known = goodput.of(self.record, self.experiment.path, now)
+        self.record = replace(self.record, goodput=known)
         # What can be queued again has not ended: whoever reads the record would leave it.
         if not self.stopped_in_time:
             self.save()

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import OrchestratorError, UsageError
@@ -17,7 +18,7 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.messages import Jobs, JobState
-from orchestrator.records import cordons, experiment
+from orchestrator.records import cordons, experiment, goodput
 from orchestrator.records.experiment import JobRecord, NodeRecord
 from orchestrator.records.machine_name import machine_of
 from orchestrator.text import duration, parse_seconds
@@ -121,6 +122,8 @@ def to_text(
             pid = f"pid {rank.get('pid', '?')}"
             rows.append([f"  rank {number}", pid, colored(rank.get("state", "?")), end])
     lines = [heading, output.table(rows, output.look(), indent=2).rstrip()]
+    if words := goodput.in_words(time_of(record)):
+        lines.append(f"  its time: {words}")
     lines += [f"  {output.printable(found.get('text', ''))}" for found in record.slow]
     return "\n".join([*lines, *left_warm(record)]).rstrip()
 
@@ -132,6 +135,13 @@ def attempt_now(record: JobRecord) -> str:
         return ""
     most = record.launch.max_restarts + 1
     return f", attempt {record.attempt} of at most {most} ({earlier[-1].why})"
+
+
+def time_of(record: JobRecord) -> dict[str, float]:
+    """Return what a job's time went into: of one that runs, where its outputs are here."""
+    if record.goodput or record.over or not record.experiment:
+        return record.goodput
+    return goodput.of(record, Path(record.experiment), time.time())
 
 
 def left_warm(record: JobRecord) -> list[str]:
@@ -175,6 +185,7 @@ def to_json(
         "verdict": record.verdict,
         "slow": record.slow,
         "attempts": [asdict(attempt) for attempt in record.attempts],
+        "goodput": time_of(record),
         "nodes": nodes,
         **scheduled.data,
     }

@@ -1,0 +1,175 @@
+"""Divide a job's wall clock among what it went into: training, and all that was lost. Pure.
+
+The parts always add up to the wall clock. The engine tells what it knows of each attempt
+(engine/observe/account.py); of a foreign script only the start and the end are known, and the rest
+is `unknown`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.records.experiment import JobRecord
+
+PARTS = {  # as job.json has them -> in words
+    "training": "training",
+    "data": "data",
+    "checkpoints": "checkpoints",
+    "replayed": "steps repeated",
+    "load": "load",
+    "start": "start",
+    "detection": "lost to detection",
+    "stop": "stop",
+    "unknown": "unknown",
+}
+ACCOUNT = Path("outputs", "time_spent.jsonl")
+LARGEST = 16 << 20
+
+
+@dataclass(frozen=True)
+class Span:
+    """One attempt by the head's clock."""
+
+    number: int
+    started: float
+    ended: float
+    failed: float | None = None  # when its cause happened
+    ranks: float | None = None  # when its ranks ran, where that is known
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the engine told last of an attempt, by the clock of rank 0."""
+
+    began: float
+    trains: float | None  # since when
+    first: int  # the step that it went on from
+    time: float
+    step: int
+    data: float
+    checkpoints: float
+
+
+def divide(spans: Sequence[Span], told: Mapping[int, Told]) -> dict[str, float]:
+    """Return seconds by part. What lies between two attempts belongs to the next one's start."""
+    parts = dict.fromkeys(PARTS, 0.0)
+    reached, before = 0, None
+    for span in spans:
+        if before is not None:
+            parts["start"] += max(0.0, span.started - before)
+        before = span.ended
+        own = told.get(span.number)
+        if own is None:
+            _of_foreign(parts, span)
+        else:
+            _of_engine(parts, span, own, reached)
+            reached = max(reached, own.step)
+    return parts
+
+
+def cuts(span: Span, *moments: float | None) -> list[float]:
+    """Return lengths between moments that follow each other; a moment that is not, is moved."""
+    lengths, at = [], span.started
+    for moment in (*moments, span.ended):
+        upto = at if moment is None else min(max(moment, at), span.ended)
+        lengths.append(upto - at)
+        at = upto
+    return lengths
+
+
+def _of_foreign(parts: dict[str, float], span: Span) -> None:
+    if span.ranks is None:
+        start, unknown, stop = cuts(span, None, span.failed or span.ended)
+    else:
+        start, unknown, stop = cuts(span, span.ranks, span.failed or span.ended)
+    for name, seconds in (("start", start), ("unknown", unknown), ("stop", stop)):
+        parts[name] += seconds
+
+
+def _of_engine(parts: dict[str, float], span: Span, own: Told, reached: int) -> None:
+    trains = own.time if own.trains is None else own.trains
+    start, load, steps, detection, stop = cuts(span, own.began, trains, own.time, span.failed)
+    data = min(own.data, steps)
+    checkpoints = min(own.checkpoints, steps - data)
+    training = steps - data - checkpoints
+    again = min(reached, own.step) - own.first  # steps that an earlier attempt had done
+    replayed = training * again / (own.step - own.first) if again > 0 else 0.0
+    for name, seconds in (
+        *(("start", start), ("load", load), ("data", data), ("checkpoints", checkpoints)),
+        *(("training", training - replayed), ("replayed", replayed)),
+        *(("detection", detection), ("stop", stop)),
+    ):
+        parts[name] += seconds
+
+
+# -- from what lies on the disk -------------------------------------------------------------------
+
+
+def spans_of(record: JobRecord, now: float) -> list[Span]:
+    spans = [
+        Span(attempt.number, attempt.started, attempt.ended, failed_at(attempt.verdict))
+        for attempt in record.attempts
+    ]
+    ranks = [node.times["ranks"] for node in record.nodes if "ranks" in node.times]
+    ended = now if record.ended is None else record.ended
+    began = max([record.started, *(span.ended for span in spans)])
+    if not record.attempts or record.attempts[-1].restarted or not record.over:
+        number = len(record.attempts) + 1
+        spans.append(
+            Span(number, began, ended, failed_at(record.verdict), max(ranks, default=None))
+        )
+    return spans
+
+
+def failed_at(verdict: Mapping[str, Any] | None) -> float | None:
+    when = (verdict or {}).get("time")
+    return float(when) if isinstance(when, (int, float)) else None
+
+
+def read(lines: Iterable[bytes]) -> dict[int, Told]:
+    """Take the last whole line of each attempt; what a file says is not trusted."""
+    told: dict[int, Told] = {}
+    for line in lines:
+        try:
+            data = json.loads(line)
+            number = int(data.pop("attempt"))
+            trains = data["trains"]
+            told[number] = Told(
+                float(data["began"]), None if trains is None else float(trains),
+                int(data["first"]), float(data["time"]), int(data["step"]),
+                max(0.0, float(data["data"])), max(0.0, float(data["checkpoints"])),
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            continue
+    return told
+
+
+def of(record: JobRecord, experiment: Path, now: float) -> dict[str, float]:
+    """Return the seconds of each part, up to now or to the end of the job."""
+    try:
+        with (experiment / ACCOUNT).open("rb") as file:
+            told = read(file.read(LARGEST).splitlines())
+    except OSError:
+        told = {}
+    parts = divide(spans_of(record, now), told)
+    return {name: round(seconds, 3) for name, seconds in parts.items()}
+
+
+def in_words(parts: Mapping[str, float]) -> str:
+    """Say the largest first, as parts of the whole: 81% training, 9% start, 6% load.
+
+    Nothing, where the job's program tells nothing of itself.
+    """
+    whole = sum(parts.values())
+    if not (parts.get("training") or parts.get("load")):
+        return ""
+    known = sorted(((value, name) for name, value in parts.items() if value), reverse=True)
+    shown = [
+        f"{value / whole:.0%} {PARTS.get(name, name)}" for value, name in known
+        if value >= 0.005 * whole
+    ]  # fmt: skip
+    return ", ".join(shown)

@@ -1,0 +1,85 @@
+"""The parts of a job's time add up to the wall clock, whatever its engine told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.records import goodput
+from orchestrator.records.goodput import Span, Told
+
+
+def parts(**seconds: float) -> dict[str, float]:
+    return {**dict.fromkeys(goodput.PARTS, 0.0), **seconds}
+
+
+ONE = Told(began=110, trains=115, first=0, time=190, step=70, data=5, checkpoints=10)
+
+
+@pytest.mark.parametrize(
+    ("spans", "told", "expected"),
+    [
+        ([Span(1, 100, 195)], {1: ONE},
+         parts(start=10, load=5, training=60, data=5, checkpoints=10, stop=5)),
+        # It hung after its last step and was ended when that was seen.
+        ([Span(1, 100, 205, failed=202)], {1: ONE},
+         parts(start=10, load=5, training=60, data=5, checkpoints=10, detection=12, stop=3)),
+        # The second attempt goes on from step 50 and does 20 of its 60 steps once more.
+        ([Span(1, 100, 205, failed=202), Span(2, 206, 276)],
+         {1: ONE, 2: Told(began=210, trains=211, first=50, time=271, step=110, data=0,
+                          checkpoints=0)},
+         parts(start=15, load=6, training=100, replayed=20, data=5, checkpoints=10, detection=12,
+               stop=8)),
+        # A script of one's own: its ranks ran from 108 on.
+        ([Span(1, 100, 200, failed=195, ranks=108)], {}, parts(start=8, unknown=87, stop=5)),
+        ([Span(1, 100, 200)], {}, parts(unknown=100)),
+        # It was ended before its first step.
+        ([Span(1, 100, 130, failed=120)],
+         {1: Told(began=110, trains=None, first=0, time=112, step=0, data=0, checkpoints=0)},
+         parts(start=10, load=2, detection=8, stop=10)),
+    ],
+)  # fmt: skip
+def test_what_the_time_went_into(
+    spans: list[Span], told: dict[int, Told], expected: dict[str, float]
+) -> None:
+    assert goodput.divide(spans, told) == pytest.approx(expected)
+
+
+NUMBERS = st.floats(-1e3, 1e3)
+STEPS = st.integers(-5, 500)
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(0, 100)] * 2, st.none() | NUMBERS, st.none() | NUMBERS),
+             min_size=1, max_size=4),
+    st.lists(st.tuples(NUMBERS, st.none() | NUMBERS, STEPS, NUMBERS, STEPS,
+                       *[st.floats(0, 1e3)] * 2), max_size=4),
+)  # fmt: skip
+def test_the_parts_add_up_and_none_is_negative(
+    lasting: list[tuple[float, float, float | None, float | None]],
+    told: list[tuple[float, float | None, int, float, int, float, float]],
+) -> None:
+    """Clocks of nodes may say anything."""
+    spans, at = [], 0.0
+    for number, (pause, lasts, failed, ranks) in enumerate(lasting, 1):
+        spans.append(Span(number, at + pause, at + pause + lasts, failed, ranks))
+        at += pause + lasts
+    found = goodput.divide(spans, {n: Told(*values) for n, values in enumerate(told, 1)})
+    assert sum(found.values()) == pytest.approx(at - spans[0].started)
+    assert all(seconds >= -1e-9 for seconds in found.values())
+
+
+def test_only_whole_lines_count() -> None:
+    line = json.dumps({"attempt": 1, **vars(ONE)}).encode()
+    later = json.dumps({"attempt": 1, **vars(ONE), "step": 71}).encode()
+    read = goodput.read([line, later, b"[]", b'{"attempt": 2}', b"\xff", later[:30]])
+    assert {number: told.step for number, told in read.items()} == {1: 71}
+
+
+def test_words() -> None:
+    assert goodput.in_words(parts(training=90, start=9.8, stop=0.2)) == "90% training, 10% start"
+    assert goodput.in_words(parts()) == ""
+    assert goodput.in_words(parts(unknown=7, start=1)) == ""
