@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fanout
+import held
 import launch
 from ground import (
     Cluster,
@@ -68,7 +70,7 @@ def main() -> None:
 def contenders(python: Path, ranks: int) -> list[Contender]:
     def ours(*more: str) -> Any:
         def words(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
-            first, *rest = launch.ours(python, cluster, ranks, out)
+            first, *rest = held.words(python, cluster, ranks, out)
             return [first, *rest[:-2], *more, *rest[-2:]]
 
         return partial(launch.timed, ranks, partial(words, python))
@@ -79,6 +81,7 @@ def contenders(python: Path, ranks: int) -> list[Contender]:
         if not all(node["warm"] for node in listed(cluster)):
             warm(cluster)
         wait_until_ready(cluster)
+        fanout.wait_until_ready(cluster)
         sample = warm(cluster)
         wait_until_ready(cluster)  # before the next contender
         return sample
@@ -87,7 +90,7 @@ def contenders(python: Path, ranks: int) -> list[Contender]:
         words = [*our("orchestrator"), "connections", "--nodes", cluster.node_list]
         run(cluster, [*words, "--open", "10m"])
         try:
-            return warm_again(cluster)
+            return warm_again(cluster)  # a server of the same Python waits there, as in held.py
         finally:
             run(cluster, [*our("orchestrator"), "connections", "--close"])
 
