@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ground import machine, progress, show, table
+from ground import machine, show, table
 from torch import Tensor, nn
 
 from orchestrator import Trainer
 
-RANKS, STEPS, FIRST, SECONDS = 2, 11, 3, 0.5
+RANKS, STEPS, FIRST, SECONDS = 2, 10, 2, 0.5
 MEMORY = Path("/dev/shm")
+DISK = Path("/var/tmp")
 HOW = ("none", "memory", "memory, sent to the other node", "disk")
 
 
@@ -35,43 +36,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure states that are kept in memory.")
     parser.add_argument("--megabytes", type=int, default=40, help="of each rank's state")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rank", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank(options.megabytes, *options.rank)
+        rank(options.megabytes, options.rank)
         return
     about = machine(Path(sys.executable))
-    found = {
-        f"the host {host}": {how: measured(options.megabytes, host, how) for how in HOW}
-        for host in ("waits", "computes")
-    }
+    with tempfile.TemporaryDirectory(dir=MEMORY) as memory:
+        words = ["--nproc-per-node", str(RANKS), str(Path(__file__))]
+        words += ["--megabytes", str(options.megabytes), "--rank", memory]
+        command = [sys.executable, "-m", "torch.distributed.run", *words]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, timeout=600)
+        files = [Path(memory, f"found_{number}") for number in range(RANKS)]
+        by_rank = [json.loads(file.read_text(encoding="ascii")) for file in files]
+    found = {name: statistics.fmean(one[name] for one in by_rank) for name in by_rank[0]}
     rows = []
-    for host, by in found.items():
-        for how, seconds in by.items():
-            rows.append([host, how, f"{seconds * 1e3:.1f} ms", f"{seconds / by['none']:.3f}"])
-    text = table(["a step in which", "kept at every step", "takes", "of none"], rows)
+    for name, seconds in found.items():
+        host, _, how = name.partition(": ")
+        ratio = seconds / found[f"{host}: none"]
+        rows.append([host, how, f"{seconds * 1e3:.1f} ms", f"{ratio:.3f}"])
+    text = table(["in a step the host", "kept at every step", "takes", "of none"], rows)
     title = f"States of {options.megabytes} MB on each of {RANKS} ranks, at every step"
     show(options.json, title, about, text, found)
-
-
-def measured(megabytes: int, host: str, how: str) -> float:
-    """Return what a step takes, by the mean of all ranks."""
-    progress(f"the host {host}: {how}")
-    with (
-        tempfile.TemporaryDirectory() as place,
-        tempfile.TemporaryDirectory(dir=MEMORY) as memory,
-    ):
-        words = ["--nproc-per-node", str(RANKS), str(Path(__file__)), "--megabytes", str(megabytes)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        environment.pop("ORCHESTRATOR_RESUME_DIR", None)
-        if how.startswith("memory"):
-            environment["ORCHESTRATOR_RESUME_DIR"] = memory
-        subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", *words, "--rank", host, how, place],
-            check=True, env=environment, stdout=subprocess.DEVNULL, timeout=600,
-        )  # fmt: skip
-        files = [Path(place, f"seconds_{number}") for number in range(RANKS)]
-        return statistics.fmean(float(file.read_text(encoding="ascii")) for file in files)
 
 
 # -- a rank ---------------------------------------------------------------------------------------
@@ -89,15 +76,27 @@ class Wide(nn.Module):
         return out
 
 
-def rank(megabytes: int, host: str, how: str, place: str) -> None:
+def rank(megabytes: int, memory: Path) -> None:
+    """Train with each in turn, in the same processes, and write what a step took."""
     number = int(os.environ["RANK"])
-    if "other node" in how:  # what lies in another directory is another node's memory
-        own = Path(os.environ["ORCHESTRATOR_RESUME_DIR"], str(number))
-        own.mkdir(mode=0o700)
-        os.environ["ORCHESTRATOR_RESUME_DIR"] = str(own)
-    torch.manual_seed(0)
     factor = torch.randn(512, 512)
-    times = work(factor) if host == "computes" else 0
+    times = work(factor)
+    found = {}
+    for host in ("waits", "computes"):
+        for how in HOW:
+            os.environ.pop("ORCHESTRATOR_RESUME_DIR", None)
+            if how.startswith("memory"):
+                # What lies in another directory is another node's memory.
+                own = memory / f"{host}_{how}_{number if 'other node' in how else ''}"
+                own.mkdir(mode=0o700, exist_ok=True)
+                os.environ["ORCHESTRATOR_RESUME_DIR"] = str(own)
+            disk = DISK / memory.name if how == "disk" else None
+            seconds = measured(megabytes, factor, times * (host == "computes"), disk)
+            found[f"{host}: {how}"] = seconds
+    Path(memory, f"found_{number}").write_text(json.dumps(found), encoding="ascii")
+
+
+def measured(megabytes: int, factor: Tensor, times: int, disk: Path | None) -> float:
     begun: list[float] = []
 
     def step(model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
@@ -108,15 +107,16 @@ def rank(megabytes: int, host: str, how: str, place: str) -> None:
             time.sleep(SECONDS)
         return model(batch).square().sum(), len(batch)
 
+    torch.manual_seed(0)
     model = Wide(megabytes * 1_000_000 * RANKS // 12)  # a weight and two moments, of 4 bytes each
-    config: dict[str, Any] = {"checkpoint": {"memory_every": 1}} if how != "disk" else {}
+    config: dict[str, Any] = {"checkpoint": {"memory_every": 1}}
     trainer = Trainer(model, torch.optim.AdamW, step=step, strategy="full_shard", config=config)
+    more: dict[str, Any] = {"save_every": "1 steps", "save_to": disk} if disk is not None else {}
     data = [torch.arange(8)] * (STEPS * RANKS)
-    more = {"save_every": "1 steps", "save_to": Path(place, "disk")} if how == "disk" else {}
     trainer.train(data, max_period=f"{STEPS} steps", **more)
-    seconds = (begun[-1] - begun[FIRST]) / (len(begun) - 1 - FIRST)
-    Path(place, f"seconds_{number}").write_text(str(seconds), encoding="ascii")
-    shutil.rmtree(Path(place, "disk"), ignore_errors=True)
+    if disk is not None and trainer.ranks.rank == 0:
+        shutil.rmtree(disk)
+    return (begun[-1] - begun[FIRST]) / (len(begun) - 1 - FIRST)
 
 
 def work(factor: Tensor) -> int:

@@ -15,6 +15,7 @@ SETTINGS = [
     *("training.max_steps=40", "checkpoint.steps=4", "logging.interval=1", "training.batch_size=2"),
     *("model.num_layers=1", "model.model_dim=16", "dataset.sequence_length=32"),
 ]
+SETTINGS += ["checkpoint.memory_every=1"]
 ENGINE = ["--nproc", "2", *[word for value in SETTINGS for word in ("--set", value)]]
 
 PROGRAM = """
@@ -66,7 +67,7 @@ def test_training_goes_on_as_if_nothing_had_been(apart: Head) -> None:
     command.wait_for("saved step 4")
     apart.cluster.exec(1, ["pkill", "-KILL", "-x", "rank3"])
     command.wait_for("attempt 2 of at most 4")
-    command.wait_for(r"resuming after step \d")
+    command.wait_for(r"resuming after step \d+, from memory")
     assert command.finish() == 0, command.text
     assert losses(apart.experiment) == whole
     record = apart.record
