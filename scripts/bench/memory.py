@@ -10,6 +10,7 @@ node, and on two (each rank has memory of its own), where each shard is sent to 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import statistics
