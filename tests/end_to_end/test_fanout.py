@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.errors import NodeError
+from orchestrator.head.code import fanout
 from orchestrator.head.code.fanout import Fanout, Sent, send_tree
 from orchestrator.head.code.listing import Rules
 from orchestrator.head.code.scan import Limits, Scan
@@ -85,8 +86,11 @@ def test_the_code_of_a_launch(hosts: NetnsCluster, work: Path) -> None:
     assert all(f"rank{rank} | it has 21" in command.text for rank in range(HOSTS)), command.text
 
 
-def test_a_firewall_and_a_host_that_is_lost(hosts: NetnsCluster, work: Path) -> None:
+def test_a_firewall_and_a_host_that_is_lost(
+    hosts: NetnsCluster, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hosts behind them get it from the head within seconds."""
+    monkeypatch.setattr(fanout, "QUICK_SECONDS", 8.0)
     tree = Scan(os.fsencode(work), Rules(), Limits()).tree()
     said: list[str] = []
     for host in range(2):

@@ -35,7 +35,7 @@ from orchestrator.text import plural
 WIDTH = 2  # nodes that the head sends to, and that each node passes on to
 AUTO_NODES = 5  # fewer are served directly,
 AUTO_BYTES = 32 << 20  # and so is what is no burden: before compression, for all nodes together
-QUICK_SECONDS = 10.0
+QUICK_SECONDS = 30.0  # for an answer that needs no work: a node that is very busy is not lost
 TRANSFER_SECONDS = 3600.0
 MOST_ADDRESSES = 3  # of one node, tried one after the other
 
