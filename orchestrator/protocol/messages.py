@@ -286,6 +286,12 @@ class Start(Request[StartedHere], do="start"):
     spec: Spec
 
 
+class StandBy(Request[Nothing], do="stand_by"):
+    """Keep what a spare needs to take over a part of this job; start nothing."""
+
+    spec: Spec
+
+
 class TakenPorts(Message):
     """The port where the ranks will meet, 0 if none is free, and that of the supervisors."""
 
@@ -308,6 +314,10 @@ class StartAgain(Request[StartedHere], do="start_again"):
     port: int
     peers_port: int  # 0: there are no others, or it cannot
     token: str
+    # Where this node stands among those of the attempt, which need not be those of the one before.
+    nnodes: int
+    first_rank: int
+    master: IpAddress
 
 
 class Following(Message):

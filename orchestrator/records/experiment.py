@@ -102,6 +102,7 @@ class JobRecord:
     batch: bool = False  # its head is that job's batch script
     part_of: int = 0  # run-node: the number of nodes of the job; this record is of one of them
     attempts: list[Attempt] = field(default_factory=list)  # that have ended; `job` is the next one
+    spares: list[NodeRecord] = field(default_factory=list)  # that an attempt may run on
 
     def node(self, index: int) -> NodeRecord:
         return next(node for node in self.nodes if node.index == index)

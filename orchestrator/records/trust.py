@@ -21,7 +21,7 @@ from orchestrator import files
 from orchestrator.permissions import others
 
 if TYPE_CHECKING:
-    from orchestrator.records.experiment import JobRecord
+    from orchestrator.records.experiment import JobRecord, NodeRecord
 
 SIGNATURE = ".launched"  # in the experiment
 KEY = "record.key"
@@ -65,18 +65,20 @@ def make_key() -> bytes | None:
 
 def orders(record: JobRecord) -> dict[str, Any]:
     """Return what a record decides about the commands that run."""
-    return {
+    described = {
         "job": record.job,
         "batch": record.batch,
         "part_of": record.part_of,
         "ssh_config": record.ssh_config,
         "strict_host_keys": record.launch.strict_host_keys,
-        "nodes": [
-            [node.index, node.host, node.user, node.port, node.address, node.python]
-            + [way for way in (node.activate, node.wrap) if way]  # as earlier versions signed
-            for node in record.nodes
-        ],
+        "nodes": list(map(place, record.nodes)),
     }
+    return {**described, "spares": list(map(place, record.spares))} if record.spares else described
+
+
+def place(node: NodeRecord) -> list[Any]:
+    known = [node.index, node.host, node.user, node.port, node.address, node.python]
+    return known + [way for way in (node.activate, node.wrap) if way]  # as earlier versions signed
 
 
 def code(key: bytes, record: JobRecord, exposed: str) -> str:

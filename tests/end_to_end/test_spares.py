@@ -84,3 +84,34 @@ def test_a_master_that_is_gone(someone: Head, four_nodes: NetnsCluster) -> None:
     assert f"{second} is passed over: it does not answer" in text
     assert f"3 nodes, 3 ranks, master {third}:" in text
     assert f"met 3 on {first}" in text
+
+
+TRAINING = [
+    *("training.max_steps=60", "checkpoint.steps=3", "logging.interval=1", "training.batch_size=2"),
+    *("model.num_layers=1", "model.model_dim=16", "dataset.sequence_length=32"),
+]
+
+
+def test_the_masters_node_is_cut_off_and_a_spare_goes_on(
+    someone: Head, four_nodes: NetnsCluster
+) -> None:
+    """Ranks and supervisors meet at another node, and the job ends well without the first."""
+    first, *_, spare = four_nodes.addresses
+    settings = [word for value in TRAINING for word in ("--set", value)]
+    command = someone.launch(*settings, "--max-restarts", "3", "--node-loss-timeout", "6")
+    command.wait_for(f"standing by: {spare}")
+    command.wait_for("saved step 3")
+    four_nodes.cut(0)
+    try:
+        command.wait_for(f"{first} is lost: {spare} takes its place")
+        command.wait_for(r"resuming after step \d")
+        assert command.finish() == 0, command.text
+    finally:
+        four_nodes.restore(0)
+    record = someone.record
+    assert record["state"] == "done" and record["master"].startswith(f"{spare}:")
+    assert [node["name"] for node in record["nodes"]] == [spare, *four_nodes.addresses[1:3]]
+    assert [node["name"] for node in record["spares"]] == [first]
+    history = json.loads((someone.directory / "login" / "history.json").read_text())
+    assert [(one["machine"], one["kind"]) for one in history["incidents"]] == [(first, "lost")]
+    assert someone.nothing_left()

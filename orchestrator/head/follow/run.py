@@ -490,7 +490,8 @@ class Run:
             why = next((node.ended.why for node in self.nodes if node.ended and node.ended.why), "")
             conclusion = verdict.stopped(why or "stopped by the user", time.time())
         elif state != "done":
-            conclusion = verdict.conclude(self.failures, bad)
+            silent = [(node.record.index, node.record.name) for node in unreached]
+            conclusion = verdict.conclude(verdict.of_silent(self.failures, silent), bad)
             if problem := incidents.note(self.experiment.name, self.record, conclusion):
                 self.say(problem)
         self.record = replace(

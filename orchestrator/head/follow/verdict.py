@@ -213,6 +213,20 @@ def cause(failures: Sequence[Failure]) -> Failure | None:
     return min(known, key=lambda failure: (failure.distance, failure.time), default=None)
 
 
+def of_silent(failures: Sequence[Failure], silent: Sequence[tuple[int, str]]) -> Sequence[Failure]:
+    """Name the nodes that nobody reaches, where two nodes had no word of each other.
+
+    Each of the two tells only that it hears nothing; the one that has ended its part is not lost.
+    """
+    numbers = [node for node, _ in silent]
+    return [
+        replace(failure, node=silent[0][0], node_name=silent[0][1])
+        if silent and failure.kind == "lost" and failure.node not in numbers
+        else failure
+        for failure in failures
+    ]
+
+
 def conclude(failures: Sequence[Failure], ended_badly: int) -> dict[str, Any] | None:
     """Return what job.json says: the cause, and how many ranks ended likewise or because of it."""
     first = cause(failures)

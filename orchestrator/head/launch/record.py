@@ -21,6 +21,7 @@ from orchestrator.head.code.scan import MEGABYTE, Tree
 from orchestrator.head.launch import git_info, timeline
 from orchestrator.head.launch.prepare import Prepared
 from orchestrator.head.plan import redact
+from orchestrator.head.plan.model import NodePlan
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.version import __version__
@@ -31,34 +32,35 @@ TREE_SECONDS = 1.0  # for what is still being read when the job has started
 def first_record(prepared: Prepared) -> JobRecord:
     """Describe a job that is about to start, without the secrets of its command line."""
     request, plan = prepared.request, prepared.plan
-    nodes = [
-        NodeRecord(
-            index=node.index,
-            name=node.node.name,
-            host=node.node.host,
-            user=node.node.user,
-            port=node.node.port,
-            address=node.address,
-            python=node.python,
-            first_rank=node.first_rank,
-            nproc=node.nproc,
-            activate=needed_by_python(node.node.activate),
-            wrap=node.node.wrap,
-        )
-        for node in plan.nodes
-    ]
     config = request.where.ssh_config
     return JobRecord(
         job=plan.job,
         experiment=str(prepared.experiment.path),
         state="starting",
         command=redact.hide(redact.redacted_command(request.command), request.secrets),
-        nodes=nodes,
+        nodes=list(map(node_record, plan.nodes)),
         started=time.time(),
         head=experiment.this_head(),
         ssh_config=str(config.absolute()) if config else None,
         master=f"{plan.master_address}:{plan.master_port}",
         launch=replace(request.config.launch, start=plan.start),
+    )
+
+
+def node_record(node: NodePlan) -> NodeRecord:
+    """Describe a node's part as it is needed to find it again."""
+    return NodeRecord(
+        index=node.index,
+        name=node.node.name,
+        host=node.node.host,
+        user=node.node.user,
+        port=node.node.port,
+        address=node.address,
+        python=node.python,
+        first_rank=node.first_rank,
+        nproc=node.nproc,
+        activate=needed_by_python(node.node.activate),
+        wrap=node.node.wrap,
     )
 
 

@@ -91,11 +91,14 @@ def by_machine(records: Sequence[JobRecord], ssh_config: Path | None) -> list[Ma
             continue  # its nodes were a scheduler's, and may belong to somebody else now
         backend = backend_of(record)
         how = (type(backend), ssh_config or record.ssh_config, record.launch.strict_host_keys)
-        for node in record.nodes:
+        for node in (*record.nodes, *record.spares):
             key = (*how, node.host, node.user, node.port, node.python, node.activate, node.wrap)
             if key not in machines:
                 machines[key] = Machine(node, backend.transport(record, ssh_config), {})
-            machines[key].runs[record.job, node.index] = None
+            job = (
+                record.attempts[0].job if record.attempts and node in record.spares else record.job
+            )
+            machines[key].runs[job, node.index] = None
             for attempt in record.attempts:
                 for index, name in enumerate(attempt.nodes):
                     if name == node.name:

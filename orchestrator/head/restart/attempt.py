@@ -130,7 +130,7 @@ def start(experiment: Experiment, record: JobRecord, gathered: Gathered, say: Sa
     line = f"attempt {number} of at most {most + 1} ({record.attempts[-1].why})"
     say(line)
     ports = take_ports(record, gathered)
-    starting = written(experiment, record, ports.port, line)
+    starting = written(experiment, record, gathered, ports.port, line)
     logs = open_logs(experiment, starting.nodes)
     refuse_if_stopped(experiment)
     token = secrets.token_hex(32)
@@ -141,6 +141,9 @@ def start(experiment: Experiment, record: JobRecord, gathered: Gathered, say: Sa
             port=ports.port,
             peers_port=ports.peers_port,
             token=token,
+            nnodes=len(starting.nodes),
+            first_rank=node.first_rank,
+            master=starting.nodes[0].address,
             attempt=Attempt(
                 number=number,
                 restarts=most,
@@ -172,7 +175,9 @@ def take_ports(record: JobRecord, gathered: Gathered) -> TakenPorts:
     return ports
 
 
-def written(experiment: Experiment, record: JobRecord, port: int, line: str) -> JobRecord:
+def written(
+    experiment: Experiment, record: JobRecord, gathered: Gathered, port: int, line: str
+) -> JobRecord:
     """Write down that the next attempt starts, and a line about it into each log."""
     nodes = [
         separator.begin(
@@ -183,22 +188,20 @@ def written(experiment: Experiment, record: JobRecord, port: int, line: str) -> 
                 exit_code=None,
                 ranks={},
                 times={},
-                first_job=node.first_job or record.attempts[0].job,
-                first_node=node.first_node if node.first_job else node.index,
                 log_before=0,
                 ranks_before=0,
             ),
             line,
         )
-        for node in record.nodes
+        for node in gathered.nodes
     ]
-    host = record.master.rpartition(":")[0]
     starting = replace(
         record,
         job=next_job(record),
         state="starting",
         nodes=nodes,
-        master=f"{host}:{port}",
+        spares=list(gathered.spares),
+        master=f"{nodes[0].address}:{port}",
         head=this_head(),
     )
     try:

@@ -25,6 +25,7 @@ from orchestrator.node.server.hook import HookError, run_hook
 from orchestrator.node.server.job_state import job_state
 from orchestrator.node.server.stream import FileStreamer
 from orchestrator.protocol import messages
+from orchestrator.protocol.events import Ended
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.messages import Nothing, Request
 from orchestrator.protocol.spec import Spec
@@ -244,6 +245,23 @@ class Session:
             self.peers.close()  # now it is the supervisor's alone, and closed when that ends
             self.peers = None
         return messages.StartedHere(supervisor=pid, shared=shared, run=run.path, warm=warm)
+
+    @answers(messages.StandBy)
+    def stand_by(self, request: messages.StandBy) -> Nothing:
+        """Keep a spec as that of a part that is over: a later attempt may begin with it."""
+        spec = request.spec.replace(library=LIBRARY, version=OWN, umask=self.umask)
+        run = RunDir(spec.job, spec.node)
+        run.create()
+        run.write_spec(spec)
+        end = Ended(time=time.time(), agent=None, why="it stands by", killed={}, left=(), ranks={})
+        run.append_event(end)
+        if self.code is not None:
+            self.code.started(spec.workdir, run)
+        if spec.warm:
+            from orchestrator.node.warm import pairs
+
+            pairs.start(spec, run, os.environ, self.umask)
+        return Nothing()
 
     @answers(messages.TakePorts)
     def take_ports(self, request: messages.TakePorts) -> messages.TakenPorts:
@@ -572,20 +590,37 @@ class Session:
 
 
 def next_spec(first: Spec, request: messages.StartAgain) -> Spec:
-    """Return what the next attempt runs: what the first one ran, at another port."""
-    port = "--master-port="
-    if not any(word.startswith(port) for word in first.agent):
+    """Return what the next attempt runs: what the first one ran, at this place among its nodes."""
+    place = {
+        "--nnodes": request.nnodes,
+        "--node-rank": request.node,
+        "--master-addr": request.master,
+        "--master-port": request.port,
+    }
+    names = [word.partition("=")[0] for word in first.agent]
+    if not set(place) <= set(names):
         raise Refusal("another launcher starts its ranks, and keeps its own port")
+    agent = [
+        f"{name}={place[name]}" if name in place else word
+        for name, word in zip(names, first.agent)  # noqa: B905  3.9
+    ]
+    own = {
+        "ORCHESTRATOR_JOB": request.job,
+        "NODE_RANK": str(request.node),
+        "NNODES": str(request.nnodes),
+    }
     lease = first.lease and first.lease.replace(
-        port=request.peers_port, token=request.token, attached=True, fd=None
+        address=request.master, port=request.peers_port, token=request.token, attached=True, fd=None
     )
     return first.replace(
         job=request.job,
         node=request.node,
+        nnodes=request.nnodes,
+        first_rank=request.first_rank,
         attempt=request.attempt,
-        port=request.port if first.port else 0,
-        agent=tuple(f"{port}{request.port}" if w.startswith(port) else w for w in first.agent),
-        env={**first.env, "ORCHESTRATOR_JOB": request.job},
+        port=0 if request.node else request.port,
+        agent=tuple(agent),
+        env={**first.env, **own},
         lease=lease,
         fresh=False,
     )

@@ -431,3 +431,13 @@ def test_an_end_that_is_of_no_node() -> None:
     assert to_lines(told)[-1].startswith("what to do: free some space")
     assert not_started("b: what?", 1.0)["kind"] == "start"
     assert (stopped("Ctrl-C", 1.0)["kind"], stopped("Ctrl-C", 1.0)["fix"]) == ("stopped", "")
+
+
+def test_a_node_that_tells_of_silence_is_not_the_one_that_is_lost() -> None:
+    """Nodes 1 and 2 say that they hear nothing from node 0; it is node 0 that nobody reaches."""
+    told = Failure(1, "b", None, 10.0, "lost", "no word between node 1 and node 0 for 6 s")
+    other = Failure(2, "c", 2, 11.0, "signal", "killed by signal 9 (SIGKILL)")
+    named = verdict.of_silent([told, other], [(0, "a")])
+    assert [(one.node, one.node_name) for one in named] == [(0, "a"), (2, "c")]
+    assert verdict.of_silent([told, other], []) == [told, other]
+    assert verdict.of_silent([told], [(1, "b"), (0, "a")]) == [told]
