@@ -16,7 +16,7 @@ from orchestrator.head.launch import payload, preflight
 from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.planning import make_plan
 from orchestrator.head.launch.prepare import Prepared, discarded_on_error
-from orchestrator.head.launch.record import describe, record_failure, record_job
+from orchestrator.head.launch.record import describe, node_record, record_failure, record_job
 from orchestrator.head.launch.spec import Meeting, specs
 from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.protocol.messages import End, StandBy, Start, StartedHere
