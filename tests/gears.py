@@ -61,6 +61,7 @@ LONG = [
     "tests/clusters/test_clusters.py::test_sixty_four_hosts",
     "tests/end_to_end/test_chaos.py",
     "tests/engine/ranks/test_many_ranks.py",
+    "tests/end_to_end/test_checkpoint_parts.py",
     "tests/end_to_end/test_connections.py::test_sixty_four_nodes",
     "tests/end_to_end/test_frameworks.py",
     "tests/end_to_end/test_pool.py::test_map_goes_on_without_a_node",

