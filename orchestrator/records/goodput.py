@@ -115,6 +115,8 @@ def spans_of(record: JobRecord, now: float) -> list[Span]:
         for attempt in record.attempts
     ]
     ranks = [node.times["ranks"] for node in record.nodes if "ranks" in node.times]
+    if record.state in ("starting", "restarting"):
+        ranks = [now]  # until then it is all start
     ended = now if record.ended is None else record.ended
     began = max([record.started, *(span.ended for span in spans)])
     if not record.attempts or record.attempts[-1].restarted or not record.over:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.records import goodput
+from orchestrator.records.experiment import Attempt, JobRecord
 from orchestrator.records.goodput import Span, Told
 
 
@@ -77,6 +78,34 @@ def test_only_whole_lines_count() -> None:
     later = json.dumps({"attempt": 1, **vars(ONE), "step": 71}).encode()
     read = goodput.read([line, later, b"[]", b'{"attempt": 2}', b"\xff", later[:30]])
     assert {number: told.step for number, told in read.items()} == {1: 71}
+
+
+def attempt(number: int, started: float, ended: float, *, restarted: bool) -> Attempt:
+    verdict = {"time": ended - 1}
+    return Attempt(number, "j", started, ended, "failed", 1, verdict, [], restarted=restarted)
+
+
+def record(state: str, *attempts: Attempt, ended: float | None = None) -> JobRecord:
+    return JobRecord("j", "e", state, [], [], 100.0, {}, attempts=list(attempts), ended=ended)
+
+
+@pytest.mark.parametrize(
+    ("known", "spans"),
+    [
+        (record("running"), [Span(1, 100, 400)]),
+        (record("done", ended=300.0), [Span(1, 100, 300)]),
+        (record("starting"), [Span(1, 100, 400, ranks=400)]),
+        (record("restarting", attempt(1, 100, 200, restarted=True)),
+         [Span(1, 100, 200, 199), Span(2, 200, 400, ranks=400)]),
+        (record("running", attempt(1, 100, 200, restarted=True)),
+         [Span(1, 100, 200, 199), Span(2, 200, 400)]),
+        (record("failed", attempt(1, 100, 200, restarted=True),
+                attempt(2, 200, 300, restarted=False), ended=300.0),
+         [Span(1, 100, 200, 199), Span(2, 200, 300, 299)]),
+    ],
+)  # fmt: skip
+def test_the_attempts_of_a_record(known: JobRecord, spans: list[Span]) -> None:
+    assert goodput.spans_of(known, 400.0) == spans
 
 
 def test_words() -> None:
