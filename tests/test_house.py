@@ -119,12 +119,16 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "files", "protocol", "records", "text"),
         *("head/connect", "head/screen", "head/status"),
     },
+    "head/top": {
+        *("errors", "files", "protocol", "records", "text"),
+        *("head/connect", "head/inventory", "head/screen"),
+    },
     "head/report": {"files", "records", "text", "head/follow", "head/screen"},
     "head/commands": {
         *("folder", "config", "errors", "files", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/launch"),
         *("head/plan", "head/prune", "head/screen", "head/slurm", "head/status", "head/verify"),
-        *("head/chores", "head/held", "head/report", "head/restart"),
+        *("head/chores", "head/held", "head/report", "head/restart", "head/top"),
         "head/code",
     },
     "launchers": {"errors", "head/inventory", "head/plan", "head/screen", "head/slurm"},
@@ -171,6 +175,7 @@ ENGINE = ("ranks", "models", "data", "saving", "observe", "core", "verify")
 OTHERS = {
     "head/connect": {"paramiko"},
     "head/commands": {"click", "yaml"},
+    "head/top": {"rich", "textual", "yaml"},
     "head/launch": {"click", "yaml"},
     "head/follow": {"click"},
     "head/screen": {"rich"},

@@ -145,7 +145,7 @@ def nodes_command(as_json: bool, color: bool | None, **params: Any) -> int:
 
     Exit code 4 if one cannot be reached.
     """
-    from orchestrator.head.commands import nodes
+    from orchestrator.head.commands.machines import nodes
 
     return nodes.nodes(arguments_from(params), as_json=as_json, color=color)
 
@@ -160,6 +160,6 @@ def who_command(as_json: bool, color: bool | None, **params: Any) -> int:
 
     Processes of others are shown, too. Exit code 4 if a node cannot be reached.
     """
-    from orchestrator.head.commands import who
+    from orchestrator.head.commands.machines import who
 
     return who.who(arguments_from(params), as_json=as_json, color=color)

@@ -23,13 +23,14 @@ from orchestrator.cli.node import node
 from orchestrator.cli.options import Group, experiment_names, shared
 from orchestrator.cli.records import checkpoint, diff, prune, report, rerun, start_report
 from orchestrator.config.launch import View, Where
+from orchestrator.errors import UsageError
 from orchestrator.version import __version__
 
 __all__ = ["cli", "emergency_stop_command", "launch_command"]
 
 HEADINGS = {
     "Run a job": ("launch", "rerun", "attach", "logs", "status", "stop", "emergency-stop"),
-    "Look before a launch": ("nodes", "node", "who", "plan", "doctor", "verify", "demo"),
+    "Look before a launch": ("top", "who", "nodes", "node", "plan", "doctor", "verify", "demo"),
     "Everyday work on all nodes": (
         "exec",
         "ssh",
@@ -94,6 +95,31 @@ def logs(
     from orchestrator.head.commands import logs
 
     return logs.logs(where, experiment, View(color=color, node=node, rank=rank), follow=follow)
+
+
+@cli.command()
+@shared
+@click.option("--once", is_flag=True, help="Print one look at all nodes.")
+@click.option("--watch", is_flag=True, help="With --json: a line of JSON for each look.")
+@click.option(
+    "--every",
+    "seconds",
+    type=click.FloatRange(0.2, 3600),
+    default=2.0,
+    help="Seconds between two looks. [default: 2]",
+)
+@json_option
+def top(where: Where, once: bool, watch: bool, seconds: float, as_json: bool) -> int:
+    """Show all nodes live: who uses them, how far each job is.
+
+    l shows a job's log, s ends a job (asks), q leaves everything running. Where the output is no
+    terminal, one look is printed. Exit code 4 if a node cannot be reached.
+    """
+    from orchestrator.head.commands.machines import top
+
+    if watch and not as_json:
+        raise UsageError("--watch goes with --json", "without both, the screen is live by itself")
+    return top.top(where, top.TopOptions(once, as_json, watch, seconds))
 
 
 @cli.command()

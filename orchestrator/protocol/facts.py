@@ -220,6 +220,13 @@ class Load(Message, kw_only=False):
 
     cores: float  # in use
     users: tuple[User, ...]  # the busiest first
+    cpus: int = 0  # that this login may use
+    memory: int = 0  # bytes
+    available: int = 0
+    swapped: int = 0
+    received: int = 0  # bytes so far, over all networks but loopback
+    sent: int = 0
+    at: float = 0.0  # when that was counted; only differences mean something
 
 
 class Xid(Message, kw_only=False):

@@ -138,3 +138,30 @@ def test_files_to_all_nodes(head: Head) -> None:
     assert again.finish() == 0 and again.text.count("0 B") == 2, again.text
     wrong = head.command("orchestrator", "push", "nothing", copy)
     assert wrong.finish() == 2 and "no such file" in wrong.text
+
+
+def test_all_nodes_and_their_jobs_at_a_look(head: Head) -> None:
+    text = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+    job = head.launch(head.script("waits.py", text))
+    job.wait_for_all(r"node0 rank0 \| up", r"node1 rank1 \| up")
+    command = head.command("orchestrator", "top", "--json")
+    assert command.finish() == 0
+    seen = json.loads(command.text)
+    assert [node["name"] for node in seen["nodes"]] == head.cluster.addresses
+    assert all(node["load"]["cpus"] >= 1 for node in seen["nodes"])
+    (running,) = seen["jobs"]
+    assert running["experiment"] == head.experiment.name
+    assert running["nodes"] == head.cluster.addresses
+    command = head.command("orchestrator", "who", "--json")
+    assert command.finish() == 0
+    for node in json.loads(command.text)["nodes"]:
+        assert running["job"] in [user["job"] for user in node["load"]["users"]]
+    job.interrupt()
+    job.finish()
+    head.cluster.kill_sshd(1)
+    try:
+        command = head.command("orchestrator", "top", "--once")
+        assert command.finish() == 4
+    finally:
+        head.cluster.start_sshd(1)
+    assert "refuses connections" in command.text and "no job runs there" in command.text

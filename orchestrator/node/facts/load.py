@@ -59,7 +59,40 @@ def load(seconds: float = SECONDS) -> dict[str, Any]:
     named = [known for known in users if known["cores"] >= LEAST or known["job"]][:MOST]
     for known in named:
         del known["most"]
-    return {"cores": sum(known["cores"] for known in users), "users": named}
+    cores = sum(known["cores"] for known in users)
+    cpus = len(os.sched_getaffinity(0))
+    return {"cores": cores, "users": named, "cpus": cpus, **memory(), **traffic()}
+
+
+def memory() -> dict[str, int]:
+    """Return the machine's memory in bytes, as the kernel tells it."""
+    fields = {}
+    for line in open_text("/proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        fields[name] = int(value.split()[0]) * 1024
+    return {
+        "memory": fields.get("MemTotal", 0),
+        "available": fields.get("MemAvailable", 0),
+        "swapped": fields.get("SwapTotal", 0) - fields.get("SwapFree", 0),
+    }
+
+
+def traffic() -> dict[str, float]:
+    """Count the bytes over all networks; what goes through a bridge or bond counts on its ports."""
+    received = sent = 0
+    for line in open_text("/proc/net/dev").splitlines()[2:]:
+        name, _, counts = line.partition(":")
+        if os.path.exists(f"/sys/class/net/{name.strip()}/device") or is_virtual_end(name.strip()):
+            fields = counts.split()
+            received, sent = received + int(fields[0]), sent + int(fields[8])
+    return {"received": received, "sent": sent, "at": time.monotonic()}
+
+
+def is_virtual_end(name: str) -> bool:
+    """Tell whether an interface is one end of a pair: in a container it is the only network."""
+    link, own = (open_text(f"/sys/class/net/{name}/{file}") for file in ("iflink", "ifindex"))
+    master = os.path.exists(f"/sys/class/net/{name}/master")
+    return bool(link) and link != own and not master
 
 
 def owner(pid: int) -> dict[str, str] | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import NodeError
-from orchestrator.head.commands.nodes import to_text
+from orchestrator.head.commands.machines.nodes import to_text
 from orchestrator.head.inventory import machine
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.machine import Machine

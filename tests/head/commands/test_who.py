@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.errors import NodeError
-from orchestrator.head.commands.who import to_json, to_text
+from orchestrator.head.commands.machines.who import to_json, to_text
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.launch.machines import Used
 from orchestrator.head.screen.output import PLAIN

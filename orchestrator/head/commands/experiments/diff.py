@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from orchestrator.head.screen.output import Cell, Look
 from orchestrator.records import experiment as experiments
 from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.last_metrics import last_metrics
 
 Section = dict[str, Any]  # a key, with dots for what is inside, and its value
 Differences = dict[str, dict[str, list[Any]]]  # section -> key -> the two values
@@ -29,7 +29,6 @@ NOTHING = "-"
 SHORTEST = 24  # columns of a value
 BEFORE = 20  # characters that are shown before the first difference of two long values
 LARGEST_CONFIG = 16 << 20
-LAST_METRICS = 1 << 16  # bytes at the end of the file
 OF_THE_RUN = ("ORCHESTRATOR_EXPERIMENT", "ORCHESTRATOR_JOB", "ORCHESTRATOR_RUN")  # never equal
 VERSIONS = ("python_version", "torch", "software", "kernel", "accelerate")
 MACHINE = ("hostname", "user", "cpus", "gpus", "memory_kb", "python", "workdir", "cards", "limits")
@@ -122,6 +121,8 @@ def results(experiment: Experiment, record: JobRecord) -> Section:
     ranks = [rank for node in record.nodes for rank in node.ranks.values()]
     peaks = [rank["peak_kb"] for rank in ranks if isinstance(rank.get("peak_kb"), int)]
     verdict = mapping(record.verdict)
+    last = last_metrics(experiment.path)
+    metrics = {name: value for name, value in last.items() if name not in ("time", "rank")}
     section = {
         "state": record.state,
         "exit code": record.exit_code,
@@ -130,24 +131,7 @@ def results(experiment: Experiment, record: JobRecord) -> Section:
         "seconds": None if took is None else round(took, 1),
         "peak memory of a rank, kB": max(peaks, default=None),
     }
-    return {**section, **{f"last {name}": value for name, value in metrics(experiment).items()}}
-
-
-def metrics(experiment: Experiment) -> Section:
-    """Return the last line of metrics that rank 0 wrote."""
-    try:
-        with files.open_plain(experiment.path / "outputs/rank_00_metrics.jsonl") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_METRICS))
-            lines = file.read(LAST_METRICS).split(b"\n")
-    except OSError:  # it has none, or they stay on the node
-        return {}
-    for line in reversed(lines):
-        try:
-            known = mapping(json.loads(line))
-        except ValueError:  # empty, or cut off by the end of the job
-            continue
-        return {name: value for name, value in known.items() if name not in ("time", "rank")}
-    return {}
+    return {**section, **{f"last {name}": value for name, value in metrics.items()}}
 
 
 def of_nodes(names: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> Section:

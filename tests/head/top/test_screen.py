@@ -1,0 +1,119 @@
+"""The live screen, driven by keys in a terminal of any size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import RichLog
+
+from orchestrator.errors import NodeError
+from orchestrator.head.top.sample import JobSample, Sample
+from orchestrator.head.top.screen import Lines, Question, Top
+from tests.head.top.samples import job, sample
+
+Walk = Callable[[Top, Pilot[None]], Awaitable[None]]
+
+
+def drive(
+    walk: Walk,
+    *samples: Sample,
+    size: tuple[int, int] = (110, 30),
+    stop: Callable[[JobSample], str] = lambda _: "all ended",
+    lines: Sequence[str] = ("node 0: hello",),
+) -> None:
+    """Show the samples one after the other, the last one again and again, and walk."""
+    left: Iterator[Sample] = iter(samples)
+    shown = [samples[-1]]
+
+    def look() -> Sample:
+        return next(left, shown[0])
+
+    async def run() -> None:
+        app = Top(look, 0.01, lambda _: lines, stop)
+        async with app.run_test(size=size) as pilot:
+            async with asyncio.timeout(30):
+                await until(pilot, lambda: app.sample is samples[-1])
+                await walk(app, pilot)
+
+    asyncio.run(run())
+
+
+async def until(pilot: Pilot[None], true: Callable[[], bool]) -> None:
+    while not true():
+        await pilot.pause(0.01)
+
+
+def cells(app: Top, name: str) -> list[list[str]]:
+    table = app.nodes if name == "nodes" else app.jobs
+    return [[cell.plain for cell in table.get_row_at(y)] for y in range(table.row_count)]
+
+
+@pytest.mark.parametrize("size", [(110, 30), (80, 24), (30, 8)])
+def test_nodes_and_jobs_are_shown_and_change(size: tuple[int, int]) -> None:
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        assert [row[0] for row in cells(app, "nodes")] == ["one", "two", "gone"]
+        assert [row[4] for row in cells(app, "jobs")] == ["12 of 40"]
+
+    drive(walk, sample(job("train")), sample(job("train", step=12)), size=size)
+
+
+def test_the_cursor_stays_on_its_job_when_another_one_begins() -> None:
+    before = sample(job("a"), job("b"))
+    after = sample(job("new"), job("a"), job("b"))
+    ended: list[str] = []
+
+    def stop(which: JobSample) -> str:
+        ended.append(which.experiment)
+        return "all ended"
+
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        table = app.jobs
+        app.show(before)
+        table.move_cursor(row=1)
+        app.show(after)
+        await pilot.press("s")
+        assert isinstance(app.screen, Question) and "End b on all" in app.screen.words
+        await pilot.press("n")
+        assert ended == []
+        await pilot.press("s", "y")
+        await until(pilot, lambda: ended == ["b"])
+
+    drive(walk, after, stop=stop)
+
+
+def test_what_cannot_be_stopped_is_said_and_the_screen_stays() -> None:
+    def stop(_: JobSample) -> str:
+        raise NodeError("it does not answer", "ping it")
+
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("s", "y")
+        await until(pilot, lambda: any("it does not" in n.message for n in app._notifications))
+        assert app.is_running
+
+    drive(walk, sample(job("train")), stop=stop)
+
+
+def test_the_log_is_shown_without_its_escapes() -> None:
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("l")
+        await pilot.pause()
+        assert isinstance(app.screen, Lines)
+        lines = [line.text for line in app.screen.query_one(RichLog).lines]
+        assert [line.rstrip() for line in lines] == ["node 0: [bold]x[/bold]", "node 1: ␇2J"]
+        await pilot.press("escape")
+        assert not isinstance(app.screen, Lines)
+
+    drive(walk, sample(job("train")), lines=["node 0: [bold]x[/bold]", "node 1: \x072J"])
+
+
+def test_without_jobs_the_keys_say_so_and_q_leaves() -> None:
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("s", "l")
+        assert len(app.screen_stack) == 1
+        await pilot.press("q")
+        assert not app.is_running
+
+    drive(walk, sample())
