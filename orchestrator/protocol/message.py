@@ -201,8 +201,13 @@ def _value(kind: Any, data: Any, newer: bool, where: str) -> Any:
     if origin in UNIONS:
         if data is None and NONE in inner:
             return None
-        (kind,) = (option for option in inner if option is not NONE)
-        return _value(kind, data, newer, where)
+        *others, last = (option for option in inner if option is not NONE)
+        for other in others:  # text or a number, as --nnodes is
+            try:
+                return _value(other, data, newer, where)
+            except Nonsense:
+                pass
+        return _value(last, data, newer, where)
     if origin is tuple:
         return _tuple(inner, data, newer, where)
     if origin is list:  # a record on the head's disk has some

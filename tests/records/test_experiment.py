@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from orchestrator.config.launch import Launch
 from orchestrator.errors import UsageError
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord, create, every, find
@@ -403,3 +404,12 @@ def test_any_record_is_a_job_or_an_error_in_words(tmp_path: Path, text: bytes) -
     if not read.over:
         place.write_record(read)
         assert place.read_record() == read
+
+
+@pytest.mark.parametrize("nnodes", [None, 4, "4", "2:4"])
+def test_the_number_of_nodes_comes_back_as_it_was_given(
+    nnodes: str | int | None, tmp_path: Path
+) -> None:
+    made = create(tmp_path / "experiments", "run")
+    made.write_record(dataclasses.replace(record(), launch=Launch(nnodes=nnodes)))
+    assert made.read_record().launch.nnodes == nnodes
