@@ -29,7 +29,9 @@ from orchestrator.version import __version__
 __all__ = ["cli", "emergency_stop_command", "launch_command"]
 
 HEADINGS = {
-    "Run a job": ("launch", "rerun", "attach", "logs", "status", "stop", "emergency-stop"),
+    "Run a job": (
+        *("launch", "rerun", "attach", "watch", "logs", "status", "stop", "emergency-stop"),
+    ),
     "Look before a launch": ("top", "who", "nodes", "node", "plan", "doctor", "verify", "demo"),
     "Everyday work on all nodes": (
         "exec",
@@ -74,6 +76,17 @@ def attach(
     from orchestrator.head.commands import attach
 
     return attach.attach(where, experiment, View(quiet=quiet, color=color), steal=steal)
+
+
+@cli.command()
+@shared
+@experiment_argument
+@click.option("--print-unit", is_flag=True, help="Print a systemd user unit that watches it.")
+def watch(where: Where, experiment: str | None, print_unit: bool) -> int:
+    """Keep a job going without a terminal: follow it, and start it again, when nobody else does."""
+    from orchestrator.head.commands import watch
+
+    return (watch.print_unit if print_unit else watch.watch)(where, experiment)
 
 
 @cli.command()

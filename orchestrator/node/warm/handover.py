@@ -16,6 +16,8 @@ from orchestrator.node.warm import frames, pairs, setting
 from orchestrator.node.warm.pairs import Pair
 from orchestrator.protocol.spec import Spec
 
+IMPORT_SECONDS = 12.0
+
 
 class WarmSupervisor(NamedTuple):
     """A supervisor that was warm: it says on `stdout` how its start went, as a cold one does."""
@@ -96,6 +98,8 @@ def take(
         with pairs.connect(pair) as client:
             if processes.peer(client).uid != os.getuid() or process is None:
                 raise PermissionError
+            if pairs.ask(pair):  # it lives: whatever it still imports, a cold start would, too
+                client.settimeout(IMPORT_SECONDS)
             frames.send(client, order, [writing, *files])
             answer = frames.receive(client)[0]
             why = str(answer.get("no", why))
