@@ -94,11 +94,12 @@ def take(
     }
     reading, writing = os.pipe()
     why = "the warm process did not answer"
+    lives = bool(pairs.ask(pair))  # whatever it still imports, a cold start would, too
     try:
         with pairs.connect(pair) as client:
             if processes.peer(client).uid != os.getuid() or process is None:
                 raise PermissionError
-            if pairs.ask(pair):  # it lives: whatever it still imports, a cold start would, too
+            if lives:
                 client.settimeout(IMPORT_SECONDS)
             frames.send(client, order, [writing, *files])
             answer = frames.receive(client)[0]
