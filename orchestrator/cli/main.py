@@ -84,7 +84,7 @@ def attach(
 @click.option("--print-unit", is_flag=True, help="Print a systemd user unit that watches it.")
 def watch(where: Where, experiment: str | None, print_unit: bool) -> int:
     """Keep a job going without a terminal: follow it, and start it again, when nobody else does."""
-    from orchestrator.head.commands import watch
+    from orchestrator.head.commands.experiments import watch
 
     return (watch.print_unit if print_unit else watch.watch)(where, experiment)
 

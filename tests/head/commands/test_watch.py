@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.launch import Where
-from orchestrator.head.commands import watch
+from orchestrator.head.commands.experiments import watch
 from orchestrator.records.experiment import Experiment, JobRecord
 
 
