@@ -35,7 +35,7 @@ if sys.argv[1:] == ["refuses"] and rank == 2:
     raise orchestrator.NoRestart("the data are gone")
 if sys.argv[1:] == ["stays"]:
     time.sleep(1000 if attempt > 1 or rank != 3 else 0)
-if attempt == 1 and rank == 3:
+if attempt == 1 and rank == 3 and sys.argv[1:] != ["refuses"]:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()
 """

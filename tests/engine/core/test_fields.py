@@ -475,6 +475,7 @@ PYTHON = str(BIN / f"python3.{sys.version_info.minor}")  # python or python3 is 
 VENV = f"venv:{sys.prefix}"
 DRY_RUN: dict[str, Ask] = {
     "launch.name": Ask("launch.name=other", lambda plan: plan["job"], "other_dry-run"),
+    "launch.nnodes": Ask("launch.nnodes=1", lambda plan: plan["world_size"], 1),
     "launch.nproc": Ask("launch.nproc=3", lambda plan: plan["world_size"], 6),
     "launch.master_port": Ask("launch.master_port=29777", lambda plan: plan["master_port"], 29777),
     "launch.start": Ask("launch.start=plain", lambda plan: plan["start"], "plain"),
@@ -591,6 +592,27 @@ def test_a_launch_that_refuses_what_is_too_large(head: Head) -> None:
         command = head.launch("--dry-run", *own, head.script("x.py", ""))
         assert command.finish() == 3
         assert "does not travel with the code" in command.text
+
+
+@shows("sync.fanout")
+def test_a_launch_that_says_how_its_code_spreads(head: Head) -> None:
+    """What it does takes more hosts: tests/end_to_end/test_fanout.py."""
+    command = head.launch("--dry-run", "--set", "sync.fanout=-2", head.script("x.py", ""))
+    assert command.finish() == 2
+    assert "sync.fanout" in command.text
+
+
+ONCE = """
+import os, sys
+if os.environ["ORCHESTRATOR_ATTEMPT"] == "1":
+    sys.exit("not yet")
+"""
+
+
+@shows("launch.max_restarts")
+def test_a_launch_that_is_started_again(head: Head) -> None:
+    head.run("--set", "launch.max_restarts=1", head.script("once.py", ONCE))
+    assert [attempt["state"] for attempt in head.record["attempts"]] == ["failed", "done"]
 
 
 @shows("launch.grace")

@@ -28,11 +28,14 @@ READ: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "distributed": (
         "timeout bucket_cap_mb gradient_as_bucket_view static_graph find_unused_parameters"
-        " broadcast_buffers",
+        " broadcast_buffers compare_copies",
         {},
     ),
     "compile": ("enabled backend mode fullgraph dynamic", {"enabled": True}),
-    "checkpoint": ("steps seconds at_end directory keep best asynchronous memory_every resume", {}),
+    "checkpoint": (
+        "steps seconds at_end directory keep copies best asynchronous memory_every resume",
+        {},
+    ),
     "profiling": (
         "enabled wait warmup active record_shapes profile_memory with_stack",
         {"enabled": True},

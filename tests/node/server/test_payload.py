@@ -21,7 +21,7 @@ def test_pieces_become_a_file_of_the_run(home: Path) -> None:
     keep(run, "call.pkl", b"one", b"", b"two")
     keep(RunDir("job", 1), "call.pkl", b"another node of the same home")
     run.create()
-    payload.hand_over(run)
+    payload.hand_over(run, run)
     (file,) = Path(run.parcel).iterdir()
     assert file.read_bytes() == b"onetwo"
     for path, mode in ((file, 0o600), (file.parent, 0o700), (Path(run.path).parent, 0o700)):
@@ -33,7 +33,7 @@ def test_pieces_become_a_file_of_the_run(home: Path) -> None:
 def test_a_run_without_one_has_none(home: Path) -> None:
     run = RunDir("job", 0)
     run.create()
-    payload.hand_over(run)
+    payload.hand_over(run, run)
     payload.discard(run)
     assert not list(Path(run.path).iterdir())
 
