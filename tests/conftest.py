@@ -5,8 +5,11 @@ What a fault verb did to `two_nodes` has to be undone by the test that did it: a
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from orchestrator.records import own_file
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces, require_sshd
@@ -26,6 +30,10 @@ Cluster = FaultyLoopback | NetnsCluster
 os.environ["OMP_NUM_THREADS"] = "1"  # several ranks on few cores: more threads only fight
 for name in ("ORCHESTRATOR_HOME", "CONFIG_FILE", "MASTER_PORT", "NPROC_PER_NODE"):
     os.environ.pop(name, None)  # a developer's own setting is not the test's
+# What a head remembers of machines is not this user's, where a test calls it in this process.
+REMEMBERED = Path(tempfile.mkdtemp(prefix="orch-tests-"))
+atexit.register(shutil.rmtree, REMEMBERED, ignore_errors=True)
+own_file.directory = lambda: Path(os.environ.get("ORCHESTRATOR_HOME") or REMEMBERED)
 # How long one example takes says nothing on a machine that does other work.
 # The same examples in every run: a suite that is red by chance helps nobody.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=True)
