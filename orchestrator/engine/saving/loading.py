@@ -225,7 +225,8 @@ def take(found: Found, where: Path, model: nn.Module, stepper: Steps, say: Say) 
     for name, value in state.items():
         local_tensor(value).copy_(kept[name])
     stepper.restore(progress["stepper"])
-    elsewhere = f"; {found.travelled} ranks have it from another node" if found.travelled else ""
+    ranks = text.plural(found.travelled, "rank")
+    elsewhere = f"; {ranks} took it from another node" if found.travelled else ""
     say(f"resuming after step {notes.step}, from memory ({where}): {text.size(found.size)}"
         f" verified and read{elsewhere}")  # fmt: skip
     return Checkpoint(where, notes.step, progress=progress)

@@ -55,7 +55,7 @@ def test_it_goes_on_from_memory_to_the_bit(tmp_path: Path, strategy: str) -> Non
     again = job(tmp_path, "again", [2, 2], fsdp(strategy))
     assert run(again) == [[0] * 4], again.output()
     assert f"resuming after step 7, from memory ({first.memory_of(0)}): " in again.output()
-    assert "2 ranks have it from another node" in again.output()
+    assert "2 ranks took it from another node" in again.output()
     exact = {} if strategy != "ddp" else {"abs": 1e-6}  # torch orders ddp's buckets anew
     assert losses(again) == (pytest.approx(after(7, whole), **exact) if exact else after(7, whole))
     assert again.metrics()[-1]["tokens"] == whole.metrics()[-1]["tokens"]
@@ -103,7 +103,7 @@ def all_of_a_shard(memory: Path) -> None:
 HARM: dict[str, tuple[Callable[[Path], None], int, list[str]]] = {
     "nothing": (lambda memory: None, 7, ["from memory"]),
     "a flipped byte": (own_one, 7, ["the state of step 7 cannot be trusted as rank 0 has it: it is"
-                                    " damaged", "1 ranks have it from another node"]),
+                                    " damaged", "1 rank took it from another node"]),
     "a flipped byte in both copies": (both, 6, ["step 7 cannot be trusted", "from memory"]),
     "half of a file": (torn, 6, ["from memory"]),
     "a shard is nowhere": (all_of_a_shard, 4, ["no state is whole over all ranks (shard 1 of 2 is"
