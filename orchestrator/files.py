@@ -203,6 +203,11 @@ def mounts_below(path: Name) -> list[str]:
     return [point for point in points if point == inside or point.startswith(inside + "/")]
 
 
+def own_directory() -> str:
+    """Return where we keep what is this login's alone. ORCHESTRATOR_HOME moves it."""
+    return os.environ.get("ORCHESTRATOR_HOME") or expanded("~/.orchestrator")
+
+
 def expanded(path: Name) -> str:
     """Replace ~ by the home directory; the ~ of an unknown user stays as it is."""
     return os.path.expanduser(os.fspath(path))  # pathlib's raises for an unknown user

@@ -23,6 +23,7 @@ from orchestrator.errors import (
     UsageError,
 )
 from orchestrator.head.follow import verdict as verdicts
+from orchestrator.head.follow.node_logs import log_files
 from orchestrator.head.screen import own_paths
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LineSplitter, LogFile, LogReader
 from orchestrator.records import manifest
@@ -268,8 +269,7 @@ class Job:
         return self._lines(rank, node, follow=follow)
 
     def _log_files(self) -> list[LogFile]:
-        experiment, nodes = self._experiment, self._record().nodes
-        return [LogFile(n.index, n.name, experiment.log(n), experiment.ranks(n)) for n in nodes]
+        return log_files(self._experiment, self._record().nodes)
 
     def _lines(self, rank: int | None, node: int | None, *, follow: bool) -> Iterator[Line]:
         files = [file for file in self._log_files() if node in (None, file.node)]

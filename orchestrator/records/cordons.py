@@ -5,12 +5,13 @@ from __future__ import annotations
 import getpass
 import time
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from orchestrator.errors import UsageError
 from orchestrator.protocol.message import Moment, decode
 from orchestrator.records import own_file
+from orchestrator.records.machine_name import Place, machine_of
 
 FILE = "cordons.json"
 LONGEST = 200  # characters of a reason
@@ -36,6 +37,12 @@ def read() -> dict[str, Cordon]:
     """Return every cordon by its machine, the oldest first."""
     known = [cordon(machine, entry) for machine, entry in own_file.read(FILE).items()]
     return {each.machine: each for each in sorted(known, key=lambda each: each.since)}
+
+
+def words_of(node: Place, cordons: Mapping[str, Cordon]) -> str:
+    """Say why a node is cordoned and since when; nothing, if it is not."""
+    own = cordons.get(machine_of(node))
+    return own.words if own is not None else ""
 
 
 def cordon(machine: str, entry: object) -> Cordon:

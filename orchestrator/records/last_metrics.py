@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from orchestrator import files
 
 LOOKS_BACK = 1 << 16  # bytes
+LARGEST = 1e300  # sums of such values are still finite
 
 
 def last_metrics(experiment: Path, rank: int = 0) -> dict[str, Any]:
     """Return the last whole line that a rank wrote, which nobody has checked; empty if none."""
-    path = experiment / "outputs" / f"rank_{rank:02d}_metrics.jsonl"
+    return last_line(experiment / "outputs" / f"rank_{rank:02d}_metrics.jsonl")
+
+
+def last_line(path: Path) -> dict[str, Any]:
+    """Return the last whole line of one file of metrics; empty if there is none."""
     try:
         with files.open_plain(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOOKS_BACK))
@@ -29,3 +35,11 @@ def last_metrics(experiment: Path, rank: int = 0) -> dict[str, Any]:
         if isinstance(known, dict):
             return known
     return {}
+
+
+def number(line: Mapping[str, Any], name: str) -> float | None:
+    """Return a finite number that a line has; None where it has none."""
+    value = line.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < LARGEST else None

@@ -21,7 +21,7 @@ LARGEST = 16 << 20
 
 
 def directory() -> Path:
-    return Path(os.environ.get("ORCHESTRATOR_HOME") or files.expanded("~/.orchestrator"))
+    return Path(files.own_directory())
 
 
 def read(name: str) -> dict[str, Any]:

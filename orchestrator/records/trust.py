@@ -29,8 +29,7 @@ KEY_BYTES = 32
 
 
 def key_file() -> Path:
-    home = os.environ.get("ORCHESTRATOR_HOME") or files.expanded("~/.orchestrator")
-    return Path(home, KEY)
+    return Path(files.own_directory(), KEY)
 
 
 def read_key() -> bytes | None:

@@ -29,7 +29,7 @@ COMPUTE, DATA, LINK, DISK = "slow compute", "slow data loader", "slow link", "sl
 
 @dataclass(frozen=True)
 class Step:
-    """What one rank measured of one step, in seconds; `compute` is NaN where waits are unseen."""
+    """Hold the seconds of one rank's step; `compute` is NaN where waits are unseen."""
 
     whole: float
     compute: float
@@ -39,7 +39,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank tells at once: some steps, and what else happened during them."""
+    """Hold what one rank tells at once: some steps, and what else happened during them."""
 
     steps: tuple[Step, ...]
     sent: float = 0.0  # TCP segments of its node

@@ -7,7 +7,6 @@ stragglers.py. Whoever is named is told to the log, and to the supervisor, so th
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import time
@@ -21,7 +20,7 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.observe import stragglers
 from orchestrator.engine.observe.phases import Phases
 from orchestrator.engine.observe.stragglers import Detector, Part, Slow, Step
-from orchestrator.engine.ranks.ranks import Ranks, wait_as_long
+from orchestrator.engine.ranks.ranks import Ranks, own_group, wait_as_long
 
 EVERY = 4  # steps that are told at once
 PER_STEP, BESIDE = 4, 4  # numbers in a message
@@ -33,7 +32,7 @@ class Watch:
 
     def __init__(self, config: Config, ranks: Ranks, phases: Phases, step: int) -> None:
         self.ranks, self.phases = ranks, phases
-        self.group = _group(dist.group.WORLD)
+        self.group = own_group("stragglers", dist.group.WORLD)
         wait_as_long(config, self.group)
         self.detector = Detector(step + 1, [node for node, _ in ranks.nodes])
         self.steps: list[Step] = []
@@ -142,10 +141,3 @@ def report(ranks: Ranks, slow: Slow) -> None:
             os.write(pipe, json.dumps(line).encode("ascii") + b"\n")
         finally:
             os.close(pipe)
-
-
-@functools.cache
-def _group(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Make a group for these messages alone: they are on their way while others are sent."""
-    group: dist.ProcessGroup | None = dist.new_group(backend="gloo")
-    return group

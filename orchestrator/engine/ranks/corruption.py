@@ -8,7 +8,6 @@ time that they train on. `orchestrator verify --sdc` then looks for the device.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +20,7 @@ from torch import Tensor
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks.agreement import hash_there
 from orchestrator.engine.ranks.mesh import Mesh, local_tensor, ranks_by_copy
-from orchestrator.engine.ranks.ranks import Ranks, device_name, gather, wait_as_long
+from orchestrator.engine.ranks.ranks import Ranks, device_name, gather, own_group, wait_as_long
 from orchestrator.errors import JobFailed
 
 FIX = "resume: it goes on from before; `orchestrator verify --sdc` looks for the device"
@@ -101,7 +100,7 @@ class Comparison:
         self.ranks, self.copies, self.every, self.distrust = ranks, copies, every, distrust
         self.equal = step  # the last step after which all copies were equal; a resume reads so
         self.started = step
-        self.group = _group(dist.group.WORLD)
+        self.group = own_group("corruption", dist.group.WORLD)
         self.thread: threading.Thread | None = None
         self.problem = ""  # why it compares no longer, to be said once
         self.over = False
@@ -209,10 +208,3 @@ def start(
     comparison = Comparison(ranks, copies, every, step, distrust)
     wait_as_long(config, comparison.group)
     return comparison
-
-
-@functools.cache
-def _group(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Make a group for the thread that compares: no other thread may send in it."""
-    group: dist.ProcessGroup | None = dist.new_group(backend="gloo")
-    return group

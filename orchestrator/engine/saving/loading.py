@@ -42,7 +42,7 @@ Look = Callable[[], list[Checkpoint]]
 
 @dataclass(frozen=True)
 class Reading:
-    """What a program reads a checkpoint into, and what it thinks of it."""
+    """Say what a program reads a checkpoint into, and what it thinks of it."""
 
     ranks: Ranks
     model: nn.Module

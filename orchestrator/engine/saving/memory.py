@@ -9,7 +9,6 @@ the one after it is.
 from __future__ import annotations
 
 import atexit
-import datetime
 import functools
 import math
 import os
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 from orchestrator import text
 from orchestrator.config.schema import Config
 from orchestrator.engine.ranks.mesh import Mesh
-from orchestrator.engine.ranks.ranks import Ranks, gather
+from orchestrator.engine.ranks.ranks import Ranks, gather, own_group
 from orchestrator.engine.saving import memory_file
 from orchestrator.engine.saving.memory_file import Damaged, Head, Notes, Slot, State
 from orchestrator.engine.saving.ownership import Run
@@ -63,7 +62,7 @@ def is_restart() -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank does for each state."""
+    """Say what one rank does for each state."""
 
     writes: bool  # its shard, for its node
     to: int | None = None  # the rank of the next node that gets a copy
@@ -164,7 +163,8 @@ class Memory:
         self.where, self.name, self.shard, self.say = where, name, shard, say
         self.fingerprint, self.every = fingerprint, every
         self.rank, self.world = rank_and_world()
-        self.group = writing_group(dist.group.WORLD if self.world > 1 else None, timeout)
+        alone = self.world == 1
+        self.group = None if alone else own_group("memory", dist.group.WORLD, timeout)
         self.off = ""  # why nothing is kept any more
         self.attempt, self.turn = "", 0
         self.resumed: Whole | None = None
@@ -567,17 +567,6 @@ def rank_and_world() -> tuple[int, int]:
             "torch.distributed.init_process_group() comes first",
         )
     return 0, 1
-
-
-@functools.cache
-def writing_group(world: dist.ProcessGroup | None, timeout: float) -> dist.ProcessGroup | None:
-    """Make a group for the threads that keep states, once for each process group."""
-    if world is None:
-        return None
-    group: dist.ProcessGroup | None = dist.new_group(
-        backend="gloo", timeout=datetime.timedelta(seconds=timeout)
-    )
-    return group
 
 
 def next_attempt(latest: str) -> str:

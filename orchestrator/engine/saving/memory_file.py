@@ -39,7 +39,7 @@ class Damaged(Exception):
 
 @dataclass(frozen=True)
 class Head:
-    """What the first block says: how much follows it, and the digests of both parts."""
+    """Hold the first block: how much follows it, and the digests of both parts."""
 
     turn: int = 0
     size: int = 0  # of the tensors; 0: nothing follows
@@ -79,7 +79,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Notes:
-    """What stands beside the tensors: whose they are, and all of the state that is no tensor."""
+    """Say whose the tensors are, and hold all of the state that is no tensor."""
 
     step: int
     attempt: str  # of the job; later ones sort behind

@@ -19,7 +19,7 @@ HERE = -1  # this machine, among the nodes
 
 @dataclass(frozen=True)
 class Offered:
-    """What one node has: its files, and the manifests of its checkpoints by their directories."""
+    """List the files of one node, and the manifests of its checkpoints by their directories."""
 
     node: int
     files: Sequence[OutputFile]

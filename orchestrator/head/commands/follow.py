@@ -14,14 +14,14 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.follower import NodeFollower
-from orchestrator.head.follow.node_logs import NodeLogs, open_logs
+from orchestrator.head.follow.node_logs import NodeLogs, log_files, open_logs
 from orchestrator.head.follow.run import Run
 from orchestrator.head.launch.launch import Launched
 from orchestrator.head.restart.judge import judged
 from orchestrator.head.screen import own_paths
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.keyboard import Keys
-from orchestrator.head.screen.log_reader import LogFile, last_words
+from orchestrator.head.screen.log_reader import last_words
 from orchestrator.head.screen.output import say, tell
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of
@@ -210,7 +210,7 @@ def show_unseen(experiment: Experiment, record: JobRecord, view: View) -> None:
 
 def make_screen(experiment: Experiment, record: JobRecord, view: View) -> Screen:
     tty = sys.stdout.isatty()
-    logs = log_files(experiment, record)
+    logs = log_files(experiment, record.nodes)
     return Screen(
         logs,
         sys.stdout,
@@ -221,13 +221,6 @@ def make_screen(experiment: Experiment, record: JobRecord, view: View) -> Screen
         rank=view.rank,
         ranks=sum(node.nproc for node in record.nodes),
     )
-
-
-def log_files(experiment: Experiment, record: JobRecord) -> list[LogFile]:
-    return [
-        LogFile(node.index, node.name, experiment.log(node), experiment.ranks(node))
-        for node in record.nodes
-    ]
 
 
 def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = None) -> int:
@@ -250,7 +243,7 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
     if cause["node"] is not None and cause["node"] < len(record.nodes):
         node, rank = record.node(cause["node"]), cause["rank"]
         prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
-        log = LogFile(node.index, node.name, experiment.log(node), experiment.ranks(node))
+        (log,) = log_files(experiment, [node])
         lines = cause["traceback"].splitlines() or last_words(log, rank)
         shown = 0 if screen is None else screen.still_shows(lines, node.index, rank)
         lines = shortened([own_paths.in_text(line, tree) for line in lines[shown:]])

@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator import files
 from orchestrator.errors import NodeError, UsageError
 from orchestrator.head.connect import open_files
+from orchestrator.head.screen.log_reader import LogFile
 from orchestrator.records.experiment import Experiment, NodeRecord
 
 OPEN_WHILE_FOLLOWED = 2  # files a node, now and then: an output that comes home, a log to show
@@ -70,3 +71,11 @@ def open_logs(experiment: Experiment, nodes: Sequence[NodeRecord]) -> list[NodeL
             "allow more: ulimit -n 65536, or by its hard limit in /etc/security/limits.conf",
         )
     return logs
+
+
+def log_files(experiment: Experiment, nodes: Sequence[NodeRecord]) -> list[LogFile]:
+    """Return the logs of these nodes, to be read."""
+    return [
+        LogFile(node.index, node.name, experiment.log(node), experiment.ranks(node))
+        for node in nodes
+    ]

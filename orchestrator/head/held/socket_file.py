@@ -27,8 +27,7 @@ CREDENTIALS = struct.Struct("3i")
 
 
 def directory() -> Path:
-    home = os.environ.get("ORCHESTRATOR_HOME") or files.expanded("~/.orchestrator")
-    return Path(home).absolute() / "connections"
+    return Path(files.own_directory()).absolute() / "connections"
 
 
 def name() -> str:

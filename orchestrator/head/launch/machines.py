@@ -16,7 +16,6 @@ from orchestrator.head.launch.request import Request
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.messages import CheckedUp, Examine
 from orchestrator.records import cordons
-from orchestrator.records.machine_name import machine_of
 
 GPU_SECONDS = 40.0  # without persistence mode the driver is loaded for every query
 
@@ -47,9 +46,7 @@ def find_machines(request: Request) -> list[Machine]:
     known.update({node.name: machine.lost(node, error) for node, error in answered.lost})
     cordoned = cordons.read()
     return [
-        known[node.name].replace(cordoned=cordoned[machine_of(node)].words)
-        if machine_of(node) in cordoned
-        else known[node.name]
+        known[node.name].replace(cordoned=cordons.words_of(node, cordoned))
         for node in answered.source.nodes
     ]
 

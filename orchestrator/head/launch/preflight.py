@@ -16,7 +16,6 @@ from orchestrator.head.launch.request import Request
 from orchestrator.head.plan import plan, traffic
 from orchestrator.head.plan.plan import DEFAULT_PORT, ENGINE
 from orchestrator.records import cordons
-from orchestrator.records.machine_name import machine_of
 
 IN_THE_PLAN = ("port",)  # what the notes of the plan say anyhow
 
@@ -54,9 +53,7 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
     ask = partial(fleet.ask, nodes.reached)
     known = cordons.read()
     listed = [*(node.node for node in nodes.reached), *(node for node, _ in nodes.lost)]
-    cordoned = {
-        node.name: known[machine_of(node)].words for node in listed if machine_of(node) in known
-    }
+    cordoned = {node.name: why for node in listed if (why := cordons.words_of(node, known))}
     return examination.diagnose(nodes.probed, lost, needs, ask if full else None, cordoned)
 
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 import re
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from orchestrator import files
+from orchestrator.records.last_metrics import LARGEST, number
 
 FILE = re.compile(r"rank_(\d{2,6})_metrics(?:_(\d{1,4}))?\.jsonl")
 LONGEST_LINE = 1 << 20
-LARGEST = 1e300  # sums of such values are still finite
 MOST_NAMES = 64
 WHOLE = 4 << 20  # bytes of a file that is read from end to end, also where a sample would do
 END = 1 << 16  # bytes at a file's end in which its last line lies
@@ -145,8 +147,9 @@ def rank_maps(paths: dict[int, Path], names: Sequence[str], columns: int) -> dic
             for line, step in _sample(file, count):
                 column = (step - steps[0]) // width
                 for name in names:
-                    if _is_number(line.get(name)) and 0 <= column < count:
-                        cells[name].setdefault(column, _Point()).add(step, [line[name]])
+                    value = number(line, name)
+                    if value is not None and 0 <= column < count:
+                        cells[name].setdefault(column, _Point()).add(step, [value])
         for name in names:
             row = [cells[name].get(column) for column in range(count)]
             rows[name].append([None if point is None else point.mean for point in row])
@@ -171,16 +174,12 @@ def ahead(found: RankMap) -> tuple[int, float] | None:
         for i, value in known:
             distances[i].append(value - middle)
     pairs = zip(distances, found.ranks, strict=True)
-    return max(((rank, median(each)) for each, rank in pairs if each), key=last, default=None)
-
-
-def last(pair: tuple[int, float]) -> float:
-    return pair[1]
+    usual = ((rank, statistics.median_low(each)) for each, rank in pairs if each)
+    return max(usual, key=operator.itemgetter(1), default=None)
 
 
 def median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
+    return statistics.median_low(values) if values else 0.0
 
 
 def _width(steps: tuple[int, int], columns: int) -> int:
@@ -226,7 +225,3 @@ def _parsed(raw: bytes) -> Iterator[tuple[Line, int]]:
         return  # half a line, or somebody else's
     if type(step) is int and 0 <= step < 1 << 53:
         yield line, step
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < LARGEST

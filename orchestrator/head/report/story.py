@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import files
+from orchestrator.head.follow.node_logs import log_files
 from orchestrator.head.report import curves
 from orchestrator.head.report.curves import Curve, RankMap
-from orchestrator.head.screen.log_reader import LogFile, tail
+from orchestrator.head.screen.log_reader import tail
 from orchestrator.records import checkpoint_store, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.text import plural, size
@@ -95,17 +96,8 @@ def config_text(experiment: Experiment) -> str:
 
 
 def last_lines(experiment: Experiment, record: JobRecord) -> list[tuple[str, list[str]]]:
-    return [
-        (
-            f"node {node.index} ({node.name})",
-            tail(
-                LogFile(node.index, node.name, experiment.log(node), experiment.ranks(node)),
-                LINES,
-                None,
-            ),
-        )
-        for node in record.nodes
-    ]
+    logs = log_files(experiment, record.nodes)
+    return [(f"node {log.node} ({log.label})", tail(log, LINES, None)) for log in logs]
 
 
 def moments(

@@ -20,7 +20,6 @@ from orchestrator.protocol.messages import Beat, Living, Request, Stop
 from orchestrator.protocol.timing import HEAD_PATIENCE, SWEEP_PATIENCE
 from orchestrator.records import cordons
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.records.machine_name import machine_of
 
 PROOF_SECONDS = 3 * SWEEP_PATIENCE
 LOOK_SECONDS = 1.0  # between two tries to reach a node that is away
@@ -126,9 +125,7 @@ class Gathering:
                     place=place,
                     problem=there.get(node.name, "is lost"),
                     failures=times_named(record, node.name),
-                    cordoned=cordoned[machine_of(node)].words
-                    if machine_of(node) in cordoned
-                    else "",
+                    cordoned=cordons.words_of(node, cordoned),
                 )
                 for node, place in [*known, *standing]
             ]

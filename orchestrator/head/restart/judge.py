@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.head.recover import policy
 from orchestrator.head.recover.policy import Decision
 from orchestrator.records.experiment import Attempt, Experiment, JobRecord
-
-LAST_LINES = 1 << 16  # bytes at the end of a file of metrics
+from orchestrator.records.last_metrics import last_line
 
 
 def judged(experiment: Experiment, record: JobRecord, *, stopped: bool = False) -> JobRecord:
@@ -51,22 +48,5 @@ def ended(experiment: Experiment, record: JobRecord) -> Attempt:
 
 def step_reached(outputs: Path) -> int | None:
     """Return the last step of which a metrics file of the engine tells, if there is one."""
-    steps = []
-    for path in outputs.glob("rank_*_metrics*.jsonl"):
-        with contextlib.suppress(OSError):
-            steps += [step for step in map(step_of, tail(path).splitlines()) if step is not None]
-    return max(steps, default=None)
-
-
-def tail(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LAST_LINES))
-        return file.read(2 * LAST_LINES)
-
-
-def step_of(line: bytes) -> int | None:
-    try:
-        step = json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):  # cut off, or none of ours
-        return None
-    return step if isinstance(step, int) else None
+    lines = [last_line(path) for path in outputs.glob("rank_*_metrics*.jsonl")]
+    return max((step for line in lines if isinstance(step := line.get("step"), int)), default=None)

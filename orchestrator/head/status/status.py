@@ -20,7 +20,6 @@ from orchestrator.protocol.message import encode
 from orchestrator.protocol.messages import Jobs, JobState
 from orchestrator.records import cordons, experiment, goodput
 from orchestrator.records.experiment import JobRecord, NodeRecord
-from orchestrator.records.machine_name import machine_of
 from orchestrator.text import duration, parse_seconds
 
 STATES = {
@@ -110,8 +109,8 @@ def to_text(
     cordoned = cordons.read()
     for node, status in zip(record.nodes, states, strict=True):
         note = status.why
-        if machine_of(node) in cordoned:
-            note += f"{', ' if note else ''}cordoned ({cordoned[machine_of(node)].words})"
+        if why := cordons.words_of(node, cordoned):
+            note += f"{', ' if note else ''}cordoned ({why})"
         if status.log_time:
             silence = round(max(0.0, time.time() - status.log_time))
             note += f"{', ' if note else ''}last output {duration(silence)} ago"
@@ -169,11 +168,7 @@ def to_json(
     nodes = [
         {
             **{"index": node.index, "name": node.name, "address": node.address, **state.data},
-            **(
-                {"cordoned": cordoned[machine_of(node)].words}
-                if machine_of(node) in cordoned
-                else {}
-            ),
+            **({"cordoned": why} if (why := cordons.words_of(node, cordoned)) else {}),
         }
         for node, state in zip(record.nodes, states, strict=True)
     ]

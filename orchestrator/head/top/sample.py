@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from orchestrator.protocol.facts import Checkup, Load
 from orchestrator.protocol.messages import Examine
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment
-from orchestrator.records.last_metrics import last_metrics
+from orchestrator.records.last_metrics import last_metrics, number
 
 ANSWER_SECONDS = 20.0
 RETRY_SECONDS = 5.0  # a node that is lost is tried again so often
@@ -230,13 +231,7 @@ def slowest(lines: Sequence[dict[str, Any]]) -> str:
     whole = number(lines[0], "step_ms") if lines and lines[0] else None
     if len(own) < 2 or not whole:
         return ""
-    middle = sorted(own.values())[(len(own) - 1) // 2]
+    middle = statistics.median_low(own.values())
     rank = max(own, key=lambda each: own[each])
     more = (own[rank] - middle) / whole
     return f"rank {rank} +{more:.0%}" if more > 0.1 else ""
-
-
-def number(line: dict[str, Any], name: str) -> float | None:
-    value = line.get(name)
-    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return value if known else None

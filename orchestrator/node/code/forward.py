@@ -65,16 +65,7 @@ def take(store: Store, request: TakeTree) -> Taking:
         store.keep_tree(request.tree, listing)
         lacking = [entries[at] for at in store.lacking(entries)]
         taking.files = len(lacking)
-        arrivals = Arrivals(store, lacking)
-
-        def write(piece: memoryview) -> None:
-            arrivals.take(piece)
-            taking.seen += len(piece)
-
-        try:
-            caller.fetch([(name_of(entry), entry.size) for entry in lacking], write)
-            arrivals.take(b"")  # empty ones at the end
-        finally:
-            arrivals.abandon()
+        wanted = [(name_of(entry), entry.size) for entry in lacking]
+        taking.receive(caller, wanted, Arrivals(store, lacking))
 
     return Taking(work)

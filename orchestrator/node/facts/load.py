@@ -7,6 +7,7 @@ import pwd
 import time
 from typing import Any, NamedTuple
 
+from orchestrator.node.facts import sysfs
 from orchestrator.node.job import processes
 
 SECONDS = 0.25
@@ -31,7 +32,7 @@ def load(seconds: float = SECONDS) -> dict[str, Any]:
     time.sleep(seconds)
     after, took = everyone(), time.monotonic() - began
     by_user: dict[tuple[str, str], dict[str, Any]] = {}
-    boot = time.time() - float(open_text("/proc/uptime").split()[0])
+    boot = boot_time()
     for pid, now in after.items():
         was = before.get(pid)
         earlier = was.ticks if was and was.started == now.started else 0
@@ -67,7 +68,7 @@ def load(seconds: float = SECONDS) -> dict[str, Any]:
 def memory() -> dict[str, int]:
     """Return the machine's memory in bytes, as the kernel tells it."""
     fields = {}
-    for line in open_text("/proc/meminfo").splitlines():
+    for line in sysfs.text("/proc/meminfo").splitlines():
         name, _, value = line.partition(":")
         fields[name] = int(value.split()[0]) * 1024
     return {
@@ -80,7 +81,7 @@ def memory() -> dict[str, int]:
 def traffic() -> dict[str, float]:
     """Count the bytes over all networks; what goes through a bridge or bond counts on its ports."""
     received = sent = 0
-    for line in open_text("/proc/net/dev").splitlines()[2:]:
+    for line in sysfs.text("/proc/net/dev").splitlines()[2:]:
         name, _, counts = line.partition(":")
         if os.path.exists(f"/sys/class/net/{name.strip()}/device") or is_virtual_end(name.strip()):
             fields = counts.split()
@@ -90,7 +91,7 @@ def traffic() -> dict[str, float]:
 
 def is_virtual_end(name: str) -> bool:
     """Tell whether an interface is one end of a pair: in a container it is the only network."""
-    link, own = (open_text(f"/sys/class/net/{name}/{file}") for file in ("iflink", "ifindex"))
+    link, own = (sysfs.text(f"/sys/class/net/{name}/{file}") for file in ("iflink", "ifindex"))
     master = os.path.exists(f"/sys/class/net/{name}/master")
     return bool(link) and link != own and not master
 
@@ -122,26 +123,21 @@ def started(pid: int) -> float | None:
     process = processes.look(pid)
     if process is None:
         return None
-    return time.time() - float(open_text("/proc/uptime").split()[0]) + process.started / TICKS
+    return boot_time() + process.started / TICKS
 
 
 def everyone() -> dict[int, Seen]:
     """Return every process, and what it has used so far."""
     seen = {}
     for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            text = open_text(f"/proc/{entry}/stat")
-            if text:
-                name = text[text.index("(") + 1 : text.rindex(")")]
-                fields = text[text.rindex(")") + 2 :].split()
-                ticks = int(fields[11]) + int(fields[12])
-                seen[int(entry)] = Seen(ticks, int(fields[19]), int(fields[21]), name)
+        found = processes.stat_of(int(entry)) if entry.isdigit() else None
+        if found is not None:
+            name, fields = found
+            ticks = int(fields[11]) + int(fields[12])
+            seen[int(entry)] = Seen(ticks, int(fields[19]), int(fields[21]), name)
     return seen
 
 
-def open_text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+def boot_time() -> float:
+    """Return when the machine was started, in Unix seconds."""
+    return time.time() - float(sysfs.text("/proc/uptime").split()[0])

@@ -97,19 +97,9 @@ def take(request: TakeFiles) -> Taking:
         taking.files = len(lacking)
         if not lacking:
             return
-        arriving = Arriving(folder, lacking)
-
-        def write(piece: memoryview) -> None:
-            arriving.take(piece)
-            taking.seen += len(piece)
-
-        try:
-            giver = request.giver
-            caller = taking.call(giver, request.seconds)
-            caller.fetch([(named.path, named.size) for named in lacking], write)
-            arriving.take(memoryview(b""))  # empty files at the end
-        finally:
-            arriving.abandon()
+        caller = taking.call(request.giver, request.seconds)
+        wanted = [(named.path, named.size) for named in lacking]
+        taking.receive(caller, wanted, Arriving(folder, lacking))
 
     return Taking(work)
 

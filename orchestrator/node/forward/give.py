@@ -23,7 +23,7 @@ BEAT = 1.0  # who waits for a file hears so often that it is still to come
 
 
 class Source(Protocol):
-    """What can be given, by its name."""
+    """Opens what can be given, by its name."""
 
     def open(self, name: str) -> BinaryIO | None:
         """Open a file; None for one that is still to come, LookupError for one that is not ours."""

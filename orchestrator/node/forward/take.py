@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from orchestrator.node.forward.give import RECORD
 from orchestrator.node.forward.wire import ASK, Wire
@@ -87,6 +88,16 @@ def in_groups(wanted: Iterable[tuple[str, int]]) -> Iterator[list[tuple[str, int
         yield group
 
 
+class Arrivals(Protocol):
+    """The place of files that come, one after the other."""
+
+    def take(self, data: memoryview) -> None:
+        """Write what came: the rest of a file, and the next ones."""
+
+    def abandon(self) -> None:
+        """Remove what did not come whole."""
+
+
 class Taking:
     """Work in a thread that takes files; `seen` counts their bytes."""
 
@@ -115,6 +126,21 @@ class Taking:
         if self.ended:
             raise Broken("it is no longer wanted")
         return self.caller
+
+    def receive(
+        self, caller: Caller, wanted: Sequence[tuple[str, int]], arrivals: Arrivals
+    ) -> None:
+        """Fetch files into their place, which keeps those that come whole; count their bytes."""
+
+        def write(piece: memoryview) -> None:
+            arrivals.take(piece)
+            self.seen += len(piece)
+
+        try:
+            caller.fetch(wanted, write)
+            arrivals.take(memoryview(b""))  # empty files at the end
+        finally:
+            arrivals.abandon()
 
     def progress(self, seconds: float) -> Taken:
         """Say how far it is, at its end or after some seconds."""

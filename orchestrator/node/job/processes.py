@@ -37,18 +37,25 @@ class Process(NamedTuple):
 
 def look(pid: int) -> Process | None:
     """Return the process that has a PID now, or None."""
+    found = stat_of(pid)
+    if found is None:
+        return None
+    name, fields = found
+    state = fields[0]
+    if state == "Z" and int(fields[17]) > 1:
+        state = "S"  # its first thread has ended, others have not: they hold its files
+    return Process(pid, int(fields[19]), int(fields[1]), state, name)
+
+
+def stat_of(pid: int) -> tuple[str, list[str]] | None:
+    """Return the name of a process and the fields of its stat that follow, from the state on."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return None
     # The name stands in parentheses and may hold spaces and parentheses itself.
-    name = text[text.index("(") + 1 : text.rindex(")")]
-    fields = text[text.rindex(")") + 2 :].split()
-    state = fields[0]
-    if state == "Z" and int(fields[17]) > 1:
-        state = "S"  # its first thread has ended, others have not: they hold its files
-    return Process(pid, int(fields[19]), int(fields[1]), state, name)
+    return text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
 
 
 def catches(pid: int, signum: int) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.commands.experiments import report
+from orchestrator.head.commands.experiments import diff
 from orchestrator.head.report import page, story
 from tests.clusters.require import lacking
 from tests.head.report.stories import experiment
@@ -102,7 +102,7 @@ def test_the_charts_are_drawn(
     chosen = made if look else made[:1]
     told = [story.tell(each, len(chosen) - 1) for each in chosen]
     html = tmp_path / "report.html"
-    html.write_text(page.page(told, report.differences(chosen)))
+    html.write_text(page.page(told, diff.differences(*map(diff.describe, chosen))))
     dom = browse(html, "--dump-dom", f"--window-size={size}", *look)
     drawn = re.search(r'data-drawn="(\d+)"', dom.stdout)
     wanted = dom.stdout.count("<figure")

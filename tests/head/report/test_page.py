@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from orchestrator.config.launch import Where
 from orchestrator.errors import UsageError
-from orchestrator.head.commands.experiments import report
+from orchestrator.head.commands.experiments import diff, report
 from orchestrator.head.report import charts, page, story
 from orchestrator.records.experiment import Attempt, Experiment
 from tests.head.report.stories import STARTED, experiment
@@ -46,9 +47,13 @@ class Parts(HTMLParser):
             self.words += f"{data} "
 
 
+def compared(experiments: Sequence[Experiment]) -> diff.Differences:
+    return diff.differences(*map(diff.describe, experiments))
+
+
 def parts_of(*experiments: Experiment) -> Parts:
     told = [story.tell(each, len(experiments) - 1) for each in experiments]
-    return Parts(page.page(told, report.differences(experiments)))
+    return Parts(page.page(told, compared(experiments)))
 
 
 def drawn(parts: Parts) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.last_metrics import last_metrics
 
 Section = dict[str, Any]  # a key, with dots for what is inside, and its value
-Differences = dict[str, dict[str, list[Any]]]  # section -> key -> the two values
+Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each
 
 NOTHING = "-"
 SHORTEST = 24  # columns of a value
@@ -39,7 +39,7 @@ def diff(where: Where, first: str, second: str, *, as_json: bool, color: bool | 
     root, trusted = where.experiments, where.trust_record
     pair = [experiments.known(root, name, trusted=trusted) for name in (first, second)]
     described = [describe(experiment) for experiment in pair]
-    found = differences(described[0], described[1])
+    found = differences(*described)
     names = [experiment.name for experiment in pair]
     if as_json:
         output.tell(json.dumps({"experiments": names, "differences": found}, indent=1))
@@ -146,18 +146,16 @@ def of_nodes(names: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> Sectio
     return section
 
 
-# -- two of them ----------------------------------------------------------------------------------
+# -- some of them ---------------------------------------------------------------------------------
 
 
-def differences(first: Mapping[str, Section], second: Mapping[str, Section]) -> Differences:
-    """Return the keys whose values are not equal, in their order; a missing one is None."""
+def differences(*described: Mapping[str, Section]) -> Differences:
+    """Return the keys whose values are not all equal, in their order; a missing one is None."""
     found: Differences = {}
-    for name in first:
-        one, other = first[name], second[name]
-        keys = dict.fromkeys([*one, *other])
-        pairs = {key: [one.get(key), other.get(key)] for key in keys}
-        unequal = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-        found[name] = unequal
+    for name in described[0]:
+        keys = dict.fromkeys(key for each in described for key in each[name])
+        rows = {key: [each[name].get(key) for each in described] for key in keys}
+        found[name] = {k: row for k, row in rows.items() if any(v != row[0] for v in row[1:])}
     return found
 
 

@@ -36,7 +36,8 @@ def report(where: Where, wanted: Sequence[str], options: ReportOptions) -> int:
         experiments.known(where.experiments, name, trusted=where.trust_record) for name in names
     ]
     stories = [story.tell(experiment, len(chosen) - 1) for experiment in chosen]
-    text = page.page(stories, differences(chosen))
+    several = [diff.describe(experiment) for experiment in chosen] if len(chosen) > 1 else []
+    text = page.page(stories, diff.differences(*several) if several else {})
     if options.out is None and len(chosen) == 1:
         chosen[0].write(NAME, text)
         path = chosen[0].path / NAME
@@ -54,18 +55,3 @@ def write(path: Path, text: str) -> None:
         files.replace(path, text)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def differences(chosen: Sequence[experiments.Experiment]) -> dict[str, dict[str, list[object]]]:
-    """Return what is not the same in all of them, section by section."""
-    if len(chosen) < 2:
-        return {}
-    described = [diff.describe(experiment) for experiment in chosen]
-    found: dict[str, dict[str, list[object]]] = {}
-    for section in described[0]:
-        keys = dict.fromkeys(key for each in described for key in each[section])
-        rows = {key: [each[section].get(key) for each in described] for key in keys}
-        found[section] = {
-            key: values for key, values in rows.items() if any(v != values[0] for v in values)
-        }
-    return found

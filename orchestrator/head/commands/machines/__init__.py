@@ -1,1 +1,1 @@
-"""What the machines of the node list are, who uses them, and what they did wrong before."""
+"""Commands that tell what the machines of the node list are, and who uses them."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from orchestrator.config.launch import Where
 from orchestrator.errors import EXIT_DONE, EXIT_NODE
-from orchestrator.head.commands.follow import log_files
 from orchestrator.head.commands.stop import end_job
 from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.follow.node_logs import log_files
 from orchestrator.head.follow.stop import to_text as to_words
 from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.inventory.node_list import read_nodes
@@ -90,7 +90,7 @@ def log_lines(where: Where, job: JobSample) -> Sequence[str]:
         return [f"{job.job} was not started from {where.experiments}: its logs are not here"]
     record = found.read_record()
     lines = []
-    for log in log_files(found, record):
+    for log in log_files(found, record.nodes):
         lines += [f"node {log.node}: {line}" for line in tail(log, LINES, None)]
     return lines or ["nothing was printed yet"]
 
