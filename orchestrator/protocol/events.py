@@ -57,6 +57,7 @@ class EndOrder(Message):
     why: str
     grace: float  # seconds for the ranks to save
     failed: bool = False  # a rank, or torchrun
+    certain: bool = False  # the cause is known: nobody else has to be heard first
     headless: bool = False  # there was no head for too long
     lost: Optional[int] = None  # this node was, to the others,
     silent: float = 0.0  # for so many seconds
@@ -68,6 +69,7 @@ class Ending(Event, event="ending"):
     why: str
     grace: float
     failed: bool = False
+    certain: bool = False
     headless: bool = False
     lost: Optional[int] = None
     silent: float = 0.0

@@ -2,6 +2,7 @@
 
     OPEN ---- a rank, torchrun or a supervisor failed ----> FAILED
               The order to end goes out after HEARSAY: who else failed by itself may say so first.
+              At once after SIGKILL to a rank, which is certain to be the cause.
          ---- Ctrl-C, SIGTERM, Slurm's time limit --------> STOPPED   The order goes out at once.
          ---- a node was silent for too long -------------> LOST      The order goes out at once.
 
@@ -41,9 +42,9 @@ class JobEnd:
     def open(self) -> bool:
         return self.outcome is Outcome.OPEN
 
-    def fail(self, why: str, now: float) -> None:
+    def fail(self, why: str, now: float, *, certain: bool = False) -> None:
         self.outcome = Outcome.FAILED
-        self.order_at, self.order_why = now + HEARSAY, why
+        self.order_at, self.order_why = now + (0.0 if certain else HEARSAY), why
 
     def order_is_due(self, now: float) -> bool:
         return now >= self.order_at

@@ -322,7 +322,7 @@ class Run:
     def failed(self, failure: Failure) -> None:
         self.failures.append(failure)
         if self.end.open:
-            self.end.fail(f"{failure.who} failed", time.monotonic())
+            self.end.fail(f"{failure.who} failed", time.monotonic(), certain=failure.certain)
             self.display.mute()
             what = verdict.first_line(failure.message)
             what = f"it lost the others ({what[:100]})" if failure.echo else what

@@ -46,6 +46,12 @@ class Failure:
         return self.kind == "signal" and "(SIGTERM)" in self.message
 
     @property
+    def certain(self) -> bool:
+        """Tell whether no other failure can be its cause: one elsewhere kills no rank."""
+        killed = self.kind in ("signal", "out_of_memory") and "(SIGKILL)" in self.message
+        return self.rank is not None and killed
+
+    @property
     def distance(self) -> int:
         """Say how far it is from the cause: a report that something else is gone is far."""
         text = f"{self.message}\n{self.evidence}"

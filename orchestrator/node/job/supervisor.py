@@ -269,14 +269,16 @@ class Supervisor:
         rank.pid, rank.code = report.pid, report.code
         self.event(report)
         if report.code and not report.asked and not cut_short:
-            self.failed(f"rank {report.rank}", "failed")
-        if self.asked:
+            self.failed(report)
+        if self.why:
             self.dismiss()
 
-    def failed(self, who: str, how: str) -> None:
-        why = f"{who} on node {self.run.node} {how}"
-        self.lease.pass_on(EndOrder(why=why, grace=PEER_GRACE, failed=True))
-        self.end(EndOrder(why=f"{who} {how}", grace=FAILED_GRACE))
+    def failed(self, report: RankEnded) -> None:
+        why = f"rank {report.rank} on node {self.run.node} failed"
+        certain = report.code == -signal.SIGKILL  # no failure elsewhere does that to a rank
+        order = EndOrder(why=why, grace=PEER_GRACE, failed=True, certain=certain)
+        self.lease.pass_on(order)
+        self.end(order.replace(why=f"rank {report.rank} failed", grace=FAILED_GRACE))
 
     def look_into(self, rank: RankProcess, report: RankEnded) -> RankEnded:
         """Add what is known of a rank's failure, and by whose will it ended."""
@@ -380,8 +382,13 @@ class Supervisor:
             os.kill(self.agent.pid, signal.SIGTERM)  # not reaped yet, so the PID is still its own
 
     def dismiss(self) -> None:
-        """Kill torchrun once the last rank has ended: it would only hurry what still saves."""
+        """Kill torchrun once the last rank has ended.
+
+        It would only hurry what still saves, and take its time to say what is known already.
+        """
         ranks = list(self.ranks.values())
+        if not self.asked and len(ranks) < self.spec.nproc:
+            return  # it still forks some
         if all(rank.state == "ended" for rank in ranks) and any(rank.code for rank in ranks):
             for rank in ranks:
                 if rank.keeper:

@@ -110,7 +110,8 @@ class Lease:
         self.left_at = max(self.left_at, left_at)
         if word.end and self.hurries(word.end.grace):
             self.pass_on(word.end, but=node)
-            self.due = min(self.due, time.monotonic() + (HEARSAY if word.end.failed else 0.0))
+            others_speak = word.end.failed and not word.end.certain
+            self.due = min(self.due, time.monotonic() + (HEARSAY if others_speak else 0.0))
         if word.done:
             assert self.peers is not None
             del self.heads_elsewhere[node]

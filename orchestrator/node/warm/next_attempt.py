@@ -1,7 +1,7 @@
 """Keeps a pair ready for the next attempt of a job while the job runs.
 
 It imports what the ranks have imported, once these have had their first output, so that it does not
-hold up their start.
+hold up their start. A program that says nothing has as long as most take to begin.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from orchestrator.node.job.hang import IMPORTS, knock
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.warm import pairs, setting
-from orchestrator.protocol.events import FirstOutput
+from orchestrator.protocol.events import FirstOutput, RankStarted
 from orchestrator.protocol.spec import Spec
 
 AFTER_SECONDS = 2.0  # from the first output on: programs say hello, and go on importing
+SILENT_SECONDS = 5.0  # from the start of a rank on that prints nothing
 IDLE_SECONDS = 3600.0  # should nobody be there to end it
 AGAIN_SECONDS = 60.0  # between two looks whether it is still there
 
@@ -28,7 +29,8 @@ class NextAttempt:
         self.run, self.umask = run, umask
         self.spec = spec.replace(warm=max(spec.warm, IDLE_SECONDS))
         self.environ = dict(environ)
-        self.begun = False  # the ranks have printed something
+        self.begun = False  # the ranks have printed something, or never will
+        self.silent_until = 0.0
         self.next_look = 0.0
 
     def look(self, now: float) -> None:
@@ -36,7 +38,7 @@ class NextAttempt:
         if now < self.next_look:
             return
         if not self.begun:
-            self.begun = self.run.last(FirstOutput) is not None
+            self.begun = self.has_begun(now)
             if self.begun:
                 self.next_look = now + AFTER_SECONDS
                 knock(os.path.join(self.run.path, "ask_0"), IMPORTS)
@@ -44,6 +46,15 @@ class NextAttempt:
         self.next_look = now + AGAIN_SECONDS
         with contextlib.suppress(OSError, ValueError):
             pairs.start(self.spec, self.run, self.environ, self.umask)
+
+    def has_begun(self, now: float) -> bool:
+        """Tell whether the ranks are past their beginning, as far as it can be seen."""
+        for event in self.run.read_events():
+            if isinstance(event, FirstOutput):
+                return True
+            if isinstance(event, RankStarted) and not self.silent_until:
+                self.silent_until = now + SILENT_SECONDS
+        return 0.0 < self.silent_until <= now
 
 
 def end(spec: Spec, environ: Mapping[str, str], umask: int) -> None:

@@ -19,6 +19,7 @@ from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of
 from orchestrator.protocol.events import Ended, RankAtEnd
+from orchestrator.protocol.timing import HEARSAY
 from orchestrator.records import experiment
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
@@ -147,3 +148,23 @@ def test_a_short_limit_for_hangs_comes_before_the_look_at_the_port(
     launch = Launch(hang_timeout=hang_timeout)
     record = replace(job(directory), master="10.0.0.1:29500", launch=launch)
     assert run_of(directory, record).start_monitor.master == ("10.0.0.1:29500" if dials else "")
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind", "message", "at_once"),
+    [
+        (1, "signal", "killed by signal 9 (SIGKILL)", True),
+        (1, "out_of_memory", "killed by signal 9 (SIGKILL): the kernel's out-of-memory", True),
+        (1, "signal", "killed by signal 6 (SIGABRT)", False),  # NCCL's watchdog, for another
+        (1, "exception", "ValueError: no", False),
+        (None, "torchrun", "torchrun ended with exit code -9 (SIGKILL)", False),
+    ],
+)
+def test_a_rank_that_was_killed_is_the_cause_and_nobody_is_heard_first(
+    rank: int | None, kind: str, message: str, at_once: bool, tmp_path: Path
+) -> None:
+    directory = experiment.create(tmp_path, "run")
+    run = run_of(directory, job(directory))
+    run.failed(Failure(1, "n2", rank, 1001.0, kind, message))
+    assert run.end.order_is_due(time.monotonic()) is at_once
+    assert run.end.order_is_due(time.monotonic() + HEARSAY)

@@ -479,6 +479,28 @@ def test_torchrun_that_is_killed_is_the_cause_not_its_ranks(
     assert all(event["asked"] for event in job.of_kind("rank_ended"))
 
 
+FAILS = """
+import os, signal, sys, time
+print("ready", flush=True)
+if os.environ["RANK"] == "0":
+    sys.exit(3)
+time.sleep(1000)
+"""
+
+
+def test_torchrun_is_not_waited_for_once_all_ranks_have_ended(
+    new_job: NewJob, tmp_path: Path
+) -> None:
+    """It takes its time to say what is known already, and a restart waits for it."""
+    job = new_job()
+    stays = ["sh", "-c", '"$@"; sleep 1000', "sh"]  # as long as it takes
+    spec = job.spec(script(tmp_path, FAILS), nproc=2)
+    ended = job.start({**spec, "agent": [*stays, *spec["agent"]]}).wait()
+    assert ended["agent"] == -9
+    assert job.ended() == {0: 3, 1: -15}
+    assert not job.living()
+
+
 def test_torchrun_that_is_not_there(new_job: NewJob, tmp_path: Path) -> None:
     job = new_job()
     spec = job.spec(script(tmp_path, ""), agent=["/no/such/python"])

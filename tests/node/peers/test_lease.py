@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 
 from orchestrator.node.peers import lease as leases
 from orchestrator.node.peers.lease import Lease
-from orchestrator.protocol.control import HeadNews
+from orchestrator.protocol.control import HeadNews, PeerWord
 from orchestrator.protocol.events import EndOrder, Event
 from orchestrator.protocol.spec import LeaseTerms
+from orchestrator.protocol.timing import HEARSAY
 from tests.node.running import bare_spec
 
 SECONDS = 5.0
@@ -69,3 +71,23 @@ def test_only_a_head_that_did_not_take_its_leave_is_missed(steps: list[tuple[str
             lease.turn()
         assert bool(supervisor.orders) is (last == "lost")
         assert all(order.headless for order in supervisor.orders)
+
+
+@pytest.mark.parametrize(("certain", "waits"), [(False, HEARSAY), (True, 0.0)])
+def test_others_may_speak_first_unless_the_cause_is_certain(certain: bool, waits: float) -> None:
+    order = EndOrder(why="rank 3 failed", grace=0.5, failed=True, certain=certain)
+    with pytest.MonkeyPatch.context() as patch:
+        now = 1000.0
+        patch.setattr(leases.time, "monotonic", lambda: now)
+        supervisor = Supervisor()
+        terms = LeaseTerms(address="127.0.0.1", port=1, token="00")
+        lease = Lease(supervisor, bare_spec().replace(node=1, lease=terms))
+        lease.next_beat = math.inf  # there is nobody to call
+        lease.hear(0, PeerWord(node=0, head=(True, 0.0, 0.0), end=order))
+        if waits:
+            now += waits - 0.001
+            lease.turn()
+            assert not supervisor.orders
+        now += 0.001
+        lease.turn()
+        assert supervisor.orders == [order]

@@ -1,0 +1,40 @@
+"""When the processes for the next attempt are started, while the job runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator.node.warm import next_attempt, pairs
+from orchestrator.node.warm.next_attempt import AFTER_SECONDS, SILENT_SECONDS, NextAttempt
+from orchestrator.protocol.events import Event, FirstOutput, RankStarted
+from tests.node.running import Job, bare_spec
+
+STARTED = RankStarted(time=1.0, rank=0, local=0, pid=1, keeper=2)
+
+
+@pytest.mark.parametrize(
+    ("event", "seconds"),
+    [(FirstOutput(time=1.0), AFTER_SECONDS), (STARTED, SILENT_SECONDS + AFTER_SECONDS)],
+)
+def test_once_the_ranks_have_begun_even_in_silence(
+    event: Event, seconds: float, new_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may never print anything."""
+    job, begun = new_job(), list[Any]()
+    job.run.create()
+    monkeypatch.setattr(pairs, "start", lambda *words: begun.append(words))
+    monkeypatch.setattr(next_attempt, "knock", lambda *words: None)
+    ahead = NextAttempt(job.run, bare_spec(), {}, 0o022)
+    ahead.look(100.0)
+    ahead.look(100.0 + 10 * SILENT_SECONDS)
+    assert not begun  # no rank has started
+    job.run.append_event(event)
+    now = 1000.0
+    while not begun:
+        assert now <= 1000.0 + seconds
+        ahead.look(now)
+        now += 0.5
+    assert now > 1000.0 + seconds
