@@ -131,6 +131,7 @@ TYPES = {
     "env_file": "Sequence[StrPath]",
     "env_pass": "Sequence[str]",
     "secret": "Sequence[str]",
+    "notify": "Sequence[str]",
 }
 
 

@@ -87,6 +87,10 @@ ARROWS: dict[str, set[str]] = {
         *("folder", "errors", "files", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/inventory", "head/screen"),
     },
+    "head/notify": {
+        *("errors", "files", "records", "text", "version"),
+        *("head/follow", "head/screen"),
+    },
     "head/chores": {
         *("folder", "errors", "files", "protocol", "records"),
         *("head/connect", "head/follow", "head/inventory", "head/screen"),
@@ -99,7 +103,7 @@ ARROWS: dict[str, set[str]] = {
     "head/launch": {
         *("config", "errors", "interrupt", "program", "protocol", "records", "text", "version"),
         *("head/code", "head/connect", "head/doctor", "head/follow", "head/held"),
-        *("head/inventory", "head/plan", "head/screen", "head/slurm"),
+        *("head/notify", "head/inventory", "head/plan", "head/screen", "head/slurm"),
     },
     "head/restart": {
         *("errors", "interrupt", "protocol", "records"),
@@ -128,7 +132,7 @@ ARROWS: dict[str, set[str]] = {
         *("folder", "config", "errors", "files", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/launch"),
         *("head/plan", "head/prune", "head/screen", "head/slurm", "head/status", "head/verify"),
-        *("head/chores", "head/held", "head/report", "head/restart", "head/top"),
+        *("head/chores", "head/held", "head/notify", "head/report", "head/restart", "head/top"),
         "head/code",
     },
     "launchers": {"errors", "head/inventory", "head/plan", "head/screen", "head/slurm"},

@@ -40,6 +40,7 @@ class Options(TypedDict, total=False):
     on_hang: str
     max_restarts: int
     grace: float
+    notify: Sequence[str]
     master_port: int
     connect_timeout: float
     strict_host_keys: bool

@@ -143,7 +143,7 @@ def click_option(kind: type[Any], name: str, hint: Any, option: Option) -> Group
 
 def arguments_from(params: Mapping[str, Any]) -> LaunchArguments:
     """Gather what click parsed: options that were not given are left to the definitions."""
-    given = {name: value for name, value in params.items() if value is not None}
+    given = {name: value for name, value in params.items() if value not in (None, ())}
     for launcher in given.get("launcher", ()):  # an option that two others took the place of
         if launcher == "accelerate":
             given.setdefault("start_with", launcher)

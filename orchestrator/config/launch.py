@@ -238,6 +238,14 @@ class Launch:
         most=LONGEST_WAIT,
         metavar="SECONDS",
     )
+    notify: tuple[str, ...] = option(
+        (),
+        "Tell somebody when the job ends, fails, is started again or is held up: cmd:COMMAND,"
+        " webhook:URL, webhook:env:NAME, webhook:file:PATH or mail:ADDRESS.",
+        OUTPUT,
+        commands=START,
+        metavar="WHOM",
+    )
     master_port: int | None = option(
         None,
         "Port on the first node where the ranks meet.",

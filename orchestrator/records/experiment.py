@@ -29,6 +29,7 @@ STAMP = re.compile(r".+_\d{8}_\d{6}")
 SLURM_JOB = "slurm_job"  # a file with the number, there before anything else is
 SHOWN = ".shown"
 NO_RESTART = ".no_restart"
+NOTIFY = ".notify"  # whom the heads of this job tell, with what is secret of that
 NOT_STARTED = "not started"  # the state of the nodes of a job that was given up at its start
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 
@@ -355,7 +356,7 @@ class Experiment:
         """Undo create(), and remove what is written before anything is started."""
         if self.slurm_job() is not None:
             return  # it was submitted before, and its record says what became of it
-        for file in (".head", RECORD, trust.SIGNATURE):
+        for file in (".head", RECORD, NOTIFY, trust.SIGNATURE):
             (self.path / file).unlink(missing_ok=True)
         for inner in (self.path / "outputs", self.logs, self.path):
             inner.rmdir()

@@ -7,9 +7,13 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from tests.head.notify.receiver import receiving
 from tests.launching import PATIENCE, Command, Head
 
 # Counts until a file says stop, then writes an output and its total.
@@ -65,9 +69,16 @@ def complete(head: Head, node: int) -> bool:
     return lines == [f"line {i + 1}" for i in range(len(lines))] and total == f"TOTAL {len(lines)}"
 
 
-def test_detached_it_goes_on_and_attach_takes_over(head: Head) -> None:
-    script = head.script("count.py", COUNT)
-    launch = head.launch("--detach", script, str(head.directory))
+@pytest.fixture
+def hook() -> Iterator[tuple[str, list[Any]]]:
+    with receiving() as (url, receiver):
+        yield url, receiver.got
+
+
+def test_detached_it_goes_on_and_attach_takes_over(head: Head, hook: tuple[str, Any]) -> None:
+    script, secret = head.script("count.py", COUNT), "only-the-receiver-knows"
+    words = ["--detach", "--notify", "webhook:env:HOOK", script, str(head.directory)]
+    launch = head.launch(*words, HOOK=f"{hook[0]}/{secret}")
     assert launch.finish() == 0, launch.text
     assert head.record["state"] == "running"
     first = background(launch)
@@ -87,6 +98,15 @@ def test_detached_it_goes_on_and_attach_takes_over(head: Head) -> None:
     until(lambda: gone(second), "the head ends with its job")
     record = head.record
     assert (record["state"], record["exit_code"], record["verdict"]) == ("done", 0, None)
+    # By a head that another shell left behind, where the variable is not set.
+    ((path, told),) = hook[1]
+    assert path == f"/{secret}" and (told["event"], told["state"]) == ("end", "done")
+    ours = [path for path in head.experiment.rglob("*") if path.is_file()]
+    ours += [
+        head.node_file(node, name) for node in (0, 1) for name in ("spec.json", "events.jsonl")
+    ]
+    showing = [path.name for path in ours if secret.encode() in path.read_bytes()]
+    assert showing == [".notify"]
     again = head.command("orchestrator", "attach")
     assert again.finish() == 0, again.text
     for node in (0, 1):

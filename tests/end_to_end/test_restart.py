@@ -80,12 +80,18 @@ def test_training_goes_on_as_if_nothing_had_been(apart: Head) -> None:
 
 def test_any_program_is_told_which_attempt_it_is(head: Head) -> None:
     script = head.script("program.py", PROGRAM)
-    command = head.run("--nproc", "2", "--max-restarts", "1", script)
+    told = head.directory / "told"
+    words = ["--max-restarts", "1", "--notify", f"cmd:cat >> {told}; sleep 0.1"]
+    command = head.run("--nproc", "2", *words, script)
     assert command.text.count("attempt 2 count 1 kept by attempt 1") == 4
     for node in (0, 1):
         before, line, after = head.log(node).partition(b"\norchestrator: attempt 2 of at most 2 (")
         assert line and b"kept nothing" in before and b"half a line" in before
         assert after.count(b"count 1") == 2
+    restart, end = map(json.loads, told.read_text().splitlines())
+    assert (restart["event"], restart["attempt"], restart["verdict"]["rank"]) == ("restart", 2, 3)
+    assert (end["event"], end["state"], end["attempt"]) == ("end", "done", 2)
+    assert head.record["launch"]["notify"] == ["cmd:cat (redacted)"]
     status = head.command("orchestrator", "status")
     assert status.finish() == 0 and "attempt 2 of at most 2" in status.text
     assert head.nothing_left() and not resume_dirs(head)

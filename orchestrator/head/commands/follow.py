@@ -17,6 +17,7 @@ from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.node_logs import NodeLogs, log_files, open_logs
 from orchestrator.head.follow.run import Run
 from orchestrator.head.launch.launch import Launched
+from orchestrator.head.notify.notifier import Notifier, notifier_of
 from orchestrator.head.restart.judge import judged
 from orchestrator.head.screen import own_paths
 from orchestrator.head.screen.display import Display
@@ -42,7 +43,8 @@ def follow_launched(
 
     With `where`, a head that leaves the job running leaves another one behind in the background.
     """
-    stay = Stay(launched.experiment, view, keys, where)
+    notifier = notifier_of(launched.experiment, launched.record, say)
+    stay = Stay(launched.experiment, notifier, view, keys, where)
     screen = make_screen(launched.experiment, launched.record, view)
     nodes = launched.nodes
     channels = [node.channel for node in nodes.reached]
@@ -64,12 +66,13 @@ def follow_again(
 
     One that only looks on is not missed by the job when it is gone.
     """
-    stay = Stay(experiment, view, keys, where, left_behind=left_behind, looks_on=looks_on)
+    notifier = notifier_of(experiment, record, say)
+    stay = Stay(experiment, notifier, view, keys, where, left_behind, looks_on)
     if record.state == "restarting":  # its head was lost before it could
         following = stay.again(record, transport, {})
         if isinstance(following, JobRecord):
             experiment.unlock()
-            return tell_end(experiment, following)
+            return stay.tell_end(following)
         screen = make_screen(experiment, following.record, view)
         screen.skip_to({node.index: node.log_before for node in following.record.nodes})
         return stay.go(following.record, transport, following.channels, following.logs, screen)
@@ -84,6 +87,7 @@ class Stay:
     """One head's stay with a job, over all its attempts."""
 
     experiment: Experiment
+    notifier: Notifier
     view: View
     keys: Keys | None
     where: Where | None
@@ -106,10 +110,12 @@ class Stay:
             follow(running, followers, self.keys)
             if running.record.state != "restarting" or running.end.left:
                 return self.end(running, screen)
+            self.notifier.over(running.record)
             following = self.again(running.record, transport, running.channels)
             if isinstance(following, JobRecord):
                 return self.end(running, screen, following)
             record, channels, logs = following.record, following.channels, following.logs
+            self.notifier.report()
             screen = make_screen(self.experiment, record, self.view)
             screen.skip_to({node.index: node.log_before for node in record.nodes})
 
@@ -128,6 +134,7 @@ class Stay:
             backend_of(record),
             left_behind=self.left_behind,
             judge=judged if record.launch.max_restarts else None,
+            straggler=self.notifier.straggler,
         )
 
     def end(self, running: Run, screen: Screen, record: JobRecord | None = None) -> int:
@@ -140,6 +147,8 @@ class Stay:
         for channel in running.channels.values():
             channel.connection.close()
         experiment.unlock()
+        if running.end.left:
+            self.notifier.close()
         if running.thief is not None:
             say(f"{head_name(running.thief)} has taken over; this head leaves, the job goes on")
             return EXIT_STOPPED  # not 0: what waits for this command must not take it for done
@@ -149,7 +158,14 @@ class Stay:
         backend = backend_of(record)
         if running.stopped_in_time and backend.start_again(experiment, record, say):
             return EXIT_STOPPED
-        return tell_end(experiment, record, screen)
+        return self.tell_end(record, screen)
+
+    def tell_end(self, record: JobRecord, screen: Screen | None = None) -> int:
+        """Tell the end of the job here, and to whom else wants to know."""
+        self.notifier.over(record)
+        code = tell_end(self.experiment, record, screen)
+        self.notifier.close()
+        return code
 
 
 def followers_of(

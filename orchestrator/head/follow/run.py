@@ -10,7 +10,7 @@ import errno
 import queue
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -73,7 +73,9 @@ class Run:
         *,
         left_behind: bool = False,
         judge: Judge | None = None,
+        straggler: Callable[[JobRecord, dict[str, Any]], None] = lambda *_: None,
     ) -> None:
+        self.straggler = straggler  # who wants to hear of those that hold the others up
         self.judge = judge  # of an end: whether it is the job's, or only that of this attempt
         self.channels: dict[int, NodeChannel] = {}  # still open when all is over
         self.experiment = experiment
@@ -232,6 +234,7 @@ class Run:
         found = {**known, "text": event.text}
         if found not in self.record.slow:
             self.record = replace(self.record, slow=[*self.record.slow, found])
+            self.straggler(self.record, found)
 
     def started_afresh(self, event: events.RankAfresh) -> None:
         """Say why ranks were not forked, once for all of them."""

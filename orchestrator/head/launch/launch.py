@@ -65,7 +65,7 @@ def start(prepared: Prepared, record: JobRecord, meeting: Meeting, say: Say) -> 
         say_how_warm(started, plan, say)
         record = replace(record, spares=keep_spares(prepared, meeting, say))
     except OrchestratorError as error:
-        record_failure(prepared.experiment, record, error)
+        record_failure(prepared.experiment, record, error, say)
         raise
     finally:  # not before the start: YAML takes 20 ms, git 10 ms, and seconds in a large tree
         problem = describe(prepared)

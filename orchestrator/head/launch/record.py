@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ from orchestrator.head.code import archive
 from orchestrator.head.code.scan import MEGABYTE, Tree
 from orchestrator.head.launch import git_info, timeline
 from orchestrator.head.launch.prepare import Prepared
+from orchestrator.head.launch.request import Request
+from orchestrator.head.notify import target
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan
 from orchestrator.records import experiment
@@ -37,7 +40,7 @@ def first_record(prepared: Prepared) -> JobRecord:
         job=plan.job,
         experiment=str(prepared.experiment.path),
         state="starting",
-        command=redact.hide(redact.redacted_command(request.command), request.secrets),
+        command=shown_command(request),
         nodes=list(map(node_record, plan.nodes)),
         started=time.time(),
         head=experiment.this_head(),
@@ -45,6 +48,11 @@ def first_record(prepared: Prepared) -> JobRecord:
         master=f"{plan.master_address}:{plan.master_port}",
         launch=replace(request.config.launch, start=plan.start),
     )
+
+
+def shown_command(request: Request) -> list[str]:
+    """Return the command line without secrets: those that are known by value go first."""
+    return redact.redacted_command(redact.hide(list(request.command), request.secrets))
 
 
 def node_record(node: NodePlan) -> NodeRecord:
@@ -77,6 +85,7 @@ def record_job(prepared: Prepared) -> JobRecord:
     experiment.lock()
     record = prepared.nodes.source.mark(first_record(prepared))
     try:
+        target.keep(experiment, prepared.request.told)
         experiment.write_record(record)
         experiment.sign(record)
     except OSError as error:
@@ -88,9 +97,12 @@ def record_job(prepared: Prepared) -> JobRecord:
     return record
 
 
-def record_failure(place: Experiment, record: JobRecord, error: OrchestratorError) -> None:
+def record_failure(
+    place: Experiment, record: JobRecord, error: OrchestratorError, say: Callable[[str], None]
+) -> None:
     """Record that the job could not be started, or was stopped before it had."""
-    from orchestrator.head.follow import verdict  # a start that goes well does without it
+    from orchestrator.head.follow import verdict  # a start that goes well does without these
+    from orchestrator.head.notify.notifier import notifier_of
 
     now = time.time()
     stopped = isinstance(error, StoppedEarly)
@@ -104,6 +116,9 @@ def record_failure(place: Experiment, record: JobRecord, error: OrchestratorErro
     )
     with contextlib.suppress(OSError):  # a full disk must not hide why it did not start
         place.write_record(failed)
+    notifier = notifier_of(place, failed, say)
+    notifier.over(failed)
+    notifier.close()
 
 
 def describe(prepared: Prepared) -> str:
@@ -138,7 +153,7 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
     return {
         "orchestrator": __version__,
         "python": sys.version.split()[0],
-        "command": shlex.join(redact.redacted_command(request.command)),
+        "command": shlex.join(shown_command(request)),
         "directory": str(origin.directory if origin else Path.cwd()),
         "code": None if origin else git_info.of(Path.cwd()),
         "tree": tree.digest if tree else None,

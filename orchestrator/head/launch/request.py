@@ -15,6 +15,8 @@ from orchestrator.config.schema import Config
 from orchestrator.head.inventory import environment
 from orchestrator.head.launch import timeline, user_env
 from orchestrator.head.launch.payload import CALL
+from orchestrator.head.notify import target as notify_target
+from orchestrator.head.notify.target import Target as Told
 from orchestrator.head.plan import accelerate
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import EnvSetting, Target
@@ -39,11 +41,13 @@ class Request:
     accelerate: Accelerate | None = None  # starts the ranks, in place of torchrun
     begun: float = 0.0  # when the command was typed
     origin: Origin | None = None  # of the code, where it is that of an earlier run
+    told: tuple[Told, ...] = ()  # whom --notify names
     notes: tuple[str, ...] = ()  # what was read from the config that is written otherwise
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        return tuple(setting.value for setting in self.env if setting.secret)
+        told = (target.secret for target in self.told if target.secret)
+        return (*(setting.value for setting in self.env if setting.secret), *told)
 
 
 def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> Request:
@@ -62,6 +66,8 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         parse_seconds("--warm", launch.warm)
     if launch.hook is None and DEFAULT_HOOK.is_file():
         launch = replace(launch, hook=str(DEFAULT_HOOK))
+    told = notify_target.parse_all(launch.notify)
+    launch = replace(launch, notify=tuple(target.shown for target in told))
     return Request(
         where=arguments.where,
         config=replace(config, launch=launch),
@@ -75,6 +81,7 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         payload=arguments.payload,
         origin=arguments.origin,
         accelerate=by,
+        told=told,
         begun=timeline.begun() if command is None else time.time(),
         notes=(*notes, *user_env.notes(arguments, os.environ)),
     )

@@ -21,7 +21,9 @@ from orchestrator.records.experiment import check_name
 
 
 def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments) -> int:
-    request = checked(replace(launch, secret=(), env_pass=()))  # the job reads them
+    refuse_urls(arguments)
+    options = {name: value for name, value in launch.launch.items() if name != "notify"}
+    request = checked(replace(launch, secret=(), env_pass=(), launch=options))  # the job reads them
     command = command_line(asked, arguments, request)
     tell(sbatch.text(asked, request.config.launch, command))
     return EXIT_DONE
@@ -30,9 +32,11 @@ def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArgum
 def submit(
     asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments, *, detach: bool
 ) -> int:
+    refuse_urls(arguments)
     request = checked(launch)
     words, env = redact.env_apart(arguments, launch.program)
     env |= {setting.name: setting.value for setting in request.env if setting.secret}
+    env |= {target.variable: target.to for target in request.told if target.variable}
     command = command_line(asked, words, request)
     experiments = request.where.experiments
     experiment = sbatch.submit(asked, request.config.launch, command, experiments, env)
@@ -41,6 +45,15 @@ def submit(
     say(f"{experiment.name} is Slurm's job {experiment.slurm_job()}")
     say(f"follow it: orchestrator attach {experiment.name}")
     return EXIT_DONE
+
+
+def refuse_urls(arguments: Sequence[str]) -> None:
+    """Refuse a webhook that the batch file would show."""
+    if any(word.removeprefix("--notify=").startswith("webhook:http") for word in arguments):
+        raise UsageError(
+            "--notify webhook: its URL would stand in the batch file",
+            "put it into a variable or a file: --notify webhook:env:NAME or webhook:file:PATH",
+        )
 
 
 def checked(launch: LaunchArguments) -> Request:

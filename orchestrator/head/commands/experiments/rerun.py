@@ -19,6 +19,7 @@ from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.head.code import archive, index
 from orchestrator.head.commands import launch
 from orchestrator.head.launch.request import resolve
+from orchestrator.head.notify import target as targets
 from orchestrator.head.plan.redact import REDACTED
 from orchestrator.records import experiment as experiments
 from orchestrator.records import manifest as manifests
@@ -49,8 +50,8 @@ def rerun(where: Where, name: str | None, again: Again, parse: Parse) -> int:
     with code_of(experiment, manifest, directory, sync=bool(manifest.get("tree"))) as workdir:
         os.chdir(workdir)
         try:
-            hook = hook_of(config, directory)
-            launched = launch.start(resolve(replace(arguments, launch=hook), words))
+            options = {**hook_of(config, directory), **notified(experiment, again)}
+            launched = launch.start(resolve(replace(arguments, launch=options), words))
         finally:
             os.chdir(began)
     return launch.follow_up(launched, arguments)
@@ -146,6 +147,13 @@ def hook_of(config: Config, directory: Path) -> dict[str, Any]:
     """Find a hook that is not in the code where it was then."""
     hook = config.launch.hook
     return {"hook": str(directory / hook)} if hook and not Path(hook).is_file() else {}
+
+
+def notified(experiment: Experiment, again: Again) -> dict[str, Any]:
+    """Return whom the experiment told: its config has not all of that."""
+    if any(word.startswith("launch.notify=") for word in again.overrides):
+        return {}
+    return {"notify": tuple(target.written for target in targets.kept(experiment))}
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""Tell somebody who does not look on how a job goes: by a command, a webhook or mail."""

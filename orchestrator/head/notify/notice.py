@@ -1,0 +1,113 @@
+"""What is told about a job: an end, a failure, a restart, a straggler. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.head.follow import verdict
+from orchestrator.head.screen import own_paths
+from orchestrator.head.screen.log_reader import clean
+from orchestrator.records.experiment import JobRecord
+from orchestrator.text import duration, plural
+
+MOST_TEXT = 1900  # characters: a message of Discord has 2000
+MOST_TRACE = 8000
+EVERYBODY = re.compile(r"@(?=(channel|here|everyone|all)\b)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One thing that happened to a job."""
+
+    event: str  # end, failure, restart, straggler
+    experiment: str
+    path: str
+    job: str
+    state: str
+    attempt: int
+    time: float
+    head: str  # the machine that tells it
+    text: str  # in words; the first line is a title
+    verdict: dict[str, Any] | None = None
+    straggler: dict[str, Any] | None = None
+
+    @property
+    def title(self) -> str:
+        return self.text.partition("\n")[0]
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def to_message(self) -> dict[str, Any]:
+        """Return what is posted: Slack and Mattermost show `text`, Discord shows `content`.
+
+        What a node or a log says must neither call everybody of a channel nor become a link.
+        """
+        words = self.text.replace("<", "\u2039").replace(">", "\u203a")
+        words = EVERYBODY.sub("@\u200b", words)
+        told = {"text": words, "content": words, "allowed_mentions": {"parse": []}}
+        return {**self.to_json(), **told}
+
+
+def of(event: str, record: JobRecord, text: str, when: float) -> Notice:
+    name = Path(record.experiment).name
+    return Notice(
+        event=event,
+        experiment=name,
+        path=record.experiment,
+        job=record.job,
+        state=record.state,
+        attempt=record.attempt,
+        time=when,
+        head=os.uname().nodename,
+        text=shown(f"{name} {text}".splitlines()),
+    )
+
+
+def of_end(record: JobRecord, tree: str = "") -> Notice:
+    """Describe a job that is over."""
+    ended = record.ended or 0.0
+    after = f"after {duration(ended - record.started)} on {plural(len(record.nodes), 'node')}"
+    if record.state not in ("failed", "lost"):
+        was = "is done" if record.state == "done" else f"was {record.state}"
+        return of("end", record, f"{was} {after}: {record.experiment}", ended)
+    how = "failed" if record.state == "failed" else "lost a node"
+    return with_cause(of("failure", record, f"{how} {after}", ended), record.verdict, tree)
+
+
+def of_restart(record: JobRecord, tree: str = "") -> Notice:
+    """Describe an attempt that failed and is followed by another one."""
+    last = record.attempts[-1]
+    at = "" if last.step is None else f" at step {last.step}"
+    took, most = duration(last.ended - last.started), record.launch.max_restarts + 1
+    text = (
+        f"is started again: attempt {last.number} of at most {most} {last.state} after {took}{at}"
+    )
+    return with_cause(of("restart", record, text, last.ended), last.verdict, tree)
+
+
+def of_straggler(record: JobRecord, found: Mapping[str, Any], when: float) -> Notice:
+    """Describe who holds the others up."""
+    notice = of("straggler", record, f"is held up: {found['text']}", when)
+    return replace(notice, straggler=dict(found))
+
+
+def with_cause(notice: Notice, cause: dict[str, Any] | None, tree: str) -> Notice:
+    """Add the verdict, with the paths that the user knows."""
+    if cause is None:
+        return notice
+    cause = own_paths.in_verdict(cause, tree)
+    text = shown([*notice.text.splitlines(), *verdict.to_lines(cause)])
+    trace = str(cause.get("traceback", ""))[-MOST_TRACE:]
+    return replace(notice, text=text, verdict={**cause, "traceback": trace})
+
+
+def shown(lines: Sequence[str]) -> str:
+    """Join lines that may quote a node: nothing in them moves a cursor or turns text around."""
+    text = "\n".join(map(clean, lines))
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ..."
