@@ -35,6 +35,7 @@ ARROWS: dict[str, set[str]] = {
     "node/peers": {"protocol"},
     "node/job": {"files", "node/peers", "protocol"},
     "node/facts": {"node/job", "program", "protocol"},
+    "node/metrics": {"node/facts", "node/job", "protocol", "text"},
     "node/calls": {"node/job", "protocol"},
     "node/forward": {"files", "folder", "node/peers", "protocol"},
     "node/code": {
@@ -47,7 +48,7 @@ ARROWS: dict[str, set[str]] = {
         *("protocol", "node/calls", "node/code", "node/facts", "node/job", "node/peers"),
         *("files", "folder", "node/forward", "node/warm"),
     },
-    "node": {"permissions", "node/job", "node/server", "node/warm"},
+    "node": {"permissions", "node/job", "node/metrics", "node/server", "node/warm"},
     "engine/ranks": {"config", "errors", "slurm_environment"},
     "engine/models": {"config", "errors", "engine/ranks"},
     "engine/data": {"config", "errors", "files", "engine/models", "engine/ranks"},

@@ -1,4 +1,4 @@
-"""Starts a supervisor: `python <library> supervise JOB NODE`; or one in waiting (node/warm)."""
+"""Starts a supervisor: `python <library> supervise JOB NODE`; one in waiting; or the sampler."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ def main() -> None:
 
         job, node = words
         supervisor.main(job, node)
+    elif command == "sample":
+        from orchestrator.node.metrics import sampler
+
+        sampler.main(*words)
     elif command == "standby":
         from orchestrator.node.warm import standby
 

@@ -67,15 +67,21 @@ def load(seconds: float = SECONDS) -> dict[str, Any]:
 
 def memory() -> dict[str, int]:
     """Return the machine's memory in bytes, as the kernel tells it."""
-    fields = {}
-    for line in sysfs.text("/proc/meminfo").splitlines():
-        name, _, value = line.partition(":")
-        fields[name] = int(value.split()[0]) * 1024
+    fields = meminfo()
     return {
         "memory": fields.get("MemTotal", 0),
         "available": fields.get("MemAvailable", 0),
         "swapped": fields.get("SwapTotal", 0) - fields.get("SwapFree", 0),
     }
+
+
+def meminfo(root: str = "") -> dict[str, int]:
+    """Return the lines of /proc/meminfo, in bytes."""
+    fields = {}
+    for line in sysfs.text(f"{root}/proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        fields[name] = int(value.split()[0]) * 1024
+    return fields
 
 
 def traffic() -> dict[str, float]:

@@ -12,6 +12,7 @@ import time
 
 PARTIAL_SECONDS = 0.1  # how long a line without an end (a prompt, a bar) waits for its rest
 PARTIAL_BYTES = 1 << 16
+NO_RANK = "-"
 LAST = 1 << 15  # a crash dump lists the stacks of many threads
 
 
@@ -53,6 +54,10 @@ class JobLog:
         if end or not begun:  # one that only grows (dots, a bar) waits from its beginning on
             partial.since = time.monotonic()
         return self.size > before
+
+    def note(self, line: bytes) -> None:
+        """Write a line of ours, which is nobody's last word."""
+        self._write(NO_RANK, memoryview(line))
 
     def flush(self, *, everything: bool = False) -> float | None:
         """Write partial lines that waited long enough; return when the next is due, or None."""

@@ -104,9 +104,13 @@ def _contents(path: str) -> bytes:
         return b""
 
 
-def of_job(job: str, node: int, supervisor: int = 0) -> list[Process]:
-    """Return all living processes of one job on one node, except the supervisor itself."""
+def of_job(job: str, node: int, supervisor: int = 0, beside: int = 0) -> list[Process]:
+    """Return all living processes of one job on one node, except the supervisor itself.
+
+    Its child `beside`, and what that has started, are no part of the job.
+    """
     processes = everyone()
+    processes.pop(beside, None)
     roots = {pid for pid in processes if tag(environment(pid))[:2] == (job, str(node))}
     # A descendant belongs to the job even if it left its session and cleared its environment.
     ours = roots | _descendants(processes, roots | ({supervisor} if supervisor else set()))
@@ -151,6 +155,7 @@ class JobProcesses:
     def __init__(self, job: str, node: int, supervisor: int = 0, owner: int | None = None) -> None:
         self.job, self.node = job, node
         self.supervisor = supervisor  # the asking process itself; 0: the supervisor is looked for
+        self.beside = 0  # a child of it that is no part of the job
         self.owner = os.getuid() if owner is None else owner
         self.supervisors: set[tuple[int, int]] = set()  # PID and start time
         self.seen: dict[tuple[int, int], tuple[Process, int | None]] = {}  # each with its pidfd
@@ -159,7 +164,8 @@ class JobProcesses:
         """Look again; return what is not gone yet."""
         supervisors = self.find_supervisors()
         self.supervisors |= {(process.pid, process.started) for process in supervisors}
-        for process in [*of_job(self.job, self.node, self.supervisor), *supervisors]:
+        own = of_job(self.job, self.node, self.supervisor, self.beside)
+        for process in [*own, *supervisors]:
             if (process.pid, process.started) not in self.seen:
                 self.seen[process.pid, process.started] = (process, open_pidfd(process))
         for key, (process, pidfd) in list(self.seen.items()):

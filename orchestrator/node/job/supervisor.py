@@ -23,7 +23,8 @@ from typing import Any
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.attempts import resume_dir
-from orchestrator.node.job.job_log import JobLog
+from orchestrator.node.job.beside.sampler import SamplerProcess
+from orchestrator.node.job.job_log import NO_RANK, JobLog
 from orchestrator.node.job.oom_evidence import Evidence, last_words
 from orchestrator.node.job.processes import JobProcesses
 from orchestrator.node.job.run_directory import RunDir
@@ -41,7 +42,7 @@ PR_SET_CHILD_SUBREAPER = 36
 F_SETPIPE_SZ = 1031
 READ = 1 << 20
 # The streams of torchrun: while the job runs, and after all ranks of this node have ended well.
-AGENT, GOODBYE = "-", "~"
+AGENT, GOODBYE = NO_RANK, "~"
 ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
 RANK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py")
 FAILED_GRACE = 1.0  # after a rank failed, its siblings may still say why; then they are killed
@@ -97,6 +98,7 @@ class Supervisor:
         self.outlived: dict[int, str] = {}  # PID -> name: torchrun,
         self.left_behind: dict[int, str] = {}  # and had to be ended
         self.lease = Lease(self, self.spec)
+        self.sampler = SamplerProcess(run)
 
     # -- start -------------------------------------------------------------------------------
 
@@ -180,7 +182,7 @@ class Supervisor:
     def loop(self) -> None:
         while not self.over():
             timeout = min(self.flush_log(), max(0.0, self.kill_at - time.monotonic()))
-            timeout = min(timeout, self.lease.turn())
+            timeout = min(timeout, self.lease.turn(), self.sample())
             if self.sweep_since:
                 timeout = min(timeout, 0.02)
             for key, _ in self.selector.select(timeout):
@@ -190,6 +192,28 @@ class Supervisor:
                 self.kill_at = float("inf")
                 self.kill()
         self.finish()
+
+    def sample(self) -> float:
+        """Have this machine sampled once the job runs; return the seconds until then."""
+        reading = None if self.sweep_since else self.sampler.start()
+        if reading is not None:
+            self.processes.beside = self.sampler.pid
+            self.watch(reading, lambda: self.hear_sampler(reading))
+        return self.sampler.wait
+
+    def hear_sampler(self, fd: int) -> None:
+        """Write what the sampler says into the log."""
+        data = os.read(fd, READ)
+        if data:
+            self.log.note(data)
+            self.ring()
+            return
+        self.unwatch(fd)
+        os.close(fd)
+        if not self.sweep_since and self.sampler.errors:
+            words = f"orchestrator: no more metrics of this node: {self.sampler.err}\n"
+            self.log.note(words.encode("utf-8", "replace"))
+            self.ring()
 
     def flush_log(self) -> float:
         """Write unfinished lines that are due; return the seconds until the next one is."""
@@ -451,6 +475,7 @@ class Supervisor:
         return time.monotonic() - self.sweep_since > SWEEP_LIMIT
 
     def finish(self) -> None:
+        self.sampler.end()
         self.reap()
         self.read_reports()
         for pid in self.killed:  # its keeper may have been killed before it could report

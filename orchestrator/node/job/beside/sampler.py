@@ -1,0 +1,87 @@
+"""Starts the process that samples this machine (node/metrics), and ends it with the job.
+
+The supervisor does no more for it than that, and passes on to the log what it says: whatever it
+meets, a disk or a driver that hangs, meets a process that nobody waits for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from orchestrator.node.job import processes
+from orchestrator.node.job.run_directory import RunDir
+
+AFTER = 2.0  # seconds: a start has better things to do, and a shorter job has nothing to show
+END_SECONDS = 1.0
+LIBRARY = os.path.abspath(__file__).rsplit(os.sep, 5)[0]
+START = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1));"
+    " from orchestrator.node.main import main; main()"
+)
+PR_SET_PDEATHSIG = 1
+
+
+class SamplerProcess:
+    """The process beside a job, from some seconds after its start until its end."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.err = os.path.join(run.path, "sampler.err")
+        self.due = time.monotonic() + AFTER
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid if self.process is not None else 0
+
+    @property
+    def wait(self) -> float:
+        """Return the seconds until it is to be started."""
+        return max(0.0, self.due - time.monotonic())
+
+    def start(self) -> int | None:
+        """Start it once it is time; return then where to read what it says."""
+        if self.wait:
+            return None
+        self.due = float("inf")
+        names = [self.run.job, str(self.run.node)]
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        # Where no process is to be had the job goes on without samples.
+        with contextlib.suppress(OSError), open(self.err, "wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, *processes.OPTIONS, "-c", START, LIBRARY, "sample", *names],
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=errors,
+                preexec_fn=die_with_parent,  # noqa: PLW1509  no threads
+            )
+        os.close(writing)
+        return reading
+
+    @property
+    def errors(self) -> bool:
+        """Tell whether it has ended by a defect of ours."""
+        try:
+            return os.path.getsize(self.err) > 0
+        except OSError:
+            return False
+
+    def end(self) -> None:
+        """Kill it: all that it wrote is whole. One that hangs in the kernel is not waited for."""
+        self.due = float("inf")
+        if self.process is not None:
+            self.process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_SECONDS)
+
+
+def die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

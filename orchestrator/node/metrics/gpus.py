@@ -1,0 +1,275 @@
+"""What the GPUs do, every few seconds: from one nvidia-smi that goes on, and from amdgpu's files.
+
+An nvidia-smi for every sample would start, load NVML and close it again each time (0.1 s of a core
+on a machine with 8 GPUs, and much more where no daemon keeps the driver loaded); one with `-l` says
+a block of lines whenever it is time. It writes to a terminal of its own, as it would keep what it
+says in a pipe back until there are 4 KB of it. rocm-smi is a Python program of half a second; the
+driver's own files say the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import time
+import tty
+from collections.abc import Sequence
+from typing import Any, Union
+
+from orchestrator.node.facts import amd, gpus, nvidia, sysfs
+from orchestrator.node.facts.run_tools import CLEAN
+
+# Name in a sample -> nvidia-smi's field, and what one of its units is.
+NVIDIA = {
+    "use": ("utilization.gpu", 0.01),
+    "memory_bytes": ("memory.used", 1 << 20),
+    "memory_total_bytes": ("memory.total", 1 << 20),
+    "celsius": ("temperature.gpu", 1),
+    "watts": ("power.draw", 1),
+    "watts_most": ("enforced.power.limit", 1),
+    "mhz": ("clocks.sm", 1),
+    "memory_mhz": ("clocks.mem", 1),
+    "throttle": ("clocks_throttle_reasons.active", 1),
+    "ecc_uncorrected": ("ecc.errors.uncorrected.volatile.total", 1),
+    "ecc_corrected": ("ecc.errors.corrected.volatile.total", 1),
+}
+RENAMED = {"clocks_throttle_reasons.active": "clocks_event_reasons.active"}
+FIRST = ("index", "name")
+CONSTANT = ("memory_total_bytes", "watts_most")  # said once
+UNKNOWN_FIELD = re.compile(r'Field "([a-z_.]+)" is not a valid field')
+SILENT = 6  # so many times the interval: an nvidia-smi that says nothing is stuck
+AGAIN = 300.0  # seconds until another is tried
+MOST = 1 << 16  # bytes of one block
+PRCTL = ctypes.CDLL(None).prctl
+PR_SET_PDEATHSIG = 1
+
+Number = Union[int, float, None]  # noqa: UP007  Python 3.9
+Columns = dict[str, list[Number]]
+
+
+class Nvidia:
+    """One nvidia-smi that goes on; `problem` says why there are no values."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.fields = {name: field for name, (field, _) in NVIDIA.items()}
+        self.models: list[str] = []
+        self.process: subprocess.Popen[bytes] | None = None
+        self.terminal = -1
+        self.text = ""
+        self.newest: dict[int, list[str]] = {}
+        self.heard = time.monotonic()
+        self.again = 0.0  # when another is tried; 0: at once
+        self.problem = "" if shutil.which("nvidia-smi") else "nvidia-smi is not installed"
+        self.here = not self.problem
+
+    def look(self) -> Columns:
+        """Return the values of all GPUs that came since the last look; empty if none came."""
+        if not self.here:
+            return {}
+        if self.process is None:
+            if time.monotonic() >= self.again:
+                self.start()
+            return {}
+        self.read()
+        if self.process.poll() is not None:
+            self.ended()
+        elif time.monotonic() - self.heard > SILENT * self.seconds:
+            self.problem = f"nvidia-smi says nothing for {SILENT * self.seconds:.0f} s"
+            self.stop(AGAIN)
+        rows, self.newest = self.newest, {}
+        return self.columns([rows[index] for index in sorted(rows)])
+
+    def start(self) -> None:
+        names = [*FIRST, *self.fields.values()]
+        command = [*nvidia.query("gpu", tuple(names)), f"--loop={max(1, math.ceil(self.seconds))}"]
+        try:
+            self.terminal, theirs = pty.openpty()
+        except OSError as error:
+            self.problem, self.here = f"no terminal for nvidia-smi: {error.strerror}", False
+            return
+        tty.setraw(theirs)
+        os.set_blocking(self.terminal, False)
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=theirs,
+                stderr=theirs,
+                env={**os.environ, **CLEAN},
+                cwd="/",
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509  needs no lock of another thread
+            )
+        except OSError as error:
+            self.problem, self.here = f"nvidia-smi cannot be run: {error.strerror}", False
+            os.close(self.terminal)
+        finally:
+            os.close(theirs)
+        self.heard, self.text = time.monotonic(), ""
+
+    def read(self) -> None:
+        """Take whole lines; the newest line of each GPU counts."""
+        with contextlib.suppress(OSError):  # nothing there now, or the other end is closed
+            while True:
+                data = os.read(self.terminal, MOST)
+                if not data:
+                    break
+                self.text += data.decode("utf-8", "replace")
+        *lines, self.text = self.text[-MOST:].split("\n")
+        count = len(FIRST) + len(self.fields)
+        for line in lines:
+            words = [word.strip() for word in line.split(",")]
+            number = nvidia.number(words[0])
+            if len(words) == count and number is not None:
+                self.newest[number] = words
+                self.heard, self.problem = time.monotonic(), ""
+            elif match := UNKNOWN_FIELD.search(line):
+                self.drop(match[1])
+            elif line.strip():
+                self.problem = f"nvidia-smi says: {line.strip()[:200]}"
+
+    def drop(self, field: str) -> None:
+        """Ask without a field that this driver does not know, or by its newer name."""
+        name = next((name for name, known in self.fields.items() if known == field), None)
+        if name is not None:
+            newer = RENAMED.get(field)
+            self.fields = {
+                key: newer if key == name and newer else known
+                for key, known in self.fields.items()
+                if key != name or newer
+            }
+            self.again = -1.0  # at once
+
+    def ended(self) -> None:
+        assert self.process is not None
+        if self.again < 0:
+            self.problem = ""
+            self.stop(0.0)
+        else:
+            self.problem = self.problem or f"nvidia-smi ended with {self.process.returncode}"
+            self.stop(AGAIN)
+
+    def stop(self, pause: float) -> None:
+        """Kill it and its children; one that hangs in the driver is left, and none is started."""
+        if self.process is None:
+            return
+        with contextlib.suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        try:
+            self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self.problem, self.here = (
+                "nvidia-smi hangs in the kernel: SIGKILL does not end it",
+                False,
+            )
+        os.close(self.terminal)
+        self.process, self.again = None, time.monotonic() + pause if pause else 0.0
+
+    def columns(self, rows: Sequence[Sequence[str]]) -> Columns:
+        if not rows:
+            return {}
+        self.models = [row[1] for row in rows]
+        return {
+            name: [value(row[len(FIRST) + at], NVIDIA[name][1]) for row in rows]
+            for at, name in enumerate(self.fields)
+        }
+
+
+def value(word: str, unit: float) -> Number:
+    """Return a number, or a mask of bits (0x...), in our unit; None where there is none."""
+    word = nvidia.value(word)
+    try:
+        number = int(word, 16) if word.startswith("0x") else float(word)
+    except ValueError:
+        return None
+    scaled = round(number * unit, 2)
+    return int(scaled) if scaled == int(scaled) else scaled
+
+
+def die_with_parent() -> None:
+    PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+class Amd:
+    """The files of amdgpu."""
+
+    def __init__(self, root: str = "") -> None:
+        self.root = root
+        top = f"{root}/sys/class/drm"
+        cards = [name for name in sysfs.names(top) if re.fullmatch(r"card\d+", name)]
+        devices = [f"{top}/{name}/device" for name in sorted(cards, key=lambda n: int(n[4:]))]
+        self.devices = [
+            device for device in devices if sysfs.number(f"{device}/mem_info_vram_total")
+        ]
+        self.models = [card.model for card in gpus.amd_cards(root)] if self.devices else []
+
+    def look(self) -> Columns:
+        each = [self.card(device) for device in self.devices]
+        return {name: [card[name] for card in each] for name in (each[0] if each else ())}
+
+    def card(self, device: str) -> dict[str, Number]:
+        busy = sysfs.number(f"{device}/gpu_busy_percent")
+        # Small steps: a directory of names that the driver chose, hwmon3.
+        monitors = sysfs.names(f"{device}/hwmon")
+        monitor = f"{device}/hwmon/{monitors[0]}" if monitors else ""
+        watts = sysfs.number(f"{monitor}/power1_average")
+        watts = sysfs.number(f"{monitor}/power1_input") if watts is None else watts
+        return {
+            "use": None if busy is None else busy / 100,
+            "memory_bytes": sysfs.number(f"{device}/mem_info_vram_used"),
+            "memory_total_bytes": sysfs.number(f"{device}/mem_info_vram_total"),
+            "celsius": scaled(sysfs.number(f"{monitor}/temp1_input"), 1e-3),
+            "watts": scaled(watts, 1e-6),
+            "watts_most": scaled(sysfs.number(f"{monitor}/power1_cap"), 1e-6),
+            "mhz": clock(sysfs.text(f"{device}/pp_dpm_sclk")),
+            "memory_mhz": clock(sysfs.text(f"{device}/pp_dpm_mclk")),
+            "ecc_uncorrected": amd.ecc_errors(sysfs.target(device), self.root),
+        }
+
+
+def scaled(number: int | None, unit: float) -> Number:
+    return None if number is None else round(number * unit, 1)
+
+
+def clock(text: str) -> Number:
+    """Read the line with a star: `1: 2100Mhz *`."""
+    match = re.search(r"(\d{1,6})M[Hh]z *\*", text)
+    return int(match[1]) if match else None
+
+
+class Gpus:
+    """All GPUs of this machine, those of NVIDIA first."""
+
+    def __init__(self, seconds: float, root: str = "") -> None:
+        self.nvidia, self.amd = Nvidia(seconds), Amd(root)
+
+    def look(self) -> dict[str, Any]:
+        """Return name -> a value for each GPU; empty where there is none, or nothing new."""
+        parts = [columns for columns in (self.nvidia.look(), self.amd.look()) if columns]
+        if len(parts) < 2:
+            return parts[0] if parts else {}
+        names = dict.fromkeys(name for columns in parts for name in columns)
+        return {
+            name: [v for each in parts for v in each.get(name, [None] * len(each["use"]))]
+            for name in names
+        }
+
+    @property
+    def models(self) -> list[str]:
+        return [*self.nvidia.models, *self.amd.models]
+
+    @property
+    def problem(self) -> str:
+        """Say why values that should be there are not."""
+        return self.nvidia.problem if shutil.which("nvidia-smi") else ""
+
+    def stop(self) -> None:
+        self.nvidia.stop(0.0)

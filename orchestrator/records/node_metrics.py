@@ -1,0 +1,218 @@
+"""Reads what the nodes' samplers wrote: outputs/node_<NN>_metrics.jsonl, a file for each attempt.
+
+A line has the time, the node, and either `about` (the machine), `cause` (a notice, with `text` and
+`fix`), or a sample. The lines come from nodes: what is no number is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator import files
+from orchestrator.records.last_metrics import number
+
+FILE = re.compile(r"node_(\d{2,6})_metrics(?:_(\d{1,6}))?\.jsonl")
+LONGEST = 1 << 16  # bytes of a line
+BEGINNING = 1 << 18  # bytes in which the machine is described
+MOST_GPUS = 64
+MOST_NAMES = 64  # of interfaces, of disks
+
+
+@dataclass(frozen=True)
+class NodeSample:
+    """What a machine did at one moment: shares from 0 to 1, bytes, bytes a second."""
+
+    time: float
+    cpu: float | None = None
+    iowait: float | None = None
+    load: float | None = None
+    memory: float | None = None
+    swap: float | None = None
+    swap_rate: float | None = None
+    disk_read: float | None = None
+    disk_write: float | None = None
+    net: dict[str, tuple[float, float]] = field(default_factory=dict)  # came, and went
+    disks: dict[str, tuple[float, float]] = field(default_factory=dict)  # free, and in all
+    gpus: dict[str, list[float | None]] = field(default_factory=dict)  # a value for each GPU
+
+    @property
+    def received(self) -> float:
+        return sum(pair[0] for pair in self.net.values())
+
+    @property
+    def sent(self) -> float:
+        return sum(pair[1] for pair in self.net.values())
+
+    def gpu(self, name: str) -> float | None:
+        """Return the mean over all GPUs of one of their values."""
+        known = [value for value in self.gpus.get(name, []) if value is not None]
+        return sum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True)
+class About:
+    """The machine that took a node's place in one attempt."""
+
+    host: str = ""
+    cpus: int = 0
+    memory: float = 0.0
+    models: tuple[str, ...] = ()
+    gpus: dict[str, list[float | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that the log told of a machine."""
+
+    time: float
+    node: int
+    cause: str
+    text: str
+
+
+def every(outputs: Path) -> dict[int, list[Path]]:
+    """Find the files: node -> one for each attempt, the first attempt's first."""
+    found: dict[int, dict[int, Path]] = {}
+    try:
+        paths = list(outputs.iterdir())
+    except OSError:
+        return {}
+    for path in paths:
+        if match := FILE.fullmatch(path.name):
+            found.setdefault(int(match[1]), {})[int(match[2] or 1)] = path
+    return {node: [each[key] for key in sorted(each)] for node, each in sorted(found.items())}
+
+
+def newest(outputs: Path, node: int) -> Path | None:
+    """Return the file that a node writes now."""
+    return every(outputs).get(node, [None])[-1]
+
+
+def about(path: Path) -> About:
+    """Describe the machine, by the last description near the beginning: GPUs take a moment."""
+    found: dict[str, Any] = {}
+    for line in lines(path, BEGINNING):
+        if isinstance(line.get("about"), dict):
+            found = line["about"]
+    models, gpus = found.get("gpus"), found.get("gpu")
+    return About(
+        host=str(found.get("host", ""))[:255],
+        cpus=int(number(found, "cpus") or 0),
+        memory=number(found, "memory_bytes") or 0.0,
+        models=tuple(map(str, models[:MOST_GPUS])) if isinstance(models, list) else (),
+        gpus=columns(gpus),
+    )
+
+
+def samples(path: Path) -> Iterator[NodeSample]:
+    """Yield the samples of a file in their order."""
+    for line in lines(path):
+        found = sample(line)
+        if found is not None:
+            yield found
+
+
+def notices(path: Path, node: int) -> Iterator[Notice]:
+    """Yield what the log told of a machine."""
+    for line in lines(path, having=b'"cause":'):
+        when = number(line, "time")
+        if when is not None and isinstance(line.get("cause"), str):
+            text = line.get("text")
+            yield Notice(when, node, line["cause"], text if isinstance(text, str) else "")
+
+
+class Recent:
+    """The last samples of one file, which grows: each look reads only what is new."""
+
+    def __init__(self, path: Path, keep: int = 60) -> None:
+        self.path = path
+        self.samples: deque[NodeSample] = deque(maxlen=keep)
+        self.at = -1  # where the next line begins
+
+    def look(self) -> deque[NodeSample]:
+        try:
+            with files.open_plain(self.path) as file:
+                size = os.fstat(file.fileno()).st_size
+                if self.at < 0:
+                    self.at = max(0, size - (self.samples.maxlen or 1) * 1024)
+                file.seek(self.at)
+                data = file.read(max(0, size - self.at))
+        except OSError:
+            return self.samples
+        whole, newline, _ = data.rpartition(b"\n")
+        self.at += len(whole) + len(newline)
+        for raw in whole.split(b"\n"):
+            line = parsed(raw)
+            found = sample(line) if line is not None else None
+            if found is not None:
+                self.samples.append(found)
+        return self.samples
+
+
+# -- lines ------------------------------------------------------------------------------------
+
+
+def lines(path: Path, most: int | None = None, having: bytes = b"") -> Iterator[dict[str, Any]]:
+    """Yield the lines of a file, or of its beginning; of those that have some bytes."""
+    try:
+        with files.open_plain(path) as file:
+            while (most is None or file.tell() < most) and (raw := file.readline(LONGEST)):
+                line = parsed(raw) if having in raw else None
+                if line is not None:
+                    yield line
+    except OSError:
+        return
+
+
+def parsed(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):  # empty, or cut off by the end of the job
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def sample(line: dict[str, Any]) -> NodeSample | None:
+    """Return the sample that a line holds; None for one that holds something else."""
+    when = number(line, "time")
+    if when is None or "about" in line or "cause" in line:
+        return None
+    return NodeSample(
+        time=when,
+        cpu=number(line, "cpu"),
+        iowait=number(line, "iowait"),
+        load=number(line, "load"),
+        memory=number(line, "memory_bytes"),
+        swap=number(line, "swap_bytes"),
+        swap_rate=number(line, "swap_per_s"),
+        disk_read=number(line, "disk_read_per_s"),
+        disk_write=number(line, "disk_write_per_s"),
+        net=pairs(line.get("net")),
+        disks=pairs(line.get("disks")),
+        gpus=columns(line.get("gpu")),
+    )
+
+
+def pairs(data: Any) -> dict[str, tuple[float, float]]:
+    found = {}
+    for name, values in list(data.items())[:MOST_NAMES] if isinstance(data, dict) else ():
+        if isinstance(values, list) and len(values) == 2:
+            first, second = (number({"": value}, "") for value in values)
+            if first is not None and second is not None:
+                found[name] = (first, second)
+    return found
+
+
+def columns(data: Any) -> dict[str, list[float | None]]:
+    return {
+        name: [number({"": value}, "") for value in values[:MOST_GPUS]]
+        for name, values in (list(data.items())[:MOST_NAMES] if isinstance(data, dict) else ())
+        if isinstance(values, list)
+    }

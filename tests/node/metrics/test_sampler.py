@@ -1,0 +1,116 @@
+"""The process that samples a machine beside a real supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.job import processes
+from orchestrator.node.job.processes import Process
+from orchestrator.node.metrics import sampler
+from orchestrator.node.metrics.disks import Disks, Look
+from orchestrator.node.metrics.sampler import Sampler
+from orchestrator.records import node_metrics
+from tests.node.running import Job, alive, bare_spec, script, wait_until
+
+WAITS = "import sys; print('up', flush=True); open(sys.argv[1]).read()"
+
+
+def sampler_of(job: Job) -> Process | None:
+    assert job.supervisor is not None
+    children = [p for p in processes.everyone().values() if p.parent == job.supervisor.pid]
+    command = {p.pid: Path(f"/proc/{p.pid}/cmdline").read_bytes().split(b"\0") for p in children}
+    return next((p for p in children if b"sample" in command[p.pid]), None)
+
+
+def waiting(job: Job, tmp_path: Path) -> Path:
+    """Start a job that waits until its FIFO is opened."""
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    (tmp_path / "e/outputs").mkdir(parents=True)
+    target = {**script(tmp_path, WAITS), "args": [str(go)]}
+    job.start(job.spec(target, env={"ORCHESTRATOR_EXPERIMENT": str(tmp_path / "e")}))
+    return go
+
+
+def test_it_samples_beside_a_job_and_is_no_part_of_it(
+    new_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = new_job()
+    go = waiting(job, tmp_path)
+    path = tmp_path / "e/outputs/node_00_metrics.jsonl"
+    wait_until(path.exists)
+    own = sampler_of(job)
+    assert own is not None and own.pid not in job.living()
+    assert node_metrics.about(path).cpus == os.cpu_count()
+    go.write_text("")
+    assert "left_behind" not in job.wait()
+    assert not alive(own.pid)
+
+
+def test_a_killed_supervisor_takes_it_along(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    job = new_job()
+    waiting(job, tmp_path)
+    own = wait_until(lambda: sampler_of(job))
+    assert job.supervisor is not None
+    job.supervisor.kill()
+    wait_until(lambda: not alive(own.pid))
+
+
+def test_a_sampler_that_hangs_holds_nobody_up(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    job = new_job()
+    go = waiting(job, tmp_path)
+    own = wait_until(lambda: sampler_of(job))
+    os.kill(own.pid, signal.SIGSTOP)
+    go.write_text("")
+    assert job.wait()["agent"] == 0
+    assert not alive(own.pid)
+
+
+def sampled(tmp_path: Path, **fields: object) -> Sampler:
+    (tmp_path / "outputs").mkdir(exist_ok=True)
+    env = {"ORCHESTRATOR_EXPERIMENT": str(tmp_path)}
+    return Sampler(bare_spec(env=env, **fields), seconds=0.01)
+
+
+def test_notices_are_in_the_stream_once_for_all_attempts(tmp_path: Path) -> None:
+    first = {"number": 1, "restarts": 2, "first_job": "job", "first_node": 0}
+    told = []
+    for number in (1, 2):
+        own = sampled(tmp_path, attempt={**first, "number": number})
+        own.disks.look = lambda: {"/dev/shm": [1, 64 << 20]}  # type: ignore[method-assign]
+        told.append([notice.cause for notice in own.sample() + own.sample()])
+    assert told == [["shm_full"], []]
+    paths = node_metrics.every(tmp_path / "outputs")[0]
+    assert [path.name for path in paths] == ["node_00_metrics.jsonl", "node_00_metrics_2.jsonl"]
+    assert [n.text for n in node_metrics.notices(paths[0], 0)] == [
+        "/dev/shm is full: 1 B free of 64 MiB"
+    ]
+    assert len(list(node_metrics.samples(paths[1]))) == 2
+
+
+def test_a_disk_that_never_answers_is_told(tmp_path: Path) -> None:
+    own = sampled(tmp_path)
+    own.disks = Disks([str(tmp_path)], 1000.0)
+    wait_until(lambda: own.disks.known)  # its thread sleeps now
+    own.disks.at = Look("/nfs", time.monotonic() - 1000)
+    assert [notice.cause for notice in own.stuck()] == ["disk_stuck"]
+    assert list(own.stuck()) == []
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = sampler.Lines(str(tmp_path / "lines"))
+    lines.write({"time": 1})
+    write = os.write
+    monkeypatch.setattr(sampler.os, "write", lambda fd, data: write(fd, data[:3]))
+    lines.write({"time": 2})
+    monkeypatch.undo()
+    lines.write({"time": 3})
+    text = (tmp_path / "lines").read_text()
+    assert [json.loads(line)["time"] for line in text.splitlines()] == [1, 3]

@@ -1,0 +1,63 @@
+"""What a node's sampler wrote, read by somebody who does not trust it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from orchestrator.records import node_metrics
+from orchestrator.records.node_metrics import Recent
+
+ABOUT = {"time": 1.0, "about": {"host": "gpu1", "cpus": 8, "memory_bytes": 100, "gpus": ["H100"]}}
+LINE = {
+    "cpu": 0.5,
+    "memory_bytes": 50,
+    "net": {"eth0": [100, 200], "ib0": [1, 2]},
+    "disks": {"/": [5, 10]},
+    "gpu": {"use": [0.5, None, 1.0], "watts": [100, 200, 300]},
+}
+NONSENSE = [
+    "", "x", "[]", "3", '{"time": "now"}', '{"time": 1e999}', "[" * 10000,
+    '{"time": 2, "net": {"a": [1], "b": 3, "c": ["x", 1]}, "gpu": {"use": 3}, "disks": []}',
+]  # fmt: skip
+
+
+def test_samples_and_what_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "node_00_metrics.jsonl"
+    lines = [json.dumps(line) for line in (ABOUT, {"time": 2.0, **LINE}, {"time": 3, "cause": "x"})]
+    path.write_text("\n".join([*lines, *NONSENSE, '{"time": 4, "cp']))
+    first, second = node_metrics.samples(path)
+    assert (first.cpu, first.memory, first.received, first.sent) == (0.5, 50, 101, 202)
+    assert first.gpu("use") == 0.75 and first.gpu("watts") == 200 and first.gpu("none") is None
+    assert (second.net, second.gpus, second.disks) == ({}, {}, {})
+    about = node_metrics.about(path)
+    assert (about.host, about.cpus, about.models) == ("gpu1", 8, ("H100",))
+    assert [notice.cause for notice in node_metrics.notices(path, 0)] == ["x"]
+    assert node_metrics.about(tmp_path / "none") == node_metrics.About()
+
+
+def test_files_of_attempts_stand_in_their_order(tmp_path: Path) -> None:
+    for name in ("node_00_metrics_10", "node_00_metrics_2", "node_00_metrics", "node_01_metrics"):
+        (tmp_path / f"{name}.jsonl").touch()
+    (tmp_path / "rank_00_metrics.jsonl").touch()
+    found = node_metrics.every(tmp_path)
+    assert [path.stem[16:] for path in found[0]] == ["", "2", "10"]
+    assert list(found) == [0, 1]
+    assert node_metrics.newest(tmp_path, 0) == found[0][-1]
+    assert node_metrics.newest(tmp_path, 7) is None
+
+
+def test_what_grows_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "grows"
+    recent = Recent(path, keep=3)
+    assert not recent.look()
+    with path.open("a") as file:
+        for at in range(5):
+            file.write(json.dumps({"time": at, "cpu": 0.1}) + "\n")
+        file.write('{"time": 5,')
+        file.flush()
+        assert [sample.time for sample in recent.look()] == [2, 3, 4]
+        file.write(' "cpu": 0.2}\n')
+        file.flush()
+        assert [sample.time for sample in recent.look()] == [3, 4, 5]
+    assert recent.at == path.stat().st_size
