@@ -336,6 +336,15 @@ def test_the_front_door_is_light(words: list[str]) -> None:
     assert not heavy & set(loaded.split())
 
 
+def test_logins_do_without_the_parts_of_paramiko_that_nobody_uses() -> None:
+    """They are most of the time that it takes to load."""
+    code = "import sys, orchestrator.head.connect.ssh; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "paramiko.transport" in loaded
+    assert not loaded & {"asyncio", "unittest.mock", "invoke.tasks"}
+
+
 def test_the_head_never_loads_torch() -> None:
     """It is not installed there; only the engine and the programs of the user need it."""
     names = [".".join(path.with_suffix("").relative_to(ROOT).parts) for path in FILES]

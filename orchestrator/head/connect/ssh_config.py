@@ -11,6 +11,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -32,6 +33,7 @@ class Algorithms:
     macs: tuple[str, ...] = ()
 
 
+_asking = threading.Lock()
 NEGOTIATED = ("hostkeyalgorithms", "casignaturealgorithms", "kexalgorithms", "ciphers", "macs")
 
 
@@ -97,7 +99,8 @@ class SshConfig:
         """Ask how a host is reached; `jump` is a ProxyJump that wins over that of the file."""
         if not _same_for_all(self.file):
             return _destination(host, user, port, ask(self.file, host, user, port, jump))
-        common = _common(self.file, user, port)
+        with _asking:  # else 64 threads ask before the first has an answer
+            common = _common(self.file, user, port)
         return replace(common, host=host, jump=jump or common.jump)
 
     def of_node(self, node: Login) -> Destination:

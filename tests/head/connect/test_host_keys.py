@@ -33,7 +33,7 @@ def hashed(name: str) -> str:
 
 @pytest.fixture
 def known_hosts(tmp_path: Path) -> Path:
-    host_keys._read_once.cache_clear()
+    host_keys.forget_files()
     return tmp_path / "ssh" / "known_hosts"
 
 
@@ -44,7 +44,7 @@ def destination(known_hosts: Path, host: str = "gpu01", port: int = 22) -> Desti
 def write(path: Path, text: str) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-    host_keys._read_once.cache_clear()
+    host_keys.forget_files()
     return path
 
 
@@ -59,7 +59,7 @@ def of_openssh(path: Path, name: str) -> list[int]:
 
 
 def of_ours(path: Path, host: str, port: int) -> list[int]:
-    host_keys._read_once.cache_clear()
+    host_keys.forget_files()
     found = known_keys(destination(path, host, port))
     return [int(key.where.rpartition(":")[2]) for key in found]
 
@@ -164,7 +164,7 @@ def test_the_fix_for_a_changed_host_works(known_hosts: Path) -> None:
         check(there, OURS, strict=False)
     command = refused.value.fix.partition(": ")[2].partition(";")[0]
     subprocess.run(["sh", "-c", command], check=True, capture_output=True)
-    host_keys._read_once.cache_clear()
+    host_keys.forget_files()
     check(there, OURS, strict=False)
     assert known_hosts.read_text() == line("gpu01", OTHER) + line("[gpu01]:2222")
 
@@ -219,7 +219,7 @@ def test_a_name_is_recorded_hashed_where_ssh_would(known_hosts: Path) -> None:
     check(there, OURS, strict=False)
     assert known_hosts.read_text().startswith("|1|")
     assert "gpu01" not in known_hosts.read_text()
-    host_keys._read_once.cache_clear()
+    host_keys.forget_files()
     check(there, OURS, strict=True)
 
 
