@@ -11,12 +11,13 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
 
 gear=(-m "not long")
+extras=test
 case "${1:-}" in
 --fast) gear=(-m fast) && shift ;;
---long) gear=() && shift ;;
+--long) gear=() extras=test,trackers && shift ;;
 esac
 need_apt ssh openssh-client
-need_venv test
+need_venv "$extras"
 if [ "${gear[*]}" != "-m fast" ]; then
     need_apt sshd openssh-server
     need_apt ip iproute2

@@ -68,6 +68,7 @@ LONG = [
     "tests/end_to_end/test_pool.py::test_map_goes_on_without_a_node",
     "tests/end_to_end/test_pool.py::test_ten_thousand_calls",
     "tests/end_to_end/test_programs.py",
+    "tests/trackers/test_known.py::test_a_run_that_goes_on",  # their packages are many
     *(
         f"tests/end_to_end/test_end.py::test_a_failing_rank_ends_the_job_everywhere[plain-{how}"
         for how in ("kill-killed", "exit-ended")

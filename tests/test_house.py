@@ -32,6 +32,7 @@ ARROWS: dict[str, set[str]] = {
     "protocol": {"version"},
     "records": {"config", "errors", "files", "permissions", "protocol"},
     "slurm_environment": {"errors", "host_ranges"},
+    "trackers": {"errors"},
     "node/peers": {"protocol"},
     "node/job": {"files", "node/peers", "protocol"},
     "node/facts": {"node/job", "program", "protocol"},
@@ -55,7 +56,7 @@ ARROWS: dict[str, set[str]] = {
     "engine/saving": {
         *("config", "errors", "files", "permissions", "records", "text", "engine/ranks"),
     },
-    "engine/observe": {"config", "errors", "files", "engine/ranks"},
+    "engine/observe": {"config", "errors", "files", "trackers", "engine/ranks"},
     "engine/core": {
         *("config", "errors", "text", "engine/data", "engine/models", "engine/observe"),
         *("engine/ranks", "engine/saving"),
@@ -65,8 +66,8 @@ ARROWS: dict[str, set[str]] = {
         *("engine/models", "engine/observe", "engine/ranks"),
     },
     "engine": {
-        *("config", "errors", "files", "records", "engine/core", "engine/data", "engine/models"),
-        *("engine/observe", "engine/ranks", "engine/saving"),
+        *("config", "errors", "files", "records", "trackers", "engine/core", "engine/data"),
+        *("engine/models", "engine/observe", "engine/ranks", "engine/saving"),
     },
     "distributed": {"engine/ranks"},
     "head": set(),

@@ -390,7 +390,7 @@ class Profiling:
         return (self.wait or 0) + (self.warmup or 0)
 
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 @dataclass(frozen=True)
@@ -398,7 +398,9 @@ class Logging:
     """The reports of a run."""
 
     interval: int = 10  # steps between two progress lines and metrics lines
-    trackers: tuple[str, ...] = ()  # tensorboard, wandb, mlflow: they get what rank 0 measures
+    trackers: tuple[
+        str, ...
+    ] = ()  # tensorboard, wandb, mlflow, trackio: they get what rank 0 measures
     tracker_options: dict[str, Any] = field(default_factory=dict)  # {wandb: {project: p}}
 
     def __post_init__(self) -> None:

@@ -34,7 +34,7 @@ from orchestrator.engine.data.randomness import randomness_kept
 from orchestrator.engine.models import build
 from orchestrator.engine.models.losses import Criterion, Loss, Losses, Step
 from orchestrator.engine.observe.reporter import Measures, Reporter, say, tell
-from orchestrator.engine.observe.trackers import Tracker, Trackers
+from orchestrator.engine.observe.trackers import Trackers
 from orchestrator.engine.ranks import (
     agreement,
     auto_strategy,
@@ -54,6 +54,7 @@ from orchestrator.engine.saving.memory import Found, Memory
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.files import expanded
 from orchestrator.records import checkpoint_store
+from orchestrator.trackers.known import Tracker
 
 KEEP_ALL = 1 << 30
 NUMBERS = itertools.count(1)
@@ -98,7 +99,8 @@ class Trainer:
         seed: of the order of the samples and of all randomness.
         device: of a single process; each of several has its own.
         backend: nccl, gloo or mpi; nccl where there are GPUs.
-        trackers: "tensorboard", "wandb", "mlflow" or objects with log(values, step) and close().
+        trackers: "tensorboard", "wandb", "mlflow", "trackio", or objects with log(values, step) and
+            close().
         on_train_begin: called with the Trainer before the first step.
         on_step_end: called with the Trainer after every step.
         on_epoch_end: called with the Trainer after every epoch. Each of these hooks ends the
@@ -404,6 +406,8 @@ class Trainer:
         config, state = self.config, self.state
         state.ended = ""
         self._policy = policy
+        if self._trackers is not None:
+            self._trackers.begin(self._run.id, state.step)
         built_in = self._training is not None
         flops = (build.flops_per_sample(config, self.bare) if built_in
                  else build.stated_flops(self.bare))  # fmt: skip

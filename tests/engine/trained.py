@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from orchestrator import Trainer, distributed
-from orchestrator.engine import train
 from orchestrator.engine.saving import huggingface, ownership
 from orchestrator.errors import OrchestratorError
 
@@ -548,63 +547,26 @@ def refuses(directory: Path) -> None:
     (directory / f"results_{os.environ['RANK']}").write_text(json.dumps(results))
 
 
-# -- trackers, with modules that have the real ones' signatures --------------------------------
+# -- trackers ----------------------------------------------------------------------------------
 
 
 class Book:
-    """Whatever is called, with its words."""
+    """A tracker of one's own: whatever it is told, with its words."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    def note(self, name: str, *words: Any, **named: Any) -> None:
-        self.calls.append([name, list(words), named])
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.calls.append(["log", values, step])
+
+    def close(self) -> None:
+        self.calls.append(["close"])
 
 
-def stand_ins(book: Book) -> None:
-    class SummaryWriter:
-        def __init__(self, log_dir: str | None = None, comment: str = "") -> None:
-            book.note("tensorboard", log_dir)
-
-        def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
-            book.note("add_scalar", tag, scalar_value, global_step)
-
-        def flush(self) -> None: ...
-
-        def close(self) -> None:
-            book.note("closed tensorboard")
-
-    class WandbRun:
-        def log(
-            self, data: dict[str, Any], step: int | None = None, commit: bool | None = None
-        ) -> None:
-            book.note("wandb.log", data, step)
-            raise ConnectionError("no network")
-
-        def finish(self, exit_code: int | None = None) -> None:
-            book.note("finished")
-
-    def init(project: str | None = None, name: str | None = None, config: Any = None) -> WandbRun:
-        book.note("wandb.init", project)
-        return WandbRun()
-
-    def log_metrics(metrics: dict[str, float], step: int | None = None) -> None:
-        book.note("log_metrics", metrics, step)
-
-    modules: dict[str, dict[str, Any]] = {
-        "torch.utils.tensorboard": {"SummaryWriter": SummaryWriter},
-        "wandb": {"init": init},
-        "mlflow": {
-            "set_experiment": lambda experiment_name: book.note("experiment", experiment_name),
-            "start_run": lambda run_id=None, run_name=None: book.note("start_run", run_name),
-            "log_metrics": log_metrics,
-            "end_run": lambda status="FINISHED": book.note("end_run", status),
-        },
-    }
-    for name, contents in modules.items():
-        made = types.ModuleType(name)
-        vars(made).update(contents)
-        sys.modules[name] = made
+class Broken(Book):
+    def log(self, values: dict[str, float], step: int) -> None:
+        super().log(values, step)
+        raise ConnectionError("no network")
 
 
 def trainer(**more: Any) -> Trainer:
@@ -614,27 +576,31 @@ def trainer(**more: Any) -> Trainer:
 
 def tracks(directory: Path) -> None:
     rank = distributed.setup_distributed()["rank"]
+    sys.modules["wandb"] = None  # type: ignore[assignment]  # it is not installed
     results = {"missing": message(trainer, trackers=["wandb"]), "name": message(
         trainer, trackers=["tensorbord"]), "thing": message(trainer, trackers=[3])}  # fmt: skip
-    book = Book()
-    stand_ins(book)
-    wanted = {
-        "tensorboard": {"log_dir": "here"},
-        "wandb": {"project": "p"},
-        "mlflow": {"experiment_name": "e", "run_name": "r"},
-    }
-    made = trainer(trackers=wanted, log_every=2)
+    wrong = trainer(trackers={"tensorboard": {"logdri": "here"}})
+    results["option"] = message(wrong.train, loader(), epochs=1)
+    book, broken = Book(), Broken()
+    made = trainer(trackers=[book, broken], log_every=2)
     made.train(loader(), loader(), epochs=1)
     made.close()
-    (directory / f"results_{rank}").write_text(json.dumps({**results, "calls": book.calls}))
+    told = {"book": book.calls, "broken": broken.calls}
+    (directory / f"results_{rank}").write_text(json.dumps({**results, **told}))
 
 
-def engine_tracks(directory: Path) -> None:
-    """The built-in engine, whose config names trackers."""
-    book = Book()
-    stand_ins(book)
-    train.main()
-    (directory / f"results_{os.environ['RANK']}").write_text(json.dumps(book.calls))
+def tracks_again(directory: Path) -> None:
+    """A training that ends in the middle, and one that goes on."""
+    options = {"tensorboard": {"log_dir": str(directory / "tb")}}
+    saving = {"save_to": directory / "saved", "save_every": "2 steps"}
+    first = trainer(trackers=options, log_every=1)
+    first.train(loader(), max_period="5 steps", **saving)
+    first.close()
+    shutil.rmtree(directory / "saved" / "step_00000005", ignore_errors=True)
+    distributed.barrier()
+    second = trainer(trackers=options, log_every=1)
+    second.train(loader(), max_period="6 steps", resume=True, **saving)
+    second.close()
 
 
 # -- what else it promises ----------------------------------------------------------------------

@@ -1,81 +1,22 @@
-"""TensorBoard, W&B and MLflow by name, imported only when requested.
+"""The trackers of a training: rank 0 alone talks to them.
 
-Only rank 0 uses them. One that cannot be imported is an error before training; one that fails
-later costs its curves and a warning, never the run.
+One that cannot be imported or opened is an error before training; one that fails later costs its
+curves and a warning, never the run.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from orchestrator.config.parse import one_of
 from orchestrator.engine.ranks.ranks import Ranks, gather
-from orchestrator.errors import CheckFailed, OrchestratorError, UsageError, import_optional
-
-
-class Tracker(Protocol):
-    """Anything with these two methods; `trackers=` takes it as well as names."""
-
-    def log(self, values: Mapping[str, float], step: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class TensorBoard:
-    PACKAGES = ("tensorboard", "torch.utils.tensorboard")
-
-    def __init__(self, **options: Any) -> None:
-        directory = Path(os.environ.get("ORCHESTRATOR_EXPERIMENT", "."), "outputs", "tensorboard")
-        tensorboard: Any = module("tensorboard", "torch.utils.tensorboard")
-        self.writer = tensorboard.SummaryWriter(**{"log_dir": str(directory), **options})
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
-        self.writer.flush()
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-class WandB:
-    def __init__(self, **options: Any) -> None:
-        self.run = module("wandb", "wandb").init(**options)
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self.run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self.run.finish()
-
-
-class MLflow:
-    def __init__(self, experiment_name: str | None = None, **options: Any) -> None:
-        self.mlflow = module("mlflow", "mlflow")
-        if experiment_name is not None:
-            self.mlflow.set_experiment(experiment_name)
-        self.mlflow.start_run(**options)
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self.mlflow.log_metrics(dict(values), step=step)
-
-    def close(self) -> None:
-        self.mlflow.end_run()
-
-
-KNOWN: dict[str, Callable[..., Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-    "mlflow": MLflow,
-}
-
-
-def module(package: str, name: str) -> Any:
-    return import_optional(name, package, f"trackers: {package!r} needs a package that")
+from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
+from orchestrator.trackers.known import KNOWN, Curves, Tracker, module
+from orchestrator.trackers.sending import Sending
 
 
 class Trackers:
@@ -84,52 +25,77 @@ class Trackers:
     def __init__(
         self, wanted: Sequence[str | Tracker] | Mapping[str, Any], ranks: Ranks, say: Any
     ) -> None:
-        self.say, self.all = say, []
+        self.say, self.rank = say, ranks.rank
+        self.wanted = [wanted] if isinstance(wanted, str) else wanted
+        self.named: list[Sending] | None = None  # until begin
+        self.own: list[Tracker] = []
+        self._together(self._check)
+        atexit.register(self.close)
+
+    def begin(self, run: str, step: int) -> None:
+        """Open those that have names, once, with the curves of this run, which is at a step."""
+        if self.named is None:
+            self.named = []
+            self._together(lambda: self._open(run, step))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for sending in self.named or ():
+            sending.log(values, step)
+        self._do(lambda tracker: tracker.log(values, step))
+
+    def close(self) -> None:
+        named, self.named = self.named or [], []
+        for sending in named:
+            sending.close()
+        self._do(lambda tracker: tracker.close())
+        self.own = []
+
+    def _together(self, what: Any) -> None:
+        """Do it on rank 0, and let all ranks hear of it if it cannot be done."""
         problem: Exception | None = None
-        if ranks.rank == 0:
+        if self.rank == 0:
             try:
-                self.all = started(wanted)
+                what()
             except Exception as error:  # noqa: BLE001 (a tracker's own, too: all ranks hear of it)
                 problem = error
-        if self.all:
-            atexit.register(self.close)
         first_problem = gather(str(problem) if problem else "")[0]
         if problem is not None and not isinstance(problem, OrchestratorError):
             raise problem
         if first_problem:
             raise CheckFailed(first_problem)
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self._do(lambda tracker: tracker.log(values, step))
+    def _check(self) -> None:
+        for tracker in self.wanted:
+            if isinstance(tracker, str):
+                one_of("a tracker", tracker, tuple(KNOWN))
+                module(KNOWN[tracker].package, KNOWN[tracker].imports)
+            elif callable(getattr(tracker, "log", None)) and callable(
+                getattr(tracker, "close", None)
+            ):
+                self.own.append(tracker)
+            else:
+                raise UsageError(
+                    f"trackers: {tracker!r} has no log(values, step) and close()",
+                    f"name one of {', '.join(KNOWN)}, or give an object that has both",
+                )
 
-    def close(self) -> None:
-        self._do(lambda tracker: tracker.close())
-        self.all = []
+    def _open(self, run: str, step: int) -> None:
+        experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT", "")
+        curves = Curves(run, Path(experiment).name, step, Path(experiment, "outputs"))
+        options = self.wanted if isinstance(self.wanted, Mapping) else {}
+        assert self.named is not None
+        for name in (tracker for tracker in self.wanted if isinstance(tracker, str)):
+            try:
+                opened = KNOWN[name].open(curves, **(options.get(name) or {}))
+            except TypeError as error:
+                raise UsageError(f"trackers: {name} could not be opened: {error}") from error
+            self.named.append(Sending(name, opened, self.say))
 
-    def _do(self, what: Callable[[Tracker], None]) -> None:
-        for tracker in list(self.all):
+    def _do(self, what: Any) -> None:
+        for tracker in list(self.own):
             try:
                 what(tracker)
-            except Exception as error:  # noqa: BLE001 (the network, a server, a full disk)
-                self.all.remove(tracker)
+            except Exception as error:  # noqa: BLE001 (whatever a user's own one does)
+                self.own.remove(tracker)
                 name = type(tracker).__name__
                 self.say(f"WARNING: {name} failed and is switched off from now on: {error}")
-
-
-def started(wanted: Sequence[str | Tracker] | Mapping[str, Any]) -> list[Tracker]:
-    if isinstance(wanted, str):
-        wanted = [wanted]
-    options = wanted if isinstance(wanted, Mapping) else {}
-    trackers: list[Tracker] = []
-    for tracker in wanted:
-        if isinstance(tracker, str):
-            one_of("a tracker", tracker, tuple(KNOWN))
-            trackers.append(KNOWN[tracker](**(options.get(tracker) or {})))
-        elif callable(getattr(tracker, "log", None)) and callable(getattr(tracker, "close", None)):
-            trackers.append(tracker)
-        else:
-            raise UsageError(
-                f"trackers: {tracker!r} has no log(values, step) and close()",
-                f"name one of {', '.join(KNOWN)}, or give an object that has both",
-            )
-    return trackers

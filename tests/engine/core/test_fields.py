@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
 from orchestrator.config import parse
@@ -421,21 +422,17 @@ def test_the_engine_tells_trackers(tmp_path: Path) -> None:
         "training": {"eval_steps": 2},
         "dataset": {"num_samples": 64},
         "logging": {
-            "trackers": ["mlflow", "tensorboard"],
-            "tracker_options": {"mlflow": {"experiment_name": "e"}},
+            "trackers": ["tensorboard"],
+            "tracker_options": {"tensorboard": {"log_dir": str(tmp_path / "tb")}},
         },
     }
-    call = "tests.engine.trained:engine_tracks"
-    (codes,) = run(Job(str(tmp_path), [2], merged(TINY, keys), call=call))
+    (codes,) = run(Job(str(tmp_path), [2], merged(TINY, keys)))
     assert codes == [0, 0]
-    first, other = (json.loads((tmp_path / f"results_{rank}").read_text()) for rank in range(2))
-    assert other == []
-    assert ["experiment", ["e"], {}] in first
-    assert first[-2:] == [["end_run", ["FINISHED"], {}], ["closed tensorboard", [], {}]]
-    heard = [words for name, words, _ in first if name == "log_metrics"]
-    assert [step for _, step in heard] == [1, 2, 2, 3, 4, 4]
-    assert heard[0][0].keys() >= {"loss", "epoch", "lr"}
-    assert heard[2][0].keys() == {"eval_loss", "eval_correct", "epoch"}
+    curves = EventAccumulator(str(tmp_path / "tb"))
+    curves.Reload()
+    assert {"loss", "epoch", "lr", "eval_loss", "eval_correct"} <= set(curves.Tags()["scalars"])
+    assert [point.step for point in curves.Scalars("loss")] == [1, 2, 3, 4]
+    assert [point.step for point in curves.Scalars("eval_loss")] == [2, 4]
     wrong = {"logging": {"tracker_options": {"mlfow": {}}, "trackers": ["mlflow"]}}
     with pytest.raises(UsageError, match="did you mean 'mlflow'"):
         parse.build(Config, wrong)

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -291,22 +292,29 @@ def test_trackers_hear_of_rank_0_and_a_broken_one_costs_only_itself(tmp_path: Pa
         assert "-m pip install wandb" in results["missing"]
         assert "did you mean 'tensorboard'" in results["name"]
         assert "3 has no log(values, step) and close()" in results["thing"]
-    assert other["calls"] == []
-    calls = {name: (words, more) for name, words, more in reversed(first["calls"])}
-    assert calls["tensorboard"][0] == ["here"]
-    assert calls["wandb.init"][0] == ["p"]
-    assert calls["experiment"][0] == ["e"]
-    assert calls["start_run"][0] == ["r"]
-    assert {"end_run", "closed tensorboard"} <= calls.keys()
-    assert "WandB failed and is switched off from now on: no network" in job.output()
-    heard = [words for name, words, _ in first["calls"] if name == "log_metrics"]
-    metrics, steps = zip(*heard, strict=True)
+        assert "tensorboard could not be opened" in results["option"]
+        assert "logdri" in results["option"]
+    assert other["book"] == other["broken"] == []
+    assert "Broken failed and is switched off from now on: no network" in job.output()
+    assert [call[0] for call in first["broken"]] == ["log"]
+    *heard, closed = first["book"]
+    assert closed == ["close"]
+    _, metrics, steps = zip(*heard, strict=True)
     assert steps == (1, 2, 4, 6, 6)
     parts = {"data_ms", "forward_backward_ms", "optimizer_ms", "step_ms"}
     assert metrics[0].keys() >= {"loss", "lr", "grad_norm", "epoch", "tokens_per_s", *parts}
     assert metrics[-1].keys() == {"epoch", "train_loss", "val_loss"}
-    scalars = [words for name, words, _ in first["calls"] if name == "add_scalar"]
-    assert ["val_loss", metrics[-1]["val_loss"], 6] in scalars
+
+
+def test_a_training_that_resumes_goes_on_with_its_own_curves(tmp_path: Path) -> None:
+    job = done(tmp_path, "again", [2], "tracks_again")
+    curves = EventAccumulator(str(job.path / "tb"))
+    curves.Reload()
+    # Steps that were trained a second time are there once: those of the attempt that went on.
+    assert [point.step for point in curves.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
+    times = [point.wall_time for point in curves.Scalars("loss")]
+    assert times == sorted(times)
+    assert len(list((job.path / "tb").iterdir())) == 2
 
 
 def test_what_else_it_promises(tmp_path: Path) -> None:

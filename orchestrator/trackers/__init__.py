@@ -1,0 +1,1 @@
+"""Trackers by name: TensorBoard, W&B, MLflow, trackio, each imported only when asked for."""

@@ -1,0 +1,141 @@
+"""What each tracker is told, so that a training that resumes goes on with its own curves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from orchestrator.errors import import_optional
+
+
+class Tracker(Protocol):
+    """Anything with these two methods; `trackers=` of a Trainer takes it as well as names."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Which curves the values belong to. The same id gets the same curves again."""
+
+    id: str
+    name: str = ""  # what people see; a tracker chooses one where it is empty
+    step: int = 0  # values after it are about to come; those of an earlier attempt do not count
+    directory: Path = Path()  # for what is written to files
+
+
+class Opened(Protocol):
+    """One of KNOWN, ready for values: of a step, and of a moment in Unix seconds."""
+
+    def log(self, values: Mapping[str, float], step: int, moment: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    def __init__(self, curves: Curves, log_dir: str | Path | None = None, **options: Any) -> None:
+        # Not torch's writer: a head has no torch, and that one keeps no moments.
+        writing = module("tensorboard", "tensorboard.summary.writer.event_file_writer")
+        self.events = module("tensorboard", "tensorboard.compat.proto.event_pb2")
+        self.summaries = module("tensorboard", "tensorboard.compat.proto.summary_pb2")
+        directory = Path(log_dir or curves.directory / "tensorboard").expanduser()
+        self.writer = writing.EventFileWriter(str(directory), **options)
+        if curves.step:
+            start = self.events.SessionLog(status=self.events.SessionLog.START)
+            self.writer.add_event(self.events.Event(step=curves.step + 1, session_log=start))
+
+    def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
+        value = self.summaries.Summary.Value
+        told = [value(tag=name, simple_value=number) for name, number in values.items()]
+        summary = self.summaries.Summary(value=told)
+        self.writer.add_event(self.events.Event(wall_time=moment, step=step, summary=summary))
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandB:
+    def __init__(self, curves: Curves, **options: Any) -> None:
+        wandb = module("wandb", "wandb")
+        own = {"id": curves.id, "resume": "allow", "name": curves.name or None}
+        self.run = wandb.init(**{**own, **options})
+
+    def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
+        self.run.log({**values, "_timestamp": moment}, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class MLflow:
+    TAG = "orchestrator.curves"
+
+    def __init__(self, curves: Curves, experiment_name: str | None = None, **options: Any) -> None:
+        self.mlflow = module("mlflow", "mlflow")
+        self.entities = module("mlflow", "mlflow.entities")
+        if experiment_name is not None:
+            self.mlflow.set_experiment(experiment_name)
+        self.client = self.mlflow.MlflowClient()
+        if "run_id" not in options:
+            options = {**options, **self._same_run(curves)}
+        self.run = self.mlflow.start_run(**options).info.run_id
+
+    def _same_run(self, curves: Curves) -> dict[str, Any]:
+        """Choose the run that has these curves, or name and mark a new one."""
+        ours = f"tags.`{self.TAG}` = '{curves.id}'"
+        found = self.mlflow.search_runs(filter_string=ours, max_results=1, output_format="list")
+        if found:
+            return {"run_id": found[0].info.run_id}
+        named = {"run_name": curves.name} if curves.name else {}
+        return {**named, "tags": {self.TAG: curves.id}}
+
+    def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
+        at = int(moment * 1e3)
+        told = [
+            self.entities.Metric(re.sub(r"[^\w./ -]", "_", name), number, at, step)
+            for name, number in values.items()
+        ]
+        self.client.log_batch(self.run, metrics=told)
+
+    def close(self) -> None:
+        self.client.set_terminated(self.run)
+        self.mlflow.end_run()
+
+
+class Trackio:
+    def __init__(self, curves: Curves, **options: Any) -> None:
+        trackio = module("trackio", "trackio")
+        name = "-".join(word for word in (curves.name, curves.id) if word)
+        own = {"project": "orchestrator", "name": name, "resume": "allow", "embed": False}
+        self.run = trackio.init(**{**own, **options})
+
+    def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+@dataclass(frozen=True)
+class Known:
+    open: Callable[..., Opened]
+    imports: str
+    package: str
+
+
+KNOWN = {
+    "tensorboard": Known(TensorBoard, "tensorboard", "tensorboard"),
+    "wandb": Known(WandB, "wandb", "wandb"),
+    "mlflow": Known(MLflow, "mlflow", "mlflow"),
+    "trackio": Known(Trackio, "trackio", "trackio"),
+}
+
+
+def module(package: str, name: str) -> Any:
+    return import_optional(name, package, f"trackers: {package!r} needs a package that")

@@ -1,0 +1,128 @@
+"""Each tracker as it really is: what it was told is in its own files, and a run goes on there."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from orchestrator.config import schema
+from orchestrator.trackers.known import KNOWN, Curves, TensorBoard
+
+TWICE = """
+import json, os, sys
+from pathlib import Path
+from orchestrator.trackers.known import KNOWN, Curves
+name, first, step = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+tracker = KNOWN[name].open(Curves("f00d", "our run", step, Path("outputs")), **first)
+for number in range(step + 1, step + 4):
+    tracker.log({"loss": 1.0 / number, "node/a b/cpu": 0.5}, number, 1.7e9 + number)
+tracker.close()
+"""
+
+
+def test_the_config_and_the_trainer_know_the_same() -> None:
+    assert tuple(KNOWN) == schema.TRACKERS
+
+
+def test_tensorboard_keeps_the_attempt_that_went_on(tmp_path: Path) -> None:
+    for step, last in ((0, 5), (3, 6)):  # the first got to 5, the second went on from 3
+        tracker = TensorBoard(Curves("f00d", "our run", step, tmp_path))
+        for number in range(step + 1, last + 1):
+            tracker.log({"loss": float(number + step)}, number, 1.7e9 + number + step)
+        tracker.close()
+    curves = EventAccumulator(str(tmp_path / "tensorboard"))
+    curves.Reload()
+    points = [(point.step, point.value, point.wall_time) for point in curves.Scalars("loss")]
+    assert [(step, value) for step, value, _ in points] == [
+        *((1, 1), (2, 2), (3, 3)),
+        *((4, 7), (5, 8), (6, 9)),
+    ]
+    assert [when - 1.7e9 for _, _, when in points] == [1, 2, 3, 7, 8, 9]
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+def test_a_run_that_goes_on_has_its_curves_again(tmp_path: Path, name: str) -> None:
+    pytest.importorskip(name)
+    environment = {
+        **os.environ,
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlruns",
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+    }
+    options = {"mlflow": {"experiment_name": "e"}}.get(name, {})
+    for step in (0, 3):
+        command = [sys.executable, "-c", TWICE, name, json.dumps(options), str(step)]
+        subprocess.run(command, env=environment, cwd=tmp_path, check=True, timeout=300)
+    told = {"wandb": of_wandb, "mlflow": of_mlflow, "trackio": of_trackio}[name](tmp_path)
+    assert told == [(step, pytest.approx(1.0 / step)) for step in range(1, 7)]
+
+
+def of_wandb(directory: Path) -> list[tuple[int, float]]:
+    """Read the files that `wandb sync` would send: two of one run."""
+    from wandb.proto import wandb_internal_pb2
+
+    told = []
+    runs = sorted((directory / "wandb").glob("offline-run-*"))
+    assert [run.name.rpartition("-")[2] for run in runs] == ["f00d", "f00d"]
+    for run in runs:
+        for data in records(next(run.glob("*.wandb")).read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            items = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
+            }
+            if "loss" in items:
+                assert items["_timestamp"] == 1.7e9 + items["_step"]
+                told.append((items["_step"], items["loss"]))
+    return told
+
+
+def records(data: bytes) -> list[bytes]:
+    """Take a log of LevelDB apart, which has blocks of 32 KiB; a header of W&B's comes first."""
+    found, at, part = list[bytes](), 7, b""
+    while at + 7 <= len(data):
+        if (left := -at % 32768) and left < 7:  # no room for a header: the block ends here
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        part += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            found.append(part)
+            part = b""
+    return found
+
+
+def of_mlflow(directory: Path) -> list[tuple[int, float]]:
+    from mlflow import MlflowClient
+
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    client = MlflowClient(f"file:{directory}/mlruns")
+    experiment = client.get_experiment_by_name("e")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_name == "our run"
+    assert run.info.status == "FINISHED"
+    points = client.get_metric_history(run.info.run_id, "loss")
+    assert [point.timestamp for point in points] == [int((1.7e9 + p.step) * 1e3) for p in points]
+    return [(point.step, point.value) for point in points]
+
+
+def of_trackio(directory: Path) -> list[tuple[int, float]]:
+    import sqlite3
+
+    (file,) = (directory / "trackio").glob("orchestrator*.db")
+    with sqlite3.connect(file) as database:
+        rows = database.execute("SELECT run_name, step, metrics FROM metrics").fetchall()
+    assert {run for run, _, _ in rows} == {"our run-f00d"}
+    return [(step, json.loads(metrics)["loss"]) for _, step, metrics in rows]

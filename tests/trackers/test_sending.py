@@ -1,0 +1,72 @@
+"""A tracker that is slow or fails costs its own curves and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import pytest
+
+from orchestrator.trackers import sending
+from orchestrator.trackers.sending import Sending
+
+
+class Slow:
+    """Takes a line when it is told to."""
+
+    def __init__(self) -> None:
+        self.may, self.took = threading.Semaphore(0), threading.Semaphore(0)
+        self.heard: list[tuple[Mapping[str, float], int, float]] = []
+        self.closed = False
+
+    def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
+        self.took.release()
+        assert self.may.acquire(timeout=60)
+        if "bad" in values:
+            raise ConnectionError("no network")
+        self.heard.append((values, step, moment))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_values_wait_for_a_slow_one_and_no_more_than_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending, "WAITING", 3)
+    slow, said = Slow(), list[str]()
+    to = Sending("slow", slow, said.append)
+    to.log({"loss": 0.0}, 0, 10.0)
+    assert slow.took.acquire(timeout=60)  # the first is out of the queue
+    for step in range(1, 7):
+        to.log({"loss": float(step)}, step, 10.0 + step)
+    assert said == ["WARNING: slow is too slow: some values are left out there"]
+    assert to.left_out == 3
+    slow.may.release(9)
+    to.close()
+    assert slow.heard == [({"loss": float(step)}, step, 10.0 + step) for step in range(4)]
+    assert slow.closed
+
+
+def test_one_that_fails_is_left_alone_and_said_once() -> None:
+    slow, said = Slow(), list[str]()
+    to = Sending("slow", slow, said.append)
+    slow.may.release(9)
+    to.log({"bad": 1.0}, 1)
+    to.thread.join(60)
+    to.log({"loss": 1.0}, 2)
+    to.close()
+    to.close()
+    assert said == ["WARNING: slow failed and is switched off from now on: no network"]
+    assert slow.heard == []
+
+
+def test_the_end_waits_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "LAST", 0.05)
+    slow, said = Slow(), list[str]()
+    to = Sending("slow", slow, said.append)
+    to.log({"loss": 1.0}, 1)
+    to.close()
+    assert said == ["WARNING: slow did not take all values within 0.05 s"]
+    slow.may.release()
+    to.thread.join(60)
