@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.head.report import curves
 from orchestrator.head.report.curves import Curve
+from orchestrator.head.report.machines import Machines
 from orchestrator.head.report.story import Story, Training
 
 # The title, the unit, and the metrics of each chart that every training may have.
@@ -20,6 +21,23 @@ KNOWN = (
     ("Memory", "bytes", ("memory_bytes", "memory_peak_bytes")),
 )
 PARTS = ("data_ms", "forward_backward_ms", "optimizer_ms")  # of a step, one after the other
+# The same of the machines: a chart for each name, over the time of the job.
+OF_MACHINES = (
+    ("GPUs: use", "ratio", "gpu"),
+    ("GPUs: memory", "bytes", "gpu_memory"),
+    ("GPUs: temperature of the hottest", "°C", "celsius"),
+    ("GPUs: power", "W", "watts"),
+    ("GPUs: clock", "MHz", "mhz"),
+    ("Processors: use", "ratio", "cpu"),
+    ("Memory of the machine", "bytes", "memory"),
+    ("Swap", "bytes", "swap"),
+    ("Network: received", "B/s", "received"),
+    ("Network: sent", "B/s", "sent"),
+    ("Disks: read", "B/s", "disk_read"),
+    ("Disks: written", "B/s", "disk_write"),
+)
+MAPPED = ("gpu", "cpu", "received", "mhz")  # of many nodes, also a map
+MOST_LINES = 8  # nodes that have a line each: more cannot be told apart
 WITHOUT = ("tokens", "epoch", "skipped_steps", "exposed_comm_ms", *PARTS)
 NOTABLE = 0.05  # of a step: less is noise
 NAMES = {
@@ -59,6 +77,7 @@ class Chart:
     lines: list[Line]
     stacked: bool = False
     marks: tuple[Mark, ...] = ()
+    over: str = "steps"  # or "time": seconds since the start
 
 
 @dataclass(frozen=True)
@@ -70,6 +89,7 @@ class Map:
     map: curves.RankMap
     summary: str
     scale: float  # what a difference between ranks is compared with; 0: their median
+    whose: str = "rank"  # or "node", over the time
 
 
 def charts(stories: Sequence[Story]) -> list[Chart]:
@@ -93,7 +113,79 @@ def charts(stories: Sequence[Story]) -> list[Chart]:
         for title, unit, members in groups
     ]
     found = [chart for chart in found if chart.lines]
-    return found + [chart for each in trainings if (chart := split(*each, marks=marks))]
+    for each in trainings:
+        found += [chart for chart in (split(*each, marks=marks), exposed(*each)) if chart]
+    return found
+
+
+def of_machines(stories: Sequence[Story]) -> list[Chart]:
+    """Return what the machines did: a line for each node, or the range of many nodes."""
+    known = [(story, story.machines) for story in stories if story.machines is not None]
+    found = []
+    for title, unit, name in OF_MACHINES:
+        lines = [
+            line
+            for story, machines in known
+            if name in machines.values
+            for line in machine_lines(story, machines, name, several=len(stories) > 1)
+        ]
+        if any(value for line in lines for value in line.curve.means):
+            found.append(Chart(title, unit, lines, marks=times(stories), over="time"))
+    return found
+
+
+def machine_lines(story: Story, machines: Machines, name: str, *, several: bool) -> list[Line]:
+    if several or len(machines.nodes) > MOST_LINES:
+        who = story.experiment.name if several else f"mean of {len(machines.nodes)} nodes"
+        return [Line(who, trimmed(machines.middle(name)))]
+    names = {node.index: node.name for node in story.record.nodes}
+    each = [(names.get(node, f"node {node}"), i) for i, node in enumerate(machines.nodes)]
+    lines = [Line(who, machines.line(name, row)) for who, row in each]
+    return [line for line in lines if line.curve.means]
+
+
+def times(stories: Sequence[Story]) -> tuple[Mark, ...]:
+    """Return the moments as seconds since the start."""
+    if len(stories) > 1:
+        return ()
+    story = stories[0]
+    return tuple(
+        Mark(round(moment.time - story.record.started), moment.bad)
+        for moment in story.moments
+        if moment.time
+    )
+
+
+def machine_maps(story: Story) -> list[Map]:
+    """Return maps of many nodes, of which a chart shows the range alone."""
+    machines = story.machines
+    if machines is None or len(machines.nodes) <= MOST_LINES:
+        return []
+    titles = {name: (title, unit) for title, unit, name in OF_MACHINES}
+    return [
+        Map(
+            titles[name][0], titles[name][1],
+            curves.RankMap(machines.columns, machines.nodes, machines.values[name]),
+            f"{titles[name][0]} of every node", 1.0 if titles[name][1] == "ratio" else 0.0, "node",
+        )
+        for name in MAPPED
+        if name in machines.values
+    ]  # fmt: skip
+
+
+def exposed(before: str, training: Training) -> Chart | None:
+    """Return the part of each step in which ranks only wait for communication."""
+    whole = training.curves.get("step_ms")
+    part = training.curves.get("exposed_comm_ms")
+    if whole is None or part is None:
+        return None
+    lengths = dict(zip(whole.steps, whole.means, strict=True))
+    pairs = zip(part.steps, part.means, strict=True)
+    known = [(step, value / lengths[step]) for step, value in pairs if lengths.get(step)]
+    if not known:
+        return None
+    curve = Curve([step for step, _ in known], [share for _, share in known])
+    return Chart("Exposed communication, of a step", "ratio", [Line(before, curve)])
 
 
 def prefix(story: Story, training: Training, count: int) -> str:

@@ -22,6 +22,7 @@ from orchestrator.records.last_metrics import LARGEST, number
 
 FILE = re.compile(r"rank_(\d{2,6})_metrics(?:_(\d{1,4}))?\.jsonl")
 LONGEST_LINE = 1 << 20
+PLACES = 256  # of a large file, to know when its steps were
 MOST_NAMES = 64
 WHOLE = 4 << 20  # bytes of a file that is read from end to end, also where a sample would do
 END = 1 << 16  # bytes at a file's end in which its last line lies
@@ -95,6 +96,16 @@ def span(path: Path) -> tuple[int, int] | None:
     if first is None:
         return None
     return first, max([first, *steps])
+
+
+def step_times(outputs: Path) -> list[tuple[int, float]]:
+    """Return steps of the lowest rank and when they were logged, few of them where many are."""
+    paths = metrics_files(outputs).get(1, {})
+    if not paths:
+        return []
+    with files.open_plain(paths[min(paths)]) as file:
+        pairs = [(step, number(line, "time")) for line, step in _sample(file, PLACES)]
+    return sorted((step, when) for step, when in pairs if when is not None)
 
 
 def curves(path: Path, points: int) -> dict[str, Curve]:

@@ -43,6 +43,8 @@ def page(stories: Sequence[Story], differences: Differences) -> str:
     """Return the whole page; with several experiments it compares them."""
     charts = choice.charts(stories)
     maps = [(story, each) for story in stories for each in choice.maps(story)]
+    machines = choice.of_machines(stories)
+    machine_maps = [(story, each) for story in stories if (each := choice.machine_maps(story))]
     script = f"{read('uplot.js')}\n{read('page.js')}"
     style = f"{read('uplot.css')}\n{read('page.css')}"
     policy = f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}"
@@ -50,11 +52,12 @@ def page(stories: Sequence[Story], differences: Differences) -> str:
     body = "\n".join(
         [
             *(part for story in stories for part in heading(story)),
-            *drawn(charts, maps, several=len(stories) > 1),
+            *drawn(charts, maps, machines, machine_maps, several=len(stories) > 1),
             *compared(stories, differences),
             *(part for story in stories for part in details(story, several=len(stories) > 1)),
         ]
     )
+    data = embedded([*charts, *machines], [*maps, *machine_maps])
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -66,7 +69,7 @@ def page(stories: Sequence[Story], differences: Differences) -> str:
 <main>
 {body}
 </main>
-<script type="application/json" id="data">{embedded(charts, maps)}</script>
+<script type="application/json" id="data">{data}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -140,25 +143,44 @@ def clock(seconds: float) -> str:
 # -- what is drawn --------------------------------------------------------------------------------
 
 
+Maps = Sequence[tuple[Story, list[Map]]]
+
+
 def drawn(
-    charts: Sequence[Chart], maps: Sequence[tuple[Story, list[Map]]], *, several: bool
+    charts: Sequence[Chart],
+    maps: Maps,
+    machines: Sequence[Chart],
+    machine_maps: Maps,
+    *,
+    several: bool,
 ) -> Iterator[str]:
-    if not charts:
+    """Yield the places of all charts: of the training over its steps, of machines over the time."""
+    if not charts and not machines:
         yield '<p class="soft">There are no metrics of this job: nothing to draw.</p>'
-        return
-    yield '<section aria-label="charts"><h2>Training</h2><div class="charts">'
-    for number, chart in enumerate(charts):
+    if charts:
+        yield from section("Training", charts, maps, (0, 0), several=several)
+    if machines:
+        at = len(charts), len(maps)
+        yield from section("Machines", machines, machine_maps, at, several=several)
+
+
+def section(
+    title: str, charts: Sequence[Chart], maps: Maps, at: tuple[int, int], *, several: bool
+) -> Iterator[str]:
+    """Yield one section; its charts and maps are numbered from `at` on."""
+    yield f'<section aria-label="{title}"><h2>{title}</h2><div class="charts">'
+    for number, chart in enumerate(charts, at[0]):
         wide = ' class="wide"' if chart.stacked else ""
         yield (
             f"<figure{wide}><figcaption>{escape(chart.title)}</figcaption>"
             f'<div class="plot" id="chart-{number}" role="img"'
             f' aria-label="{escape(in_words(chart))}"></div></figure>'
         )
-    for number, (story, each) in enumerate(maps):
+    for number, (story, each) in enumerate(maps, at[1]):
         options = "".join(f"<option>{escape(one.name)}</option>" for one in each)
         whose = f" of {story.experiment.name}" if several else ""
         yield (
-            f'<figure class="wide"><figcaption><label>Every rank{escape(whose)}:'
+            f'<figure class="wide"><figcaption><label>Every {each[0].whose}{escape(whose)}:'
             f' <select id="which-{number}">{options}</select></label></figcaption>'
             f'<canvas class="map" id="map-{number}" role="img"></canvas>'
             f'<p id="words-{number}" aria-live="polite">{escape(each[0].summary)}</p></figure>'
@@ -171,12 +193,16 @@ def in_words(chart: Chart) -> str:
     said = []
     for line in chart.lines:
         curve = line.curve
+        first, last = (
+            f"after {duration(at)}" if chart.over == "time" else f"at step {at}"
+            for at in (curve.steps[0], curve.steps[-1])
+        )
         said.append(
-            f"{line.name or chart.title}: {curve.means[0]:.4g} at step {curve.steps[0]},"
-            f" {curve.means[-1]:.4g} at step {curve.steps[-1]},"
+            f"{line.name or chart.title}: {curve.means[0]:.4g} {first},"
+            f" {curve.means[-1]:.4g} {last},"
             f" least {min(curve.means):.4g}, most {max(curve.means):.4g}"
         )
-    return f"{chart.title} over the steps. {'; '.join(said)}"
+    return f"{chart.title} over the {chart.over}. {'; '.join(said)}"
 
 
 def embedded(charts: Sequence[Chart], maps: Sequence[tuple[Story, list[Map]]]) -> str:
@@ -186,6 +212,7 @@ def embedded(charts: Sequence[Chart], maps: Sequence[tuple[Story, list[Map]]]) -
             {
                 "unit": chart.unit,
                 "stacked": chart.stacked,
+                "over": chart.over,
                 "moments": [{"step": mark.step, "bad": mark.bad} for mark in chart.marks],
                 "lines": [line_data(line.name, line.curve) for line in chart.lines],
             }
@@ -207,6 +234,7 @@ def map_data(one: Map) -> dict[str, Any]:
     return {
         "unit": one.unit,
         "summary": one.summary,
+        "whose": one.whose,
         "scale": one.scale,
         "steps": one.map.steps,
         "ranks": one.map.ranks,
@@ -254,7 +282,8 @@ def details(story: Story, *, several: bool) -> Iterator[str]:
     yield f"<section><h2>What happened{whose}</h2>{time_axis(story)}<ol>"
     for moment in story.moments:
         after = f"{moment.time - story.record.started:+.1f} s" if moment.time else ""
-        at = f" (step {moment.step})" if moment.step is not None and not moment.time else ""
+        step = "" if moment.step is None else f"step {moment.step}"
+        at = f" ({step})" if step not in moment.what else ""
         look = ' class="bad"' if moment.bad else ""
         yield f'<li{look}><span class="soft">{after}</span> {escape(moment.what)}{at}</li>'
     yield f"</ol></section><section><h2>Nodes{whose}</h2>{node_table(story)}</section>"

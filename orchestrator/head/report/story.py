@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator import files
 from orchestrator.head.follow.node_logs import log_files
-from orchestrator.head.report import curves
+from orchestrator.head.report import curves, machines
 from orchestrator.head.report.curves import Curve, RankMap
+from orchestrator.head.report.machines import Machines
 from orchestrator.head.screen.log_reader import tail
-from orchestrator.records import checkpoint_store, manifest
+from orchestrator.records import checkpoint_store, manifest, node_metrics
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.text import plural, size
 
@@ -57,6 +59,7 @@ class Story:
     trainings: list[Training]
     moments: list[Moment]
     logs: list[tuple[str, list[str]]]  # the node's name and the last lines
+    machines: Machines | None = None
 
 
 def tell(experiment: Experiment, others: int = 0) -> Story:
@@ -64,7 +67,8 @@ def tell(experiment: Experiment, others: int = 0) -> Story:
     record = experiment.read_record()
     data = manifest.read(experiment)
     points = max(200, POINTS // (others + 1))
-    trainings = read_trainings(experiment.path / "outputs", points)
+    outputs = experiment.path / "outputs"
+    trainings = read_trainings(outputs, points)
     return Story(
         experiment,
         record,
@@ -73,6 +77,7 @@ def tell(experiment: Experiment, others: int = 0) -> Story:
         trainings,
         moments(experiment, record, data, trainings),
         last_lines(experiment, record),
+        machines.read(outputs, record),
     )
 
 
@@ -130,8 +135,37 @@ def moments(
         found.append(Moment(float(verdict["time"]), str(verdict["title"]), bad=True))
     if record.ended:
         found.append(Moment(record.ended, record.state, bad=record.state in ("failed", "lost")))
-    found.sort(key=lambda moment: moment.time)
-    return found[:MOST_MOMENTS] + list(skipped(trainings))
+    found += told_of_machines(experiment, record)
+    when = curves.step_times(experiment.path / "outputs")
+    found += [placed(moment, when) for moment in (*skipped(trainings), *slow(record))]
+    found.sort(key=lambda moment: moment.time or math.inf)
+    return found[:MOST_MOMENTS]
+
+
+def told_of_machines(experiment: Experiment, record: JobRecord) -> list[Moment]:
+    """List what the log told of the nodes' machines: throttling, a full disk, swapping."""
+    names = {node.index: f"node {node.index} ({node.name})" for node in record.nodes}
+    return [
+        Moment(notice.time, f"{names.get(node, f'node {node}')}: {notice.text}", bad=True)
+        for node, paths in node_metrics.every(experiment.path / "outputs").items()
+        for path in paths
+        for notice in node_metrics.notices(path, node)
+    ]
+
+
+def slow(record: JobRecord) -> list[Moment]:
+    """List who held the others up: the ranks found it out at a step."""
+    return [
+        Moment(0.0, str(found.get("text", "")), step, bad=True)
+        for found in record.slow
+        if isinstance(step := found.get("step"), int)
+    ]
+
+
+def placed(moment: Moment, when: Sequence[tuple[int, float]]) -> Moment:
+    """Add the time to a moment of which only the step is known."""
+    time = next((time for step, time in when if step >= (moment.step or 0)), None)
+    return moment if time is None else replace(moment, time=time)
 
 
 def skipped(trainings: Sequence[Training]) -> list[Moment]:

@@ -51,6 +51,28 @@ def experiment(
     return made
 
 
+def sample_machines(made: Experiment, *, nodes: int = 2, samples: int = 12) -> None:
+    """Add what samplers write: the last node's GPUs are too hot from the middle on."""
+    for node in range(nodes):
+        lines: list[dict[str, Any]] = [{"about": {"host": f"gpu{node}", "cpus": 8}}]
+        for at in range(samples):
+            hot = node == nodes - 1 and at >= samples // 2
+            lines.append(
+                {
+                    "cpu": 0.25, "memory_bytes": 2 << 30, "disk_write_per_s": 1000 * at,
+                    "net": {"eth0": [1_000_000 * (node + 1), 5]}, "disks": {"/": [5, 10]},
+                    "gpu": {"use": [0.9, 0.5 if hot else 0.9], "celsius": [60, 91 if hot else 61]},
+                }
+            )  # fmt: skip
+            if hot and at == samples // 2:
+                lines.append({"cause": "gpu_too_hot", "text": "GPU 1 (91 C): slowed down, too hot"})
+        text = [
+            json.dumps({"time": STARTED + 2 + 5 * i, "node": node, **each}) + "\n"
+            for i, each in enumerate(lines)
+        ]
+        (made.path / f"outputs/node_{node:02d}_metrics.jsonl").write_text("".join(text))
+
+
 def line(rank: int, step: int, slow: int) -> dict[str, Any]:
     data = 30.0 if rank == slow else 1.0
     return {

@@ -9,6 +9,7 @@
   const UNITS = {
     bytes: [[1e12, " TB"], [1e9, " GB"], [1e6, " MB"], [1e3, " kB"]],
     ms: [[6e4, " min"], [1e3, " s"]],
+    "B/s": [[1e12, " TB/s"], [1e9, " GB/s"], [1e6, " MB/s"], [1e3, " kB/s"]],
     "/s": [[1e9, " G/s"], [1e6, " M/s"], [1e3, " k/s"]],
     "": [[1e9, " G"], [1e6, " M"]],
   };
@@ -21,6 +22,15 @@
     const small = value !== 0 && Math.abs(value) < 1e-3;
     const plain = small ? value.toExponential(2) : String(+value.toPrecision(4));
     return plain + (unit === "bytes" ? " B" : unit && " " + unit);
+  }
+
+  // A time since the start of the job.
+  function clock(seconds) {
+    if (seconds == null) return "-";
+    const two = (number) => String(Math.floor(number)).padStart(2, "0");
+    const [days, rest] = [Math.floor(seconds / 86400), seconds % 86400];
+    const hours = days || rest >= 3600 ? Math.floor(rest / 3600) + ":" : "";
+    return (days ? days + " d " : "") + hours + two((rest % 3600) / 60) + ":" + two(rest % 60);
   }
 
   // Put several lines, each with steps of its own, over one axis.
@@ -37,11 +47,14 @@
     return [lines[0].steps, ...lines.map((line) => line.means.map((value, i) => (sums[i] += value ?? 0)))];
   }
 
-  function axes(unit) {
+  const SPLITS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
+  function axes(unit, timed) {
     const look = { stroke: color("soft"), grid: { stroke: color("rule"), width: 1 }, ticks: { stroke: color("rule") } };
     return [
-      { ...look, values: (_, ticks) => ticks.map((tick) => show(tick, "")) },
-      { ...look, size: 70, values: (_, ticks) => ticks.map((tick) => show(tick, unit)) },
+      timed
+        ? { ...look, incrs: SPLITS, space: 70, values: (_, ticks) => ticks.map(clock) }
+        : { ...look, values: (_, ticks) => ticks.map((tick) => show(tick, "")) },
+      { ...look, size: unit === "B/s" ? 84 : 70, values: (_, ticks) => ticks.map((tick) => show(tick, unit)) },
     ];
   }
 
@@ -66,7 +79,8 @@
 
   function draw(chart, place) {
     place.replaceChildren();
-    const series = [{ label: "step" }];
+    const timed = chart.over === "time";
+    const series = [timed ? { label: "time", value: (_, at) => clock(at) } : { label: "step" }];
     const bands = [];
     const value = (_, number) => show(number, chart.unit);
     if (chart.stacked) {
@@ -89,10 +103,11 @@
         }
       });
     }
+    const fromZero = chart.stacked || (timed && ["ratio", "bytes", "B/s", "W"].includes(chart.unit));
     const size = () => ({ width: Math.max(240, place.clientWidth), height: 240 });
     const options = {
-      ...size(), series, bands, axes: axes(chart.unit), plugins: [marks(chart.moments)],
-      scales: { x: { time: false }, y: chart.stacked ? { range: (_, low, high) => [0, high * 1.05] } : {} },
+      ...size(), series, bands, axes: axes(chart.unit, timed), plugins: [marks(chart.moments)],
+      scales: { x: { time: false }, y: fromZero ? { range: (_, low, high) => [0, high * 1.05 || 1] } : {} },
       cursor: { drag: { x: true, y: false } },
       legend: { show: true },
     };
@@ -142,7 +157,8 @@
       const y = Math.min(rows - 1, Math.floor((event.offsetY / canvas.clientHeight) * rows));
       const value = map.rows[y][x];
       const ratio = value != null && middles[x] ? `, ${(value / middles[x]).toFixed(2)} of the median` : "";
-      words.textContent = `rank ${map.ranks[y]}, step ${map.steps[x]}: ${show(value, map.unit)}${ratio}`;
+      const when = map.whose === "node" ? clock(map.steps[x]) : `step ${map.steps[x]}`;
+      words.textContent = `${map.whose} ${map.ranks[y]}, ${when}: ${show(value, map.unit)}${ratio}`;
     };
     canvas.onmouseleave = () => { words.textContent = map.summary; };
     canvas.setAttribute("aria-label", map.summary);

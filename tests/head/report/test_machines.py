@@ -1,0 +1,72 @@
+"""What the machines did, on the page: also of a program that writes no metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from orchestrator.head.report import charts, machines, page, story
+from tests.head.report.stories import STARTED, experiment, sample_machines
+from tests.head.report.test_page import drawn, parts_of
+
+
+def test_a_foreign_script_has_the_curves_of_its_machines(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=0)
+    sample_machines(made)
+    parts = parts_of(made)
+    for words in ("Machines", "GPUs: use", "Network: received", "GPU 1 (91 C): slowed down"):
+        assert words in parts.words, words
+    assert "nothing to draw" not in parts.words and "Swap" not in parts.words
+    known = drawn(parts)["charts"]
+    assert all(chart["over"] == "time" for chart in known)
+    use = known[0]["lines"]
+    assert [line["name"] for line in use] == ["alpha", "beta"]
+    assert (use[0]["means"][-1], use[1]["means"][-1]) == (0.9, 0.7)
+    assert use[0]["steps"][:2] == [5, 10]  # seconds since the start
+    assert {"step": 42, "bad": True} in known[0]["moments"]
+
+
+def test_of_many_nodes_there_is_a_range_and_a_map(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=0)
+    sample_machines(made, nodes=20)
+    told = story.tell(made)
+    (line,) = charts.of_machines([told])[0].lines
+    assert line.name == "mean of 20 nodes"
+    assert (line.curve.lows[-2], line.curve.highs[-2]) == (0.7, 0.9)
+    (maps,) = [charts.machine_maps(told)]
+    assert [one.name for one in maps][:2] == ["GPUs: use", "Processors: use"]
+    assert maps[0].map.rows[19][-1] == 0.7 and maps[0].map.ranks == list(range(20))
+    assert "Every node" in page.page([told], {})
+
+
+def test_several_experiments_have_a_line_each(tmp_path: Path) -> None:
+    both = [experiment(tmp_path / name, steps=0) for name in ("one", "two")]
+    for made in both:
+        sample_machines(made)
+    found = drawn(parts_of(*both))["charts"]
+    assert [line["name"] for line in found[0]["lines"]] == ["one", "two"]
+
+
+def test_a_long_stream_is_read_at_some_places_only(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=0)
+    path = made.path / "outputs/node_00_metrics.jsonl"
+    with path.open("w") as file:
+        for at in range(20_000):
+            line = {"time": STARTED + 5 * at, "node": 0, "cpu": at / 20_000, "net": {}}
+            file.write(json.dumps({**line, "disks": {"/": [1 << 40, 1 << 41]}}) + "\n")
+    assert path.stat().st_size > machines.WHOLE
+    found = machines.read(made.path / "outputs", made.read_record(), 100)
+    assert found is not None and len(found.columns) == 100
+    curve = found.line("cpu", 0)
+    assert len(curve.means) > 95 and curve.means == sorted(curve.means)
+
+
+def test_events_of_steps_are_placed_on_the_time(tmp_path: Path) -> None:
+    slow = [{"cause": "slow compute", "rank": 2, "node": 1, "step": 20, "text": "rank 2 is slow"}]
+    told = story.tell(experiment(tmp_path / "run", steps=40, slow=2))
+    made = experiment(tmp_path / "slow", steps=40)
+    record = made.read_record()
+    record.slow.extend(slow)
+    made.write_record(record)
+    told = story.tell(made)
+    assert ("rank 2 is slow", STARTED + 20) in [(m.what, m.time) for m in told.moments]
