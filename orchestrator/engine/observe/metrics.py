@@ -138,11 +138,12 @@ class Estimate:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        began = self._clock()
+        """Leave this time out of the step, once where one pause is within another."""
+        began, last = self._clock(), self._last
         try:
             yield
         finally:
-            self._last += self._clock() - began
+            self._last = last + self._clock() - began
 
     def seconds(self) -> float | None:
         if self._left is None or not self._recent:
