@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,20 @@ from typing import Any
 import hypothesis
 import pytest
 
-from orchestrator.records import own_file
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces, require_sshd
-from tests.gears import gear
+from tests.gears import dealt, gear
 from tests.launching import Head
 
 Cluster = FaultyLoopback | NetnsCluster
 
 os.environ["OMP_NUM_THREADS"] = "1"  # several ranks on few cores: more threads only fight
-for name in ("ORCHESTRATOR_HOME", "CONFIG_FILE", "MASTER_PORT", "NPROC_PER_NODE"):
+for name in ("CONFIG_FILE", "MASTER_PORT", "NPROC_PER_NODE"):
     os.environ.pop(name, None)  # a developer's own setting is not the test's
-# What a head remembers of machines is not this user's, where a test calls it in this process.
-REMEMBERED = Path(tempfile.mkdtemp(prefix="orch-tests-"))
-atexit.register(shutil.rmtree, REMEMBERED, ignore_errors=True)
-own_file.directory = lambda: Path(os.environ.get("ORCHESTRATOR_HOME") or REMEMBERED)
+# What a head keeps for its login (machines, keys, connections) is not that of whoever runs this.
+os.environ["ORCHESTRATOR_HOME"] = tempfile.mkdtemp(prefix="orch-tests-")
+atexit.register(shutil.rmtree, os.environ["ORCHESTRATOR_HOME"], ignore_errors=True)
 # How long one example takes says nothing on a machine that does other work.
 # The same examples in every run: a suite that is red by chance helps nobody.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=True)
@@ -46,10 +44,15 @@ for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
     for item in items:
         if name := gear(item):
             item.add_marker(name)
+    yield  # pytest drops those of other gears
+    items[:] = dealt(items, getattr(config, "workerinput", {}).get("workercount", 0))
 
 
 @pytest.fixture

@@ -70,14 +70,19 @@ LONG = [
     "tests/end_to_end/test_programs.py",
     "tests/trackers/test_known.py::test_a_run_that_goes_on",  # their packages are many
     *(
-        f"tests/end_to_end/test_end.py::test_a_failing_rank_ends_the_job_everywhere[plain-{how}"
-        for how in ("kill-killed", "exit-ended")
+        f"tests/end_to_end/test_end.py::test_a_failing_rank_ends_the_job_everywhere[{case}"
+        for case in ("plain", "fork-kill", "fork-exit")
     ),
     *(
         f"tests/end_to_end/test_end.py::test_ctrl_c_ten_times_at_any_moment[{after}]"
         for after in (0.1, 0.3, 0.8, 1.8)
     ),
     "tests/end_to_end/test_hang.py::test_a_master_port_that_is_closed",
+    *(
+        f"tests/end_to_end/test_hang.py::test_who_keeps_the_others_waiting[{place}]"
+        for place in ("elsewhere", "together")
+    ),
+    "tests/end_to_end/test_launch.py::test_arguments_arrive_byte_for_byte[plain]",
     "tests/end_to_end/test_lease.py::test_a_firewall_between_the_supervisors[reject",
     "tests/head/connect/test_ssh_verdicts.py::test_the_verdict_is_that_of_ssh_in_rarer_cases",
     "tests/end_to_end/test_prune.py::test_cut_short_at_any_moment",
@@ -88,8 +93,16 @@ LONG = [
             *("logged, then exit", "an assertion in a thread", "a syntax error", "no such file"),
             *("torch.save on a full disk", "too deep", "KeyboardInterrupt in code"),
             *("a child that fails", "an address that only the node itself has"),
+            *("MemoryError", "no such module", "words at the end, as the engine's"),
         )
     ),
+    "tests/end_to_end/test_verdicts.py::test_clocks_that_disagree[-3600",
+    # Keys whose options are in the features' own tests.
+    *(
+        f"tests/engine/core/test_fields.py::test_a_launch_that_{does}"
+        for does in ("is_started_again", "gives_its_ranks", "gives_up_a_node", "needs_its_head")
+    ),
+    "tests/engine/core/test_fields.py::test_a_launch_that_stands_still",
     "tests/engine/core/test_trainer.py::test_every_optimizer_of_torch",
     "tests/engine/core/test_trainer.py::test_a_signal_to_the_group_leaves_its_workers[spawn",
     "tests/engine/core/test_trainer.py::test_a_signal_to_the_group_leaves_its_workers[forkserver",
@@ -103,6 +116,16 @@ LONG = [
     "tests/engine/ranks/test_models.py::test_models_train_as_in_a_plain_loop[nodes1]",
     "tests/head/commands/test_prune.py::test_interrupted_anywhere_each_is_whole_or_gone[Ctrl-C]",
     "tests/node/job/test_programs.py::test_many_programs",
+    *(
+        "tests/node/warm/test_warm.py::test_a_stop_at_every_moment_after_the_offer"
+        f"[orchestrator/node/warm/{moment}"
+        for moment in (
+            "standby.py-            caller.close()",
+            "standby.py-    process_title",
+            "standby.py-    standby.close()",
+            "agent.py-    os.umask",
+        )
+    ),
     "tests/scripts/test_gpu_checks.py::test_a_rehearsal",
     "tests/launchers/test_coming_from.py::test_all_that_a_page_says_works",
 ]
@@ -123,3 +146,19 @@ def forks_ranks(item: pytest.Item) -> bool:
     names = vars(getattr(item, "module", pytest)).values()
     modules = {getattr(name, "__module__", None) or getattr(name, "__name__", "") for name in names}
     return bool(modules & {"tests.engine.worlds", "tests.engine.pair"})
+
+
+def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """The order for xdist's workers, each of which begins with an equal part of the list.
+
+    Every part ends with tests of the first gear: at the end of the run no worker has a long test
+    left that another, which is out of work, cannot take from it. The tests of a module, which may
+    share a cluster, stay together.
+    """
+    fast = [item for item in items if item.get_closest_marker("fast")]
+    others = [item for item in items if not item.get_closest_marker("fast")]
+    order = []
+    for worker in range(workers):
+        for kind in (others, fast):
+            order += kind[len(kind) * worker // workers : len(kind) * (worker + 1) // workers]
+    return order or items

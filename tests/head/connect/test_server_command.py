@@ -47,6 +47,9 @@ def environment(
 ) -> dict[str, str]:
     """The environment of a server that was started so."""
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv(
+        "ORCHESTRATOR_HOME", raising=False
+    )  # as on a node: what is ours lies in its home
     connection = ProcessConnection(shell, "")
     try:
         channel = open_channel(connection, node, SECONDS)
