@@ -118,7 +118,7 @@ class NoSeam:
         self.launch(self.pace)
         end = time.monotonic() + 60 * self.minutes
         try:
-            for number, kind in enumerate(self.order(), 1):
+            for number, kind in enumerate(order(self.chance, self.faults), 1):
                 self.await_step(number * STEPS_BETWEEN - self.chance.randrange(STEPS_BETWEEN // 2))
                 if time.monotonic() > end:
                     break
@@ -132,14 +132,6 @@ class NoSeam:
         whole = trained(self.head.experiment)
         compare(broken, whole, self.steps)
         return broken, whole
-
-    def order(self) -> list[str]:
-        """Every kind of fault as often as the others, in a random order."""
-        kinds = [*FAULTS] * (self.faults // len(FAULTS) + 1)
-        self.chance.shuffle(rest := kinds[: len(FAULTS)])
-        chosen = (kinds[len(FAULTS) :] + rest)[: self.faults] if self.faults > len(FAULTS) else rest
-        self.chance.shuffle(chosen)
-        return chosen[: self.faults]
 
     def launch(self, pace: float) -> None:
         options = ["--nproc", "1", "--max-restarts", str(5 * self.faults + 5), "--quiet"]
@@ -332,6 +324,15 @@ FAULTS: dict[str, Callable[[NoSeam], str]] = {
     "head killed": head,
     "head killed in the recovery": head_in_the_recovery,
 }
+
+
+def order(chance: random.Random, faults: int) -> list[str]:
+    """Return kinds in a random order, each as often as the others or once more."""
+    chosen = list[str]()
+    while len(chosen) < faults:
+        chosen += chance.sample([*FAULTS], len(FAULTS))
+    chance.shuffle(chosen := chosen[:faults])
+    return chosen
 
 
 # -- what is left ---------------------------------------------------------------------------------

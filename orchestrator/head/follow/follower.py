@@ -264,6 +264,7 @@ class NodeFollower(threading.Thread):
             why="its supervisor was killed",
             grace=0.0,
             wait=SWEEP_PATIENCE,
+            for_good=False,  # the job may be started again
         )
         channel.ask(order, 3 * SWEEP_PATIENCE)
 

@@ -14,6 +14,7 @@ from orchestrator.errors import UsageError
 from orchestrator.head.follow import follower as following
 from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.node_logs import open_logs
+from orchestrator.protocol.messages import Stop
 from orchestrator.protocol.timing import HEAD_BEAT
 from orchestrator.records import experiment
 from orchestrator.records.experiment import NodeRecord
@@ -59,3 +60,19 @@ def test_a_head_beats_as_often_as_the_node_expects(
 class Beats:
     def tell(self, request: object) -> int:
         return 1
+
+
+def test_what_a_killed_supervisor_left_is_ended_and_the_job_may_start_again(tmp_path: Path) -> None:
+    """A stop for good would forbid the next attempt on that node."""
+    asked: list[Stop] = []
+
+    class Channel:
+        def ask(self, request: Stop, timeout: float) -> None:
+            asked.append(request)
+
+    directory = experiment.create(tmp_path, "run")
+    follower = NodeFollower(Any, "run-1", NODES[0], directory, print)  # type: ignore[arg-type]
+    follower._sweep(Channel())  # type: ignore[arg-type]
+    assert [(stop.job, stop.node, stop.grace, stop.for_good) for stop in asked] == [
+        ("run-1", 0, 0.0, False)
+    ]
