@@ -70,6 +70,8 @@ LONG = [
     "tests/end_to_end/test_pool.py::test_ten_thousand_calls",
     "tests/end_to_end/test_programs.py",
     "tests/trackers/test_known.py::test_a_run_that_goes_on",  # their packages are many
+    "tests/end_to_end/test_resume_elsewhere.py::test_nodes_that_cannot_call",
+    "tests/end_to_end/test_resume_elsewhere.py::test_the_next_attempt",
     *(
         f"tests/end_to_end/test_end.py::test_a_failing_rank_ends_the_job_everywhere[{case}"
         for case in ("plain", "fork-kill", "fork-exit")
@@ -113,6 +115,10 @@ LONG = [
     "tests/engine/observe/test_stragglers.py::test_what_is_slow_in_real_ranks_is_named",
     "tests/engine/ranks/test_library_models.py",
     "tests/engine/saving/test_memory.py::test_killed_at_any_moment_at_most_a_step_is_lost",
+    *(
+        f"tests/engine/saving/test_parts.py::test_a_node_dies_while_a_checkpoint_is_published[{at}"
+        for at in ("0:", "1:1", "1:2", "1:4")
+    ),
     "tests/engine/saving/test_parts.py::test_what_is_nowhere_is_named_and_an_older_whole_one_is_taken",
     "tests/engine/ranks/test_models.py::test_models_train_as_in_a_plain_loop[nodes1]",
     "tests/head/commands/test_prune.py::test_interrupted_anywhere_each_is_whole_or_gone[Ctrl-C]",

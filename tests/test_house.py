@@ -47,7 +47,7 @@ ARROWS: dict[str, set[str]] = {
     "node/server": {
         "node/environments",
         *("protocol", "node/calls", "node/code", "node/facts", "node/job", "node/peers"),
-        *("files", "folder", "node/forward", "node/warm"),
+        *("files", "folder", "node/forward", "node/warm", "permissions"),
     },
     "node": {"permissions", "node/job", "node/metrics", "node/server", "node/warm"},
     "engine/ranks": {"config", "errors", "slurm_environment"},
@@ -97,6 +97,10 @@ ARROWS: dict[str, set[str]] = {
         *("folder", "errors", "files", "protocol", "records"),
         *("head/connect", "head/follow", "head/inventory", "head/screen"),
     },
+    "head/resume": {
+        *("config", "folder", "errors", "protocol", "records", "text"),
+        *("head/chores", "head/connect", "head/follow", "head/inventory", "head/screen"),
+    },
     "head/slurm": {
         *("errors", "records", "slurm_environment"),
         *("head/connect", "head/follow", "head/inventory", "head/screen"),
@@ -105,11 +109,12 @@ ARROWS: dict[str, set[str]] = {
     "head/launch": {
         *("config", "errors", "interrupt", "program", "protocol", "records", "text", "version"),
         *("head/code", "head/connect", "head/doctor", "head/follow", "head/held"),
-        *("head/notify", "head/inventory", "head/plan", "head/screen", "head/slurm"),
+        *("head/inventory", "head/notify", "head/plan", "head/resume", "head/screen"),
+        "head/slurm",
     },
     "head/restart": {
         *("errors", "interrupt", "protocol", "records"),
-        *("head/connect", "head/follow", "head/recover", "head/screen"),
+        *("head/connect", "head/follow", "head/recover", "head/resume", "head/screen"),
     },
     "head/environments": {
         *("config", "errors", "files", "protocol", "text"),

@@ -512,6 +512,26 @@ class Files(Request[OutputFiles], do="files"):
     directory: str  # or the home directory, where it is not there
 
 
+class Checkpoints(Request[OutputFiles], do="checkpoints"):
+    """List the files of checkpoints that this node has, whole ones and parts."""
+
+    experiment: str = ""  # what its jobs left in their run directories,
+    directory: str = ""  # or what is in a directory of the user's
+
+
+class Room(Message):
+    """A directory of the node."""
+
+    directory: str
+
+
+class MakeRoom(Request[Room], do="make_room"):
+    """Name the directory for checkpoints that a job is to find as its own; it goes with the job."""
+
+    job: str
+    node: int
+
+
 class OutputPiece(Message):
     """Bytes of a file; none at its end."""
 

@@ -255,13 +255,13 @@ def named(path: str, own: Path | None = None) -> Look:
 
 
 def left_here(name: str, own: Path | None) -> list[Path]:
-    """List where jobs of an experiment left checkpoints on this node."""
+    """List where jobs of an experiment left checkpoints on this node, or a launch brought them."""
     run = own.parent.parent if own is not None else Path()
     name = Path(name).name
     if run.name != "experiment" or not name:
         return []
     pattern = f"{glob.escape(name)}-*/*/experiment/outputs/checkpoints"
-    return sorted(run.parent.parent.parent.glob(pattern))
+    return [*sorted(run.parent.parent.parent.glob(pattern)), *([own] if own is not None else [])]
 
 
 def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Look:

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
@@ -43,11 +44,35 @@ def launch(prepared: Prepared, say: Say) -> Launched:
     """Check the nodes, record the job, and start it on every node or on none."""
     with discarded_on_error(prepared.experiment):
         preflight.check(prepared.request, prepared.nodes, say)
+        if prepared.request.config.checkpoint.resume != "never" and not shares_all(prepared):
+            bring_checkpoint(prepared, say)
     prepared.times["checked"] = time.time()
     record = record_job(prepared)
     peers_port = prepared.nodes.reached[0].facts.peers_port or 0
     meeting = Meeting(prepared.plan.master_address, peers_port, secrets.token_hex(32))
     return start(prepared, record, meeting, say)
+
+
+def shares_all(prepared: Prepared) -> bool:
+    """Tell whether all nodes see the experiments where this machine has them."""
+    here = prepared.request.where.experiments.absolute().is_relative_to(Path.cwd())
+    return here and all(node.facts.marker_seen for node in prepared.nodes.reached)
+
+
+def bring_checkpoint(prepared: Prepared, say: Say) -> None:
+    """See that the nodes have the state that the job resumes from, also from those it leaves."""
+    from orchestrator.head.resume import start as resume  # most launches do without it
+    from orchestrator.head.resume.holder import Holder
+
+    request, nodes, plan = prepared.request, prepared.nodes, prepared.plan
+    own = [
+        Holder(part.node.name, part.node, part.address, reached.channel, (plan.job, part.index))
+        for reached, part in zip(nodes.reached, plan.nodes, strict=True)
+    ]
+    others = [Holder(node.name, node) for node in nodes.source.nodes]
+    name, where = request.config.launch.name, request.where
+    about = resume.Start(request.config.checkpoint, where, name, own, others)
+    resume.bring(about, nodes.transport, say)
 
 
 def start(prepared: Prepared, record: JobRecord, meeting: Meeting, say: Say) -> Launched:

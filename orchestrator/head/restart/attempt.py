@@ -18,7 +18,7 @@ from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.node_logs import NodeLogs, open_logs
-from orchestrator.head.restart import separator
+from orchestrator.head.restart import checkpoints, separator
 from orchestrator.head.restart.gather import (
     Gathered,
     Gathering,
@@ -76,6 +76,7 @@ def again(
         try:
             gathered = gathering.run()
             prove_the_end(record, gathered)
+            checkpoints.bring(experiment, record, gathered, transport, say)
             return start(experiment, record, gathered, say)
         except NotBack as error:
             final = given_up(record, error)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
+import re
+import shutil
 import stat
 
-from orchestrator.node.job.run_directory import RunDir
-from orchestrator.protocol.messages import OutputFile, OutputFiles, OutputSum, SumOutput
+from orchestrator.node.job.run_directory import RunDir, home
+from orchestrator.permissions import others
+from orchestrator.protocol.messages import (
+    Checkpoints,
+    OutputFile,
+    OutputFiles,
+    OutputSum,
+    SumOutput,
+)
 
 CHUNK = 1 << 19
 MOST = 1_000_000  # files in one listing
 MOST_LEFT_OUT = 100
+OWN = os.path.join("outputs", "checkpoints")  # of an experiment
+STEP = re.compile(r"step_[0-9]+|\.step_[0-9]+\..+\.partial", re.DOTALL)
 PUBLISHED = "checkpoints/step_"  # torch's .metadata belongs to it
 
 
@@ -52,6 +65,66 @@ def of_path(path: str, base: str) -> OutputFiles:
         raise ValueError(f"{whole} is neither a file nor a directory")
     listing.add(name, status)
     return listing.answer()
+
+
+def of_checkpoints(request: Checkpoints) -> OutputFiles:
+    """List the checkpoints that ranks of a job would find here; what others may write is not."""
+    if request.directory:
+        root = os.path.expanduser(request.directory)
+        if not os.path.isabs(root):
+            raise ValueError(f"not an absolute path: {request.directory!r}")
+        known = others(os.stat(root)) if os.path.isdir(root) else ""  # the user has named it
+        places = [root]
+    else:
+        root, known = os.path.join(home(), "runs"), ""
+        inside = os.path.join(f"{glob.escape(request.experiment)}-*", "*", "experiment")
+        runs = glob.glob(os.path.join(glob.escape(root), inside))
+        # That of a later attempt is a link to the first one's.
+        places = [os.path.join(run, OWN) for run in sorted(runs) if not os.path.islink(run)]
+    listing = Listing(root, hidden=True)
+    for step in (step for place in places for step in steps_in(place)):
+        states: dict[str, os.stat_result] = {}
+        with contextlib.suppress(OSError):  # it was pruned meanwhile
+            states = {entry.path: os.lstat(entry.path) for entry in os.scandir(step)}
+            if others(os.lstat(step)) not in ("", known):
+                continue
+        if any(others(status) not in ("", known) for status in states.values()):
+            continue
+        for path, status in states.items():
+            if stat.S_ISREG(status.st_mode):
+                listing.add(os.path.relpath(path, root), status)
+    return listing.answer()
+
+
+def steps_in(place: str) -> list[str]:
+    """List the directories of checkpoints, also of those that a crash kept from being published."""
+    try:
+        with os.scandir(place) as entries:
+            found = [each.path for each in entries if each.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return sorted(path for path in found if STEP.fullmatch(os.path.basename(path)))
+
+
+def room_for(run: RunDir) -> str:
+    """Return the directory for checkpoints that a job of this node is to find as its own."""
+    if os.path.isdir(run.path):
+        return os.path.join(run.path, "experiment", OWN)
+    os.makedirs(run.brought, mode=0o700, exist_ok=True)
+    return run.brought
+
+
+def hand_over(run: RunDir, outputs: str) -> None:
+    """Let a job find what was brought for it."""
+    if os.path.isdir(run.brought):
+        os.rename(run.brought, os.path.join(outputs, "checkpoints"))
+
+
+def discard(run: RunDir) -> None:
+    """Delete what was brought for a job that was never started."""
+    shutil.rmtree(run.brought, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(run.path))
 
 
 class Listing:

@@ -82,6 +82,7 @@ class Session:
         self.followed: RunDir | None = None
         self.piece = bytearray()  # what the next request is about
         self.parcels: dict[str, RunDir] = {}  # that wait for the start of their jobs
+        self.rooms: list[RunDir] = []  # of jobs that checkpoints were brought for
         self.listed: set[tuple[str, str]] = set()  # outputs that the head knows
         self.calls: Calls | None = None  # in the ranks of a job
         self.patience = SERVER_PATIENCE
@@ -107,6 +108,8 @@ class Session:
         """Discard what no job of this visit took up: parcels and snapshots."""
         for run in self.parcels.values():
             payload.discard(run)
+        for run in self.rooms:
+            outputs.discard(run)
         if self.build is not None:
             self.build.end()
         self.end_giving(messages.EndGiving())
@@ -223,6 +226,7 @@ class Session:
         if not shared:
             own = os.path.join(first.path, "experiment")
             os.makedirs(os.path.join(own, "outputs"), mode=0o700, exist_ok=first.job != run.job)
+            outputs.hand_over(run, os.path.join(own, "outputs"))
             if first.path != run.path:
                 os.symlink(own, os.path.join(run.path, "experiment"))
             spec = spec.replace(env={**spec.env, "ORCHESTRATOR_EXPERIMENT": own})
@@ -416,6 +420,16 @@ class Session:
     @answers(messages.Files)
     def files(self, request: messages.Files) -> messages.OutputFiles:
         return self.list(outputs.of_path(request.path, request.directory))
+
+    @answers(messages.Checkpoints)
+    def checkpoints(self, request: messages.Checkpoints) -> messages.OutputFiles:
+        return self.list(outputs.of_checkpoints(request))
+
+    @answers(messages.MakeRoom)
+    def make_room(self, request: messages.MakeRoom) -> messages.Room:
+        run = RunDir(request.job, request.node)
+        self.rooms.append(run)
+        return messages.Room(directory=outputs.room_for(run))
 
     def list(self, listing: messages.OutputFiles) -> messages.OutputFiles:
         self.listed |= {(listing.place, file.path) for file in listing.files}

@@ -1,0 +1,221 @@
+"""Bring the parts of one checkpoint from node to node: all takers at once, each file checked.
+
+A node calls the one that gives, by a token that both have from here; where it cannot, its files
+come through this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.folder import Folder
+from orchestrator.head.chores import push
+from orchestrator.head.chores.numbered_node import NumberedNode
+from orchestrator.head.connect import fleet
+from orchestrator.head.follow.fetch import Fetch
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.resume.holder import Holder
+from orchestrator.head.screen.progress import Progress
+from orchestrator.protocol import offer
+from orchestrator.protocol.messages import (
+    AskTaken,
+    Beat,
+    EndGiving,
+    GiveFiles,
+    GivingNode,
+    MakeRoom,
+    NamedFile,
+    TakeFiles,
+)
+from orchestrator.protocol.timing import HEAD_BEAT
+from orchestrator.records import checkpoint_manifest, checkpoint_store
+from orchestrator.records.checkpoint_parts import Delivery, Version
+
+QUICK_SECONDS = 30.0
+LONGEST = 86400.0  # seconds: terabytes over a slow line
+
+Stopped = Callable[[], None]  # raises an error when nobody wants it any more
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one node takes from another."""
+
+    source: int
+    target: int
+    directory: str  # of the source
+    files: tuple[NamedFile, ...]
+
+
+class Bringing:
+    """The way of some files of one version of a checkpoint between nodes with open channels."""
+
+    def __init__(
+        self, holders: Sequence[Holder], deliveries: Sequence[Delivery], step: int, version: Version
+    ) -> None:
+        self.holders, self.deliveries = holders, deliveries
+        self.step, self.version = step, version
+        self.givers: dict[tuple[int, str], GivingNode] = {}
+        self.through_here: list[str] = []  # who could not take from whom, and why
+
+    def go(self, into: str, stopped: Stopped) -> None:
+        """Bring all files; an error says what could not be brought.
+
+        `into` is a directory of checkpoints on the nodes; without one it is that of their job.
+        """
+        self.into, self.stopped = into, stopped
+        self.loads = list(self.grouped())
+        total = sum(each.record.size for each in self.deliveries)
+        progress = Progress("bringing the checkpoint", total)
+        targets = sorted({load.target for load in self.loads})
+        over = threading.Event()
+        beat = threading.Thread(target=self.beat, args=(over,), daemon=True)
+        beat.start()
+        try:
+            self.give()
+            results = fleet.everywhere(targets, lambda target: self.take_all(target, progress))
+        finally:
+            over.set()
+            beat.join()
+            progress.clear()
+            for number in {source for source, _ in self.givers}:
+                with contextlib.suppress(NodeError):
+                    self.holders[number].open.ask(EndGiving(), QUICK_SECONDS)
+        self.stopped()
+        for target, result in zip(targets, results, strict=True):
+            if isinstance(result, OrchestratorError):
+                raise NodeError(f"{self.holders[target].name}: {result.what}", result.fix)
+
+    def beat(self, over: threading.Event) -> None:
+        """Let those nodes hear from us that wait for the others."""
+        while not over.wait(HEAD_BEAT):
+            for holder in self.holders:
+                if holder.channel is not None and holder.lock.acquire(blocking=False):
+                    try:
+                        holder.channel.ask(Beat(), QUICK_SECONDS)
+                    except NodeError:
+                        pass  # whoever needs it hears that
+                    finally:
+                        holder.lock.release()
+
+    def grouped(self) -> Iterator[Load]:
+        """Gather what goes from one node to another; each taker gets the manifest last."""
+        groups: dict[tuple[int, int, str], list[NamedFile]] = {}
+        for each in self.deliveries:
+            paths = (h.path for h in self.version.holdings
+                     if h.node == each.source and each.name in h.here)  # fmt: skip
+            file = NamedFile(path=each.name, size=each.record.size, sum=each.record.sha256)
+            groups.setdefault((each.target, each.source, next(paths)), []).append(file)
+        last = {target: (target, source, path) for target, source, path in sorted(groups)}
+        for group in last.values():
+            checksum = self.version.holdings[0].manifest
+            size = len(self.holders[group[1]].manifests[checksum])
+            groups[group].append(NamedFile(path=checkpoint_manifest.NAME, size=size, sum=checksum))
+        for target, source, path in sorted(groups):
+            yield Load(source, target, path, tuple(groups[target, source, path]))
+
+    def give(self) -> None:
+        """Let those nodes listen that others will call."""
+        names: dict[tuple[int, str], set[str]] = {}
+        for load in self.loads:
+            given = names.setdefault((load.source, load.directory), set())
+            given.update(file.path for file in load.files)
+
+        def ask(where: tuple[int, str]) -> tuple[int, str]:
+            number, directory = where
+            holder, token = self.holders[number], secrets.token_hex(32)
+            request = GiveFiles(
+                directory=directory, files=tuple(sorted(names[where])), token=token, seconds=LONGEST
+            )
+            with holder.lock:
+                port = holder.open.ask(request, QUICK_SECONDS).port
+            places = dict.fromkeys((holder.address, holder.open.connection.address))
+            if port:
+                self.givers[where] = GivingNode(
+                    addresses=tuple(filter(None, places)), port=port, token=token
+                )
+            return where
+
+        fleet.everywhere(list(names), ask)  # what does not listen gives through here
+
+    def take_all(self, target: int, progress: Progress) -> None:
+        for load in self.loads:
+            if load.target == target:
+                self.take(load, progress)
+
+    def take(self, load: Load, progress: Progress) -> None:
+        """Let a node take its files from another, or bring them through here."""
+        directory, why = self.directory_of(load.target), ""
+        giver = self.givers.get((load.source, load.directory))
+        if giver is not None:
+            why = self.take_directly(load, directory, giver, progress)
+        if giver is None or why:
+            source, target = self.holders[load.source].name, self.holders[load.target].name
+            reason = why or f"{source} may not listen"
+            self.through_here.append(f"{target} cannot take files from {source} ({reason})")
+            self.take_through_here(load, directory, progress)
+
+    def directory_of(self, target: int) -> str:
+        """Return where a node has its part of this checkpoint, or is to have it."""
+        for holding in self.version.holdings:
+            if holding.node == target:
+                return holding.path
+        holder, room = self.holders[target], self.into
+        if not room:
+            job, node = holder.job
+            with holder.lock:
+                room = holder.open.ask(MakeRoom(job=job, node=node), QUICK_SECONDS).directory
+        return str(checkpoint_store.final(Path(room), self.step))
+
+    def take_directly(
+        self, load: Load, directory: str, giver: GivingNode, progress: Progress
+    ) -> str:
+        """Return why it did not come, or nothing."""
+        holder = self.holders[load.target]
+        request = TakeFiles(directory=directory, files=load.files, giver=giver, seconds=LONGEST)
+        with holder.lock:
+            holder.open.ask(request, QUICK_SECONDS)
+        seen = 0
+        while True:
+            self.stopped()
+            with holder.lock:
+                taken = holder.open.ask(AskTaken(), QUICK_SECONDS)
+            progress.add(max(0, taken.size - seen))
+            seen = max(seen, taken.size)
+            if taken.over:
+                return taken.problem.encode("ascii", "replace").decode()[:200]
+
+    def take_through_here(self, load: Load, directory: str, progress: Progress) -> None:
+        """Fetch the files, and send them on; what has come is not sent again."""
+        source, target = self.holders[load.source], self.holders[load.target]
+        with tempfile.TemporaryDirectory(prefix="orchestrator-") as place:
+            here = Folder(Path(place), private=True)
+            within = load.directory.removeprefix(f"{source.place}/")
+            listed = [source.files[f"{within}/{file.path}"] for file in load.files]
+            with source.lock:
+                fetch = Fetch(source.open, source.place, here, label="resume", replace=True)
+                came = fetch.go(listed)
+            refuse(came.failed)
+            for file in load.files:
+                record = checkpoint_manifest.digest(Path(place, within, file.path))
+                if (record.size, record.sha256) != (file.size, file.sum):
+                    raise NodeError(f"{file.path} on {source.name} is not what its manifest says")
+            cargo = push.load(Path(place, within), directory)
+            numbered = NumberedNode(load.target, Node(target.name))
+            sending = push.Sending(target.open, numbered, cargo, push.Sums(cargo), progress)
+            with target.lock:
+                sending.offer(zlib.compress(offer.packed(cargo.files), 1), dry_run=False)
+            refuse(sending.result.failed)
+
+
+def refuse(failed: Mapping[str, str]) -> None:
+    for path, why in failed.items():
+        raise NodeError(f"{path}: {why}")

@@ -1,0 +1,78 @@
+"""What a node tells of the checkpoints that it has, and the room it makes for those of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.job.cleanup import remove
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.server import outputs
+from orchestrator.protocol.messages import Checkpoints
+
+PLACE = "experiment/outputs/checkpoints"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
+    return tmp_path / "runs"
+
+
+def step(place: Path, name: str = "step_00000004") -> Path:
+    (place / name).mkdir(parents=True, mode=0o700)
+    (place / name / "manifest.json").write_text("{}")
+    (place / name / "manifest.json").chmod(0o600)
+    return place / name
+
+
+def listed(**question: str) -> list[str]:
+    return [file.path for file in outputs.of_checkpoints(Checkpoints(**question)).files]
+
+
+def test_those_of_an_experiment_whatever_node_it_was(runs: Path) -> None:
+    step(runs / "train_1-ab/0" / PLACE)
+    step(runs / "train_1-ab/0" / PLACE, ".step_00000006.t.partial")  # described, not published
+    step(runs / "train_1-ab/0" / PLACE, ".step_00000002.t.gone")
+    step(runs / "train_10-cd/1" / PLACE)
+    (runs / "train_1-ab.2/0").mkdir(parents=True)
+    (runs / "train_1-ab.2/0/experiment").symlink_to(runs / "train_1-ab/0/experiment")
+    base = f"train_1-ab/0/{PLACE}"
+    names = [".step_00000006.t.partial", "step_00000004"]
+    assert listed(experiment="train_1") == [f"{base}/{name}/manifest.json" for name in names]
+    assert listed(experiment="*") == []
+
+
+def test_what_others_may_have_written_is_not_passed_on(runs: Path, tmp_path: Path) -> None:
+    place = runs / "train_1-ab/0" / PLACE
+    mine, theirs, other = (step(place, f"step_0000000{number}") for number in (1, 2, 3))
+    theirs.chmod(0o777)
+    (other / "manifest.json").chmod(0o666)
+    assert listed(experiment="train_1") == [f"train_1-ab/0/{PLACE}/{mine.name}/manifest.json"]
+    step(tmp_path / "own")
+    assert listed(directory=f"{tmp_path}/own") == ["step_00000004/manifest.json"]
+    assert listed(directory=f"{tmp_path}/nothing") == []
+    with pytest.raises(ValueError, match="absolute"):
+        listed(directory="own")
+
+
+def test_what_was_brought_is_the_jobs_own_and_goes_with_it(runs: Path, tmp_path: Path) -> None:
+    run = RunDir("train_1-ab", 0)
+    room = outputs.room_for(run)
+    step(Path(room))
+    run.create()
+    (tmp_path / "outputs").mkdir()
+    outputs.hand_over(run, str(tmp_path / "outputs"))
+    assert (tmp_path / "outputs/checkpoints/step_00000004/manifest.json").is_file()
+    outputs.discard(run)
+    assert Path(run.path).is_dir()
+    assert outputs.room_for(run) == str(Path(run.path) / PLACE)  # of a later attempt
+
+    never = RunDir("train_2-ab", 0)
+    step(Path(outputs.room_for(never)))
+    outputs.discard(never)
+    killed = RunDir("train_3-ab", 0)
+    step(Path(outputs.room_for(killed)))
+    assert remove([("train_3-ab", 0)], "lib").runs[0].problem == ""
+    assert sorted(path.name for path in runs.iterdir()) == ["train_1-ab"]
