@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.engine import train
 from tests.engine.core.test_parity import fsdp
 from tests.engine.saving.test_resume import STEPS, checkpoints, job, losses, resumed, saving
 from tests.engine.worlds import NAME, Job, run
@@ -110,3 +115,72 @@ def test_what_is_nowhere_is_named_and_an_older_whole_one_is_taken(tmp_path: Path
     assert "step 4 lacks __1_0.distcp" in lost.output()
     assert "checkpoint.resume=never begins anew" in lost.output()
     assert not list((lost.path / "node1" / NAME / "outputs").glob("checkpoints/.step*"))
+
+
+def test_a_neighbour_without_room_for_a_copy(tmp_path: Path, small_disk: Path) -> None:
+    """The checkpoint counts all the same, and a resume says which part only one disk had."""
+    first = spread(tmp_path, "first", [1, 1], saving(), *UNTIL_8)
+    assert run(first) == [[0, 0]]
+    place = Path("outputs/checkpoints")
+    own = sum(path.stat().st_size for path in (first.experiment(1) / place).glob("*4/*"))
+    tight = spread(tmp_path, "tight", [1, 1], saving(copies=2), *UNTIL_8[1:])
+    tight.config["training"]["max_steps"] = 4
+    (tight.experiment(1) / place).parent.mkdir(parents=True)
+    (tight.experiment(1) / place).symlink_to(small_disk)
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    (small_disk / "filler").write_bytes(bytes(free - own * 3 // 2))
+    assert run(tight) == [[0, 0]]
+    line = "WARNING: step 4 is saved, but not all of its copies: __0_0.distcp on "
+    assert line in tight.output() and "No space left on device" in tight.output()
+    assert on_disk(tight, 0, 4) == [*FOR_ALL, "__0_0.distcp", "__1_0.distcp", "manifest.json"]
+    assert set(on_disk(tight, 1, 4)) == {".metadata", "__1_0.distcp", "manifest.json"}
+    for kept, code in ((0, 0), (1, 1)):
+        again = spread(tmp_path, f"again{kept}", [1, 1], resumed())
+        disks(tight, again, [kept, -1])
+        assert run(again) == [[code] * 2], again.output()
+        said = "resuming after step 4" if kept == 0 else "step 4 lacks __0_"
+        assert said in again.output()
+
+
+def dies(_: Path) -> None:
+    """Train, and kill this node before the n-th time that a file of step 8 gets its name."""
+    node, last = os.environ["DIES"].split(":")
+    count = itertools.count(1)
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        ours = event == "os.rename" and "step_00000008" in str(arguments[0])
+        if ours and next(count) == int(last):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if os.environ["GROUP_RANK"] == node:
+        sys.addaudithook(watch)
+    train.main()
+
+
+# Of each node: .metadata, the manifest, the name of all; then its copies of the other's files.
+DESCRIBED = 2
+BETWEEN = ["1:3"]
+BEFORE_AND_AFTER = ["0:1", "0:2", "0:3", "0:4", "1:1", "1:2", "1:4"]
+
+
+@pytest.mark.parametrize("moment", [*BETWEEN, *BEFORE_AND_AFTER])
+def test_a_node_dies_while_a_checkpoint_is_published(tmp_path: Path, moment: str) -> None:
+    """Either the nodes have all of it, by whatever names, or the one before it is whole."""
+    whole = spread(tmp_path, "whole", [1, 1], saving(copies=2))
+    first = spread(tmp_path, "first", [1, 1], saving(copies=2))
+    first.call, first.env = "tests.engine.saving.test_parts:dies", {"DIES": moment}
+    again = spread(tmp_path, "again", [1, 1], resumed(copies=2))
+    (ended,) = run(first)
+    node, last = map(int, moment.split(":"))
+    assert ended[node] == -signal.SIGKILL
+    disks(first, again, [0, 1])
+    assert run(whole, again) == [[0, 0]] * 2, again.output()
+    is_whole = last > DESCRIBED
+    is_known = not is_whole and moment != "0:1"  # the first node dies before it tells the other
+    assert ("WARNING: step 8 lacks __" in again.output()) == is_known
+    assert f"resuming after step {8 if is_whole else 4}" in again.output()
+    found = losses(again)
+    assert found == {step: losses(whole)[step] for step in found}
+    assert checkpoints(again)[-1] == "step_00000012"
+    for each in (0, 1):
+        assert not list((again.experiment(each) / "outputs/checkpoints").glob(".step*"))
