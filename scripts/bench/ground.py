@@ -196,7 +196,7 @@ def machine(*pythons: Path) -> str:
 def versions(python: Path) -> str:
     program = (
         "import sys, importlib.metadata as m\n"
-        "names = ('torch', 'paramiko', 'torchrunx', 'deepspeed')\n"
+        "names = ('torch', 'paramiko', 'torchrunx', 'deepspeed', 'torchmonarch')\n"
         "have = {d.metadata['Name']: d.version for d in m.distributions()}\n"
         "print('Python', sys.version.split()[0], *(f'{n} {have[n]}' for n in names if n in have))"
     )

@@ -1,6 +1,6 @@
 """Measure from the command to the end of the first all-reduce on all ranks: ours and others'.
 
-    python scripts/bench/launch.py --peers DIR      (peers.py makes DIR: torchrunx and deepspeed)
+    python scripts/bench/launch.py --peers DIR      (peers.py makes DIR, with the others)
 
 Every launcher starts the same program (first_all_reduce.py) on the same hosts with the same torch.
 """
@@ -47,6 +47,29 @@ import sys, torchrunx, first_all_reduce
 hosts, ranks, out = sys.argv[1].split(","), int(sys.argv[2]), sys.argv[3]
 launcher = torchrunx.Launcher(hostnames=hosts, workers_per_host=ranks, backend="gloo")
 launcher.run(first_all_reduce.main, out)
+"""
+MONARCH = """
+import sys
+from monarch.actor import Actor, endpoint
+from monarch._src.job.job import SSHJob  # it has no public name
+from monarch.spmd import setup_torch_elastic_env
+
+class Ranks(Actor):
+    @endpoint
+    def run(self, place, out):
+        import sys
+        sys.path.insert(0, place)
+        import first_all_reduce
+        first_all_reduce.main(out)
+
+hosts, ranks, place, out = sys.argv[1].split(","), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+job = SSHJob(python_exe=sys.executable)
+job.add_mesh("workers", hosts)
+meshes = job.state(cached_path=None)
+processes = meshes.workers.spawn_procs(per_host={"gpus": ranks})
+setup_torch_elastic_env(processes)
+processes.spawn("ranks", Ranks).run.call(place, out).get()
+job.kill()
 """
 HELP_RUNS = 11
 
@@ -99,6 +122,7 @@ def contenders(peers: Path, python: Path, ranks: int) -> list[Contender]:
         one(OURS, ours),
         one("torchrun by hand over ssh", by_hand, needs("ssh")),
         one("torchrunx", torchrunx, needs(theirs) or lacks(theirs, "torchrunx")),
+        one("monarch", monarch, needs(theirs) or lacks(theirs, "monarch._src.job.job")),
         one("deepspeed (pdsh)", deepspeed, needs(peers / "bin/deepspeed", "pdsh")),
     ]
 
@@ -147,6 +171,11 @@ def by_hand(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]
 
 def torchrunx(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
     return [python, "-c", TORCHRUNX, ",".join(cluster.addresses), str(ranks), out]
+
+
+def monarch(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
+    hosts = ",".join(cluster.addresses)
+    return [python, "-c", MONARCH, hosts, str(ranks), out.parent, out]
 
 
 def deepspeed(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:

@@ -18,7 +18,7 @@ from ground import PEERS, versions
 
 TORCH = "torch==2.13.0"
 CPU_TORCH = "https://download.pytorch.org/whl/cpu"
-LAUNCHERS = ("torchrunx", "deepspeed")
+LAUNCHERS = ("torchrunx", "deepspeed", "torchmonarch")
 
 
 def main() -> None:
