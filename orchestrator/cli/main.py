@@ -125,8 +125,9 @@ def logs(
 def top(where: Where, once: bool, watch: bool, seconds: float, as_json: bool) -> int:
     """Show all nodes live: who uses them, how far each job is.
 
-    l shows a job's log, s ends a job (asks), q leaves everything running. Where the output is no
-    terminal, one look is printed. Exit code 4 if a node cannot be reached.
+    r shows a job's ranks, and of each its log and its stack; l shows a job's log, e what happened,
+    s ends it (asks), q leaves everything running. Where the output is no terminal, one look is
+    printed. Exit code 4 if a node cannot be reached.
     """
     from orchestrator.head.commands.machines import top
 
@@ -138,7 +139,7 @@ def top(where: Where, once: bool, watch: bool, seconds: float, as_json: bool) ->
 @cli.command()
 @shared
 @experiment_argument
-@click.option("--watch", is_flag=True, help="Repeat every second until the job is over.")
+@click.option("--watch", is_flag=True, help="Show its ranks live until it is over.")
 @json_option
 def status(where: Where, experiment: str | None, watch: bool, as_json: bool) -> int:
     """Ask the nodes what runs where."""

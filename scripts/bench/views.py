@@ -1,6 +1,8 @@
 """Measure the report of a long training: the time to make it, its size, the time to open it.
 
     python scripts/bench/views.py [--steps 1000000] [--ranks 64]
+    python scripts/bench/views.py --hosts 64     the first screen of top, and its processor time
+    python scripts/bench/views.py --sampler      what a node's sampler costs
 
 The metrics are lines as the engine writes them. The files of the ranks are one file under many
 names, so that the disk of a laptop holds them; each is read as if it were its own.
@@ -28,10 +30,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--hosts", type=int, default=0)
+    parser.add_argument("--sampler", action="store_true")
     options = parser.parse_args()
+    if options.sampler:
+        sampler()
+    elif options.hosts:
+        top(options.hosts)
+    else:
+        report(options)
+
+
+def report(options: argparse.Namespace) -> None:
+    """Make the page of a long training, and open it."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         size = make(root / "long_20260101_000000", options.steps, options.ranks)
+        sample_machines(root / "long_20260101_000000", options.ranks // PER_NODE, options.steps)
         print(f"{options.steps:,} steps x {options.ranks} ranks, {size / 1e9:.2f} GB of each rank")
         begin = time.perf_counter()
         command = [sys.executable, "-m", "orchestrator", "report", "--experiments", str(root)]
@@ -78,6 +93,87 @@ def make(path: Path, steps: int, ranks: int) -> int:
     for rank in range(1, ranks):
         os.link(first, path / "outputs" / f"rank_{rank:02d}_metrics.jsonl")
     return first.stat().st_size
+
+
+def sample_machines(path: Path, nodes: int, steps: int) -> None:
+    """Write the streams of the nodes' samplers for as long as the training took."""
+    gpu = {
+        "use": [0.97] * 8, "memory_bytes": [60 << 30] * 8, "celsius": [61] * 8,
+        "watts": [650.5] * 8, "mhz": [1980] * 8, "throttle": [0] * 8,
+    }  # fmt: skip
+    first = path / "outputs" / "node_00_metrics.jsonl"
+    began = Experiment(path).read_record().started
+    with first.open("w") as file:
+        for at in range(int(steps * 0.3 / 5)):
+            line = {
+                "time": began + 5 * at, "node": 0, "cpu": 0.2 + at % 7 / 100,
+                "memory_bytes": 1 << 38,
+                "disk_read_per_s": at, "disk_write_per_s": 5 * at, "gpu": gpu,
+                "net": {"eth0": [10_000 + at, 20_000], "mlx5_0/1": [3_000_000_000, 3_000_000_000]},
+            }  # fmt: skip
+            file.write(json.dumps(line) + "\n")
+    for node in range(1, nodes):
+        os.link(first, path / "outputs" / f"node_{node:02d}_metrics.jsonl")
+
+
+def top(hosts: int) -> None:
+    """Measure the looks of top at hosts on this machine: their own work is on it, too."""
+    from orchestrator.head.connect.ssh_config import SshConfig
+    from orchestrator.head.held.transport import HeldTransport
+    from orchestrator.head.inventory.node_list import read_nodes
+    from orchestrator.head.top.sample import Watch
+    from orchestrator.local_cluster.cluster import LoopbackCluster
+
+    with tempfile.TemporaryDirectory() as name, LoopbackCluster(hosts, Path(name)) as cluster:
+        nodes = read_nodes(Path(name) / "node_ip_list.txt")
+        transport = HeldTransport(SshConfig(Path(name) / "ssh_config"))
+        watch = Watch(transport, nodes, Path(name) / "experiments")
+        load = os.getloadavg()[0]
+        begin = time.perf_counter()
+        first = watch.look()
+        reached = sum(node.checkup is not None for node in first.nodes)
+        took = time.perf_counter() - begin
+        print(
+            f"first look at {reached} of {len(cluster.nodes)} hosts  {took:6.2f} s, load {load:.0f}"
+        )
+        used, begin = time.process_time(), time.perf_counter()
+        looks = 0
+        while time.perf_counter() - begin < 20:
+            watch.look()
+            looks += 1
+            time.sleep(max(0.0, begin + looks - time.perf_counter()))
+        took = time.perf_counter() - begin
+        share = (time.process_time() - used) / took
+        print(f"the head at {looks / took:.2f} looks a second   {share:6.1%} of a core")
+        watch.close()
+    for tool in ("nvitop", "gpustat"):
+        there = shutil.which(tool) and Path("/dev/nvidiactl").exists()
+        print(
+            f"{tool}: {'to be timed by hand' if there else 'needs a GPU of NVIDIA: not measured'}"
+        )
+
+
+def sampler() -> None:
+    """Take an hour's samples at once: this process's processor time, with its start."""
+    from orchestrator.node.metrics.sampler import Sampler
+    from orchestrator.protocol.message import decode
+    from orchestrator.protocol.spec import Spec
+
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "outputs").mkdir()
+        fields = {
+            "job": "job", "node": 0, "nnodes": 1, "experiment": "e", "nproc": 1, "first_rank": 0,
+            "start": "plain", "agent": [], "env": {"ORCHESTRATOR_EXPERIMENT": name}, "unset": [],
+            "workdir": name, "target": {"kind": "script", "name": "x"},
+        }  # fmt: skip
+        own = Sampler(decode(Spec, fields), seconds=0.01)
+        began = time.process_time()
+        for _ in range(720):
+            own.sample()
+            time.sleep(0.01)
+        used = time.process_time() - began
+        size = (Path(name) / "outputs/node_00_metrics.jsonl").stat().st_size
+    print(f"an hour of samples takes {used:.2f} s, {used / 3600:.3%} of a core; {size} bytes")
 
 
 def opened(page: Path, root: Path) -> float:

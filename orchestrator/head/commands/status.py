@@ -1,4 +1,4 @@
-"""`orchestrator status`: ask the nodes what runs where."""
+"""`orchestrator status`: ask the nodes what runs where; with --watch live, on a terminal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from orchestrator.config.launch import Where
 from orchestrator.errors import EXIT_DONE, EXIT_NODE
 from orchestrator.head.screen.output import clear, tell
 from orchestrator.head.status import status as job_status
-from orchestrator.head.status.find_job import find_job
+from orchestrator.head.status.find_job import FoundJob, find_job
 
 
 def status(where: Where, wanted: str | None, *, watch: bool, as_json: bool) -> int:
     job = find_job(where, wanted)
+    if watch and not as_json and isinstance(job, FoundJob) and job.record.state == "running":
+        from orchestrator.head.commands.machines import top  # not for one look
+
+        if top.can_be_live():
+            top.of_job(where, job)
+            job, watch = job.refreshed(), False
     while True:
         record = job.record
         asleep = record.over or record.state == "queued"

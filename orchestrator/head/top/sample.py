@@ -1,13 +1,16 @@
-"""Looks at all nodes at once, again and again, over connections that stay open."""
+"""Looks at all nodes at once, again and again, over connections that stay open.
+
+Of a node with a job of ours the job's own stream tells what its GPUs do (records/node_metrics.py):
+it comes here anyhow, and an nvidia-smi for every look would cost the node more than the sampler.
+"""
 
 from __future__ import annotations
 
-import statistics
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -18,16 +21,32 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.protocol.facts import Checkup, Load
+from orchestrator.head.top.ranks import RankSample, ranks
+from orchestrator.protocol.facts import Checkup, Gpu, Load
 from orchestrator.protocol.messages import Examine
-from orchestrator.records import experiment
-from orchestrator.records.experiment import Experiment
+from orchestrator.records import experiment, node_metrics
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.last_metrics import last_metrics, number
+from orchestrator.records.node_metrics import NodeSample as Streamed
+from orchestrator.records.node_metrics import Recent
 
 ANSWER_SECONDS = 20.0
 RETRY_SECONDS = 5.0  # a node that is lost is tried again so often
 PARTS = ("gpus", "load")
+EVERY = "*"
 LARGEST_CONFIG = 1 << 20
+KEPT = 32  # looks, for the small curves
+FRESH = 15.0  # seconds: a stream that brought nothing for longer tells nothing of now
+HOLDERS_SECONDS = 30.0  # between two questions who holds the GPUs, where the stream tells the rest
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a small curve shows of one look: shares from 0 to 1, bytes a second."""
+
+    cpu: float | None
+    gpu: float | None
+    net: float | None
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,7 @@ class NodeSample:
     received: float | None = None  # bytes per second since the last look
     sent: float | None = None
     problem: str = ""
+    history: tuple[Point, ...] = ()  # the newest last
 
     @property
     def load(self) -> Load | None:
@@ -60,6 +80,7 @@ class JobSample:
     rate: float | None = None  # tokens, targets or samples per second
     left: float | None = None  # seconds
     slowest: str = ""  # the rank that keeps the others waiting
+    ranks: tuple[RankSample, ...] = ()  # of the job that is looked at closer
 
 
 @dataclass(frozen=True)
@@ -76,17 +97,51 @@ class Known:
     experiment: Experiment
     ranks: int
     steps: int | None  # in all, where its config says so
+    record: JobRecord
+
+
+@dataclass
+class Stream:
+    """What a job's sampler tells of a node, and when it last told something new."""
+
+    recent: Recent
+    grown: float = 0.0  # monotonic
+    newest: float = 0.0
+
+    def look(self) -> tuple[Streamed, ...]:
+        samples = tuple(self.recent.look())
+        if samples and samples[-1].time != self.newest:
+            first, self.newest = not self.newest, samples[-1].time
+            # What was there before us may be old.
+            self.grown = 0.0 if first and not recently(self.recent) else time.monotonic()
+        return samples
+
+    @property
+    def fresh(self) -> bool:
+        return bool(self.grown) and time.monotonic() - self.grown < FRESH
+
+
+def recently(recent: Recent) -> bool:
+    """Tell whether a file has grown lately, by the clock that wrote it here."""
+    try:
+        return time.time() - recent.path.stat().st_mtime < FRESH
+    except OSError:
+        return False
 
 
 @dataclass
 class Watched:
     """A node, and the channel to it while there is one."""
 
-    node: Node
+    node: Node | NodeRecord
     channel: NodeChannel | None = None
     again_at: float = 0.0
     before: Load | None = None
     problem: str = ""
+    history: deque[Point] = field(default_factory=lambda: deque(maxlen=KEPT))
+    stream: Stream | None = None  # while a job of ours runs there
+    gpus_at: float = float("-inf")  # monotonic: when the node was last asked for its GPUs
+    last: Checkup | None = None  # what it said then
 
 
 @dataclass
@@ -94,9 +149,10 @@ class Watch:
     """Keeps a channel to every node, and finds the experiments of the jobs that run there."""
 
     transport: Transport
-    nodes: Sequence[Node]
+    nodes: Sequence[Node | NodeRecord]
     experiments: Path
     trusted: bool = False
+    closer: str = ""  # the job whose ranks are looked at, too; or EVERY
     watched: list[Watched] = field(default_factory=list)
     known: dict[str, Known] = field(default_factory=dict)
 
@@ -112,7 +168,9 @@ class Watch:
             else result
             for each, result in zip(self.watched, results, strict=True)
         ]
-        return Sample(time.time(), tuple(nodes), tuple(self.jobs(nodes)))
+        sample = Sample(time.time(), tuple(nodes), tuple(self.jobs(nodes)))
+        self.find_streams(sample.jobs)
+        return sample
 
     def look_at(self, watched: Watched) -> NodeSample:
         name = watched.node.name
@@ -125,15 +183,15 @@ class Watch:
                 connection = self.transport.connect(self.transport.config.of_node(watched.node))
                 timeout = self.transport.timeout
                 watched.channel = open_channel(connection, watched.node, timeout)
-            question = Examine(workdir="/", parts=PARTS)
-            checkup = watched.channel.ask(question, ANSWER_SECONDS).checkup
+            checkup = ask(watched.channel, watched)
         except OrchestratorError as error:
             self.drop(watched)
             watched.problem = error.what
             return NodeSample(name, problem=error.what)
         rates = rates_between(watched.before, checkup.load)
         watched.before = checkup.load
-        return NodeSample(name, checkup, *rates)
+        watched.history.append(point_of(checkup, rates))
+        return NodeSample(name, checkup, *rates, history=tuple(watched.history))
 
     def drop(self, watched: Watched) -> None:
         if watched.channel is not None:
@@ -165,7 +223,9 @@ class Watch:
             self.find(unknown)
         self.known = {job: self.known[job] for job in self.known if job in found}
         samples = [
-            progress(sample, self.known[job]) if job in self.known else sample
+            progress(sample, self.known[job], closer=self.closer in (job, EVERY))
+            if job in self.known
+            else sample
             for job, sample in found.items()
         ]
         return sorted(samples, key=lambda sample: (not sample.experiment, sample.since))
@@ -177,8 +237,72 @@ class Watch:
             except OrchestratorError:
                 continue
             if record.job in jobs:
-                ranks = sum(node.nproc for node in record.nodes)
-                self.known[record.job] = Known(each, ranks, all_steps(each))
+                count = sum(node.nproc for node in record.nodes)
+                self.known[record.job] = Known(each, count, all_steps(each), record)
+
+    def find_streams(self, jobs: Sequence[JobSample]) -> None:
+        """Find the streams of the nodes on which jobs of ours run, and forget all others."""
+        paths = {}
+        for job in jobs:
+            if job.job in self.known:
+                outputs = self.known[job.job].experiment.path / "outputs"
+                files_of = node_metrics.every(outputs)
+                for node in self.known[job.job].record.nodes:
+                    if node.index in files_of:
+                        paths[node.name] = files_of[node.index][-1]
+        for watched in self.watched:
+            path = paths.get(watched.node.name)
+            if path is None:
+                watched.stream = None
+            elif watched.stream is None or watched.stream.recent.path != path:
+                watched.stream = Stream(Recent(path, KEPT))
+                if len(watched.history) < 2:  # the past, as far as the stream knows it
+                    streamed = watched.stream.look()
+                    watched.history.extendleft(map(point_streamed, reversed(streamed)))
+
+
+def ask(channel: NodeChannel, watched: Watched) -> Checkup:
+    """Ask a node for its load; for its GPUs where no stream tells of them."""
+    streamed = watched.stream.look() if watched.stream is not None else ()
+    age = time.monotonic() - watched.gpus_at
+    stream, last = watched.stream, watched.last
+    if stream is not None and stream.fresh and last is not None and age < HOLDERS_SECONDS:
+        load = channel.ask(Examine(workdir="/", parts=("load",)), ANSWER_SECONDS).checkup.load
+        gpus = tuple(with_stream(gpu, i, streamed[-1]) for i, gpu in enumerate(last.gpus or ()))
+        return last.replace(load=load, gpus=gpus)
+    checkup = channel.ask(Examine(workdir="/", parts=PARTS), ANSWER_SECONDS).checkup
+    watched.last, watched.gpus_at = checkup, time.monotonic()
+    return checkup
+
+
+def with_stream(gpu: Gpu, at: int, sample: Streamed) -> Gpu:
+    """Return a GPU as the job's stream saw it last."""
+
+    def value(name: str, unit: float = 1.0) -> int | None:
+        column = sample.gpus.get(name, [])
+        known = column[at] if at < len(column) else None
+        return None if known is None else round(known * unit)
+
+    fresh = {
+        "busy": value("use", 100),
+        "used": value("memory_bytes"),
+        "temperature": value("celsius"),
+    }
+    return gpu.replace(**{name: known for name, known in fresh.items() if known is not None})
+
+
+def point_of(checkup: Checkup, rates: tuple[float | None, float | None]) -> Point:
+    busy = [gpu.busy for gpu in checkup.gpus or () if gpu.busy is not None]
+    load = checkup.load
+    return Point(
+        None if load is None else load.cores / max(1, load.cpus),
+        sum(busy) / len(busy) / 100 if busy else None,
+        None if rates[0] is None or rates[1] is None else rates[0] + rates[1],
+    )
+
+
+def point_streamed(sample: Streamed) -> Point:
+    return Point(sample.cpu, sample.gpu("use"), sample.received + sample.sent)
 
 
 def rates_between(before: Load | None, now: Load | None) -> tuple[float | None, float | None]:
@@ -201,10 +325,10 @@ def all_steps(found: Experiment) -> int | None:
     return steps if type(steps) is int else None
 
 
-def progress(sample: JobSample, known: Known) -> JobSample:
+def progress(sample: JobSample, known: Known, *, closer: bool = False) -> JobSample:
     """Add the step, the loss and the time that is left, as far as the metrics tell them."""
-    lines = [last_metrics(known.experiment.path, rank) for rank in range(known.ranks)]
-    line = lines[0] if lines else {}
+    each = ranks(known.experiment, known.experiment.read_record() if closer else known.record)
+    line = last_metrics(known.experiment.path, 0)
     step, step_ms = number(line, "step"), number(line, "step_ms")
     left = None
     if step is not None and step_ms is not None and known.steps is not None:
@@ -217,21 +341,12 @@ def progress(sample: JobSample, known: Known) -> JobSample:
         loss=number(line, "loss"),
         rate=number(line, "tokens_per_s"),
         left=left,
-        slowest=slowest(lines),
+        slowest=slowest(each),
+        ranks=tuple(each) if closer else (),
     )
 
 
-def slowest(lines: Sequence[dict[str, Any]]) -> str:
+def slowest(each: Sequence[RankSample]) -> str:
     """Name the rank that computes or waits for data much longer than the median rank."""
-    own = {
-        rank: (number(line, "data_ms") or 0.0) + (number(line, "forward_backward_ms") or 0.0)
-        for rank, line in enumerate(lines)
-        if line
-    }
-    whole = number(lines[0], "step_ms") if lines and lines[0] else None
-    if len(own) < 2 or not whole:
-        return ""
-    middle = statistics.median_low(own.values())
-    rank = max(own, key=lambda each: own[each])
-    more = (own[rank] - middle) / whole
-    return f"rank {rank} +{more:.0%}" if more > 0.1 else ""
+    worst = max(each, key=lambda sample: sample.behind, default=None)
+    return f"rank {worst.rank} +{worst.behind:.0%}" if worst is not None and worst.slow else ""

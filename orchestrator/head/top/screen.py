@@ -1,4 +1,4 @@
-"""The screen of `orchestrator top`: two tables whose cells change, and what the keys do.
+"""The screen of `orchestrator top`: tables whose cells change, and what the keys do.
 
 textual draws it. A thread looks at the nodes; the screen only ever shows what it found last.
 """
@@ -6,6 +6,7 @@ textual draws it. A thread looks at the nodes; the screen only ever shows what i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from threading import Event
 from typing import ClassVar
 
@@ -20,10 +21,21 @@ from textual.widgets import DataTable, Footer, Label, RichLog, Static
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.screen.output import printable
-from orchestrator.head.top import table
+from orchestrator.head.top import ranks, table
+from orchestrator.head.top.ranks import RankSample
 from orchestrator.head.top.sample import JobSample, Sample
 
 Rows = list[list[str]]
+
+
+@dataclass(frozen=True)
+class Deeds:
+    """What the keys do; each may take a while, and may raise an OrchestratorError."""
+
+    log: Callable[[JobSample, RankSample | None], Sequence[str]]
+    stack: Callable[[JobSample, RankSample], Sequence[str]]
+    events: Callable[[JobSample], Sequence[str]]
+    stop: Callable[[JobSample], str]
 
 
 class Question(ModalScreen[bool]):
@@ -52,7 +64,7 @@ class Question(ModalScreen[bool]):
 class Lines(ModalScreen[None]):
     """Shows lines of text until a key closes it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,l,enter", "dismiss", "back")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss", "back")]
 
     def __init__(self, title: str, lines: Sequence[str]) -> None:
         super().__init__()
@@ -70,6 +82,79 @@ class Lines(ModalScreen[None]):
         log.focus()
 
 
+class Ranks(ModalScreen[None]):
+    """The ranks of one job; the slow ones say so."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "back", "back"),
+        Binding("l", "log", "log of the rank"),
+        Binding("t", "stack", "its stack"),
+        Binding("e", "events", "events"),
+        Binding("s", "stop", "stop the job"),
+    ]
+    CSS = """
+    Ranks Static { color: $text-muted; height: 1; }
+    Ranks DataTable { height: 1fr; }
+    """
+
+    def __init__(self, job: JobSample, *, alone: bool) -> None:
+        super().__init__()
+        self.job, self.alone = job, alone
+        self.heading = Static("")
+        self.ranks: DataTable[Text] = DataTable(cursor_type="row", zebra_stripes=True)
+
+    def compose(self) -> ComposeResult:
+        yield self.heading
+        yield self.ranks
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.ranks.add_columns(*ranks.HEADINGS)
+        self.show(self.job)
+        self.ranks.focus()
+
+    def show(self, job: JobSample) -> None:
+        self.job = job
+        self.heading.update(Text(printable(table.job_words(job))))
+        if self.ranks.columns:  # else it is not on the screen yet
+            fill(self.ranks, table.rank_rows(job))
+
+    @property
+    def chosen(self) -> RankSample | None:
+        at = self.ranks.cursor_row
+        return self.job.ranks[at] if 0 <= at < len(self.job.ranks) else None
+
+    def action_back(self) -> None:
+        if self.alone:
+            self.app.exit()
+        else:
+            self.dismiss()
+
+    def action_log(self) -> None:
+        rank, job = self.chosen, self.job
+        self.top.read(title(job, rank), lambda: self.top.deeds.log(job, rank))
+
+    def action_stack(self) -> None:
+        rank, job = self.chosen, self.job
+        if rank is not None:
+            self.top.read(f"{title(job, rank)}: stack", lambda: self.top.deeds.stack(job, rank))
+
+    def action_events(self) -> None:
+        self.top.events(self.job)
+
+    def action_stop(self) -> None:
+        self.top.ask_to_stop(self.job)
+
+    @property
+    def top(self) -> Top:
+        assert isinstance(self.app, Top)
+        return self.app
+
+
+def title(job: JobSample, rank: RankSample | None) -> str:
+    return f"{job.experiment or job.job}{f', rank {rank.rank}' if rank is not None else ''}"
+
+
 class Top(App[None]):
     """All nodes and their jobs; `q` leaves everything running."""
 
@@ -77,8 +162,10 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit"),
-        Binding("l", "log", "log of the job"),
-        Binding("s", "stop", "stop the job"),
+        Binding("r", "ranks", "ranks"),
+        Binding("l", "log", "log"),
+        Binding("e", "events", "events"),
+        Binding("s", "stop", "stop"),
         Binding("tab", "focus_next", "nodes/jobs"),
     ]
     CSS = """
@@ -91,12 +178,14 @@ class Top(App[None]):
         self,
         look: Callable[[], Sample],
         seconds: float,
-        lines_of: Callable[[JobSample], Sequence[str]],
-        stop: Callable[[JobSample], str],
+        deeds: Deeds,
+        closer: Callable[[str], None] = lambda _: None,
+        alone: str = "",  # the one job that is shown; the screen ends with it
     ) -> None:
         super().__init__()
         self.look, self.seconds = look, seconds
-        self.lines_of, self.stop = lines_of, stop
+        self.deeds, self.closer, self.alone = deeds, closer, alone
+        self.seen = False  # the one job has been there
         self.sample: Sample | None = None
         self.over = Event()
         # Kept here, because a query looks at the screen in front alone.
@@ -137,6 +226,22 @@ class Top(App[None]):
         self.heading.update(Text(words))
         fill(self.nodes, table.node_rows(sample))
         fill(self.jobs, table.job_rows(sample))
+        self.show_ranks(sample)
+
+    def show_ranks(self, sample: Sample) -> None:
+        """Show the ranks of the job that is looked at closer; with the one job the screen ends."""
+        if self.alone:
+            job = next((job for job in sample.jobs if job.job == self.alone), None)
+            if job is not None and not self.seen:
+                self.seen = True
+                self.push_screen(Ranks(job, alone=True))
+            elif job is None and self.seen:
+                self.exit()
+        for screen in self.screen_stack:
+            if isinstance(screen, Ranks):
+                for job in sample.jobs:
+                    if job.job == screen.job.job:
+                        screen.show(job)
 
     # -- keys --------------------------------------------------------------------------------
 
@@ -147,19 +252,46 @@ class Top(App[None]):
         jobs = self.sample.jobs if self.sample is not None else ()
         return jobs[at] if 0 <= at < len(jobs) else None
 
-    def action_log(self) -> None:
-        job = self.chosen
-        if job is None:
+    @property
+    def chosen_or_told(self) -> JobSample | None:
+        if self.chosen is None:
             self.notify("no job runs on these nodes")
-            return
-        self.push_screen(Lines(f"{job.experiment or job.job}: last lines", self.lines_of(job)))
+        return self.chosen
+
+    def action_ranks(self) -> None:
+        job = self.chosen_or_told
+        if job is not None:
+            self.closer(job.job)
+            self.push_screen(Ranks(job, alone=False), lambda _: self.closer(""))
+
+    def action_log(self) -> None:
+        job = self.chosen_or_told
+        if job is not None:
+            self.read(f"{title(job, None)}: last lines", lambda: self.deeds.log(job, None))
+
+    def action_events(self) -> None:
+        job = self.chosen_or_told
+        if job is not None:
+            self.events(job)
+
+    def events(self, job: JobSample) -> None:
+        self.read(f"{title(job, None)}: events", lambda: self.deeds.events(job))
 
     def action_stop(self) -> None:
-        job = self.chosen
-        if job is None:
-            self.notify("no job runs on these nodes")
-            return
+        job = self.chosen_or_told
+        if job is not None:
+            self.ask_to_stop(job)
 
+    @work(thread=True)
+    def read(self, heading: str, lines: Callable[[], Sequence[str]]) -> None:
+        """Get lines, which may take a node's time to answer, and show them."""
+        try:
+            found = lines()
+        except OrchestratorError as error:
+            found = str(error).splitlines()
+        self.call_from_thread(self.push_screen, Lines(heading, found))
+
+    def ask_to_stop(self, job: JobSample) -> None:
         def answered(yes: bool | None) -> None:
             if yes:
                 self.notify(f"ending {job.job} ...")
@@ -170,7 +302,7 @@ class Top(App[None]):
     @work(thread=True)
     def end(self, job: JobSample) -> None:
         try:
-            said = self.stop(job)
+            said = self.deeds.stop(job)
         except OrchestratorError as error:
             said = str(error)
         self.call_from_thread(self.notify, Text(printable(said)).plain)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestrator import text
+from orchestrator.head.top.ranks import RankSample
 from orchestrator.head.top.sample import JobSample, NodeSample, Sample
 from orchestrator.protocol.facts import Gpu
 from orchestrator.protocol.message import encode
@@ -15,6 +16,7 @@ NODE_HEADINGS = ("NODE", "CPU", "MEMORY", "GPU", "GPU MEMORY", "IN", "OUT", "WHO
 JOB_HEADINGS = ("JOB", "USER", "NODES", "FOR", "STEP", "LOSS", "SPEED", "LEFT", "SLOWEST")
 BAR = 8  # characters
 EIGHTHS = " ▏▎▍▌▋▊▉█"
+HEIGHTS = "▁▂▃▄▅▆▇█"
 MOST_USERS = 3
 
 
@@ -29,15 +31,16 @@ def node_row(node: NodeSample) -> list[str]:
     gpus = node.checkup.gpus or ()
     share = load.cores / max(1, load.cpus)
     used = 1.0 - load.available / load.memory if load.memory else 0.0
+    moved = [point.net for point in node.history]
     memory = f"{bar(used)} {text.size(load.memory - load.available, binary=True)}"
     return [
         node.name,
-        f"{bar(share)} {load.cores:.1f} of {load.cpus}",
+        f"{curve([p.cpu for p in node.history], share)} {load.cores:.1f} of {load.cpus}",
         memory + (f", {text.size(load.swapped, binary=True)} swapped" if load.swapped else ""),
-        gpu_words(gpus),
+        gpu_words(gpus, [point.gpu for point in node.history]),
         gpu_memory(gpus),
         rate(node.received),
-        rate(node.sent),
+        " ".join(filter(None, (rate(node.sent), spark(moved, max_of(moved))))),
         who(node),
     ]
 
@@ -69,7 +72,50 @@ def bar(share: float) -> str:
     return (EIGHTHS[8] * full + (EIGHTHS[rest] if rest else "")).ljust(BAR)
 
 
-def gpu_words(gpus: Sequence[Gpu]) -> str:
+def curve(shares: Sequence[float | None], now: float) -> str:
+    """Draw the last shares as a small curve; a bar where there is only one."""
+    return spark(shares, 1.0) or bar(now)
+
+
+def spark(values: Sequence[float | None], most: float) -> str:
+    """Draw the last values as small columns, of which `most` is the highest; a gap for unknown."""
+    last = list(values)[-BAR:]
+    if sum(value is not None for value in last) < 2:
+        return ""
+    return "".join(
+        " " if value is None else HEIGHTS[min(7, int(8 * max(0.0, value) / most))] for value in last
+    ).rjust(BAR)
+
+
+def max_of(values: Sequence[float | None]) -> float:
+    return max((value for value in values if value), default=1.0)
+
+
+def job_words(job: JobSample) -> str:
+    """Say in one line how far a job is."""
+    name, _, _, _, step, loss, speed, left, slowest = job_row(job, job.since)
+    words = [name, f"step {step}", f"loss {loss}", speed, f"{left} left", f"slowest: {slowest}"]
+    return "   ".join(word for word in words if "-" not in word.split())
+
+
+def rank_rows(job: JobSample) -> list[list[str]]:
+    return [rank_row(rank) for rank in job.ranks]
+
+
+def rank_row(rank: RankSample) -> list[str]:
+    return [
+        f"rank {rank.rank}",
+        rank.node,
+        rank.state,
+        "-" if rank.step is None else str(rank.step),
+        "-" if rank.step_ms is None else text.duration(rank.step_ms / 1e3),
+        "-" if rank.own_ms is None else text.duration(rank.own_ms / 1e3),
+        "-" if rank.memory is None else text.size(rank.memory, binary=True),
+        f"slow: +{rank.behind:.0%} of a step" if rank.slow else "",
+    ]
+
+
+def gpu_words(gpus: Sequence[Gpu], before: Sequence[float | None] = ()) -> str:
     """Tell how busy the GPUs are: each one's percents where few, the range of many."""
     busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
     sick = sum(bool(gpu.problem) for gpu in gpus)
@@ -78,7 +124,7 @@ def gpu_words(gpus: Sequence[Gpu]) -> str:
     words = f"{len(gpus)} x"
     if busy:
         mean = sum(busy) / len(busy)
-        words = f"{bar(mean / 100)} {len(gpus)} x {mean:.0f} %"
+        words = f"{curve(before, mean / 100)} {len(gpus)} x {mean:.0f} %"
         if max(busy) - min(busy) > 20:
             words += f" ({min(busy)} to {max(busy)})"
     hot = [gpu.temperature for gpu in gpus if gpu.temperature is not None]
@@ -117,6 +163,7 @@ def to_json(sample: Sample) -> dict[str, Any]:
             known["problem"] = node.problem
         else:
             known.update(received=node.received, sent=node.sent)
+            known["history"] = [asdict(point) for point in node.history]
             known.update(encode(node.checkup, nones=True))
         nodes.append(known)
     return {"time": sample.time, "nodes": nodes, "jobs": [asdict(job) for job in sample.jobs]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.head.top.ranks import RankSample
 from orchestrator.head.top.sample import JobSample, NodeSample, Sample
 from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, User
 
@@ -29,6 +30,10 @@ def job(name: str, **fields: Any) -> JobSample:
         f"{name}-1f", "ada", ("one", "two"), NOW - 90, name, 10, 40, 2.5, 1500.0, 90.0
     )  # fmt: skip
     return replace(known, **fields)
+
+
+def rank(number: int, **fields: Any) -> RankSample:
+    return replace(RankSample(number, "one", 0, "started", 10, 250.0, 200.0, GIB), **fields)
 
 
 def sample(*jobs: JobSample) -> Sample:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.top import sample
+from orchestrator.head.top import ranks, sample, table
 from orchestrator.head.top.sample import NodeSample, Watch
 from orchestrator.protocol.facts import Checkup
-from tests.head.report.stories import experiment
-from tests.head.top.samples import load
+from orchestrator.protocol.messages import CheckedUp, Examine
+from tests.head.report.stories import experiment, sample_machines
+from tests.head.top.samples import gpu, load, rank
 
 
 class NoTransport(Transport):
@@ -27,12 +29,61 @@ def test_rates_are_between_two_looks() -> None:
 
 
 def test_the_slowest_rank_is_the_one_that_computes_longer() -> None:
-    lines = [{"step_ms": 100, "data_ms": 1, "forward_backward_ms": 50} for _ in range(4)]
-    assert sample.slowest(lines) == ""
-    lines[2]["data_ms"] = 41
-    assert sample.slowest(lines) == "rank 2 +40%"
-    assert sample.slowest([{}, {}]) == sample.slowest([]) == ""
-    assert sample.slowest([{"step_ms": "x"}, {"data_ms": None}]) == ""
+    even = [replace(rank(number), step_ms=100.0, own_ms=51.0) for number in range(4)]
+    assert sample.slowest(ranks.compared(even)) == ""
+    even[2] = replace(even[2], own_ms=91.0)
+    assert sample.slowest(ranks.compared(even)) == "rank 2 +40%"
+    unknown = [replace(each, own_ms=None, step_ms=None) for each in even]
+    assert sample.slowest(ranks.compared(unknown)) == sample.slowest([]) == ""
+
+
+def test_what_the_ranks_wrote_is_beside_what_their_nodes_say(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=30)
+    found = ranks.ranks(made, made.read_record())
+    assert [(one.rank, one.node, one.step, one.slow) for one in found] == [
+        (0, "alpha", 30, False),
+        (1, "alpha", 30, False),
+        (2, "beta", 30, True),
+        (3, "beta", 30, False),
+    ]
+
+
+class Asked:
+    """A channel that notes which parts a look asks for."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[str, ...]] = []
+
+    def ask(self, question: Examine, _: float) -> CheckedUp:
+        self.parts.append(question.parts)
+        gpus = (gpu(0, 1), gpu(1, 1)) if "gpus" in question.parts else None
+        return CheckedUp(checkup=Checkup(gpus=gpus, load=load()), time=0.0)
+
+
+def test_a_stream_that_is_fresh_stands_for_nvidia_smi(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "train_20260101_000000", steps=0, state="running", ended=None)
+    sample_machines(made)
+    watch = Watch(Transport.__new__(NoTransport), made.read_record().nodes, tmp_path)
+    node, channel = watch.watched[0], Asked()
+    sample.ask(channel, node)  # type: ignore[arg-type]
+    jobs = watch.jobs([NodeSample("alpha", Checkup(load=load("train_20260101_000000")))])
+    watch.find_streams(jobs)
+    assert node.stream is not None and node.stream.fresh
+    assert len(node.history) == 12 and node.history[-1].gpu == 0.9
+    checkup = sample.ask(channel, node)  # type: ignore[arg-type]
+    assert channel.parts == [("gpus", "load"), ("load",)]
+    assert checkup.gpus is not None
+    assert [(one.busy, one.temperature) for one in checkup.gpus] == [(90, 60), (90, 61)]
+    node.stream.grown -= sample.FRESH
+    sample.ask(channel, node)  # type: ignore[arg-type]
+    assert channel.parts[-1] == ("gpus", "load"), "it tells nothing of now"
+    watch.find_streams([])
+    assert node.stream is None
+
+
+def test_small_curves() -> None:
+    assert table.spark([0.0, 0.5, 1.0, None], 1.0) == "    ▁▅█ "
+    assert table.spark([0.5], 1.0) == table.spark([], 1.0) == ""
 
 
 def test_jobs_are_found_with_their_experiments(tmp_path: Path) -> None:

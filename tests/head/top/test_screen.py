@@ -11,8 +11,8 @@ from textual.widgets import RichLog
 
 from orchestrator.errors import NodeError
 from orchestrator.head.top.sample import JobSample, Sample
-from orchestrator.head.top.screen import Lines, Question, Top
-from tests.head.top.samples import job, sample
+from orchestrator.head.top.screen import Deeds, Lines, Question, Ranks, Top
+from tests.head.top.samples import job, rank, sample
 
 Walk = Callable[[Top, Pilot[None]], Awaitable[None]]
 
@@ -23,6 +23,8 @@ def drive(
     size: tuple[int, int] = (110, 30),
     stop: Callable[[JobSample], str] = lambda _: "all ended",
     lines: Sequence[str] = ("node 0: hello",),
+    closer: Callable[[str], None] | None = None,
+    alone: str = "",
 ) -> None:
     """Show the samples one after the other, the last one again and again, and walk."""
     left: Iterator[Sample] = iter(samples)
@@ -32,7 +34,13 @@ def drive(
         return next(left, shown[0])
 
     async def run() -> None:
-        app = Top(look, 0.01, lambda _: lines, stop)
+        deeds = Deeds(
+            log=lambda _, rank: [*lines, f"of {rank.rank if rank else 'all'}"],
+            stack=lambda _, rank: [f"stack of {rank.rank}"],
+            events=lambda _: ["it began"],
+            stop=stop,
+        )
+        app = Top(look, 0.01, deeds, closer or (lambda _: None), alone)
         async with app.run_test(size=size) as pilot:
             async with asyncio.timeout(30):
                 await until(pilot, lambda: app.sample is samples[-1])
@@ -99,14 +107,54 @@ def test_what_cannot_be_stopped_is_said_and_the_screen_stays() -> None:
 def test_the_log_is_shown_without_its_escapes() -> None:
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         await pilot.press("l")
-        await pilot.pause()
-        assert isinstance(app.screen, Lines)
-        lines = [line.text for line in app.screen.query_one(RichLog).lines]
-        assert [line.rstrip() for line in lines] == ["node 0: [bold]x[/bold]", "node 1: ␇2J"]
+        found = await read(app, pilot)
+        assert found == ["node 0: [bold]x[/bold]", "node 1: ␇2J", "of all"]
         await pilot.press("escape")
         assert not isinstance(app.screen, Lines)
 
     drive(walk, sample(job("train")), lines=["node 0: [bold]x[/bold]", "node 1: \x072J"])
+
+
+async def read(app: Top, pilot: Pilot[None]) -> list[str]:
+    """The lines that a key has brought."""
+    await until(pilot, lambda: isinstance(app.screen, Lines))
+    await pilot.pause()
+    return [line.text.rstrip() for line in app.screen.query_one(RichLog).lines]
+
+
+@pytest.mark.parametrize("size", [(110, 30), (80, 24), (30, 8)])
+def test_the_ranks_of_a_job_and_what_their_keys_show(size: tuple[int, int]) -> None:
+    asked: list[str] = []
+    ranks = (rank(0), rank(1, behind=0.4))
+
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("r")
+        await until(pilot, lambda: isinstance(app.screen, Ranks))
+        shown = app.screen
+        assert isinstance(shown, Ranks) and asked == ["train-1f"]
+        await until(pilot, lambda: shown.ranks.row_count == 2)
+        last = [shown.ranks.get_row_at(y)[-1].plain for y in range(2)]
+        assert last == ["", "slow: +40% of a step"]
+        await pilot.press("down", "l")
+        assert (await read(app, pilot))[-1] == "of 1"
+        await pilot.press("escape", "t")
+        assert await read(app, pilot) == ["stack of 1"]
+        await pilot.press("escape", "e")
+        assert await read(app, pilot) == ["it began"]
+        await pilot.press("escape", "escape")
+        assert len(app.screen_stack) == 1 and asked == ["train-1f", ""]
+
+    drive(walk, sample(job("train", ranks=ranks)), size=size, closer=asked.append)
+
+
+def test_one_job_alone_is_its_ranks_until_it_is_over() -> None:
+    async def walk(app: Top, pilot: Pilot[None]) -> None:
+        app.show(sample(job("train", ranks=(rank(0),))))
+        assert isinstance(app.screen, Ranks)
+        app.show(sample(job("other")))
+        await until(pilot, lambda: not app.is_running)
+
+    drive(walk, sample(job("train", ranks=(rank(0),))), alone="train-1f")
 
 
 def test_without_jobs_the_keys_say_so_and_q_leaves() -> None:

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 from orchestrator.config.launch import Where
-from orchestrator.errors import EXIT_DONE, EXIT_NODE
+from orchestrator.errors import EXIT_DONE, EXIT_NODE, UsageError
 from orchestrator.head.commands.stop import end_job
+from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.node_logs import log_files
 from orchestrator.head.follow.stop import to_text as to_words
 from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.inventory.node_list import read_nodes
+from orchestrator.head.report import story
 from orchestrator.head.screen import output
 from orchestrator.head.screen.log_reader import tail
+from orchestrator.head.status.find_job import FoundJob
 from orchestrator.head.top import table
-from orchestrator.head.top.sample import JobSample, Sample, Watch
+from orchestrator.head.top.ranks import RankSample
+from orchestrator.head.top.sample import EVERY, JobSample, Sample, Watch
+from orchestrator.protocol.messages import AskStuck
 from orchestrator.records import experiment as experiments
+from orchestrator.records import manifest
+from orchestrator.records.experiment import Experiment
 
 LINES = 200  # of each node's log
+SECONDS = 1.0  # between two looks at one job
+STACK_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -41,9 +53,23 @@ def top(where: Where, options: TopOptions) -> int:
     nodes = read_nodes(where.node_list)
     watch = Watch(transport, nodes, where.experiments, where.trust_record)
     with closing(watch):
-        if options.as_json or options.once or not sys.stdout.isatty():
+        if options.as_json or options.once or not can_be_live():
+            watch.closer = EVERY if options.as_json else ""
             return tell(watch, options)
         return live(where, watch, options.seconds)
+
+
+def can_be_live() -> bool:
+    """Tell whether a screen can be drawn and redrawn here."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def of_job(where: Where, found: FoundJob) -> None:
+    """Show one job live until it is over, or until somebody leaves."""
+    record = found.record
+    watch = Watch(found.transport, record.nodes, where.experiments, where.trust_record, record.job)
+    with closing(watch):
+        live(where, watch, SECONDS, alone=record.job)
 
 
 def tell(watch: Watch, options: TopOptions) -> int:
@@ -70,29 +96,67 @@ def to_text(sample: Sample) -> str:
     return "\n\n".join(parts)
 
 
-def live(where: Where, watch: Watch, seconds: float) -> int:
-    from orchestrator.head.top.screen import Top  # textual takes 0.2 s
+def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
+    from orchestrator.head.top.screen import Deeds, Top  # textual takes 0.2 s
 
-    def lines_of(job: JobSample) -> Sequence[str]:
-        return log_lines(where, job)
+    deeds = Deeds(
+        log=partial(log_lines, where),
+        stack=partial(stack_lines, where, watch.transport),
+        events=partial(event_lines, where),
+        stop=partial(end, where),
+    )
 
-    def stop(job: JobSample) -> str:
-        return end(where, job)
+    def closer(job: str) -> None:
+        watch.closer = job
 
-    Top(watch.look, seconds, lines_of, stop).run()
+    Top(watch.look, seconds, deeds, closer, alone).run()
     return EXIT_DONE
 
 
-def log_lines(where: Where, job: JobSample) -> Sequence[str]:
-    """Return the last lines of each node's log, as they are here."""
+def known(where: Where, job: JobSample) -> Experiment:
     found = experiments.find(where.experiments, job.experiment or job.job)
     if found is None:
-        return [f"{job.job} was not started from {where.experiments}: its logs are not here"]
+        what = f"{job.job} was not started from {where.experiments}: its files are not here"
+        raise UsageError(what, "--experiments names another directory")
+    return found
+
+
+def log_lines(where: Where, job: JobSample, rank: RankSample | None) -> Sequence[str]:
+    """Return the last lines of a rank, or of each node's log, as they are here."""
+    found = known(where, job)
+    lines = []
+    for log in log_files(found, found.read_record().nodes):
+        if rank is None:
+            lines += [f"node {log.node}: {line}" for line in tail(log, LINES, None)]
+        elif log.node == rank.index:
+            lines += tail(log, LINES, rank.rank)
+    return lines or ["nothing was printed yet"]
+
+
+def stack_lines(
+    where: Where, transport: Transport, job: JobSample, rank: RankSample
+) -> Sequence[str]:
+    """Ask a rank where it is: a signal makes it write its stacks down, and it goes on."""
+    record = known(where, job).read_record()
+    node = next(node for node in record.nodes if node.index == rank.index)
+    question = AskStuck(job=record.job, node=rank.index)
+    stuck = ask_once(transport, node, question, STACK_SECONDS).stuck.get(rank.rank)
+    if stuck is None or not stuck.stacks.strip():
+        return [f"rank {rank.rank} has not answered: it does not run, or it hangs in the kernel"]
+    return stuck.stacks.splitlines()
+
+
+def event_lines(where: Where, job: JobSample) -> Sequence[str]:
+    """Return what happened so far: restarts, checkpoints, what the log told of machines."""
+    found = known(where, job)
     record = found.read_record()
     lines = []
-    for log in log_files(found, record.nodes):
-        lines += [f"node {log.node}: {line}" for line in tail(log, LINES, None)]
-    return lines or ["nothing was printed yet"]
+    for moment in story.moments(found, record, manifest.read(found), ()):
+        when = time.strftime("%H:%M:%S", time.localtime(moment.time)) if moment.time else "        "
+        step = "" if moment.step is None else f"step {moment.step}"
+        more = f" ({step})" if step not in moment.what else ""
+        lines.append(f"{when} {'! ' if moment.bad else '  '}{moment.what}{more}")
+    return lines or ["nothing happened yet"]
 
 
 def end(where: Where, job: JobSample) -> str:
