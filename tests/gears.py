@@ -33,6 +33,7 @@ SLOW = [
     "tests/head/screen/test_screen.py::test_a_terminal_far_behind",
     "tests/head/screen/test_screen.py::test_memory_is_bounded",
     "tests/head/report/test_browser.py",
+    "tests/head/track/test_passing_on.py::test_each_line_once",
     "tests/launchers/test_accelerate.py::test_by_hand_the_nodes",
     "tests/launchers/test_accelerate.py::test_the_files_for_each_node",
     "tests/launchers/test_accelerate.py::test_what_node_0_refuses",

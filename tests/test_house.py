@@ -135,7 +135,9 @@ ARROWS: dict[str, set[str]] = {
         *("head/connect", "head/inventory", "head/screen"),
     },
     "head/report": {"files", "records", "text", "head/follow", "head/screen"},
+    "head/track": {"errors", "files", "records", "trackers"},
     "head/commands": {
+        *("trackers", "head/track"),
         *("folder", "config", "errors", "files", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/launch"),
         *("head/plan", "head/prune", "head/screen", "head/slurm", "head/status", "head/verify"),
@@ -161,7 +163,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/inventory", "head/screen"),
     },
     "cli": {
-        *("config", "errors", "interrupt", "version"),
+        *("config", "errors", "interrupt", "trackers", "version"),
         *("head/chores", "head/commands", "head/environments", "head/screen", "local_cluster"),
         *("launchers", "launchers/by_hand", "launchers/containers", "launchers/slurm"),
     },

@@ -21,7 +21,16 @@ from orchestrator.cli.chores import exec_command, pull_command, push_command, ss
 from orchestrator.cli.launch import launch_arguments, launch_command
 from orchestrator.cli.node import node
 from orchestrator.cli.options import Group, experiment_names, shared
-from orchestrator.cli.records import checkpoint, diff, prune, report, rerun, start_report
+from orchestrator.cli.records import (
+    checkpoint,
+    diff,
+    metrics,
+    prune,
+    report,
+    rerun,
+    start_report,
+    track,
+)
 from orchestrator.config.launch import View, Where
 from orchestrator.errors import UsageError
 from orchestrator.version import __version__
@@ -42,7 +51,9 @@ HEADINGS = {
         "warm",
         "bootstrap",
     ),
-    "What jobs leave": ("report", "start-report", "diff", "checkpoint", "prune"),
+    "What jobs leave": (
+        *("report", "track", "metrics", "start-report", "diff", "checkpoint", "prune"),
+    ),
     "Other launchers": ("run-node", "submit", "generate"),
 }
 
@@ -232,7 +243,7 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 for command in (
     *(launch_command, nodes_command, who_command, plan_command, doctor_command, verify_command),
     *(bootstrap_command, node),
-    *(report, start_report, diff, checkpoint, prune, rerun),
+    *(report, track, metrics, start_report, diff, checkpoint, prune, rerun),
     *(exec_command, ssh_command, push_command, pull_command),
 ):
     cli.add_command(command)

@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 from orchestrator.cli.options import Group, experiment_names, shared
 from orchestrator.config.launch import Where
+from orchestrator.trackers.known import KNOWN
 
 ALONE = "--on-nodes"  # what --nodes means without a FILE after it
 
@@ -141,6 +142,61 @@ def report(where: Where, names: tuple[str, ...], out: Path | None, opened: bool)
     from orchestrator.head.commands.experiments import report
 
     return report.report(where, names, report.ReportOptions(out, opened))
+
+
+@click.command()
+@shared
+@click.argument("experiment", required=False, shell_complete=experiment_names)
+@click.option(
+    "--to",
+    "names",
+    multiple=True,
+    required=True,
+    metavar="TRACKER",
+    shell_complete=lambda *_: [CompletionItem(name) for name in KNOWN],
+    help=f"{', '.join(KNOWN)}; several times for several.",
+)
+@click.option(
+    "--set",
+    "options",
+    multiple=True,
+    metavar="TRACKER.OPTION=VALUE",
+    help="What its init takes, such as wandb.project=p.",
+)
+def track(
+    where: Where, experiment: str | None, names: tuple[str, ...], options: tuple[str, ...]
+) -> int:
+    """Pass the numbers of a job on to a tracker, from here, until the job is over.
+
+    What rank 0 measures, by its steps, and what each node measures of itself, by seconds since
+    the start: two runs there. Any script's nodes are measured. Nodes need no internet for it.
+    Called again, it goes on where it was; a job that is over is passed on, too.
+    """
+    from orchestrator.head.commands.experiments import track
+
+    return track.track(where, experiment, names, options)
+
+
+@click.command()
+@shared
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=9400, help="[default: 9400]; 0: a free one."
+)
+@click.option("--host", default="127.0.0.1", help="Listen there. [default: 127.0.0.1]")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Answer those only who know the word in this file.",
+)
+def metrics(where: Where, port: int, host: str, token_file: Path | None) -> int:
+    """Serve the state of all jobs to Prometheus, until Ctrl-C.
+
+    Steps, losses and times of all ranks, and what each node measures of itself.
+    config/grafana/orchestrator.json shows them in Grafana.
+    """
+    from orchestrator.head.commands.experiments import track
+
+    return track.metrics(where, track.Listen(host, port, token_file))
 
 
 @click.command()

@@ -310,6 +310,20 @@ class Experiment:
             os.close(fd)
         return False
 
+    def hold(self, name: str) -> bool:
+        """Hold a place that one process at a time may have, until this process ends."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self.path / name, flags, files.PRIVATE)
+        except OSError as error:
+            raise UsageError(f"{self.path / name} cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        return True
+
     def thief(self) -> dict[str, Any] | None:
         """Return another head that wants to take this one's place, if there is one."""
         try:

@@ -413,3 +413,9 @@ def test_the_number_of_nodes_comes_back_as_it_was_given(
     made = create(tmp_path / "experiments", "run")
     made.write_record(dataclasses.replace(record(), launch=Launch(nnodes=nnodes)))
     assert made.read_record().launch.nnodes == nnodes
+
+
+def test_a_place_is_held_by_one_process(tmp_path: Path) -> None:
+    assert Experiment(tmp_path).hold(".watch")
+    assert not Experiment(tmp_path).hold(".watch")
+    assert Experiment(tmp_path).hold(".tracking")

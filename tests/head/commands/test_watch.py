@@ -13,11 +13,6 @@ from orchestrator.head.commands.experiments import watch
 from orchestrator.records.experiment import Experiment, JobRecord
 
 
-def test_there_is_one_watcher(tmp_path: Path) -> None:
-    assert watch.become_watcher(Experiment(tmp_path))
-    assert not watch.become_watcher(Experiment(tmp_path))
-
-
 def test_the_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / 'a b"%h$HOME' / "experiments"
     place = root / "train_20260101_000000"

@@ -5,20 +5,17 @@ It waits while another head follows the job, and takes its place when that is lo
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sys
 import time
 from dataclasses import replace
 
-from orchestrator import files
 from orchestrator.config.launch import View, Where
 from orchestrator.errors import EXIT_DONE, EXIT_STOPPED, UsageError
 from orchestrator.head.commands.follow import follow_again
 from orchestrator.head.screen.output import say, tell
 from orchestrator.head.status.find_job import FoundJob, adopt_job
 from orchestrator.records import experiment as experiments
-from orchestrator.records.experiment import Experiment, this_head
+from orchestrator.records.experiment import this_head
 
 LOOK_SECONDS = 2.0  # between two looks whether another head is still there
 WATCH = ".watch"  # in the experiment: held by the one that watches
@@ -45,7 +42,7 @@ def watch(where: Where, wanted: str | None) -> int:
     job = adopt_job(where, wanted)
     if job.record.head_elsewhere:
         raise UsageError(f"the head of {job.experiment.name} can run only where the job is")
-    if not job.record.over and not become_watcher(job.experiment):
+    if not job.record.over and not job.experiment.hold(WATCH):
         say(f"{job.experiment.name} is watched already")
         return EXIT_DONE
     while True:
@@ -69,23 +66,6 @@ def take_up(job: FoundJob) -> bool:
     view = View(quiet=True, color=False)
     code = follow_again(job.experiment, record, job.transport, view, left_behind=True)
     return code == EXIT_STOPPED or job.experiment.read_record().over
-
-
-def become_watcher(experiment: Experiment) -> bool:
-    """Hold the place of the one watcher until this process ends."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(experiment.path / WATCH, flags, files.PRIVATE)
-    except OSError as error:
-        raise UsageError(
-            f"{experiment.path / WATCH} cannot be written: {error.strerror}"
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return False
-    return True
 
 
 def print_unit(where: Where, wanted: str | None) -> int:

@@ -1,0 +1,129 @@
+"""`orchestrator track` and `orchestrator metrics`: the numbers of jobs for other programs."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config.launch import Where
+from orchestrator.config.parse import one_of
+from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
+from orchestrator.head.screen.output import say
+from orchestrator.head.track.exposition import Exposition
+from orchestrator.head.track.passing_on import OfNodes, OfRanks, PassingOn
+from orchestrator.head.track.server import Server
+from orchestrator.records import experiment as experiments
+from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.text import plural
+from orchestrator.trackers.known import KNOWN, module
+
+TRACKING = ".tracking"  # in the experiment: held by the one that tracks it
+LOOK_SECONDS = 2.0  # between two looks at files that grow
+LONGEST_TOKEN = 4096
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where Prometheus asks, and with which secret."""
+
+    host: str
+    port: int
+    token_file: Path | None
+
+
+def track(where: Where, wanted: str | None, names: Sequence[str], options: Sequence[str]) -> int:
+    """Pass the numbers of a job on to trackers until it is over, or until Ctrl-C."""
+    for name in names:
+        one_of("--to", name, tuple(KNOWN))
+        module(KNOWN[name].package, KNOWN[name].imports)
+    given = parsed(options, names)
+    experiment = experiments.known(where.experiments, wanted, trusted=where.trust_record)
+    record = experiment.read_record()
+    if not experiment.hold(TRACKING):
+        raise UsageError(f"{experiment.name} is tracked already, by another process")
+    passing = [
+        kind(experiment, record, name, given.get(name, {}), say)
+        for name in dict.fromkeys(names)
+        for kind in (OfRanks, OfNodes)
+    ]
+    code = until_over(experiment, record, passing)
+    for each in passing:
+        each.close()
+    lines = sum(each.count for each in passing)
+    say(f"{plural(lines, 'line')} of {experiment.name} passed on to {', '.join(names)}")
+    return EXIT_FAILED if any(each.to.failed for each in passing) else code
+
+
+def until_over(experiment: Experiment, record: JobRecord, passing: Sequence[PassingOn]) -> int:
+    """Look again and again; after Ctrl-C what was read before is still passed on."""
+    asked = threading.Event()
+    before = [signal.signal(number, lambda *_: asked.set()) for number in SIGNALS]
+    told = False
+    while True:
+        for each in passing:
+            each.look()
+        if record.over or asked.is_set():
+            break
+        if not told and not experiment.followed and not record.head_elsewhere:
+            say(f"nobody follows {experiment.name}, so its numbers may stay on the nodes:"
+                f" orchestrator watch {experiment.name}")  # fmt: skip
+            told = True
+        asked.wait(LOOK_SECONDS)
+        record = experiment.read_record()
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+    return EXIT_STOPPED if asked.is_set() else EXIT_DONE
+
+
+def parsed(options: Sequence[str], names: Sequence[str]) -> Mapping[str, dict[str, Any]]:
+    """Read --set TRACKER.OPTION=VALUE."""
+    found: dict[str, dict[str, Any]] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        tracker, dot, name = key.partition(".")
+        if not (equals and dot and name and tracker in names):
+            raise UsageError(
+                f"--set {option}: not TRACKER.OPTION=VALUE with a tracker that --to names",
+                f"such as: --set {names[0]}.{'project=p' if names[0] == 'wandb' else 'name=value'}",
+            )
+        found.setdefault(tracker, {})[name] = value
+    return found
+
+
+def metrics(where: Where, listen: Listen) -> int:
+    """Serve the state of all jobs to Prometheus until Ctrl-C."""
+    token = token_of(listen)
+    exposition = Exposition(where.experiments, where.trust_record)
+    with Server((listen.host, listen.port), exposition, token) as server:
+        host = f"[{listen.host}]" if ":" in listen.host else listen.host
+        say(f"http://{host}:{server.server_address[1]}/metrics, until Ctrl-C")
+        server.serve_forever()
+    return EXIT_DONE
+
+
+def token_of(listen: Listen) -> str:
+    if listen.token_file is None:
+        try:
+            inside = ipaddress.ip_address(listen.host).is_loopback
+        except ValueError:
+            inside = listen.host == "localhost"
+        if inside:
+            return ""
+        raise UsageError(
+            f"on {listen.host} anybody in the network could read the metrics",
+            "put a long random word into a file and add --token-file FILE; in Prometheus:"
+            " authorization: {credentials_file: FILE}",
+        )
+    try:
+        token = listen.token_file.read_text(encoding="ascii")[:LONGEST_TOKEN].strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{listen.token_file} cannot be read: {error}") from error
+    if not token:
+        raise UsageError(f"{listen.token_file} is empty", "put a long random word into it")
+    return token

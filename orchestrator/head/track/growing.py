@@ -1,0 +1,44 @@
+"""Read the lines that were added to a file of metrics since the last look."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from orchestrator import files
+from orchestrator.records.node_metrics import parsed
+
+PIECE = 8 << 20  # bytes of one look
+
+
+class Growing:
+    """A file, and how far it is read. Lines are whole; what is none is passed over."""
+
+    def __init__(self, path: Path, at: int = 0) -> None:
+        self.path, self.at = path, at
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return what is new, in pieces: an empty list means that there is no more for now."""
+        found: list[dict[str, Any]] = []
+        while not found:
+            whole = self._piece()
+            if not whole:
+                break
+            found = [line for raw in whole.split(b"\n") if (line := parsed(raw)) is not None]
+        return found
+
+    def _piece(self) -> bytes:
+        try:
+            with files.open_plain(self.path) as file:
+                if os.fstat(file.fileno()).st_size < self.at:
+                    self.at = 0  # written anew
+                file.seek(self.at)
+                data = file.read(PIECE)
+        except OSError:
+            return b""
+        whole, newline, _ = data.rpartition(b"\n")
+        if not newline and len(data) == PIECE:
+            whole = data  # a line that long is none of ours
+        self.at += len(whole) + len(newline)
+        return whole + newline

@@ -1,0 +1,24 @@
+"""Experiments of one node, as they lie on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord, create
+
+NOW = 1_700_000_000.0
+
+
+def job(root: Path, name: str, **more: object) -> Experiment:
+    made = create(root, name)
+    nodes = [NodeRecord(0, "a", "a", None, None, "10.0.0.1", "python", 0, 1)]
+    record = JobRecord("0123456789abcdef", made.name, "running", ["x"], nodes, NOW - 60, {})
+    data = {**vars(record), "nodes": [vars(node) for node in nodes], "launch": {}, **more}
+    made.write_record(JobRecord.from_json(data))
+    return made
+
+
+def tell(made: Experiment, name: str, *lines: dict[str, object]) -> None:
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (made.path / "outputs" / name).write_text(text)

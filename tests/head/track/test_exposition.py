@@ -1,0 +1,130 @@
+"""What Prometheus reads is what the experiments say, in Prometheus's own format."""
+
+from __future__ import annotations
+
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import UsageError
+from orchestrator.head.track.exposition import HELP, OLD, STAYS, Exposition, written
+from orchestrator.head.track.server import Server
+from orchestrator.records.experiment import JobRecord
+from tests.head.track.jobs import NOW, job, tell
+
+GRAFANA = Path(__file__).parents[3] / "config" / "grafana" / "orchestrator.json"
+
+
+def points(root: Path, now: float = NOW) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for name, labels, value in Exposition(root).points(now):
+        found.setdefault(name, []).append((labels, value))
+    return found
+
+
+def test_what_ranks_and_nodes_say(tmp_path: Path) -> None:
+    made = job(tmp_path, "one", goodput={"training": 30.0, "start": 10.0})
+    tell(
+        made,
+        "rank_00_metrics.jsonl",
+        {"time": NOW, "rank": 0, "step": 7, "loss": 0.5, "step_ms": 250.0, "data_ms": 50.0},
+        {"time": NOW, "rank": 0, "step": 8, "loss": 0.25, "step_ms": 500, "acc": 0.9, "x": None},
+    )
+    tell(
+        made,
+        "node_00_metrics.jsonl",
+        {"time": NOW, "node": 0, "about": {"host": "a"}},
+        {"time": NOW, "node": 0, "cpu": 0.5, "net": {"eth0": [1.0, 2.0]}, "gpu": {"use": [0.9]}},
+    )
+    found = points(tmp_path)
+    own = {"experiment": made.name}
+    rank = {**own, "node": "a", "rank": "0"}
+    assert found["job_state"] == [({**own, "state": "running"}, 1)]
+    assert found["job_goodput_ratio"] == [(own, 0.75)]
+    assert found["step"] == [(rank, 8)]
+    assert found["step_seconds"] == [(rank, 0.5)]
+    assert found["metric"] == [({**rank, "name": "acc"}, 0.9)]
+    assert "step_part_seconds" not in found  # of the last line only
+    node = {**own, "node": "a"}
+    assert found["node_cpu_ratio"] == [(node, 0.5)]
+    assert found["node_network_sent_bytes_per_second"] == [({**node, "interface": "eth0"}, 2.0)]
+    assert found["node_gpu"] == [({**node, "gpu": "0", "name": "use"}, 0.9)]
+    assert found.keys() <= HELP.keys()
+    assert "node_cpu_ratio" not in points(tmp_path, NOW + OLD + 1)
+
+
+def test_a_job_that_is_over_is_told_of_for_a_while(tmp_path: Path) -> None:
+    made = job(tmp_path, "one", state="failed", ended=NOW)
+    assert points(tmp_path)["job_state"] == [({"experiment": made.name, "state": "failed"}, 1)]
+    assert points(tmp_path, NOW + STAYS + 1) == {}
+    (tmp_path / "broken_20260101_000000").mkdir()
+    (tmp_path / "broken_20260101_000000" / "job.json").write_text("{")
+    assert points(tmp_path, NOW).keys() == {
+        "job_state",
+        "job_attempt",
+        "job_started_timestamp_seconds",
+    }
+
+
+def test_a_record_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
+    made = job(tmp_path, "one")
+    looking = Exposition(tmp_path)
+    assert 'state="running"' in written(looking.points(NOW))
+    record = made.read_record()
+    made.write_record(JobRecord.from_json({**vars(record), "nodes": [], "state": "stopped",
+                                           "launch": {}, "ended": NOW}))  # fmt: skip
+    assert 'state="stopped"' in written(looking.points(NOW))
+
+
+def test_no_text_of_a_node_ends_a_label() -> None:
+    bad = 'a"} 1\nevil{x="\\'
+    text = written([("loss", {"experiment": bad}, 0.5), ("step", {"rank": "0"}, 1.0)])
+    assert text.splitlines()[-1] == ('orchestrator_loss{experiment="a\\"} 1\\nevil{x=\\"\\\\"} 0.5')
+    assert [line.split()[2] for line in text.splitlines() if "TYPE" in line] == [
+        "orchestrator_step",
+        "orchestrator_loss",
+    ]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    job(tmp_path, "one")
+    with Server(("127.0.0.1", 0), Exposition(tmp_path), "s3cret") as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        yield serving
+        serving.shutdown()
+        thread.join()
+
+
+def ask(server: Server, path: str, token: str = "s3cret") -> tuple[int, str]:
+    url = f"http://127.0.0.1:{server.server_address[1]}{path}"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_the_server_answers_those_who_know_the_token(server: Server) -> None:
+    assert ask(server, "/metrics?x")[0] == 200
+    assert "orchestrator_job_state{" in ask(server, "/metrics")[1]
+    assert ask(server, "/metrics", "s3cre") == (401, "")
+    assert ask(server, "/metrics", "ü") == (401, "")
+    assert ask(server, "/job.json")[0] == 404
+    with pytest.raises(UsageError, match="cannot be listened on"):
+        Server(("127.0.0.1", server.server_address[1]), server.exposition, "")
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    text = GRAFANA.read_text()
+    asked = set(re.findall(r"orchestrator_(\w+)", text.replace('"orchestrator_', '"orchestrator_')))
+    assert asked - {"jobs"} <= HELP.keys()
+    assert {"loss", "step_seconds", "node_gpu", "job_state"} <= asked
