@@ -121,9 +121,9 @@ def spans_of(record: JobRecord, now: float) -> list[Span]:
     began = max([record.started, *(span.ended for span in spans)])
     if not record.attempts or record.attempts[-1].restarted or not record.over:
         number = len(record.attempts) + 1
-        spans.append(
-            Span(number, began, ended, failed_at(record.verdict), max(ranks, default=None))
-        )
+        # A stop is asked for, not detected.
+        failed = None if record.state == "stopped" else failed_at(record.verdict)
+        spans.append(Span(number, began, ended, failed, max(ranks, default=None)))
     return spans
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -86,14 +87,17 @@ def attempt(number: int, started: float, ended: float, *, restarted: bool) -> At
 
 
 def record(state: str, *attempts: Attempt, ended: float | None = None) -> JobRecord:
-    return JobRecord("j", "e", state, [], [], 100.0, {}, attempts=list(attempts), ended=ended)
+    verdict = {"time": ended - 2} if ended and not attempts else None
+    made = JobRecord("j", "e", state, [], [], 100.0, {}, attempts=list(attempts), ended=ended)
+    return replace(made, verdict=verdict)
 
 
 @pytest.mark.parametrize(
     ("known", "spans"),
     [
         (record("running"), [Span(1, 100, 400)]),
-        (record("done", ended=300.0), [Span(1, 100, 300)]),
+        (record("failed", ended=300.0), [Span(1, 100, 300, 298)]),
+        (record("stopped", ended=300.0), [Span(1, 100, 300)]),
         (record("starting"), [Span(1, 100, 400, ranks=400)]),
         (record("restarting", attempt(1, 100, 200, restarted=True)),
          [Span(1, 100, 200, 199), Span(2, 200, 400, ranks=400)]),
