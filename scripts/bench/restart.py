@@ -6,6 +6,9 @@ Both start the same program (killed_once.py) on the same hosts with the same tor
 restart is enough for ours; torchrun, typed on each host, may do three, because its agents can meet
 in a generation that one of them has left. The first attempt runs for some seconds, in which ours
 prepares what the next one needs.
+
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun: by default 2.13 gives the ranks of every attempt
+the same store, in which gloo finds the addresses of the attempt before, and they never meet.
 """
 
 from __future__ import annotations
@@ -91,7 +94,8 @@ def torchrun(cluster: Cluster, ranks: int, out: Path, alive: float) -> list[Word
     lines = []
     meet = f"{cluster.addresses[0]}:29400"
     for number, address in enumerate(cluster.addresses):
-        command: list[Word] = [sys.executable, "-m", "torch.distributed.run"]
+        command: list[Word] = ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"]
+        command += [sys.executable, "-m", "torch.distributed.run"]
         command += [f"--nnodes={cluster.size}", f"--nproc-per-node={ranks}", "--max-restarts=3"]
         command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={meet}", f"--rdzv-id={out.name}"]
         command += [f"--rdzv-conf=is_host={int(number == 0)}", f"--local-addr={address}"]
