@@ -65,6 +65,7 @@ LONG = [
     "tests/end_to_end/test_checkpoint_parts.py",
     "tests/end_to_end/test_connections.py::test_sixty_four_nodes",
     "tests/end_to_end/test_fanout.py::test_a_firewall_and_a_host_that_is_lost",
+    "tests/end_to_end/test_fanout.py::test_a_push_past_a_firewall",
     "tests/end_to_end/test_frameworks.py",
     "tests/end_to_end/test_no_seam.py::test_six_faults_leave_no_trace",
     "tests/end_to_end/test_pool.py::test_map_goes_on_without_a_node",

@@ -95,7 +95,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "head/chores": {
         *("folder", "errors", "files", "protocol", "records"),
-        *("head/connect", "head/follow", "head/inventory", "head/screen"),
+        *("head/code", "head/connect", "head/follow", "head/inventory", "head/screen"),
     },
     "head/resume": {
         *("config", "folder", "errors", "protocol", "records", "text"),

@@ -716,6 +716,16 @@ class GiveTree(Request[Giving], do="give_tree"):
     seconds: float
 
 
+class NamedFile(Message):
+    """A file that is to be the same on another node."""
+
+    path: str  # below the directory
+    size: Count
+    sum: str  # SHA-256
+    mode: Count = 0o600
+    changed: Optional[int] = None  # nanoseconds; without it the time is that of its coming
+
+
 class GiveFiles(Request[Giving], do="give_files"):
     """Give these files of a directory to nodes that have the token."""
 
@@ -723,6 +733,7 @@ class GiveFiles(Request[Giving], do="give_files"):
     files: tuple[str, ...]  # paths below it
     token: str
     seconds: float
+    coming: tuple[NamedFile, ...] = ()  # and these, each once it is here with its size and time
 
 
 class EndGiving(Request[Nothing], do="end_giving"):
@@ -746,14 +757,6 @@ class TakeTree(Request[Nothing], do="take_tree"):
     seconds: float
 
 
-class NamedFile(Message):
-    """A file that is to be the same on another node."""
-
-    path: str  # below the directory
-    size: Count
-    sum: str  # SHA-256
-
-
 class TakeFiles(Request[Nothing], do="take_files"):
     """Begin to take files into a directory from another node; those that are there stay."""
 
@@ -761,6 +764,9 @@ class TakeFiles(Request[Nothing], do="take_files"):
     files: tuple[NamedFile, ...]
     giver: GivingNode
     seconds: float
+    label: str = (
+        ""  # of what the head sends in the same way: the user's own files, not private ones
+    )
 
 
 class Taken(Message):

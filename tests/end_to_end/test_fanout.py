@@ -12,13 +12,20 @@ import pytest
 
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.errors import NodeError
+from orchestrator.head.chores import push as pushing
+from orchestrator.head.chores.numbered_node import choose
+from orchestrator.head.chores.push import Pushed
 from orchestrator.head.code import fanout
 from orchestrator.head.code.fanout import Fanout, Sent, send_tree
 from orchestrator.head.code.listing import Rules
 from orchestrator.head.code.scan import Limits, Scan
 from orchestrator.head.connect.reach import Reached
+from orchestrator.head.connect.ssh import SshTransport
+from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.launch.nodes import try_all
 from orchestrator.head.launch.request import resolve
+from orchestrator.head.screen.progress import Progress
 from tests.clusters.netns import NetnsCluster
 from tests.clusters.require import require_namespaces
 from tests.launching import Head
@@ -113,3 +120,48 @@ def test_a_firewall_and_a_host_that_is_lost(
     assert hosts.addresses[3] in text  # behind the first, which has a firewall
     assert hosts.addresses[6] in text  # behind the lost one
     assert not {hosts.addresses[at] for at in (0, 1, 4, 5)} & {*said[1].split(": ")[1].split(", ")}
+
+
+def push(hosts: NetnsCluster, work: Path, into: str = "kept") -> tuple[list[Pushed], list[str]]:
+    targets = choose(read_nodes(hosts.node_list), [])
+    transport = SshTransport(SshConfig(hosts.ssh_config), timeout=10.0)
+    cargo, said = pushing.load(work, f"~/{into}/work"), list[str]()
+    done = pushing.push(transport, targets, cargo, Progress("sending", 0), dry_run=False,
+                        fanout=Fanout(3, 0), say=said.append)  # fmt: skip
+    return done, said
+
+
+def test_a_push(hosts: NetnsCluster, work: Path) -> None:
+    """Files, their modes and their times; two copies leave the head."""
+    (work / "in a").mkdir()
+    (work / "in a" / "program").write_text("#!/bin/sh\n")
+    (work / "in a" / "program").chmod(0o755)
+    (work / "empty").touch()
+    before = left_the_head(hosts)
+    done, said = push(hosts, work)
+    sent = left_the_head(hosts) - before
+    assert [(each.error, each.failed) for each in done] == [(None, {})] * HOSTS
+    assert {(len(each.sent), each.kept, each.size) for each in done} == {(22, 0, SIZE + 10)}
+    assert 2 * SIZE < sent < 2 * SIZE + HOSTS * 500_000, sent
+    assert said == []
+    for host in range(HOSTS):
+        for path in (path for path in work.rglob("*") if path.is_file()):
+            copy = hosts.home(host) / "kept/work" / path.relative_to(work)
+            assert copy.read_bytes() == path.read_bytes()
+            assert copy.stat().st_mtime_ns == path.stat().st_mtime_ns
+            assert copy.stat().st_mode == path.stat().st_mode
+    (work / "0").write_bytes(os.urandom(SIZE // 20))
+    again, _ = push(hosts, work)
+    assert {(tuple(each.sent), each.kept, each.size) for each in again} == {
+        (("0",), 21, SIZE // 20)
+    }
+
+
+def test_a_push_past_a_firewall_and_a_host_that_refuses(hosts: NetnsCluster, work: Path) -> None:
+    """Who cannot take from the host before it gets it from the head; who fails is named alone."""
+    (hosts.home(1) / "other").touch()
+    with walled(hosts, 0):
+        done, said = push(hosts, work, "other")
+    assert [each.error is None for each in done] == [host != 1 for host in range(HOSTS)]
+    assert all(not each.failed and len(each.sent) == 20 for each in done if each.error is None)
+    assert len(said) == 1 and "cannot take files from node0 (" in said[0]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 from orchestrator.errors import NodeError, OrchestratorError, UsageError
 from orchestrator.files import digest
 from orchestrator.head.chores.numbered_node import NumberedNode
+from orchestrator.head.code.fanout import Fanout
+from orchestrator.head.code.index import Index, signature
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
@@ -21,13 +24,20 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.fetch import Pipeline
 from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol import offer
-from orchestrator.protocol.messages import Nothing, OfferFiles, WantedFile, WriteFile
+from orchestrator.protocol.messages import (
+    Nothing,
+    OfferFiles,
+    WantedFile,
+    WantedFiles,
+    WriteFile,
+)
 from orchestrator.protocol.offer import Offered
 from orchestrator.protocol.tree import DIRECTORY, FILE, LINK
 
 COMPARE_SECONDS = 3600.0  # a node may have to read terabytes
 PUT_SECONDS = 60.0
 PIECE = 1 << 18
+AUTO = Fanout()
 NEVER = b".orchestrator-"  # what a transfer has left half done
 
 
@@ -44,6 +54,10 @@ class Cargo:
     def here(self, number: int) -> bytes:
         path = self.files[number].path
         return os.path.join(self.root, self.own.get(path, path))
+
+    def opened(self, number: int) -> int:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.open(self.here(number), flags)
 
 
 @dataclass
@@ -120,10 +134,11 @@ def offered(path: bytes, status: os.stat_result) -> Offered:
 
 
 class Sums:
-    """The checksums of whole files, each made once for all nodes."""
+    """The checksums of whole files, each made once for all nodes, and remembered for later."""
 
     def __init__(self, cargo: Cargo) -> None:
         self.cargo = cargo
+        self.index = Index(b"push " + cargo.root)
         self.known: dict[int, str] = {}
         self.making: dict[int, threading.Lock] = {}
         self.lock = threading.Lock()
@@ -133,8 +148,19 @@ class Sums:
             making = self.making.setdefault(number, threading.Lock())
         with making:
             if number not in self.known:
-                self.known[number] = digest(descriptor, 0, self.cargo.files[number].size)
+                path, now, status = self.cargo.here(number), time.time_ns(), os.fstat(descriptor)
+                total = self.index.digest(path, status)
+                if not total or status.st_size != self.cargo.files[number].size:
+                    total = digest(descriptor, 0, self.cargo.files[number].size)
+                    if signature(os.fstat(descriptor)) == signature(status):
+                        self.index.note(path, status, total, now)
+                self.known[number] = total
             return self.known[number]
+
+    def keep(self) -> None:
+        """Remember them, and those of files that nobody asked for this time."""
+        self.index.seen = {**self.index.known, **self.index.seen}
+        self.index.save()
 
 
 def push(
@@ -144,22 +170,41 @@ def push(
     progress: Progress,
     *,
     dry_run: bool,
+    fanout: Fanout = AUTO,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[Pushed]:
-    """Send to all nodes at once, and return in their order what each lacked."""
-    sums, packed = Sums(cargo), zlib.compress(offer.packed(cargo.files), 1)
-    progress.size = len(targets) * sum(file.size for file in cargo.files)
+    """Send to all nodes at once, and return in their order what each lacked.
 
-    def send(target: NumberedNode) -> Pushed:
-        connection = transport.connect(transport.config.of_node(target.node))
+    Where many nodes lack much, they pass it on to each other.
+    """
+    sums, packed = Sums(cargo), zlib.compress(offer.packed(cargo.files), 1)
+    total = sum(file.size for file in cargo.files)
+    progress.size = len(targets) * total
+    relay = None
+    if fanout.pays(len(targets), total) and not dry_run:
+        from orchestrator.head.chores.relay import Relay
+
+        relay = Relay(cargo, sums, targets, fanout, say)
+
+    def send(at: int) -> Pushed:
+        target, connection = targets[at], None
         try:
+            connection = transport.connect(transport.config.of_node(target.node))
             channel = open_channel(connection, target.node, transport.timeout)
-            sending = Sending(channel, target, cargo, sums, progress)
-            sending.offer(packed, dry_run=dry_run)
+            sending = Sending(channel, target, cargo, sums, progress, packed)
+            if relay is not None:
+                relay.serve(at, sending)
+            else:
+                sending.offer(dry_run=dry_run)
             return sending.result
         finally:
-            connection.close()
+            if relay is not None:
+                relay.end(at, whole=False)  # if it has not come so far
+            if connection is not None:
+                connection.close()
 
-    results = fleet.everywhere(targets, send)
+    results = fleet.everywhere(range(len(targets)), send)
+    sums.keep()
     return [
         Pushed(target, error=result) if isinstance(result, OrchestratorError) else result
         for target, result in zip(targets, results, strict=True)
@@ -170,16 +215,27 @@ class Sending:
     """Send one node what it lacks."""
 
     def __init__(
-        self, channel: NodeChannel, target: NumberedNode, cargo: Cargo, sums: Sums, bar: Progress
+        self,
+        channel: NodeChannel,
+        target: NumberedNode,
+        cargo: Cargo,
+        sums: Sums,
+        bar: Progress,
+        packed: bytes,
     ) -> None:
         self.channel, self.cargo, self.sums, self.progress = channel, cargo, sums, bar
+        self.packed, self.again = packed, False
         self.pipeline = Pipeline(channel)
         self.result = Pushed(target)
 
-    def offer(self, packed: bytes, *, dry_run: bool) -> None:
+    def offer(self, *, dry_run: bool = False) -> None:
         """Let the node compare, and send what it wants."""
+        self.deliver(self.compare(dry_run=dry_run), dry_run=dry_run)
+
+    def compare(self, *, dry_run: bool = False) -> WantedFiles:
+        """Let the node say what it lacks, which is checked."""
         files, result = self.cargo.files, self.result
-        self.channel.put(packed, PUT_SECONDS)
+        self.channel.put(self.packed, PUT_SECONDS)
         question = OfferFiles(directory=self.cargo.directory, dry_run=dry_run)
         answer = self.channel.ask(question, COMPARE_SECONDS)
         numbers = {wanted.number for wanted in answer.wanted} | set(answer.failed)
@@ -189,7 +245,14 @@ class Sending:
             result.failed[os.fsdecode(files[number].path)] = why
         contents = [number for number, file in enumerate(files) if file.kind == FILE]
         result.kept = len([number for number in contents if number not in numbers])
-        self.progress.add(sum(files[n].size for n in contents if n not in numbers))
+        if not self.again:
+            self.progress.add(sum(files[n].size for n in contents if n not in numbers))
+        self.again = True
+        return answer
+
+    def deliver(self, answer: WantedFiles, *, dry_run: bool = False) -> None:
+        """Send what the node lacks."""
+        files, result = self.cargo.files, self.result
         for wanted in answer.wanted:
             path = os.fsdecode(files[wanted.number].path)
             if dry_run or files[wanted.number].kind != FILE:
@@ -203,8 +266,7 @@ class Sending:
 
     def send(self, wanted: WantedFile, path: str) -> None:
         number, file = wanted.number, self.cargo.files[wanted.number]
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(self.cargo.here(number), flags)
+        descriptor = self.cargo.opened(number)
         try:
             total = self.sums.of(number, descriptor)
             if wanted.whole and wanted.sum == total:

@@ -210,9 +210,11 @@ class Bringing:
                     raise NodeError(f"{file.path} on {source.name} is not what its manifest says")
             cargo = push.load(Path(place, within), directory)
             numbered = NumberedNode(load.target, Node(target.name))
-            sending = push.Sending(target.open, numbered, cargo, push.Sums(cargo), progress)
+            packed = zlib.compress(offer.packed(cargo.files), 1)
+            sums = push.Sums(cargo)
+            sending = push.Sending(target.open, numbered, cargo, sums, progress, packed)
             with target.lock:
-                sending.offer(zlib.compress(offer.packed(cargo.files), 1), dry_run=False)
+                sending.offer()
             refuse(sending.result.failed)
 
 

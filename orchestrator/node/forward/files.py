@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -14,37 +15,55 @@ from orchestrator.protocol.messages import NamedFile, TakeFiles
 from orchestrator.protocol.tree import is_inside
 
 LABEL = "taken"
+LOOK_SECONDS = 0.02
 
 
 class Given:
     """The files that may be given; what else is in the directory is not."""
 
-    def __init__(self, directory: str, names: Sequence[str]) -> None:
+    def __init__(
+        self, directory: str, names: Sequence[str], coming: Sequence[NamedFile] = ()
+    ) -> None:
         self.directory = absolute(directory)
         self.names = frozenset(names)
-        if not all(is_inside(os.fsencode(name)) for name in names):
+        self.coming = {named.path: named for named in coming}
+        if not all(is_inside(os.fsencode(name)) for name in (*names, *self.coming)):
             raise ValueError("a path that leads out of the directory")
         self.folder = Folder(Path(self.directory), private=True)
 
-    def open(self, name: str) -> BinaryIO:
-        if name not in self.names:
+    def open(self, name: str) -> BinaryIO | None:
+        named = self.coming.get(name)
+        if named is None and name not in self.names:
             raise LookupError(name)
         *above, last = name.split("/")
         try:
             with self.folder.inside(above, make=False) as directory:
-                return files.open_plain(last, dir_fd=directory)
+                file = files.open_plain(last, dir_fd=directory)
         except OSError:
+            if named is not None:
+                return None
             raise LookupError(name) from None
+        if named is None or is_as_named(file, named):
+            return file
+        file.close()  # what was here before
+        return None
 
     def wait(self, seconds: float) -> None:
-        """Nothing is still to come."""
+        """Look again soon: another session's arrivals say nothing, and a look costs little."""
+        time.sleep(min(seconds, LOOK_SECONDS))
+
+
+def is_as_named(file: BinaryIO, named: NamedFile) -> bool:
+    """Tell whether a file has come, by its size and time."""
+    status = os.fstat(file.fileno())
+    return (status.st_size, status.st_mtime_ns) == (named.size, named.changed)
 
 
 class Arriving:
     """Writes the contents that come, one by one, under hidden names until they are whole."""
 
-    def __init__(self, folder: Folder, expected: Sequence[NamedFile]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Folder, expected: Sequence[NamedFile], label: str = LABEL) -> None:
+        self.folder, self.label = folder, label
         self.expected = list(expected)[::-1]
         self.part: Partial | None = None
         self.left = 0
@@ -55,7 +74,7 @@ class Arriving:
                 if not self.expected:
                     raise ValueError("more came than was asked for")
                 named = self.expected[-1]
-                self.part = Partial(self.folder, named.path.split("/"), LABEL)
+                self.part = Partial(self.folder, named.path.split("/"), self.label)
                 self.part.open()
                 self.part.file.truncate(0)
                 self.left = named.size
@@ -72,26 +91,31 @@ class Arriving:
         if part.sum.hexdigest() != named.sum:
             raise ValueError(f"{named.path} came with another content")
         os.fsync(part.file.fileno())
-        part.publish(0o600, os.fstat(part.file.fileno()).st_mtime_ns)
+        changed = named.changed
+        if changed is None:
+            changed = os.fstat(part.file.fileno()).st_mtime_ns
+        part.publish(self.folder.mode(named.mode), changed)
         part.close()
         self.part = None
 
     def abandon(self) -> None:
-        """Remove what did not come whole."""
+        """Remove what did not come whole, unless the head goes on with it."""
         if self.part is not None:
-            self.part.discard()
+            if self.label == LABEL:
+                self.part.discard()
             self.part.close()
             self.part = None
 
 
-def take(request: TakeFiles) -> Taking:
-    """Begin to take files from another node."""
+def take(request: TakeFiles, umask: int) -> Taking:
+    """Begin to take files from another node, private ones or as the login would make them."""
     directory = Path(absolute(request.directory))
     if not all(is_inside(os.fsencode(named.path)) for named in request.files):
         raise ValueError("a path that leads out of the directory")
 
     def work(taking: Taking) -> None:
-        folder = Folder(directory, private=True)
+        folder = Folder(directory, private=not request.label)
+        folder.mask = umask
         folder.make()
         lacking = [named for named in request.files if not is_here(folder, named)]
         taking.files = len(lacking)
@@ -99,7 +123,7 @@ def take(request: TakeFiles) -> Taking:
             return
         caller = taking.call(request.giver, request.seconds)
         wanted = [(named.path, named.size) for named in lacking]
-        taking.receive(caller, wanted, Arriving(folder, lacking))
+        taking.receive(caller, wanted, Arriving(folder, lacking, request.label or LABEL))
 
     return Taking(work)
 

@@ -526,7 +526,7 @@ class Session:
     def give_files(self, request: messages.GiveFiles) -> messages.Giving:
         from orchestrator.node.forward.files import Given
 
-        return self.give(Given(request.directory, request.files), request)
+        return self.give(Given(request.directory, request.files, request.coming), request)
 
     def give(
         self, source: Source, request: messages.GiveTree | messages.GiveFiles
@@ -555,7 +555,7 @@ class Session:
         from orchestrator.node.forward import files
 
         self.end_taking(messages.EndTaking())
-        self.taking = files.take(request)
+        self.taking = files.take(request, self.umask)
         return Nothing()
 
     @answers(messages.AskTaken)

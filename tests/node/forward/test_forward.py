@@ -302,7 +302,7 @@ def named(*names: str) -> tuple[NamedFile, ...]:
 
 def take_files(directory: Path, giver: GivingNode, *wanted: NamedFile) -> Taking:
     return files.take(
-        TakeFiles(directory=str(directory), files=wanted, giver=giver, seconds=SECONDS)
+        TakeFiles(directory=str(directory), files=wanted, giver=giver, seconds=SECONDS), 0o077
     )
 
 

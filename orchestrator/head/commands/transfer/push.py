@@ -35,16 +35,24 @@ def push(options: PushOptions) -> int:
     progress = Progress("sending", 0)
     progress.tty = progress.tty and not options.as_json
     transport = options.chosen.transport()
-    parts = pushing.push(transport, targets, cargo, progress, dry_run=options.dry_run)
+    notes: list[str] = []
+    parts = pushing.push(
+        transport, targets, cargo, progress, dry_run=options.dry_run, say=notes.append
+    )
     progress.clear()
     incomplete = any(part.failed for part in parts)
     code = exit_code([part.error for part in parts], incomplete=incomplete)
     if options.as_json:
         shown = [as_json(part, cargo) for part in parts]
-        data = {"nodes": shown, "left_out": cargo.left_out, "exit_code": code}
+        data = {
+            "nodes": shown,
+            "left_out": cargo.left_out,
+            "notes": notes,
+            "exit_code": code,
+        }
         output.tell(json.dumps(data, indent=1))
     else:
-        output.tell(as_text(parts, cargo, dry_run=options.dry_run))
+        output.tell(as_text(parts, cargo, notes, dry_run=options.dry_run))
     return code
 
 
@@ -62,10 +70,10 @@ def as_json(part: Pushed, cargo: Cargo) -> dict[str, Any]:
     }
 
 
-def as_text(parts: Sequence[Pushed], cargo: Cargo, *, dry_run: bool) -> str:
+def as_text(parts: Sequence[Pushed], cargo: Cargo, said: Sequence[str], *, dry_run: bool) -> str:
     """Draw what each node was sent, and name what it was not."""
     rows: list[list[output.Cell]] = [["NODE", "NAME", "SENT", "SIZE", "THERE BEFORE", "INTO"]]
-    notes = []
+    notes = list(said)
     for part in parts:
         label, name = part.target.label, part.target.node.name
         if part.error is not None:
