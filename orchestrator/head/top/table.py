@@ -13,7 +13,8 @@ from orchestrator.protocol.facts import Gpu
 from orchestrator.protocol.message import encode
 
 NODE_HEADINGS = ("NODE", "CPU", "MEMORY", "GPU", "GPU MEMORY", "IN", "OUT", "WHO")
-JOB_HEADINGS = ("JOB", "USER", "NODES", "FOR", "STEP", "LOSS", "SPEED", "LEFT", "SLOWEST")
+# What changes stands first: 80 columns have room for it.
+JOB_HEADINGS = ("JOB", "STEP", "LOSS", "LEFT", "SLOWEST", "SPEED", "FOR", "USER", "NODES")
 BAR = 8  # characters
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 HEIGHTS = "▁▂▃▄▅▆▇█"
@@ -54,14 +55,14 @@ def job_row(job: JobSample, now: float) -> list[str]:
     names = ", ".join(job.nodes[:2]) + (f" and {len(job.nodes) - 2} more" * (len(job.nodes) > 2))
     return [
         job.experiment or job.job,
-        job.user,
-        names,
-        text.duration(max(1.0, now - job.since)),
         f"{step} of {job.steps}" if job.steps else step,
         "-" if job.loss is None else f"{job.loss:.4g}",
-        "-" if job.rate is None else f"{text.size(job.rate).removesuffix('B').strip()}/s",
         "-" if job.left is None else text.duration(job.left),
         job.slowest or "-",
+        "-" if job.rate is None else f"{text.size(job.rate).removesuffix('B').strip()}/s",
+        text.duration(max(1.0, now - job.since)),
+        job.user,
+        names,
     ]
 
 
@@ -93,8 +94,8 @@ def max_of(values: Sequence[float | None]) -> float:
 
 def job_words(job: JobSample) -> str:
     """Say in one line how far a job is."""
-    name, _, _, _, step, loss, speed, left, slowest = job_row(job, job.since)
-    words = [name, f"step {step}", f"loss {loss}", speed, f"{left} left", f"slowest: {slowest}"]
+    name, step, loss, left, slowest, speed = job_row(job, job.since)[:6]
+    words = [name, f"step {step}", f"loss {loss}", f"{left} left", f"slowest: {slowest}", speed]
     return "   ".join(word for word in words if "-" not in word.split())
 
 

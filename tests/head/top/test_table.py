@@ -25,10 +25,10 @@ def test_each_job_has_a_row() -> None:
     foreign = job("x", experiment="", step=None, steps=None, loss=None, rate=None, left=None)
     assert table.job_rows(sample(whole, foreign)) == [
         [
-            "train", "ada", "one, two and 1 more", "1 min 30 s", "10 of 40", "2.5", "1.5 k/s",
-            "1 min 30 s", "rank 3 +40%",
+            "train", "10 of 40", "2.5", "1 min 30 s", "rank 3 +40%", "1.5 k/s", "1 min 30 s",
+            "ada", "one, two and 1 more",
         ],
-        ["x-1f", "ada", "one, two", "1 min 30 s", *["-"] * 5],
+        ["x-1f", *["-"] * 5, "1 min 30 s", "ada", "one, two"],
     ]  # fmt: skip
 
 
