@@ -113,8 +113,9 @@ ARROWS: dict[str, set[str]] = {
         "head/slurm",
     },
     "head/restart": {
-        *("errors", "interrupt", "protocol", "records"),
-        *("head/connect", "head/follow", "head/recover", "head/resume", "head/screen"),
+        *("errors", "interrupt", "protocol", "records", "text"),
+        *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/recover"),
+        *("head/resume", "head/screen"),
     },
     "head/environments": {
         *("config", "errors", "files", "protocol", "text"),
@@ -122,8 +123,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "head/status": {
         *("config", "errors", "protocol", "records", "text"),
-        *("head/connect", "head/follow", "head/held", "head/inventory", "head/screen"),
-        "head/slurm",
+        *("head/connect", "head/follow", "head/held", "head/inventory", "head/recover"),
+        *("head/screen", "head/slurm"),
     },
     "head/calls": {"errors", "protocol", "records", "head/connect"},
     "head/prune": {

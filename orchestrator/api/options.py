@@ -39,6 +39,7 @@ class Options(TypedDict, total=False):
     hang_timeout: float
     on_hang: str
     max_restarts: int
+    grow_every: float
     grace: float
     notify: Sequence[str]
     master_port: int

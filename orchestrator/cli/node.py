@@ -53,9 +53,13 @@ def uncordon_command(where: Where, hosts: tuple[str, ...]) -> int:
 
 
 @node.command("list")
+@functools.partial(shared, reads_records=False)
 @json_option
-def list_command(as_json: bool) -> int:
-    """List the machines that are cordoned, why, since when and by whom."""
+def list_command(where: Where, as_json: bool) -> int:
+    """List the machines that are cordoned, why, since when and by whom.
+
+    All of them, or with --nodes those of that list.
+    """
     from orchestrator.head.commands import cordon
 
-    return cordon.show(as_json=as_json)
+    return cordon.show(where.nodes, as_json=as_json)

@@ -230,6 +230,16 @@ class Launch:
         most=MOST_RESTARTS,
         metavar="N",
     )
+    grow_every: float = option(
+        30.0,
+        "While a job with --max-restarts runs on fewer nodes than --nnodes allows, look every so"
+        " many seconds, and less often in time, for one that can join; 0 never does.",
+        FAILURE,
+        commands=START,
+        least=0,
+        most=LONGEST_WAIT,
+        metavar="SECONDS",
+    )
     grace: float = option(
         30.0,
         "Seconds that ranks have to save and exit before they are killed.",

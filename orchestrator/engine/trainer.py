@@ -20,7 +20,7 @@ from torch import nn
 
 from orchestrator.config.parse import at_least
 from orchestrator.config.schema import Config
-from orchestrator.engine.core import duration, prediction, settings
+from orchestrator.engine.core import duration, global_batch, prediction, settings
 from orchestrator.engine.core import loop as training_loop
 from orchestrator.engine.core.best import Best
 from orchestrator.engine.core.duration import Duration
@@ -91,7 +91,7 @@ class Trainer:
         clip_grad_norm: the largest norm of the whole gradient; None leaves it as it is.
         precision: fp32, bf16 or fp16, of the computation; weights stay as they are.
         warmup_steps: let the learning rates rise from zero over so many steps.
-        scale_lr: multiply the learning rates by the number of ranks.
+        scale_lr: multiply the learning rates by the number of ranks, at the start of the job.
         scheduler: one of torch's over the optimizer, or a function of the optimizer.
         scheduler_every: "step" or "epoch".
         find_unused_parameters: for a model that does not use all parameters in every step.
@@ -112,6 +112,7 @@ class Trainer:
             does not concern a Trainer is refused.
     """
 
+    config: Config
     parts: Parts
     state: TrainState
     _keys: Mapping[str, Any] = {}  # of config=
@@ -163,10 +164,11 @@ class Trainer:
         everyone = self._join(own, strategy, unused, backend, device)
         losses.to(everyone.device)
         strategy = self._chosen(model, own, strategy, unused, everyone)
+        self.config = kept_batch(self.config, everyone, loader=True)
         names = names_of(model)
         fill = self._filling(model, weights, everyone)
         shape, whole = mesh.spread_own(model, strategy, everyone, self.config, fill)
-        lr_scale = float(everyone.world) if scale_lr else 1.0
+        lr_scale = ranks_of_batch(self.config, everyone, accumulate) if scale_lr else 1.0
         stepper = Stepper(
             optimizer, names, model, shape, self.config.training,
             lr_factor=lambda step: lr_scale * min(1.0, step / max(1, warmup_steps)),
@@ -237,6 +239,7 @@ class Trainer:
         """Build the model, the optimizer and the data that a config names; then call train()."""
         trainer = cls.__new__(cls)
         say_unused_accelerator(everyone)
+        config = kept_batch(config, everyone, loader=False)
         shape = mesh.make(config, everyone)
         model = build.build(config)
         fill = functools.partial(fill_model, model, config, everyone.device)
@@ -715,6 +718,17 @@ def counted(config: Config, losses: Loss) -> str:
     if config.model.kind == "decoder" or (config.model.kind == "target" and text):
         return "tokens"
     return "samples"
+
+
+def kept_batch(config: Config, everyone: Ranks, *, loader: bool) -> Config:
+    """Keep the batch that this job began with, on whatever ranks it is now."""
+    say_it = functools.partial(say, everyone)
+    return global_batch.kept(config, everyone.world, say_it, loader=loader)
+
+
+def ranks_of_batch(config: Config, everyone: Ranks, accumulate: int) -> float:
+    """Return how many ranks with `accumulate` micro-batches each have this batch."""
+    return everyone.world * config.training.gradient_accumulation / accumulate
 
 
 def as_path(directory: str | Path) -> Path:

@@ -320,6 +320,27 @@ class StartAgain(Request[StartedHere], do="start_again"):
     master: IpAddress
 
 
+class Kept(Message):
+    """What a later attempt of a job could go on from."""
+
+    at: Moment  # when something was kept last; 0: nothing is
+    saves: bool  # its ranks save when they are asked to end
+
+
+class AskKept(Request[Kept], do="kept"):
+    """Ask what this node's part of a job has kept for a later attempt."""
+
+    job: str
+    node: int
+
+
+class GetReady(Request[Nothing], do="get_ready"):
+    """Start processes that wait for a later attempt, by what is here of the job's first one."""
+
+    job: str
+    node: int
+
+
 class Following(Message):
     """The stream begins."""
 

@@ -44,6 +44,7 @@ class Attempt(Message):
     first_job: str
     first_node: int
     log: int = 0  # bytes of this node's log, at the head, that are earlier attempts'
+    ranks: int = 0  # of the first attempt, on all nodes; 0: nobody knows
 
 
 class Spec(Message):

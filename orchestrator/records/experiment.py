@@ -30,6 +30,7 @@ SLURM_JOB = "slurm_job"  # a file with the number, there before anything else is
 SHOWN = ".shown"
 NO_RESTART = ".no_restart"
 NOTIFY = ".notify"  # whom the heads of this job tell, with what is secret of that
+RESIZED = "resized"  # the state of an attempt that was ended to go on with more nodes
 NOT_STARTED = "not started"  # the state of the nodes of a job that was given up at its start
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 
@@ -69,7 +70,7 @@ class Attempt:
     job: str
     started: float
     ended: float
-    state: str  # failed or lost; done or stopped of the last one
+    state: str  # failed or lost, or resized: more nodes take part; done or stopped of the last one
     exit_code: int | None
     verdict: dict[str, Any] | None
     nodes: list[str]  # names

@@ -153,6 +153,8 @@ class Loop:
                 self._epoch()
             self._compare_copies(last=True)
             if self.memory is not None:
+                if trains and self.policy.urgent:
+                    self._keep_last(self.memory)
                 self.memory.close()
             if self.reporter.watch is not None:
                 self.reporter.watch.finish()
@@ -379,6 +381,12 @@ class Loop:
                 f" {checkpoints.failed}",
                 "the weights of this run are lost; those of the checkpoints before it are there",
             )
+
+    def _keep_last(self, memory: Memory) -> None:
+        """Keep the state of a training that was asked to stop: the job may go on elsewhere."""
+        if not memory.off and memory.step != self.state.step:
+            with self.reporter.account.saving():
+                self._keep(memory)
 
     def _keep(self, memory: Memory) -> None:
         """Keep the state in memory: each rank its own, with the buffers as they are there."""

@@ -93,6 +93,7 @@ class Shard:
     samples: int | None = None
     endless = False
     interleaved = False  # the n-th samples of all ranks' batches follow each other in the order
+    begins_anywhere = False  # also where no round of these ranks begins: others were there before
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int) -> None:
         self.loader, self.ranks, self.seed = loader, ranks, seed
@@ -103,28 +104,27 @@ class Shard:
 
     def epoch(self, number: int, position: int = 0) -> Iterator[Micro]:
         """Draw in the same way, whatever was drawn before."""
-        if position % self.round_size:
+        if position % self.round_size and not self.begins_anywhere:
             raise UsageError(
                 f"the checkpoint was saved after {position} samples of epoch {number}, which is no"
                 f" multiple of the {self.round_size} that all ranks now take at a time",
                 "resume with the same number of ranks and batch size, or from the end of an epoch",
             )
-        start = position // self.round_size
         self._seed(number, -1)
         for name in ("sampler", "batch_sampler", "dataset"):
             set_epoch: Any = getattr(getattr(self.loader, name, None), "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(number)
-        draws = self._draws(number, start)
+        draws = self._draws(number, position)
         ahead = next(draws, None)
-        if ahead is None and start == 0:
+        if ahead is None and position == 0:
             refuse_empty()
         while ahead is not None:
             following = next(draws, None)
             yield ahead._replace(last=following is None)
             ahead = following
 
-    def _draws(self, number: int, start: int) -> Iterator[Micro]:
+    def _draws(self, number: int, position: int) -> Iterator[Micro]:
         raise NotImplementedError
 
     def _each(self, batches: Iterator[Any], number: int, first: int) -> Iterator[Any]:
@@ -160,7 +160,7 @@ class MapShard(Shard):
         self.own = copied(loader, **{which: self})
         self.length = len(self.sampler) if hasattr(self.sampler, "__len__") else None
         self.samples = self.length if self.batch_size else None
-        self.interleaved = bool(self.batch_size)
+        self.interleaved, self.begins_anywhere = bool(self.batch_size), True
         if is_torchs(loader) and not self._dealt(self.length or 0).rounds:
             refuse_empty()  # known before anything is trained
         many = f", dealt out to {ranks.world} ranks" if ranks.world > 1 else ""
@@ -188,22 +188,23 @@ class MapShard(Shard):
             self.begun.append(own)
             yield own.items if self.batch_size else own.items[0]
 
-    def _dealt(self, items: int) -> Dealt:
-        return Dealt(items, self.batch_size or 1, self._drops(), self.ranks.rank, self.ranks.world)
+    def _dealt(self, items: int, start: int = 0) -> Dealt:
+        rank, world = self.ranks.rank, self.ranks.world
+        return Dealt(items, self.batch_size or 1, self._drops(), rank, world, start)
 
     def _drops(self) -> bool:
         return self.drop_last and self.batch_size is not None
 
-    def _draws(self, number: int, start: int) -> Iterator[Micro]:
-        self.rounds, self.begun = self._rounds(number, start), deque()
+    def _draws(self, number: int, position: int) -> Iterator[Micro]:
+        self.rounds, self.begun = self._rounds(number, position), deque()
         self._seed(number, -1)
-        for data in self._each(workers.begin(self.own), number, start):
+        for data in self._each(workers.begin(self.own), number, position // self.round_size):
             items, real = self.begun.popleft()
             content = items if self.batch_size else items[0]
             size = len(content) if isinstance(content, (list, tuple)) else None
             yield Micro(data, numbers(content), real=real, size=size)
 
-    def _rounds(self, epoch: int, start: int) -> Iterator[Round]:
+    def _rounds(self, epoch: int, position: int) -> Iterator[Round]:
         """Give what this rank has of each batch of all ranks, in the same order on all of them."""
         items: range | Shuffled | None = None
         if type(self.sampler) is SequentialSampler:
@@ -211,14 +212,15 @@ class MapShard(Shard):
         elif self._shuffles():
             items = Shuffled(len(self.sampler), self.seed, epoch)
         if items is None:
-            yield from itertools.islice(self._drawn(epoch), start, None)
+            yield from self._drawn(epoch, position)
             return
-        dealt = self._dealt(len(items))
-        for index in range(start, dealt.rounds):
+        dealt = self._dealt(len(items), position)
+        for index in range(dealt.rounds):
             yield Round(pick(items, dealt.places(index)), dealt.real(index))
 
-    def _drawn(self, epoch: int) -> Iterator[Round]:
-        """Deal out what rank 0's sampler draws, piece by piece: it may have no end."""
+    def _drawn(self, epoch: int, position: int) -> Iterator[Round]:
+        """Deal out what rank 0's sampler draws from a position on, piece by piece: it may have no
+        end."""
         generator = getattr(self.sampler, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(self.seed + epoch)
@@ -236,7 +238,8 @@ class MapShard(Shard):
                     piece = []
             piece = self._agreed(piece)
             first = first or piece[:1]
-            dealt = self._dealt(len(piece))
+            dealt = self._dealt(len(piece), min(position, len(piece)))
+            position -= dealt.start
             for index in range(dealt.rounds):
                 real = dealt.real(index)
                 yield Round(pick(piece, dealt.places(index)) if real else first, real)
@@ -304,11 +307,13 @@ class Dealt:
     All ranks get as many; one for which nothing is left gets the first item, which counts as none.
     """
 
-    def __init__(self, items: int, size: int, drop_last: bool, rank: int, world: int) -> None:
-        each = size * world
-        self.items = items // each * each if drop_last else items
+    def __init__(
+        self, items: int, size: int, drop_last: bool, rank: int, world: int, start: int = 0
+    ) -> None:
+        each, left = size * world, items - start  # what comes before `start` was dealt out already
+        self.start, self.items = start, start + (left // each * each if drop_last else left)
         self.size, self.rank, self.world = size, rank, world
-        self.rounds = -(-self.items // each)
+        self.rounds = -(-(self.items - start) // each)
 
     def places(self, index: int) -> range:
         return self._own(index) or range(1)
@@ -317,7 +322,7 @@ class Dealt:
         return bool(self._own(index))
 
     def _own(self, index: int) -> range:
-        first = index * self.size * self.world
+        first = self.start + index * self.size * self.world
         stop = min(first + self.size * self.world, self.items)
         return range(first + self.rank, stop, self.world)
 
@@ -359,9 +364,9 @@ class UserShard(Shard):
         if isinstance(own, DistributedSampler) and not own.drop_last and extra > 0:
             self.description += f"; it shows {extra} of them twice, to make the ranks equal"
 
-    def _draws(self, number: int, start: int) -> Iterator[Micro]:
+    def _draws(self, number: int, position: int) -> Iterator[Micro]:
         drawn = self._each(workers.begin(self.own), number, 0)
-        for index, data in itertools.islice(enumerate(drawn), start, None):
+        for index, data in itertools.islice(enumerate(drawn), position // self.round_size, None):
             left = self.part - index * (self.batch_size or 1)
             size = min(self.batch_size, left) if self.batch_size and left > 0 else None
             yield Micro(data, None, size=size)
@@ -378,7 +383,7 @@ class IterableShard(Shard):
                 {} if loader.batch_size is None else {"collate_fn": Counting(loader.collate_fn)}
             )
             self.own = copied(loader, **counts)
-        self.deals = ranks.world > 1 and not own
+        self.deals = self.begins_anywhere = ranks.world > 1 and not own
         self.description = "a stream of batches"
         if self.deals:
             self.description += (
@@ -388,17 +393,18 @@ class IterableShard(Shard):
         elif ranks.world > 1:
             self.description += ": every rank takes its own stream as its part"
 
-    def _draws(self, number: int, start: int) -> Iterator[Micro]:
+    def _draws(self, number: int, position: int) -> Iterator[Micro]:
         # The seed of rank 0 for all: streams that are dealt out have to be the same.
         drawn = self._each(workers.begin(self.own), number, 0)
-        if self.ranks.world == 1:
-            for data in itertools.islice(drawn, start, None):
+        rank, world = self.ranks.rank, self.ranks.world
+        if world == 1:
+            for data in itertools.islice(drawn, position, None):
                 yield micro_of(data)
             return
         if self.deals:
             drawn = self._checked(drawn)
-            drawn = itertools.islice(drawn, self.ranks.rank, None, self.ranks.world)
-        yield from self._together(drawn, start)
+            drawn = every(drawn, rank, world, position)
+        yield from self._together(drawn, position // world)
 
     def _seed(self, epoch: int, index: int) -> None:
         seed_all(self.seed, EPOCHS + epoch, index + 1, 0 if self.deals else self.ranks.rank)
@@ -436,6 +442,11 @@ class IterableShard(Shard):
                 )
             real, before = data is not None, before if data is None else data
             yield micro_of(before)._replace(real=real)
+
+
+def every(drawn: Iterator[Any], rank: int, world: int, position: int) -> Iterator[Any]:
+    """Give a rank each batch of its turn, so that a round of all ranks begins at a position."""
+    return itertools.islice(drawn, position % world + rank, None, world)
 
 
 class Counted(NamedTuple):

@@ -131,6 +131,7 @@ class Child:
             **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
             **{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"},
         }
+        env.pop("ORCHESTRATOR_FIRST_WORLD_SIZE", None)  # of a job, whose ranks these are not
         env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
         command = [sys.executable, "-u", "-c", BEGIN, ROOT, str(given)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[given], env=env)

@@ -167,6 +167,7 @@ class Memory:
         self.group = None if alone else own_group("memory", dist.group.WORLD, timeout)
         self.off = ""  # why nothing is kept any more
         self.attempt, self.turn = "", 0
+        self.step = -1  # of the state that was kept last
         self.resumed: Whole | None = None
         self.slots: dict[int, list[Slot]] = {}  # by shard; the first of each is written next
         self.thread: threading.Thread | None = None
@@ -346,7 +347,7 @@ class Memory:
             self._prepare(size)
         if self.off:
             return
-        self.turn += 1
+        self.turn, self.step = self.turn + 1, step
         problem, payload = "", None
         notes = Notes(step, self.attempt, self.turn, self.fingerprint, places, rest)
         if self.part.writes:

@@ -54,13 +54,17 @@ def names() -> list[str]:
         return []
 
 
-def show(*, as_json: bool) -> int:
+def show(node_list: Path | None, *, as_json: bool) -> int:
+    """Show the machines that are cordoned; with a node list, those of them that it names."""
     known = list(cordons.read().values())
+    if node_list is not None:
+        machines = {machine_of(node) for node in read_nodes(node_list)}
+        known = [each for each in known if each.machine in machines]
     if as_json:
         output.tell(json.dumps({"cordoned": [asdict(each) for each in known]}, indent=1))
         return EXIT_DONE
     if not known:
-        output.tell("no machine is cordoned")
+        output.tell(f"no machine {'of the list ' * (node_list is not None)}is cordoned")
         return EXIT_DONE
     rows: list[list[output.Cell]] = [["MACHINE", "SINCE", "BY", "REASON"]]
     for each in known:

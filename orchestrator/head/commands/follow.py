@@ -15,7 +15,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.node_logs import NodeLogs, log_files, open_logs
-from orchestrator.head.follow.run import Run
+from orchestrator.head.follow.run import Growth, Run
 from orchestrator.head.launch.launch import Launched
 from orchestrator.head.notify.notifier import Notifier, notifier_of
 from orchestrator.head.restart.judge import judged
@@ -104,7 +104,7 @@ class Stay:
     ) -> int:
         """Follow an attempt, and those that come after it."""
         while True:
-            running = self.run(record, screen)
+            running = self.run(record, screen, transport)
             head = None if self.looks_on else running.since
             followers = followers_of(running, transport, channels, logs, head=head)
             follow(running, followers, self.keys)
@@ -126,15 +126,17 @@ class Stay:
 
         return again(self.experiment, record, transport, channels, say)
 
-    def run(self, record: JobRecord, screen: Screen) -> Run:
+    def run(self, record: JobRecord, screen: Screen, transport: Transport) -> Run:
+        display = Display(screen)
         return Run(
             self.experiment,
             record,
-            Display(screen),
+            display,
             backend_of(record),
             left_behind=self.left_behind,
             judge=judged if record.launch.max_restarts else None,
             straggler=self.notifier.straggler,
+            growth=growth_of(record, transport, display),
         )
 
     def end(self, running: Run, screen: Screen, record: JobRecord | None = None) -> int:
@@ -166,6 +168,15 @@ class Stay:
         code = tell_end(self.experiment, record, screen)
         self.notifier.close()
         return code
+
+
+def growth_of(record: JobRecord, transport: Transport, display: Display) -> Growth | None:
+    """Return what looks for further nodes, for a job that may have more than it has."""
+    if not (record.launch.max_restarts and record.spares):
+        return None
+    from orchestrator.head.restart import grow  # not for every job
+
+    return grow.Growth(record, transport, display.say) if grow.may_grow(record) else None
 
 
 def followers_of(

@@ -5,6 +5,7 @@
               At once after SIGKILL to a rank, which is certain to be the cause.
          ---- Ctrl-C, SIGTERM, Slurm's time limit --------> STOPPED   The order goes out at once.
          ---- a node was silent for too long -------------> LOST      The order goes out at once.
+         ---- more nodes can take part -------------------> RESIZED   The order goes out at once.
 
 The first of these decides the outcome; what comes later is its consequence. With the order begins
 the time that the nodes have to say that they have ended; then they are given up. A head can leave
@@ -26,6 +27,7 @@ class Outcome(Enum):
     FAILED = "failed"
     STOPPED = "stopped"
     LOST = "lost"
+    RESIZED = "resized"
 
 
 @dataclass

@@ -32,7 +32,7 @@ from orchestrator.protocol.events import Event
 from orchestrator.protocol.messages import Stuck
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records import goodput
-from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.experiment import RESIZED, Experiment, JobRecord
 
 THIEF_SECONDS = 0.5  # between two looks whether another head wants to take over
 LEAVE_LIMIT = 3.0
@@ -57,8 +57,24 @@ class Judge(Protocol):
     """Decides whether the end of an attempt is that of the job; `stopped`: the user wants it."""
 
     def __call__(
-        self, experiment: Experiment, record: JobRecord, *, stopped: bool
+        self, experiment: Experiment, record: JobRecord, *, stopped: bool, resized: str
     ) -> JobRecord: ...
+
+
+class Larger(Protocol):
+    """A job that can go on with more nodes: why, and what its record is then."""
+
+    @property
+    def why(self) -> str: ...
+
+    @property
+    def record(self) -> JobRecord: ...
+
+
+class Growth(Protocol):
+    """Looks for nodes with which a job could go on; look() never waits."""
+
+    def look(self, record: JobRecord) -> Larger | None: ...
 
 
 class Run:
@@ -74,9 +90,12 @@ class Run:
         left_behind: bool = False,
         judge: Judge | None = None,
         straggler: Callable[[JobRecord, dict[str, Any]], None] = lambda *_: None,
+        growth: Growth | None = None,
     ) -> None:
         self.straggler = straggler  # who wants to hear of those that hold the others up
         self.judge = judge  # of an end: whether it is the job's, or only that of this attempt
+        self.growth = growth  # for a job that runs on fewer nodes than it may have
+        self.resized = ""  # why this attempt makes way for one with more nodes
         self.channels: dict[int, NodeChannel] = {}  # still open when all is over
         self.experiment = experiment
         self.record = record
@@ -160,6 +179,7 @@ class Run:
             self.end_all(self.end.order_why, PEER_GRACE)
         self.check_patience()
         self.check_progress()
+        self.check_growth()
         if self.changed:
             self.changed = False
             self.save()
@@ -275,7 +295,7 @@ class Run:
             self.say(f"{node.who}: ended what ranks had left running: {listed(event.left_behind)}")
         ranks = {rank.pid: f"rank {number}" for number, rank in event.ranks.items() if rank.pid}
         unsaved = {pid: ranks[pid] for pid in event.killed if pid in ranks}
-        if unsaved and self.end.outcome is Outcome.STOPPED and node.grace:
+        if unsaved and self.end.outcome in (Outcome.STOPPED, Outcome.RESIZED) and node.grace:
             who = ", ".join(unsaved.values())
             self.say(f"{node.who}: killed {who}: still there {node.grace:g} s after it was asked")
 
@@ -350,7 +370,7 @@ class Run:
         self.out_of_time = number == signal.SIGUSR1 and self.end.open
         if self.out_of_time:
             self.say("the time limit of Slurm's job is near")
-        if self.interrupts == 1 and self.end.open:
+        if self.interrupts == 1 and (self.end.open or self.end.outcome is Outcome.RESIZED):
             self.end.outcome = Outcome.STOPPED
             self.say(f"asking all ranks to save and stop ({self.grace:g} s); Ctrl-C again to kill")
             self.end_all("stopped by the user", self.grace)
@@ -435,6 +455,18 @@ class Run:
             self.left_hanging = True
             self.say(f"{failure.message}; left as it is (--on-hang leave)")
 
+    def check_growth(self) -> None:
+        """End this attempt in good order once the job can go on with more nodes."""
+        quiet = self.end.open and not any(node.lost_since or node.over for node in self.nodes)
+        larger = self.growth.look(self.record) if self.growth is not None and quiet else None
+        if larger is None:
+            return
+        self.record, self.resized = larger.record, larger.why
+        self.save()  # whoever follows the job then has to know who joins
+        self.end.outcome = Outcome.RESIZED
+        self.say(f"{larger.why}; asking all ranks to save and stop ({self.grace:g} s)")
+        self.end_all(RESIZED, self.grace)
+
     def check_thief(self) -> None:
         if time.monotonic() > self.next_look:
             self.next_look = time.monotonic() + THIEF_SECONDS
@@ -492,7 +524,7 @@ class Run:
         if state == "stopped":
             why = next((node.ended.why for node in self.nodes if node.ended and node.ended.why), "")
             conclusion = verdict.stopped(why or "stopped by the user", time.time())
-        elif state != "done":
+        elif state not in ("done", RESIZED):
             silent = [(node.record.index, node.record.name) for node in unreached]
             conclusion = verdict.conclude(verdict.of_silent(self.failures, silent), bad)
             if problem := incidents.note(self.experiment.name, self.record, conclusion):
@@ -506,7 +538,9 @@ class Run:
         )
         if self.judge is not None:
             stopped = bool(self.interrupts)
-            self.record = self.judge(self.experiment, self.record, stopped=stopped)
+            self.record = self.judge(
+                self.experiment, self.record, stopped=stopped, resized=self.resized
+            )
         now = self.record.ended or time.time()
         known = goodput.of(self.record, self.experiment.path, now)
         self.record = replace(self.record, goodput=known)
@@ -521,7 +555,10 @@ class Run:
             return "lost", EXIT_NODE
         if self.end.outcome is Outcome.FAILED:
             return "failed", EXIT_FAILED
-        if any(node.ended and node.ended.why for node in self.nodes):
+        reasons = {node.ended.why for node in self.nodes if node.ended and node.ended.why}
+        if reasons == {RESIZED} and self.judge is not None:
+            return RESIZED, EXIT_STOPPED
+        if reasons:
             # Ended by somebody else: `orchestrator stop`, or a signal to a supervisor.
             return "stopped", EXIT_STOPPED
         return "done", EXIT_DONE

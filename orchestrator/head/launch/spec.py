@@ -56,9 +56,13 @@ def specs(request: Request, plan: Plan, meeting: Meeting) -> list[Spec]:
             config=config,
             lease=lease,
             port=0 if node.index else plan.master_port,
-            attempt=Attempt(number=1, restarts=most, first_job=plan.job, first_node=node.index)
-            if most
-            else None,
+            attempt=first_attempt(node.index, plan, most) if most else None,
         )
         for node in plan.nodes
     ]
+
+
+def first_attempt(node: int, plan: Plan, restarts: int) -> Attempt:
+    """Describe the attempt that a launch begins with, for one of its nodes."""
+    ranks = plan.world_size
+    return Attempt(number=1, restarts=restarts, first_job=plan.job, first_node=node, ranks=ranks)

@@ -19,6 +19,7 @@ class Candidate:
     problem: str = ""  # why it cannot be used, as words after its name: "cannot be reached: ..."
     failures: int = 0  # of this job, with this node named as the cause
     cordoned: str = ""  # why, and since when
+    rests: str = ""  # why it is taken only where the job could not go on without it
 
     @property
     def fit(self) -> bool:
@@ -26,7 +27,7 @@ class Candidate:
 
     @property
     def suspect(self) -> bool:
-        return self.failures >= MOST_FAILURES
+        return self.failures >= MOST_FAILURES or bool(self.rests)
 
     @property
     def against(self) -> str:
@@ -35,6 +36,8 @@ class Candidate:
             return f"is cordoned ({self.cordoned})"
         if self.problem:
             return self.problem
+        if self.rests:
+            return self.rests
         return f"was named as the cause of {plural(self.failures, 'failure')}"
 
 

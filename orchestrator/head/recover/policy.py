@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import EXIT_NO_RESTART
+from orchestrator.head.recover import growth
 from orchestrator.records.experiment import Attempt
 
 # Kinds of failures (head/follow/failure_kinds.py) that another start may not meet again.
@@ -54,9 +55,12 @@ def decide(attempts: Sequence[Attempt], allowed: int) -> Decision:
         return end("no restarts are allowed")
     if EXIT_NO_RESTART in last.codes:
         return end(f"a rank ended with {EXIT_NO_RESTART}: the program wants no restart")
-    if not is_passing(last) and any(is_same(last, other) for other in attempts[:-1]):
+    counted = growth.failures(attempts)
+    if last not in counted:
+        return Decision(True, f"{because(last)}, as soon as more nodes had joined", None)
+    if not is_passing(last) and any(is_same(last, other) for other in counted[:-1]):
         return end("the program failed in the same way before")
-    idle = without_progress(attempts)
+    idle = without_progress(counted)
     if len(idle) >= MOST_IDLE:
         first = idle[0]
         return end(
@@ -64,9 +68,14 @@ def decide(attempts: Sequence[Attempt], allowed: int) -> Decision:
             f" {first.number}",
             first.verdict,
         )
-    if len(attempts) > allowed:
+    if len(counted) > allowed:
         return end(f"all {allowed} restarts are used up" if allowed > 1 else "its restart is used")
     return Decision(True, because(last), None)
+
+
+def attempts_allowed(attempts: Sequence[Attempt], restarts: int) -> int:
+    """Return how many attempts there may be: one, the restarts, and those that cost none."""
+    return 1 + restarts + len(attempts) - len(growth.failures(attempts))
 
 
 def kind_of(attempt: Attempt) -> str:

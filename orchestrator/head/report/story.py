@@ -15,7 +15,7 @@ from orchestrator.head.report.curves import Curve, RankMap
 from orchestrator.head.report.machines import Machines
 from orchestrator.head.screen.log_reader import tail
 from orchestrator.records import checkpoint_store, manifest, node_metrics
-from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.experiment import RESIZED, Experiment, JobRecord
 from orchestrator.text import plural, size
 
 POINTS = 1000  # of each curve, as many as a wide screen has room for; shared by all experiments
@@ -129,7 +129,7 @@ def moments(
         if attempt.restarted:
             title = str((attempt.verdict or {}).get("title", attempt.state))
             what = f"attempt {attempt.number} ended: {title}; started again: {attempt.why}"
-            found.append(Moment(attempt.ended, what, attempt.step, bad=True))
+            found.append(Moment(attempt.ended, what, attempt.step, bad=attempt.state != RESIZED))
     verdict = record.verdict
     if verdict and record.state != "stopped":
         found.append(Moment(float(verdict["time"]), str(verdict["title"]), bad=True))

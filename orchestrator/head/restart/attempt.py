@@ -18,12 +18,14 @@ from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.node_logs import NodeLogs, open_logs
+from orchestrator.head.recover import policy
 from orchestrator.head.restart import checkpoints, separator
 from orchestrator.head.restart.gather import (
     Gathered,
     Gathering,
     NotBack,
     Say,
+    bounds_of,
     first_error,
     prove_the_end,
     refuse_if_stopped,
@@ -127,8 +129,9 @@ def next_job(record: JobRecord) -> str:
 
 def start(experiment: Experiment, record: JobRecord, gathered: Gathered, say: Say) -> Begun:
     """Record the next attempt, and start it on every node or on none."""
-    number, most = len(record.attempts) + 1, record.launch.max_restarts
-    line = f"attempt {number} of at most {most + 1} ({record.attempts[-1].why})"
+    number = len(record.attempts) + 1
+    most = policy.attempts_allowed(record.attempts, record.launch.max_restarts)
+    line = f"attempt {number} of at most {most} ({record.attempts[-1].why})"
     say(line)
     ports = take_ports(record, gathered)
     starting = written(experiment, record, gathered, ports.port, line)
@@ -147,10 +150,11 @@ def start(experiment: Experiment, record: JobRecord, gathered: Gathered, say: Sa
             master=starting.nodes[0].address,
             attempt=Attempt(
                 number=number,
-                restarts=most,
+                restarts=most - 1 + (len(starting.nodes) < bounds_of(record)[1]),
                 first_job=node.first_job,
                 first_node=node.first_node,
                 log=node.log_before,
+                ranks=ranks_at_first(starting),
             ),
         )
         for node in starting.nodes
@@ -162,6 +166,12 @@ def start(experiment: Experiment, record: JobRecord, gathered: Gathered, say: Sa
     with contextlib.suppress(OSError):  # a full disk: the head that follows it tries again
         experiment.write_record(running)
     return Begun(running, gathered.channels, logs)
+
+
+def ranks_at_first(record: JobRecord) -> int:
+    """Return with how many ranks the job began: those that it has now keep its batch."""
+    nproc = {node.name: node.nproc for node in (*record.nodes, *record.spares)}
+    return sum(nproc[name] for name in record.attempts[0].nodes)
 
 
 def take_ports(record: JobRecord, gathered: Gathered) -> TakenPorts:

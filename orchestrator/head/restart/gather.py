@@ -14,6 +14,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.failure_kinds import of_a_machine
+from orchestrator.head.recover import growth
 from orchestrator.head.recover.nodes import Candidate, Choice, choose
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.messages import Beat, Living, Request, Stop
@@ -126,6 +127,7 @@ class Gathering:
                     problem=there.get(node.name, "is lost"),
                     failures=times_named(record, node.name),
                     cordoned=cordons.words_of(node, cordoned),
+                    rests=growth.refusal(record.attempts, node.name, time.time()),
                 )
                 for node, place in [*known, *standing]
             ]
@@ -178,7 +180,7 @@ class Gathering:
 
 def bounds_of(record: JobRecord) -> tuple[int, int]:
     """Return how few and how many nodes a job may have."""
-    count = len(record.attempts[0].nodes)
+    count = len(record.attempts[0].nodes if record.attempts else record.nodes)
     least, most = record.launch.node_counts or (count, count)
     return min(least, count), most
 

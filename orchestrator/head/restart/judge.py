@@ -7,17 +7,26 @@ from pathlib import Path
 
 from orchestrator.head.recover import policy
 from orchestrator.head.recover.policy import Decision
-from orchestrator.records.experiment import Attempt, Experiment, JobRecord
+from orchestrator.records.experiment import RESIZED, Attempt, Experiment, JobRecord
 from orchestrator.records.last_metrics import last_line
 
+MORE_NODES = "more nodes were free"  # said by a head that has taken over in between
 
-def judged(experiment: Experiment, record: JobRecord, *, stopped: bool = False) -> JobRecord:
-    """Return the record of an attempt that has ended as that of a job that goes on, or is over."""
+
+def judged(
+    experiment: Experiment, record: JobRecord, *, stopped: bool = False, resized: str = ""
+) -> JobRecord:
+    """Return the record of an attempt that has ended as that of a job that goes on, or is over.
+
+    `resized`: why it was ended to go on with more nodes.
+    """
     allowed = record.launch.max_restarts
     if not allowed:
         return record
     attempts = [*record.attempts, ended(experiment, record)]
     decision = policy.decide(attempts, allowed)
+    if record.state == RESIZED:
+        decision = Decision(restart=True, why=resized or MORE_NODES, verdict=None)
     if stopped:
         decision = Decision(restart=False, why="the user stopped it", verdict=record.verdict)
     attempts[-1] = replace(attempts[-1], restarted=decision.restart, why=decision.why)

@@ -14,6 +14,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.recover import policy
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell
 from orchestrator.protocol.message import encode
@@ -132,7 +133,7 @@ def attempt_now(record: JobRecord) -> str:
     earlier = [attempt for attempt in record.attempts if attempt.restarted]
     if not earlier:
         return ""
-    most = record.launch.max_restarts + 1
+    most = policy.attempts_allowed(record.attempts, record.launch.max_restarts)
     return f", attempt {record.attempt} of at most {most} ({earlier[-1].why})"
 
 

@@ -234,6 +234,7 @@ class Session:
             resume_dir.remove_forgotten(time.time())
             names = {"ORCHESTRATOR_ATTEMPT": str(spec.attempt.number)}
             names["ORCHESTRATOR_RESUME_DIR"] = resume_dir.make(first)
+            names["ORCHESTRATOR_FIRST_WORLD_SIZE"] = str(spec.attempt.ranks)
             spec = spec.replace(env={**spec.env, **names})
         if self.peers and spec.lease:
             spec = spec.replace(lease=spec.lease.replace(fd=self.peers.fileno()))
@@ -273,6 +274,20 @@ class Session:
         assert self.port is not None
         peers_port = self.peers.getsockname()[1] if self.peers else 0
         return messages.TakenPorts(port=self.port.number, peers_port=peers_port)
+
+    @answers(messages.AskKept)
+    def kept(self, request: messages.AskKept) -> messages.Kept:
+        from orchestrator.node.job.attempts import kept  # not for every job
+
+        at, saves = kept.look(RunDir(request.job, request.node))
+        return messages.Kept(at=at, saves=saves)
+
+    @answers(messages.GetReady)
+    def get_ready(self, request: messages.GetReady) -> Nothing:
+        from orchestrator.node.warm import next_attempt
+
+        next_attempt.begin(RunDir(request.job, request.node), os.environ, self.umask)
+        return Nothing()
 
     @answers(messages.StartAgain)
     def start_again(self, request: messages.StartAgain) -> messages.StartedHere:

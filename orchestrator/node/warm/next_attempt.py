@@ -57,6 +57,13 @@ class NextAttempt:
         return 0.0 < self.silent_until <= now
 
 
+def begin(run: RunDir, environ: Mapping[str, str], umask: int) -> None:
+    """Start a pair for a job that is about to take this node up again."""
+    with contextlib.suppress(OSError, ValueError):
+        spec = run.read_spec()
+        pairs.start(spec.replace(warm=max(spec.warm, IDLE_SECONDS)), run, environ, umask)
+
+
 def end(spec: Spec, environ: Mapping[str, str], umask: int) -> None:
     """End the pair of a job that is over for good."""
     with contextlib.suppress(OSError, ValueError):

@@ -102,7 +102,7 @@ def test_a_resume_has_the_bits_of_a_run_that_was_never_interrupted(tmp_path: Pat
 
 
 def test_a_resume_on_other_ranks_goes_on_after_the_same_samples(tmp_path: Path) -> None:
-    """In the middle of an epoch; where the samples do not divide, it is refused."""
+    """In the middle of an epoch."""
 
     def ended(name: str, nodes: list[int], kept: str, **env: str) -> Any:
         env = {"KEPT": str(tmp_path / kept), **env}
@@ -111,8 +111,6 @@ def test_a_resume_on_other_ranks_goes_on_after_the_same_samples(tmp_path: Path) 
 
     _, expected = ended("whole", [1], "a")
     ended("begun", [2], "b", UNTIL="8 steps")
-    results, _ = ended("other", [1], "b", BATCH="6")
-    assert "is no multiple of the 6 that all ranks now take at a time" in results
     _, weights = ended("on", [1], "b")
     for name, value in expected.items():
         torch.testing.assert_close(weights[name], value, atol=1e-5, rtol=0, msg=name)

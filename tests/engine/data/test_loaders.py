@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+from torch.utils.data import DataLoader
 
+from orchestrator.engine.data.sharded_loader import MapShard, every
+from orchestrator.engine.ranks.ranks import Ranks
 from tests.engine.worlds import Job, run
 
 TWELVE = [*map(float, range(12)), 5.5]  # each number once, and their mean
@@ -44,3 +51,45 @@ def test_loaders_that_people_write(tmp_path: Path, nodes: list[int]) -> None:
         }.items():
             assert words in str(results[name]), (name, results[name])
         assert results["out of order"][-1] == pytest.approx(6.0)
+
+
+def ranks(world: int) -> list[Ranks]:
+    return [
+        Ranks(at, world, at, torch.device("cpu"), ((0, "here"),) * world) for at in range(world)
+    ]
+
+
+@given(
+    some.integers(1, 4), some.integers(1, 5), some.integers(0, 30), some.booleans(), some.booleans()
+)
+def test_other_ranks_go_on_after_any_sample(
+    size: int, world: int, position: int, shuffle: bool, drops: bool
+) -> None:
+    """Whatever was dealt out before, the rest is: each sample once, and none that was seen."""
+    many = 29
+    loader = DataLoader(range(many), batch_size=size, shuffle=shuffle, drop_last=drops)  # type: ignore[arg-type, var-annotated]
+    whole = MapShard(DataLoader(range(many), batch_size=1, shuffle=shuffle), ranks(1)[0], 3)  # type: ignore[arg-type]
+    order = [int(micro.data[0]) for micro in whole.epoch(2)]
+    position = min(position, many)
+    if drops and many < size * world:
+        return
+    parts = [list(MapShard(loader, own, 3).epoch(2, position)) for own in ranks(world)]
+    assert len({len(part) for part in parts}) == 1
+    dealt = [int(x) for part in parts for micro in part if micro.real for x in micro.data]
+    left = order[position:]
+    if drops:
+        left = left[: len(left) // (size * world) * size * world]
+    assert sorted(dealt) == sorted(left)
+    for index in range(len(parts[0])):  # a round of all ranks is the next piece of the order
+        together = {int(x) for part in parts if part[index].real for x in part[index].data}
+        first = index * size * world
+        assert together == set(left[first : first + size * world])
+
+
+@given(some.integers(1, 5), some.integers(0, 20))
+def test_a_stream_goes_on_after_any_batch(world: int, position: int) -> None:
+    parts = [
+        itertools.islice(every(iter(range(13)), rank, world, position), position // world, None)
+        for rank in range(world)
+    ]
+    assert sorted(batch for part in parts for batch in part) == list(range(position, 13))

@@ -76,6 +76,16 @@ def cordoned(node: Candidate) -> Candidate:
                 "the job goes on with 2 of 3 nodes",
             ],
         ),
+        (
+            [A, replace(B, rests="rests"), C],
+            *(2, 3, "ac"),
+            [
+                "b rests: on without it, as there is no other node",
+                "the job goes on with 2 of 3 nodes",
+            ],
+        ),
+        ([A, B, replace(S, rests="rests")], 2, 3, "ab", []),
+        ([A, lost(B), replace(S, rests="rests")], 2, 3, "as", [f"b {GONE}: s takes its place"]),
         ([A, B, S, T], 2, 3, "abs", ["s joins"]),  # it grows again, in the order of numbers
         ([A, B, lost(S), T], 2, 3, "abt", ["t joins"]),
     ],

@@ -1,0 +1,207 @@
+"""Looks now and then for nodes with which a job that runs on fewer than it may could go on.
+
+A thread of its own asks: a node that is away takes as long as a connection may. It goes over the
+connections that are held, and looks less and less often while nothing changes. What it finds, the
+head that follows the job takes up, which alone ends the attempt.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.head.connect import fleet
+from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.transport import Transport
+from orchestrator.head.doctor.examination import CHECKS
+from orchestrator.head.doctor.findings import BAD, Case, Examined, Needs
+from orchestrator.head.inventory.facts import Facts
+from orchestrator.head.recover import growth
+from orchestrator.head.recover.nodes import Candidate, choose
+from orchestrator.head.restart.gather import bounds_of, times_named
+from orchestrator.protocol.messages import AskKept, GetReady, Probe, ProbeTarget
+from orchestrator.records import cordons
+from orchestrator.records.experiment import JobRecord, NodeRecord
+from orchestrator.text import plural
+
+CHECKED = ("torch", "gpus", "disk", "shm", "limits")  # of a node that is to join: as at a launch
+SETTLED_SECONDS = 60.0  # after which a job that has kept nothing is not expected to
+CHECKPOINT_LOOK = 2.0  # between two looks whether something new was kept
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Larger:
+    """A job that can go on with more nodes: why, and its record with these nodes standing by."""
+
+    why: str
+    record: JobRecord
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A node that has answered."""
+
+    channel: NodeChannel
+    facts: Facts
+
+
+class Growth:
+    """One per attempt, for a head that follows it."""
+
+    def __init__(self, record: JobRecord, transport: Transport, say: Say) -> None:
+        self.transport, self.say = transport, say
+        self.every = record.launch.grow_every
+        self.began = time.monotonic()
+        self.next_look = self.began + self.every
+        self.looks = 0  # that have found nothing, one after the other
+        self.thread: threading.Thread | None = None
+        self.larger: Larger | None = None
+        self.kept_before: float | None = None  # when nodes could join first: wait for what is newer
+        self.said: set[str] = set()
+
+    def look(self, record: JobRecord) -> Larger | None:
+        """Return the larger job once there is one. It never waits; ask it again and again."""
+        if self.thread is not None and self.thread.is_alive():
+            return None
+        if self.larger is None and time.monotonic() >= self.next_look:
+            self.thread = threading.Thread(target=self.search, args=(record,), daemon=True)
+            self.thread.start()
+            return None
+        return self.larger
+
+    def search(self, record: JobRecord) -> None:
+        """Look once, and set the time of the next look."""
+        self.next_look = float("inf")
+        pause = growth.pause(self.every, self.looks + 1)
+        try:
+            if self.search_once(record):
+                pause, self.looks = min(self.every, CHECKPOINT_LOOK), -1
+        except OrchestratorError as error:  # node 0 cannot be asked: who follows it notices, too
+            self.once(f"no node can join now: {error}")
+        except Exception as error:  # noqa: BLE001  a defect of ours must not end a training
+            self.once(f"no further node is looked for: {error!r}")
+            pause = float("inf")
+        finally:
+            self.looks += 1
+            self.next_look = time.monotonic() + pause
+
+    def search_once(self, record: JobRecord) -> bool:
+        """Tell whether to look again soon: all is there but a new checkpoint."""
+        free = [node for node in record.spares if not refusal(record, node)]
+        answers = fleet.everywhere(free, self.ask) if free else []
+        there = {
+            node.name: (node, answer)
+            for node, answer in zip(free, answers, strict=True)
+            if isinstance(answer, Asked)
+        }
+        if not there:
+            return False
+        asked = [answer for _, answer in there.values()]
+        try:
+            master = self.ask(record.nodes[0])
+            asked.append(master)
+            problems = {
+                name: unfit(node, answer.facts, master.facts)
+                for name, (node, answer) in there.items()
+            }
+            for name in filter(problems.get, problems):
+                self.once(f"{name} cannot join: {problems[name]}")
+            names = [name for name in there if name in chosen(record, problems)]
+            if not names:
+                self.kept_before = None
+                return False
+            kept = master.channel.ask(AskKept(job=record.job, node=0), self.transport.timeout)
+            if not kept.at:
+                self.say_nothing_kept(names)
+                return False
+            self.kept_before = kept.at if self.kept_before is None else self.kept_before
+            if not kept.saves and kept.at <= self.kept_before:
+                return True
+            for node, answer in map(there.__getitem__, names):
+                job, part = first_part(record, node)
+                answer.channel.ask(GetReady(job=job, node=part), self.transport.timeout)
+            self.larger = larger(record, names)
+            return False
+        finally:
+            for answer in asked:
+                answer.channel.connection.close()
+
+    def ask(self, node: NodeRecord) -> Asked:
+        """Reach a node, and ask what it is."""
+        connection = self.transport.connect(self.transport.config.of_node(node))
+        channel = open_channel(connection, node, self.transport.timeout)
+        target = ProbeTarget(kind="program", name="sh")
+        probe = Probe(cwd="/", workdir=None, peers=(), target=target)
+        return Asked(channel, Facts(**vars(channel.ask(probe, self.transport.timeout))))
+
+    def say_nothing_kept(self, names: Sequence[str]) -> None:
+        if time.monotonic() - self.began > max(SETTLED_SECONDS, self.every):
+            self.once(
+                f"{', '.join(names)} could join, but this job has kept nothing that more nodes"
+                " could go on from (a checkpoint of the engine or the Trainer, or a state in"
+                " $ORCHESTRATOR_RESUME_DIR): it goes on as it is"
+            )
+
+    def once(self, text: str) -> None:
+        if text not in self.said:
+            self.said.add(text)
+            self.say(f"orchestrator: {text}")
+
+
+def may_grow(record: JobRecord) -> bool:
+    """Tell whether this attempt is to make way for one with more nodes."""
+    launch = record.launch
+    fewer = len(record.nodes) < bounds_of(record)[1]
+    return bool(launch.max_restarts and launch.grow_every and record.spares and fewer)
+
+
+def refusal(record: JobRecord, node: NodeRecord) -> str:
+    """Say why a node is not even asked, in words after its name."""
+    if why := cordons.words_of(node, cordons.read()):
+        return f"is cordoned ({why})"
+    return growth.refusal(record.attempts, node.name, time.time())
+
+
+def chosen(record: JobRecord, problems: Mapping[str, str]) -> set[str]:
+    """Name the nodes that the job would have if it were started again now."""
+    running = [Candidate(node.name, place) for place, node in enumerate(record.nodes)]
+    free = [
+        Candidate(name, problem=problem, failures=times_named(record, name))
+        for name, problem in problems.items()
+    ]
+    return set(choose([*running, *free], len(record.nodes), bounds_of(record)[1]).nodes)
+
+
+def larger(record: JobRecord, names: Sequence[str]) -> Larger:
+    """Describe the job with these nodes: they stand by, and the next attempt takes them."""
+    spares = [
+        replace(node, state="standing by") if node.name in names else node for node in record.spares
+    ]
+    count = len(record.nodes)
+    why = f"{', '.join(names)} can join: on with {count + len(names)} nodes instead of {count}"
+    return Larger(why, replace(record, spares=spares))
+
+
+def first_part(record: JobRecord, node: NodeRecord) -> tuple[str, int]:
+    """Return where on a node its part of the job is described."""
+    if node.first_job:
+        return node.first_job, node.first_node
+    return (record.attempts[0].job if record.attempts else record.job), node.index
+
+
+def unfit(node: NodeRecord, facts: Facts, master: Facts) -> str:
+    """Say what the quick check of a launch would refuse, beside a node that the job runs on."""
+    if facts.gpus < min(node.nproc, master.gpus):
+        return f"it has {plural(facts.gpus, 'GPU')} for {plural(node.nproc, 'rank')}"
+    others = Examined("the others", facts=master)
+    case = Case((others, others, Examined(node.name, facts=facts)), full=False,
+                needs=Needs(torch=bool(master.torch)))  # fmt: skip
+    findings = [finding for check in CHECKED for finding in CHECKS[check](case)]
+    bad = [each.what for each in findings if each.level == BAD and node.name in each.nodes]
+    return bad[0].removeprefix(f"{node.name}: ") if bad else ""

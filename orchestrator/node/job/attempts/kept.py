@@ -1,0 +1,38 @@
+"""Says what a later attempt of a job could go on from here: a state in memory, or a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+
+from orchestrator.node.job.run_directory import RunDir
+
+STEP = re.compile(r"step_[0-9]{8,}")
+OURS = "trainer"  # so begin the names of the files that the Trainer and the engine keep in memory
+
+
+def look(run: RunDir) -> tuple[float, bool]:
+    """Return when something was kept last, 0 for nothing, and whether the ranks save at the end.
+
+    The Trainer and the engine do. What another script does with a SIGTERM nobody knows.
+    """
+    env = run.read_spec().env
+    memory = list(files(env.get("ORCHESTRATOR_RESUME_DIR", "")))
+    store = os.path.join(env.get("ORCHESTRATOR_EXPERIMENT", ""), "outputs", "checkpoints")
+    saved = [entry for entry in files(store) if STEP.fullmatch(entry.name)]
+    saves = bool(saved) or any(entry.name.startswith(OURS) for entry in memory)
+    return max((when(entry) for entry in [*memory, *saved]), default=0.0), saves
+
+
+def files(path: str) -> Iterator[os.DirEntry[str]]:
+    with contextlib.suppress(OSError), os.scandir(path or os.devnull) as entries:
+        yield from entries
+
+
+def when(entry: os.DirEntry[str]) -> float:
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime
+    except OSError:
+        return 0.0

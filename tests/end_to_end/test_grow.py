@@ -1,0 +1,107 @@
+"""A job goes on with fewer nodes, and with all of them when they are back: one curve."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching import Head
+
+STEPS, BATCH = 40, 12  # of all ranks
+
+# Each rank writes down what it reads; with fewer nodes it is slow, so that there is time to grow.
+DATA = """
+import os, time, torch
+from pathlib import Path
+place = Path(os.environ["ORCHESTRATOR_EXPERIMENT"], "outputs")
+attempt, rank = os.environ["ORCHESTRATOR_ATTEMPT"], os.environ["RANK"]
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 500
+
+    def __getitem__(self, index):
+        if attempt == "2":
+            time.sleep(0.1)
+        with (place / f"read_{attempt}_{rank}").open("a") as file:
+            file.write(f"{index}\\n")
+        x = torch.randn(8, generator=torch.Generator().manual_seed(index))
+        return {"x": x, "y": x.sum()[None].sin()}
+
+def samples(split):
+    return Samples()
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+
+def loss(model, batch):
+    each = (model(batch["x"]) - batch["y"]).square()
+    return each.sum(), torch.tensor(each.numel())
+"""
+SETTINGS = [
+    *(f"training.max_steps={STEPS}", "training.batch_size=2", "training.gradient_accumulation=2"),
+    *("model.target=own_data:model", "dataset.target=own_data:samples", "logging.interval=1"),
+    *("training.loss=own_data:loss", "checkpoint.steps=4", "optimizer.lr=0.01"),
+    *("fsdp.sharding_strategy=full_shard",),
+]
+ENGINE = ["--nproc", "1", *[word for value in SETTINGS for word in ("--set", value)]]
+
+
+def curve(experiment: Path, key: str) -> dict[int, Any]:
+    """A value of each step, as it was trained last; equal on all ranks, and in all attempts."""
+    found: dict[int, Any] = {}
+    lines = (experiment / "outputs/rank_00_metrics.jsonl").read_text().splitlines()
+    for line in map(json.loads, lines):
+        before = found.setdefault(line["step"], line[key])
+        assert before == pytest.approx(line[key], abs=1e-5), (line["step"], key)
+    return found
+
+
+def trained_on(experiment: Path, attempt: int, ranks: int, steps: int) -> list[int]:
+    """The samples of so many steps of an attempt; what it read after them came to nothing."""
+    files = [experiment / f"outputs/read_{attempt}_{rank}" for rank in range(ranks)]
+    each = steps * BATCH // ranks
+    return [int(index) for file in files for index in file.read_text().split()[:each]]
+
+
+def test_a_node_is_lost_and_comes_back(netns_cluster: Any, tmp_path: Path) -> None:
+    head = Head(netns_cluster(3), tmp_path)
+    head.script("own_data.py", DATA)
+    head.run(*ENGINE, "--max-restarts", "1")
+    whole = head.experiment
+    options = ["--nnodes", "2:3", "--max-restarts", "1", "--node-loss-timeout", "5"]
+    command = head.launch(*ENGINE, *options, "--grow-every", "1")
+    command.wait_for("saved step 4")
+    away = head.cluster.addresses[2]
+    head.cluster.cut(2)
+    command.wait_for("the job goes on with 2 of 3 nodes")
+    command.wait_for("2 ranks in place of 3: a step keeps its 12 samples, 3 micro-batches of 2")
+    head.cluster.restore(2)
+    command.wait_for(f"{away} can join: on with 3 nodes instead of 2; asking all ranks to save")
+    command.wait_for(rf"attempt 3 of at most 3 \({away} can join: on with 3 nodes instead of 2\)")
+    status = head.command("orchestrator", "status")
+    assert status.finish() == 0 and "attempt 3 of at most 3" in status.text
+    assert command.finish() == 0, command.text
+
+    record = head.record
+    assert record["state"] == "done" and len(record["nodes"]) == 3
+    attempts = record["attempts"]
+    assert [one["state"] for one in attempts] == ["lost", "resized", "done"]
+    assert [len(one["nodes"]) for one in attempts] == [3, 2, 3]
+    assert attempts[1]["verdict"] is None and attempts[1]["why"].startswith(f"{away} can join")
+
+    for key in ("loss", "lr", "tokens"):
+        expected = curve(whole, key)
+        assert list(expected) == list(range(1, STEPS + 1))
+        assert curve(head.experiment, key) == pytest.approx(expected, abs=1e-5), key
+    resumed = [int(step) for step in re.findall(r"resuming after step (\d+),", command.text)]
+    first, second = dict.fromkeys(resumed)
+    parts = [(1, 3, first), (2, 2, second - first), (3, 3, STEPS - second)]
+    samples = [index for part in parts for index in trained_on(head.experiment, *part)]
+    assert sorted(samples) == sorted(trained_on(whole, 1, 3, STEPS))
+    assert len(samples) == STEPS * BATCH
+    assert head.nothing_left()
