@@ -323,8 +323,7 @@ class StartAgain(Request[StartedHere], do="start_again"):
 class Kept(Message):
     """What a later attempt of a job could go on from."""
 
-    at: Moment  # when something was kept last; 0: nothing is
-    saves: bool  # its ranks save when they are asked to end
+    at: Moment  # when something was kept last, by the node's clock; 0: nothing is
 
 
 class AskKept(Request[Kept], do="kept"):

@@ -32,7 +32,7 @@ from orchestrator.protocol.events import Event
 from orchestrator.protocol.messages import Stuck
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records import goodput
-from orchestrator.records.experiment import RESIZED, Experiment, JobRecord
+from orchestrator.records.experiment import RESIZED, Experiment, JobRecord, NodeRecord
 
 THIEF_SECONDS = 0.5  # between two looks whether another head wants to take over
 LEAVE_LIMIT = 3.0
@@ -62,13 +62,13 @@ class Judge(Protocol):
 
 
 class Larger(Protocol):
-    """A job that can go on with more nodes: why, and what its record is then."""
+    """A job that can go on with more nodes: why, and who stands by then."""
 
     @property
     def why(self) -> str: ...
 
     @property
-    def record(self) -> JobRecord: ...
+    def spares(self) -> Sequence[NodeRecord]: ...
 
 
 class Growth(Protocol):
@@ -461,7 +461,8 @@ class Run:
         larger = self.growth.look(self.record) if self.growth is not None and quiet else None
         if larger is None:
             return
-        self.record, self.resized = larger.record, larger.why
+        self.record = replace(self.record, spares=list(larger.spares))
+        self.resized = larger.why
         self.save()  # whoever follows the job then has to know who joins
         self.end.outcome = Outcome.RESIZED
         self.say(f"{larger.why}; asking all ranks to save and stop ({self.grace:g} s)")

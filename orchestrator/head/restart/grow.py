@@ -37,10 +37,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Larger:
-    """A job that can go on with more nodes: why, and its record with these nodes standing by."""
+    """A job that can go on with more nodes: why, and its spares, with these standing by."""
 
     why: str
-    record: JobRecord
+    spares: Sequence[NodeRecord]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Growth:
                 self.say_nothing_kept(names)
                 return False
             self.kept_before = kept.at if self.kept_before is None else self.kept_before
-            if not kept.saves and kept.at <= self.kept_before:
+            if kept.at <= self.kept_before:
                 return True
             for node, answer in map(there.__getitem__, names):
                 job, part = first_part(record, node)
@@ -179,13 +179,13 @@ def chosen(record: JobRecord, problems: Mapping[str, str]) -> set[str]:
 
 
 def larger(record: JobRecord, names: Sequence[str]) -> Larger:
-    """Describe the job with these nodes: they stand by, and the next attempt takes them."""
+    """Let these nodes stand by: the next attempt takes them."""
     spares = [
         replace(node, state="standing by") if node.name in names else node for node in record.spares
     ]
     count = len(record.nodes)
     why = f"{', '.join(names)} can join: on with {count + len(names)} nodes instead of {count}"
-    return Larger(why, replace(record, spares=spares))
+    return Larger(why, spares)
 
 
 def first_part(record: JobRecord, node: NodeRecord) -> tuple[str, int]:

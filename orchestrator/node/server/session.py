@@ -279,8 +279,7 @@ class Session:
     def kept(self, request: messages.AskKept) -> messages.Kept:
         from orchestrator.node.job.attempts import kept  # not for every job
 
-        at, saves = kept.look(RunDir(request.job, request.node))
-        return messages.Kept(at=at, saves=saves)
+        return messages.Kept(at=kept.last(RunDir(request.job, request.node)))
 
     @answers(messages.GetReady)
     def get_ready(self, request: messages.GetReady) -> Nothing:

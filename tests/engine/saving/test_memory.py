@@ -204,3 +204,15 @@ def test_where_memory_is_short_it_is_refused_in_words(tmp_path: Path, small_disk
     )
     assert "may be written by everybody (rank 0); a restart goes on from" in open_to_all.output()
     assert not list(open_to_all.memory_of(0).iterdir())
+
+
+def test_the_last_state_of_a_training_that_is_stopped_is_kept(tmp_path: Path) -> None:
+    """Else a job that is ended to go on with more nodes would lose what came after the last."""
+    endless = {"training": {"max_steps": 10**6}, "scheduler": {"total_steps": STEPS}}
+    rarely = {"checkpoint": {"memory_every": 1000}}
+    first = job(tmp_path, "first", TWO_NODES, endless, rarely, signal=signal.SIGTERM)
+    assert run(first) == [[0, 0]]
+    last = first.metrics()[-1]["step"]
+    again = job(tmp_path, "again", TWO_NODES, until(last + 1), rarely)
+    assert run(again) == [[0, 0]], again.output()
+    assert f"resuming after step {last}, from memory" in again.output()

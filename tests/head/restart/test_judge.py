@@ -8,9 +8,9 @@ from pathlib import Path
 from orchestrator.config.launch import Launch
 from orchestrator.head.follow.node_logs import NodeLogs
 from orchestrator.head.restart import separator
-from orchestrator.head.restart.judge import judged, step_reached
+from orchestrator.head.restart.judge import MORE_NODES, judged, step_reached
 from orchestrator.head.screen.log_reader import LogFile, LogReader
-from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import RESIZED, Experiment, JobRecord, NodeRecord
 
 NODE = NodeRecord(
     index=0,
@@ -50,6 +50,20 @@ def test_a_job_goes_on_or_is_over(tmp_path: Path) -> None:
         (2, 20.0, 30.0),
     ]
     assert judged(place, replace(FAILED, launch=Launch())) == replace(FAILED, launch=Launch())
+
+
+def test_a_planned_end_costs_no_restart(tmp_path: Path) -> None:
+    """The job goes on whatever is left of its restarts, unless its user wants it to stop."""
+    place = experiment(tmp_path)
+    failed = judged(place, FAILED)
+    planned = replace(FAILED, state=RESIZED, verdict=None, attempts=failed.attempts, ended=30.0)
+    larger = judged(place, planned, resized="b can join")
+    assert larger.state == "restarting" and larger.attempts[-1].why == "b can join"
+    assert judged(place, planned).attempts[-1].why == MORE_NODES
+    again = judged(place, replace(FAILED, attempts=larger.attempts, ended=40.0))
+    assert again.state == "failed" and again.attempts[-1].why == "its restart is used"
+    stopped = judged(place, planned, stopped=True, resized="b can join")
+    assert stopped.over and stopped.attempts[-1].why == "the user stopped it"
 
 
 def test_steps_that_are_not_known(tmp_path: Path) -> None:

@@ -10,20 +10,15 @@ from collections.abc import Iterator
 from orchestrator.node.job.run_directory import RunDir
 
 STEP = re.compile(r"step_[0-9]{8,}")
-OURS = "trainer"  # so begin the names of the files that the Trainer and the engine keep in memory
 
 
-def look(run: RunDir) -> tuple[float, bool]:
-    """Return when something was kept last, 0 for nothing, and whether the ranks save at the end.
-
-    The Trainer and the engine do. What another script does with a SIGTERM nobody knows.
-    """
+def last(run: RunDir) -> float:
+    """Return when something was kept last; 0 for nothing."""
     env = run.read_spec().env
     memory = list(files(env.get("ORCHESTRATOR_RESUME_DIR", "")))
     store = os.path.join(env.get("ORCHESTRATOR_EXPERIMENT", ""), "outputs", "checkpoints")
     saved = [entry for entry in files(store) if STEP.fullmatch(entry.name)]
-    saves = bool(saved) or any(entry.name.startswith(OURS) for entry in memory)
-    return max((when(entry) for entry in [*memory, *saved]), default=0.0), saves
+    return max((when(entry) for entry in [*memory, *saved]), default=0.0)
 
 
 def files(path: str) -> Iterator[os.DirEntry[str]]:

@@ -1,0 +1,82 @@
+"""Which nodes could join a job, and what speaks against one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.launch import Launch
+from orchestrator.head.restart import grow
+from orchestrator.protocol.facts import Disk
+from orchestrator.protocol.messages import ProbeTarget
+from orchestrator.records import cordons
+from orchestrator.records.experiment import RESIZED, JobRecord
+from tests.head.plan.probed import facts
+from tests.head.restart.test_gather import node, record
+
+ONCE = Launch(nnodes="2:3", max_restarts=1)
+
+
+def running(nodes: str, spares: str, nnodes: str | None = "2:3", **more: Any) -> JobRecord:
+    job = replace(record(nodes, spares=spares, nnodes=nnodes), state="running", **more)
+    return replace(job, launch=replace(job.launch, nnodes=nnodes))
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (running("ac", "b"), True),
+        (running("ac", "b", attempts=[]), True),
+        (running("abc", "d"), False),  # all that it may have
+        (running("ac", ""), False),
+        (running("ac", "b", None), False),
+        (replace(running("ac", "b"), launch=Launch(nnodes="2:3")), False),  # it is never restarted
+        (replace(running("ac", "b"), launch=replace(ONCE, grow_every=0)), False),
+        (replace(running("ac", "b"), launch=ONCE), True),
+    ],
+)  # fmt: skip
+def test_who_may_grow(job: JobRecord, expected: bool) -> None:
+    assert grow.may_grow(job) is expected
+
+
+def test_as_many_join_as_there_is_room_for() -> None:
+    job = running("ac", "bde", "2:4")
+    none = dict.fromkeys("bde", "")
+    assert grow.chosen(job, none) == set("acbd")
+    assert grow.chosen(job, {**none, "b": "its disk is full"}) == set("acde")
+    assert grow.chosen(job, dict.fromkeys("bde", "its disk is full")) == set("ac")
+    gone = replace(job, spares=[replace(one, state="lost") for one in job.spares])
+    larger = grow.larger(gone, ["b", "d"])
+    assert larger.why == "b, d can join: on with 4 nodes instead of 2"
+    assert [one.state for one in larger.spares] == ["standing by", "standing by", "lost"]
+
+
+def test_who_is_not_even_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
+    job, b = running("ac", "b"), node(2, "b")
+    assert not grow.refusal(job, b)
+    first = job.attempts[0]
+    vain = [replace(first, state=RESIZED), replace(first, number=2, nodes=["a", "c", "b"])]
+    strikes = replace(job, attempts=[replace(vain[0], nodes=["a", "c"]), vain[1]] * 3)
+    assert "has joined 3 times" in grow.refusal(strikes, b)
+    cordons.add(["b"], "a bad fan")
+    assert grow.refusal(job, b).startswith("is cordoned (a bad fan")
+
+
+def test_the_quick_check_of_who_joins() -> None:
+    """As much as a launch asks for, beside a node that the job runs on."""
+    disk = Disk("/", 1 << 40, 1 << 40, 0, 0, "/", "ext4", "/dev/sda1", True)
+    b = node(2, "b")
+    plain = facts(target=ProbeTarget(kind="program", name="sh"), disk=disk)
+    sound = plain.replace(gpus=2)
+    assert not grow.unfit(b, sound, sound)
+    assert grow.unfit(b, plain, sound) == "it has 0 GPUs for 2 ranks"
+    assert not grow.unfit(b, plain, plain)
+    other = grow.unfit(b, plain.replace(torch="2.8.0"), plain)
+    assert "torch: 2.8.0 on b, 2.9.1 on the others" in other
+    assert not grow.unfit(b, plain.replace(torch=""), plain.replace(torch=""))
+    full = grow.unfit(b, plain.replace(disk=disk.replace(free=0)), plain)
+    assert full == "/ on b: 0 B free of 1 TiB"
