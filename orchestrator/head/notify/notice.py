@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.head.follow import verdict
 from orchestrator.head.screen import own_paths
 from orchestrator.head.screen.log_reader import clean
-from orchestrator.records.experiment import JobRecord
+from orchestrator.records.experiment import RESIZED, JobRecord
 from orchestrator.text import duration, plural
 
 MOST_TEXT = 1900  # characters: a message of Discord has 2000
@@ -81,10 +81,13 @@ def of_end(record: JobRecord, tree: str = "") -> Notice:
 
 
 def of_restart(record: JobRecord, tree: str = "") -> Notice:
-    """Describe an attempt that failed and is followed by another one."""
+    """Describe an attempt that is followed by another one: it failed, or more nodes can join."""
     last = record.attempts[-1]
+    if last.state == RESIZED:
+        return of("restart", record, f"is started again: {last.why}", last.ended)
     at = "" if last.step is None else f" at step {last.step}"
-    took, most = duration(last.ended - last.started), record.launch.max_restarts + 1
+    took = duration(last.ended - last.started)
+    most = max(last.number, record.launch.max_restarts + 1)  # planned changes cost none
     text = (
         f"is started again: attempt {last.number} of at most {most} {last.state} after {took}{at}"
     )
