@@ -160,10 +160,9 @@ class Trainer:
         losses = Losses(loss, step, metrics or {})
         self._keys = config or {}
         own = settings.arguments(precision, accumulate, clip_grad_norm, seed, log_every)
-        unused = find_unused_parameters
-        everyone = self._join(own, strategy, unused, backend, device)
+        everyone = self._join(own, strategy, find_unused_parameters, backend, device)
         losses.to(everyone.device)
-        strategy = self._chosen(model, own, strategy, unused, everyone)
+        strategy = self._chosen(model, own, strategy, find_unused_parameters, everyone)
         self.config = kept_batch(self.config, everyone, loader=True)
         names = names_of(model)
         fill = self._filling(model, weights, everyone)
