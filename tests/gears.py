@@ -32,6 +32,7 @@ SLOW = [
     "tests/head/plan/test_plan.py::test_torchrun_understands",
     "tests/head/screen/test_screen.py::test_a_terminal_far_behind",
     "tests/head/screen/test_screen.py::test_memory_is_bounded",
+    "tests/head/dashboard/test_browser.py",
     "tests/head/report/test_browser.py",
     "tests/head/track/test_passing_on.py::test_each_line_once",
     "tests/launchers/test_accelerate.py::test_by_hand_the_nodes",

@@ -137,12 +137,24 @@ ARROWS: dict[str, set[str]] = {
     },
     "head/report": {"files", "records", "text", "head/follow", "head/screen"},
     "head/track": {"errors", "files", "records", "trackers"},
+    "head/dashboard": {
+        *("errors", "files", "records"),
+        *("head/follow", "head/report", "head/screen", "head/top"),
+    },
     "head/commands": {
         *("trackers", "head/track"),
         *("folder", "config", "errors", "files", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/launch"),
         *("head/plan", "head/prune", "head/screen", "head/slurm", "head/status", "head/verify"),
-        *("head/chores", "head/held", "head/notify", "head/report", "head/restart", "head/top"),
+        *(
+            "head/chores",
+            "head/held",
+            "head/dashboard",
+            "head/notify",
+            "head/report",
+            "head/restart",
+            "head/top",
+        ),
         "head/code",
     },
     "launchers": {"errors", "head/inventory", "head/plan", "head/screen", "head/slurm"},
@@ -189,6 +201,7 @@ ENGINE = ("ranks", "models", "data", "saving", "observe", "core", "verify")
 OTHERS = {
     "head/connect": {"paramiko"},
     "head/commands": {"click", "yaml"},
+    "head/dashboard": {"starlette", "uvicorn"},
     "head/top": {"rich", "textual", "yaml"},
     "head/launch": {"click", "yaml"},
     "head/follow": {"click"},

@@ -23,6 +23,7 @@ from orchestrator.cli.node import node
 from orchestrator.cli.options import Group, experiment_names, shared
 from orchestrator.cli.records import (
     checkpoint,
+    dashboard,
     diff,
     metrics,
     prune,
@@ -52,7 +53,7 @@ HEADINGS = {
         "bootstrap",
     ),
     "What jobs leave": (
-        *("report", "track", "metrics", "start-report", "diff", "checkpoint", "prune"),
+        *("dashboard", "report", "track", "metrics", "start-report", "diff", "checkpoint", "prune"),
     ),
     "Other launchers": ("run-node", "submit", "generate"),
 }
@@ -243,7 +244,7 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 for command in (
     *(launch_command, nodes_command, who_command, plan_command, doctor_command, verify_command),
     *(bootstrap_command, node),
-    *(report, track, metrics, start_report, diff, checkpoint, prune, rerun),
+    *(dashboard, report, track, metrics, start_report, diff, checkpoint, prune, rerun),
     *(exec_command, ssh_command, push_command, pull_command),
 ):
     cli.add_command(command)

@@ -201,6 +201,35 @@ def metrics(where: Where, port: int, host: str, token_file: Path | None) -> int:
 
 @click.command()
 @shared
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Listen on this address of this machine; 0.0.0.0 is all of them.",
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Listen on this port. [default: 8321, or any]"
+)
+@click.option(
+    "--name", "names", multiple=True, help="A name by which browsers call this machine, too."
+)
+@click.option("--open", "opened", is_flag=True, help="Open it in the browser of this machine.")
+def dashboard(
+    where: Where, host: str, port: int | None, names: tuple[str, ...], opened: bool
+) -> int:
+    """Show all experiments live in a browser, until Ctrl-C.
+
+    How far each is, its curves, its logs and their search, several side by side, and a stop that
+    asks. The address that is printed has a token: whoever has it sees and may do all that.
+    """
+    from orchestrator.head.commands.experiments import dashboard
+
+    options = dashboard.DashboardOptions(host, port, names, opened)
+    return dashboard.dashboard(where, options)
+
+
+@click.command()
+@shared
 @click.argument("first", metavar="EXP1", shell_complete=experiment_names)
 @click.argument("second", metavar="EXP2", shell_complete=experiment_names)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

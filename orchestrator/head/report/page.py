@@ -41,10 +41,7 @@ Differences = Mapping[str, Mapping[str, Sequence[Any]]]  # section -> key -> a v
 
 def page(stories: Sequence[Story], differences: Differences) -> str:
     """Return the whole page; with several experiments it compares them."""
-    charts = choice.charts(stories)
-    maps = [(story, each) for story in stories for each in choice.maps(story)]
-    machines = choice.of_machines(stories)
-    machine_maps = [(story, each) for story in stories if (each := choice.machine_maps(story))]
+    drawn, data = pictures(stories)
     script = f"{read('uplot.js')}\n{read('page.js')}"
     style = f"{read('uplot.css')}\n{read('page.css')}"
     policy = f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}"
@@ -52,12 +49,12 @@ def page(stories: Sequence[Story], differences: Differences) -> str:
     body = "\n".join(
         [
             *(part for story in stories for part in heading(story)),
-            *drawn(charts, maps, machines, machine_maps, several=len(stories) > 1),
+            drawn,
             *compared(stories, differences),
             *(part for story in stories for part in details(story, several=len(stories) > 1)),
+            *(part for story in stories for part in last_lines(story, several=len(stories) > 1)),
         ]
     )
-    data = embedded([*charts, *machines], [*maps, *machine_maps])
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -69,7 +66,7 @@ def page(stories: Sequence[Story], differences: Differences) -> str:
 <main>
 {body}
 </main>
-<script type="application/json" id="data">{data}</script>
+<script type="application/json" id="data">{embedded(data)}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -146,6 +143,15 @@ def clock(seconds: float) -> str:
 Maps = Sequence[tuple[Story, list[Map]]]
 
 
+def pictures(stories: Sequence[Story]) -> tuple[str, dict[str, Any]]:
+    """Return the places of all charts and maps, and what the script draws there."""
+    charts, machines = choice.charts(stories), choice.of_machines(stories)
+    maps = [(story, each) for story in stories for each in choice.maps(story)]
+    machine_maps = [(story, each) for story in stories if (each := choice.machine_maps(story))]
+    places = drawn(charts, maps, machines, machine_maps, several=len(stories) > 1)
+    return "\n".join(places), drawing([*charts, *machines], [*maps, *machine_maps])
+
+
 def drawn(
     charts: Sequence[Chart],
     maps: Maps,
@@ -205,9 +211,15 @@ def in_words(chart: Chart) -> str:
     return f"{chart.title} over the {chart.over}. {'; '.join(said)}"
 
 
-def embedded(charts: Sequence[Chart], maps: Sequence[tuple[Story, list[Map]]]) -> str:
+def embedded(data: Mapping[str, Any]) -> str:
     """Return what the script draws, as JSON that cannot end the element it stands in."""
-    data = {
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def drawing(charts: Sequence[Chart], maps: Sequence[tuple[Story, list[Map]]]) -> dict[str, Any]:
+    """Return what the script draws."""
+    return {
         "charts": [
             {
                 "unit": chart.unit,
@@ -220,8 +232,6 @@ def embedded(charts: Sequence[Chart], maps: Sequence[tuple[Story, list[Map]]]) -
         ],
         "maps": [[map_data(one) for one in each] for _, each in maps],
     }
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def line_data(name: str, curve: Curve) -> dict[str, Any]:
@@ -288,6 +298,10 @@ def details(story: Story, *, several: bool) -> Iterator[str]:
         yield f'<li{look}><span class="soft">{after}</span> {escape(moment.what)}{at}</li>'
     yield f"</ol></section><section><h2>Nodes{whose}</h2>{node_table(story)}</section>"
     yield f"<section><h2>What was run{whose}</h2>{what_was_run(story)}</section>"
+
+
+def last_lines(story: Story, *, several: bool) -> Iterator[str]:
+    whose = f" of {escape(story.experiment.name)}" if several else ""
     yield f"<section><h2>Last lines of the logs{whose}</h2>"
     for name, lines in story.logs:
         text = escape("\n".join(lines)) or "nothing was printed"

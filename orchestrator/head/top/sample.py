@@ -12,21 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import yaml
-
-from orchestrator import files
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.top import progress
 from orchestrator.head.top.ranks import RankSample, ranks
 from orchestrator.protocol.facts import Checkup, Gpu, Load
 from orchestrator.protocol.messages import Examine
 from orchestrator.records import experiment, node_metrics
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.records.last_metrics import last_metrics, number
 from orchestrator.records.node_metrics import NodeSample as Streamed
 from orchestrator.records.node_metrics import Recent
 
@@ -223,7 +220,7 @@ class Watch:
             self.find(unknown)
         self.known = {job: self.known[job] for job in self.known if job in found}
         samples = [
-            progress(sample, self.known[job], closer=self.closer in (job, EVERY))
+            placed(sample, self.known[job], closer=self.closer in (job, EVERY))
             if job in self.known
             else sample
             for job, sample in found.items()
@@ -238,7 +235,7 @@ class Watch:
                 continue
             if record.job in jobs:
                 count = sum(node.nproc for node in record.nodes)
-                self.known[record.job] = Known(each, count, all_steps(each), record)
+                self.known[record.job] = Known(each, count, progress.all_steps(each.path), record)
 
     def find_streams(self, jobs: Sequence[JobSample]) -> None:
         """Find the streams of the nodes on which jobs of ours run, and forget all others."""
@@ -314,39 +311,10 @@ def rates_between(before: Load | None, now: Load | None) -> tuple[float | None, 
     return (max(0, received) / seconds, max(0, sent) / seconds)
 
 
-def all_steps(found: Experiment) -> int | None:
-    """Return how many steps the built-in training was told to do."""
-    try:
-        with files.open_plain(found.path / "config.yaml") as file:
-            config = yaml.safe_load(file.read(LARGEST_CONFIG))
-        steps = config["training"]["max_steps"]
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
-        return None
-    return steps if type(steps) is int else None
-
-
-def progress(sample: JobSample, known: Known, *, closer: bool = False) -> JobSample:
-    """Add the step, the loss and the time that is left, as far as the metrics tell them."""
-    each = ranks(known.experiment, known.experiment.read_record() if closer else known.record)
-    line = last_metrics(known.experiment.path, 0)
-    step, step_ms = number(line, "step"), number(line, "step_ms")
-    left = None
-    if step is not None and step_ms is not None and known.steps is not None:
-        left = max(0.0, known.steps - step) * step_ms / 1e3
-    return replace(
-        sample,
-        experiment=known.experiment.name,
-        step=None if step is None else int(step),
-        steps=None if step is None else known.steps,
-        loss=number(line, "loss"),
-        rate=number(line, "tokens_per_s"),
-        left=left,
-        slowest=slowest(each),
-        ranks=tuple(each) if closer else (),
-    )
-
-
-def slowest(each: Sequence[RankSample]) -> str:
-    """Name the rank that computes or waits for data much longer than the median rank."""
-    worst = max(each, key=lambda sample: sample.behind, default=None)
-    return f"rank {worst.rank} +{worst.behind:.0%}" if worst is not None and worst.slow else ""
+def placed(sample: JobSample, known: Known, *, closer: bool = False) -> JobSample:
+    """Add how far a job is, as far as its metrics tell it; closer: each of its ranks, too."""
+    record = known.experiment.read_record() if closer else known.record
+    each = ranks(known.experiment, record)
+    how_far = progress.of(known.experiment.path, each, known.steps)
+    own = tuple(each) if closer else ()
+    return replace(sample, experiment=known.experiment.name, ranks=own, **vars(how_far))

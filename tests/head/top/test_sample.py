@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.top import ranks, sample, table
+from orchestrator.head.top import progress, ranks, sample, table
 from orchestrator.head.top.sample import NodeSample, Watch
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.messages import CheckedUp, Examine
@@ -30,11 +30,11 @@ def test_rates_are_between_two_looks() -> None:
 
 def test_the_slowest_rank_is_the_one_that_computes_longer() -> None:
     even = [replace(rank(number), step_ms=100.0, own_ms=51.0) for number in range(4)]
-    assert sample.slowest(ranks.compared(even)) == ""
+    assert progress.slowest(ranks.compared(even)) == ""
     even[2] = replace(even[2], own_ms=91.0)
-    assert sample.slowest(ranks.compared(even)) == "rank 2 +40%"
+    assert progress.slowest(ranks.compared(even)) == "rank 2 +40%"
     unknown = [replace(each, own_ms=None, step_ms=None) for each in even]
-    assert sample.slowest(ranks.compared(unknown)) == sample.slowest([]) == ""
+    assert progress.slowest(ranks.compared(unknown)) == progress.slowest([]) == ""
 
 
 def test_what_the_ranks_wrote_is_beside_what_their_nodes_say(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-// Draws the charts and the maps of ranks from the JSON in the page. Nothing is fetched.
+// Draws the charts and the maps of ranks from the JSON in the page, and again from what drawReport()
+// is given. Nothing is fetched.
 "use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+  let data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
   const color = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();
   const faint = (name) => color(name) + "40";
@@ -176,6 +177,7 @@
     });
     root.dataset.drawn = data.charts.length + data.maps.length;
   }
+  globalThis.drawReport = (fresh) => { data = fresh; drawAll(); };
   drawAll();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   let waiting = 0;

@@ -1,0 +1,142 @@
+"""Reads all experiments of a directory: what each is, and how far. One reader for all clients."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator import files
+from orchestrator.errors import UsageError
+from orchestrator.head.top import progress
+from orchestrator.head.top.ranks import ranks as ranks_of
+from orchestrator.records import experiment as experiments
+from orchestrator.records import goodput
+from orchestrator.records.experiment import Experiment, JobRecord
+
+MOST = 500  # the newest; older ones are found by the commands
+UNREADABLE = "damaged"
+
+Stamp = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One experiment in the list."""
+
+    name: str
+    state: str
+    started: float = 0.0
+    ended: float | None = None
+    nodes: int = 0
+    ranks: int = 0
+    attempt: int = 1
+    cause: str = ""  # of a failure, in a line
+    training: float | None = None  # the part of its time that was training
+    progress: progress.Progress = field(default_factory=progress.Progress)
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        return {**data.pop("progress"), **data}
+
+
+@dataclass
+class _Kept:
+    stamp: Stamp
+    record: JobRecord
+    steps: int | None
+    row: Row | None = None  # of one that is over
+
+
+@dataclass
+class Listing:
+    """The experiments of one directory. Records that did not change are not read again."""
+
+    root: Path
+    trusted: bool = False
+    kept: dict[str, _Kept] = field(default_factory=dict)
+
+    def look(self) -> list[Row]:
+        """Return the newest experiments, the newest first."""
+        found = experiments.every(self.root, trusted=self.trusted)[: -MOST - 1 : -1]
+        names = {each.name for each in found}
+        for gone in self.kept.keys() - names:
+            del self.kept[gone]
+        return [self.row(each) for each in found]
+
+    def find(self, name: str) -> Experiment | None:
+        """Return an experiment by its name in the list; no path leads out of the directory."""
+        every = experiments.every(self.root, trusted=self.trusted)
+        return next((each for each in every if each.name == name), None)
+
+    def row(self, each: Experiment) -> Row:
+        path = each.path
+        try:
+            stamp = stamp_of(path / experiments.RECORD)
+            kept = self.kept.get(each.name)
+            if kept is None or kept.stamp != stamp:
+                record = each.read_record()
+                kept = _Kept(stamp, slim(record), progress.all_steps(path))
+                self.kept[each.name] = kept
+        except (OSError, UsageError) as error:
+            what = error.what if isinstance(error, UsageError) else error.strerror or "unreadable"
+            return Row(each.name, UNREADABLE, cause=what)
+        if kept.row is None or not kept.record.over:
+            kept.row = row_of(path, kept.record, kept.steps)
+        return kept.row
+
+
+def slim(record: JobRecord) -> JobRecord:
+    """Leave out what the list does not show and may be large: every rank, every traceback."""
+    nodes = [replace(node, ranks={}) for node in record.nodes]
+    cut = {name: str(value)[:300] for name, value in (record.verdict or {}).items()}
+    return replace(record, nodes=nodes, verdict=cut or None, command=[], slow=[], receipts={})
+
+
+def row_of(path: Path, record: JobRecord, steps: int | None) -> Row:
+    ranks = sum(node.nproc for node in record.nodes)
+    known = record.goodput or goodput.of(record, path, record.ended or time.time())
+    whole = sum(known.values())
+    cause = record.verdict if record.state in ("failed", "lost") else None
+    each = ranks_of(Experiment(path), record)
+    how_far = progress.of(path, each, steps)
+    return Row(
+        name=path.name,
+        state=record.state,
+        started=record.started,
+        ended=record.ended,
+        nodes=len(record.nodes),
+        ranks=ranks,
+        attempt=record.attempt,
+        cause=f"{cause['title']}: {cause['message']}".splitlines()[0] if cause else "",
+        training=known["training"] / whole if known.get("training") and whole else None,
+        progress=how_far,
+    )
+
+
+def stamp_of(path: Path) -> Stamp:
+    status = path.lstat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def fingerprint(experiment: Experiment) -> tuple[Any, ...]:
+    """Return what changes when the record or a metrics file of an experiment does."""
+    try:
+        entries = sorted(os.scandir(experiment.path / "outputs"), key=lambda entry: entry.name)
+        sizes = [(entry.name, entry.stat(follow_symlinks=False).st_size) for entry in entries]
+        return stamp_of(experiment.path / experiments.RECORD), tuple(sizes)
+    except OSError:
+        return ()
+
+
+def is_plain(path: Path) -> bool:
+    """Tell whether a log is a file in its directory, and not a link to something else."""
+    try:
+        with files.opened(path.parent) as directory:
+            status = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode)

@@ -1,0 +1,130 @@
+"""Follows the nodes' logs for all clients at once, and searches them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator import files
+from orchestrator.head.dashboard.listing import is_plain
+from orchestrator.head.follow.node_logs import log_files
+from orchestrator.head.screen.log_reader import LineSplitter, LogFile, LogReader, clean
+from orchestrator.records.experiment import Experiment
+
+KEPT = 400  # lines of one log, for whoever comes next
+LONGEST = 2000  # characters of a line that is shown
+BACK = 1 << 16  # bytes from the end where a follower begins
+BEHIND = 1 << 20  # what a job prints faster than that between two looks is left out
+MOST_STREAMS = 1024
+BLOCK = 1 << 20
+HITS = 50  # of each node: the last ones
+SEARCH_SECONDS = 10.0
+LONGEST_WORD = 200
+
+
+@dataclass
+class Tail:
+    """The last lines of one node's log, read once for everybody who follows it."""
+
+    log: LogFile
+    lines: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=KEPT))
+    count: int = 0  # of all lines so far: the number of the next one
+
+    def __post_init__(self) -> None:
+        self.reader = LogReader(self.log)
+        self.splitters: dict[str, LineSplitter] = {}
+        if is_plain(self.log.text):
+            self.reader.skip_near_end(BACK)
+
+    def look(self) -> bool:
+        """Read what is new; tell whether there was anything."""
+        if not is_plain(self.log.text):
+            return False
+        before = self.count
+        if self.reader.behind() > BEHIND:
+            left_out = self.reader.skip_near_end(BACK)
+            self.splitters.clear()
+            self.add("-", f"... {left_out:,} bytes are left out here")
+        for stream, data in self.reader.read(BEHIND):
+            if len(self.splitters) > MOST_STREAMS:
+                self.splitters.clear()
+            splitter = self.splitters.setdefault(stream, LineSplitter())
+            for line in splitter.feed(data):
+                self.add(stream, line)
+        return self.count > before
+
+    def add(self, stream: str, line: str) -> None:
+        self.lines.append((stream, line[:LONGEST]))
+        self.count += 1
+
+    def since(self, number: int) -> dict[str, Any]:
+        """Return the lines from that number on, as far as they are kept."""
+        first = self.count - len(self.lines)
+        begin = max(number, first)
+        shown = list(self.lines)[begin - first :]
+        return {"next": self.count, "left_out": begin - number if number else 0, "lines": shown}
+
+
+def log_of(experiment: Experiment, node: int) -> LogFile | None:
+    """Return the log of one node of an experiment."""
+    record = experiment.read_record()
+    nodes = [each for each in record.nodes if each.index == node]
+    return log_files(experiment, nodes)[0] if nodes else None
+
+
+# -- search -----------------------------------------------------------------------------------
+
+
+def search(experiment: Experiment, word: str) -> dict[str, Any]:
+    """Find a word in all nodes' logs: how often, and the last places of each node."""
+    deadline = time.monotonic() + SEARCH_SECONDS
+    wanted = re.compile(re.escape(word[:LONGEST_WORD].encode()), re.IGNORECASE)
+    found, total, whole = [], 0, True
+    for log in log_files(experiment, experiment.read_record().nodes):
+        if not is_plain(log.text):
+            continue
+        places, count, complete = places_in(log, wanted, deadline)
+        total, whole = total + count, whole and complete
+        found += [hit(log, offset, line) for offset, line in places]
+    return {"hits": found, "count": total, "whole": whole, "seconds": SEARCH_SECONDS}
+
+
+def places_in(
+    log: LogFile, wanted: re.Pattern[bytes], deadline: float
+) -> tuple[deque[tuple[int, bytes]], int, bool]:
+    """Return the last lines with the word and where they begin, and how many lines have it."""
+    places: deque[tuple[int, bytes]] = deque(maxlen=HITS)
+    count, at, rest = 0, 0, b""
+    with files.open_plain(log.text) as file:
+        while data := file.read(BLOCK):
+            if time.monotonic() > deadline:
+                return places, count, False
+            text = rest + data
+            end = text.rfind(b"\n") + 1 or (len(text) if len(text) > BLOCK else 0)
+            count += look_through(text[:end], at, wanted, places)
+            at, rest = at + end, text[end:]
+    count += look_through(rest, at, wanted, places)
+    return places, count, True
+
+
+def look_through(
+    text: bytes, at: int, wanted: re.Pattern[bytes], places: deque[tuple[int, bytes]]
+) -> int:
+    count, after = 0, 0
+    while match := wanted.search(text, after):
+        begin = text.rfind(b"\n", 0, match.start()) + 1
+        end = text.find(b"\n", match.end())
+        end = len(text) if end < 0 else end
+        near = max(begin, match.start() - LONGEST // 2)
+        places.append((at + begin, text[near : min(end, near + LONGEST)]))
+        count, after = count + 1, end
+    return count
+
+
+def hit(log: LogFile, offset: int, line: bytes) -> dict[str, Any]:
+    pieces = LogReader(log, start=offset).read(1)
+    text = clean(line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2])
+    return {"node": log.node, "rank": pieces[0].stream if pieces else "-", "line": text}

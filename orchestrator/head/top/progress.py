@@ -1,0 +1,61 @@
+"""How far a job is, from the last lines of its metrics and from its config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from orchestrator import files
+from orchestrator.head.top.ranks import RankSample
+from orchestrator.records.last_metrics import last_metrics, number
+
+LARGEST_CONFIG = 1 << 20
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Each is None, or empty, where the metrics do not tell it."""
+
+    step: int | None = None
+    steps: int | None = None  # in all
+    loss: float | None = None
+    rate: float | None = None  # tokens, targets or samples per second
+    left: float | None = None  # seconds
+    slowest: str = ""  # the rank that keeps the others waiting
+
+
+def all_steps(experiment: Path) -> int | None:
+    """Return how many steps the built-in training was told to do."""
+    try:
+        with files.open_plain(experiment / "config.yaml") as file:
+            config = yaml.safe_load(file.read(LARGEST_CONFIG))
+        steps = config["training"]["max_steps"]
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        return None
+    return steps if type(steps) is int else None
+
+
+def of(experiment: Path, ranks: Sequence[RankSample], steps: int | None) -> Progress:
+    """Return the step, the loss and the time that is left, as far as the metrics tell them."""
+    line = last_metrics(experiment, 0)
+    step, step_ms = number(line, "step"), number(line, "step_ms")
+    left = None
+    if step is not None and step_ms is not None and steps is not None:
+        left = max(0.0, steps - step) * step_ms / 1e3
+    return Progress(
+        step=None if step is None else int(step),
+        steps=None if step is None else steps,
+        loss=number(line, "loss"),
+        rate=number(line, "tokens_per_s"),
+        left=left,
+        slowest=slowest(ranks),
+    )
+
+
+def slowest(each: Sequence[RankSample]) -> str:
+    """Name the rank that computes or waits for data much longer than the median rank."""
+    worst = max(each, key=lambda sample: sample.behind, default=None)
+    return f"rank {worst.rank} +{worst.behind:.0%}" if worst is not None and worst.slow else ""

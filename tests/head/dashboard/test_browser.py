@@ -1,0 +1,113 @@
+"""The dashboard as it is started and seen: the command, a real Chromium, keys alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import Browser
+from tests.head.report.stories import experiment, line
+from tests.head.report.test_browser import near, pixels
+from tests.launching import BIN, Command
+
+RUNNING: dict[str, Any] = {"state": "running", "ended": None, "exit_code": None}
+RUN = "gpt_20260102_000000"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A directory of experiments, and the address that the command prints for it."""
+    root = tmp_path / "of a team"
+    root.mkdir(mode=0o700)
+    experiment(root / "bert_20260101_000000", steps=300)
+    experiment(root / RUN, steps=400, **RUNNING)
+    words = [str(BIN / "orchestrator"), "dashboard", "--port", "0", "--experiments", str(root)]
+    command = Command(words, tmp_path, {})
+    try:
+        yield root, command.wait_for("open (http://.*)")[1]
+        command.interrupt()
+        assert command.finish() in (0, 130), command.text
+        assert "Traceback" not in command.text
+    finally:
+        command.process.kill()
+
+
+def test_live_by_keys_in_light_and_dark(served: tuple[Path, str], tmp_path: Path) -> None:
+    root, url = served
+    with Browser(tmp_path) as browser:
+        browser.look(390, 800, dark=True)
+        browser.open(url)
+        browser.until("document.documentElement.dataset.rows == 2")
+        assert "token" not in browser.eval("location.href")
+        assert browser.eval("document.documentElement.scrollWidth") == 390
+        experiment(root / "new_20260103_000000", steps=0, **RUNNING)
+        browser.until("document.documentElement.dataset.rows == 3")
+        browser.until("document.getElementById('filter').focus() || true")
+        browser.type("gpt")
+        browser.until("document.documentElement.dataset.rows == 1")
+        for _ in range(9):
+            browser.press("Tab")
+            if browser.eval("document.activeElement.tagName") == "A":
+                break
+        browser.press("Enter")
+        browser.until(f"location.pathname == '/experiment/{RUN}'")
+        browser.until("document.documentElement.dataset.drawn > 6")
+        assert browser.eval("document.documentElement.scrollWidth") == 390
+        see_it_grow(browser, root / RUN)
+        search_and_stop(browser)
+        for dark, color, paper in (
+            (True, (0x58, 0xA6, 0xFF), (0x0F, 0x13, 0x18)),
+            (False, (0x09, 0x69, 0xDA), (255, 255, 255)),
+        ):
+            browser.look(1000, 900, dark=dark)
+            browser.eval("scrollTo(0, 0)")
+            colors = pixels(browser.picture(tmp_path / "picture.png"))
+            assert colors[bytes(paper)] > 10_000
+            assert sum(count for each, count in colors.items() if near(each, color)) > 300
+        browser.open(f"{url.partition('/?')[0]}/compare?e={RUN}&e=bert_20260101_000000")
+        browser.until("document.documentElement.dataset.drawn > 6")
+        assert "What differs" in browser.eval("document.body.innerText")
+        assert browser.console == []
+
+
+def see_it_grow(browser: Browser, path: Path) -> None:
+    (log,) = (path / "logs").glob("node_0_*.txt")
+    with log.open("a") as file:
+        file.write("<b>now</b>\n")
+    browser.until("document.getElementById('log').textContent.includes('<b>now</b>')")
+    with (path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line(0, 401, 2)) + "\n")
+    browser.until("document.getElementById('heading').innerText.includes('401')")
+
+
+def search_and_stop(browser: Browser) -> None:
+    browser.until("document.getElementById('word').focus() || true")
+    browser.type("HELLO FROM")
+    browser.press("Enter")
+    browser.until("document.documentElement.dataset.hits == 2")
+    browser.until("document.getElementById('stop').focus() || true")
+    browser.press("Enter")
+    browser.until("document.getElementById('ask').open")
+    assert browser.eval("document.activeElement.textContent") == "Leave it running"
+    browser.press("Enter")
+    browser.until("!document.getElementById('ask').open")
+    assert browser.eval("document.getElementById('stopping').hidden")
+    browser.press("Enter")
+    browser.until("document.getElementById('ask').open")
+    browser.until("document.querySelector('#ask button').focus() || true")
+    browser.press("Enter")
+    # This login launched no such job, and so its record is not believed.
+    browser.until("document.getElementById('stopping').textContent.includes('not launched by')")
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('no', name='uvicorn')")
+    words = [str(BIN / "orchestrator"), "dashboard"]
+    command = Command(words, tmp_path, {"PYTHONPATH": str(tmp_path)})
+    assert command.finish() == 2
+    assert "pip install 'orchestrator[dashboard]'" in command.text
+    assert "Traceback" not in command.text
