@@ -31,6 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "config": {"errors"},
     "protocol": {"version"},
     "records": {"config", "errors", "files", "permissions", "protocol"},
+    "traces": {"errors", "files"},
     "slurm_environment": {"errors", "host_ranges"},
     "trackers": {"errors"},
     "node/peers": {"protocol"},
@@ -56,7 +57,9 @@ ARROWS: dict[str, set[str]] = {
     "engine/saving": {
         *("config", "errors", "files", "permissions", "records", "text", "engine/ranks"),
     },
-    "engine/observe": {"config", "errors", "files", "trackers", "engine/ranks"},
+    "engine/observe": {
+        *("config", "errors", "files", "protocol", "trackers", "traces", "engine/ranks"),
+    },
     "engine/core": {
         *("config", "errors", "text", "engine/data", "engine/models", "engine/observe"),
         *("engine/ranks", "engine/saving"),
@@ -67,7 +70,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "engine": {
         *("config", "errors", "files", "records", "trackers", "engine/core", "engine/data"),
-        *("engine/models", "engine/observe", "engine/ranks", "engine/saving"),
+        *("engine/models", "engine/observe", "engine/ranks", "engine/saving", "traces"),
     },
     "distributed": {"engine/ranks"},
     "head": set(),
@@ -135,6 +138,10 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "files", "protocol", "records", "text"),
         *("head/connect", "head/inventory", "head/screen"),
     },
+    "head/profile": {
+        *("errors", "files", "folder", "protocol", "records", "text", "traces"),
+        *("head/connect", "head/follow", "head/screen"),
+    },
     "head/report": {"files", "records", "text", "head/follow", "head/screen"},
     "head/track": {"errors", "files", "records", "trackers"},
     "head/dashboard": {
@@ -151,6 +158,7 @@ ARROWS: dict[str, set[str]] = {
             "head/held",
             "head/dashboard",
             "head/notify",
+            "head/profile",
             "head/report",
             "head/restart",
             "head/top",

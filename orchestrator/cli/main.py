@@ -26,6 +26,7 @@ from orchestrator.cli.records import (
     dashboard,
     diff,
     metrics,
+    profile,
     prune,
     report,
     rerun,
@@ -53,7 +54,8 @@ HEADINGS = {
         "bootstrap",
     ),
     "What jobs leave": (
-        *("dashboard", "report", "track", "metrics", "start-report", "diff", "checkpoint", "prune"),
+        *("dashboard", "report", "profile", "track", "metrics", "start-report", "diff"),
+        *("checkpoint", "prune"),
     ),
     "Other launchers": ("run-node", "submit", "generate"),
 }
@@ -244,7 +246,8 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 for command in (
     *(launch_command, nodes_command, who_command, plan_command, doctor_command, verify_command),
     *(bootstrap_command, node),
-    *(dashboard, report, track, metrics, start_report, diff, checkpoint, prune, rerun),
+    *(dashboard, report, profile, track, metrics, start_report, diff, checkpoint, prune),
+    *(rerun,),
     *(exec_command, ssh_command, push_command, pull_command),
 ):
     cli.add_command(command)

@@ -17,9 +17,7 @@ from orchestrator.trackers.known import KNOWN
 ALONE = "--on-nodes"  # what --nodes means without a FILE after it
 
 
-def checkpoint_places(
-    ctx: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
+def places(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete an experiment's name, or a directory where no name fits."""
     names = experiment_names(ctx, parameter, incomplete)
     return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="dir")]
@@ -62,9 +60,7 @@ def checkpoint() -> None:
 
 
 def checkpoint_argument(**options: Any) -> Callable[..., Any]:
-    return click.argument(
-        "experiment", metavar="[EXP_OR_DIR]", shell_complete=checkpoint_places, **options
-    )
+    return click.argument("experiment", metavar="[EXP_OR_DIR]", shell_complete=places, **options)
 
 
 @checkpoint.command("ls")
@@ -226,6 +222,35 @@ def dashboard(
 
     options = dashboard.DashboardOptions(host, port, names, opened)
     return dashboard.dashboard(where, options)
+
+
+@click.command()
+@shared
+@click.argument("experiment", metavar="[EXP_OR_DIR]", required=False, shell_complete=places)
+@click.option(
+    "--steps",
+    type=click.IntRange(1, 20),
+    default=3,
+    help="Trace so many steps of a running job. [default: 3]",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1, 86400),
+    default=180.0,
+    metavar="SECONDS",
+    help="Give up when a running job has written no traces by then. [default: 180]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def profile(where: Where, experiment: str | None, steps: int, timeout: float, as_json: bool) -> int:
+    """Show what the steps of a job go into, rank by rank, and what to change.
+
+    A running job is asked: all its ranks trace the same steps, and go on. Of one that is over, the
+    traces that it left are read; EXP_OR_DIR may also be a directory of torch.profiler's traces.
+    Beside them come a picture, and one trace of all ranks for ui.perfetto.dev.
+    """
+    from orchestrator.head.commands.experiments import profile
+
+    return profile.profile(where, experiment, profile.ProfileOptions(steps, timeout, as_json))
 
 
 @click.command()

@@ -65,7 +65,7 @@ WHY = {
     "fsdp.limit_all_gathers": "the engine's FSDP always limits them: leave it out",
     "fsdp.sync_module_states": "all ranks always begin with the same weights: leave it out",
     "streams": STREAMS,
-    "tracelens": "`python -m orchestrator.engine.overlap` analyses traces: leave it out",
+    "tracelens": "`orchestrator profile` analyses traces: leave it out",
 }
 
 

@@ -34,6 +34,7 @@ from orchestrator.protocol.message import (
     encode,
     shown,
 )
+from orchestrator.protocol.profiling import ProfileNews, ProfileWish
 from orchestrator.protocol.spec import Attempt, Spec
 from orchestrator.protocol.version import Version
 
@@ -488,6 +489,23 @@ class AskStuck(Request[Stuck], do="stuck"):
 
     job: str
     node: int
+
+
+class ProfileState(Message):
+    """How far the profile is, and whether anybody there can make one."""
+
+    news: Optional[ProfileNews] = None  # of this profile
+    busy: bool = False  # another one was asked for, and is not done
+    stepped: Optional[float] = None  # seconds since a rank trained a step; None: none ever did
+    over: bool = False  # the job, on this node
+
+
+class AskProfile(Request[ProfileState], do="profile"):
+    """Have all ranks trace the same steps, and ask how far that is; asked on the node of rank 0."""
+
+    job: str
+    node: int
+    wish: ProfileWish
 
 
 class Call(Request[Nothing], do="call"):

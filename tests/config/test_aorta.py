@@ -119,7 +119,7 @@ def test_the_same_file_in_fsdp_mode(tmp_path: Path) -> None:
     ("data", "words"),
     [
         ({"training": {"epochs": 3}}, "training.epochs: the engine counts steps"),
-        ({"tracelens": {"enabled": True}}, "tracelens: `python -m orchestrator.engine.overlap`"),
+        ({"tracelens": {"enabled": True}}, "tracelens: `orchestrator profile`"),
         ({"profiling": {"repeat": 3}}, "profiling.repeat: one trace is written per run"),
         ({"dataset": {"seed": 1}, "training": {"seed": 2}}, "dataset.seed is 1, but training.seed"),
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -40,6 +42,48 @@ def test_metrics_come_home_and_a_resume_finds_what_stays(apart: Head) -> None:
     )
     assert kept.finish() == 0
     assert [node["bytes"] for node in json.loads(kept.text)["nodes"]] == [0, 0]
+
+
+def test_a_running_job_is_profiled_and_its_traces_come_home(apart: Head) -> None:
+    """All ranks trace the same steps, their traces are one file here, and the job goes on."""
+    more = ["training.max_steps=100000", "logging.interval=1", "fsdp.sharding_strategy=ddp"]
+    job = apart.launch("--nproc", "1", *(word for key in more for word in ("--set", key)))
+    job.wait_for(r"step +2\b")
+    asked = apart.command("orchestrator", "profile", "--json", "--steps", "2")
+    assert asked.finish() == 0, asked.text
+    found = json.loads(asked.text)
+    first, last = found["steps"]
+    assert last == first + 1 > 2
+    assert [rank["host"] for rank in found["ranks"].values()] == ["host0", "host1"]
+    for rank in found["ranks"].values():
+        assert rank["steps"] == 2 and rank["compute_ms"] > 0 and rank["communication_ms"] > 0
+    assert found["clocks"]["how"] == "measured"
+    names = ["all_ranks.json.gz", "clocks.json", "profile.svg", "rank_00.json.gz"]
+    place = apart.experiment / "outputs" / "profile" / f"step_{first:08d}"
+    assert sorted(path.name for path in place.iterdir()) == [*names, "rank_01.json.gz"]
+    with gzip.open(place / "all_ranks.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    processes = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert processes == ["rank 0 (host0)", "rank 1 (host1)"]
+    job.wait_for(rf"step +{last + 2}\b")
+    stop = apart.command("orchestrator", "stop")
+    assert stop.finish() == 0, stop.text
+    job.finish()
+    again = apart.command("orchestrator", "profile")
+    assert again.finish() == 0, again.text
+    assert re.search(rf"is over: reading its traces in .*{place.name}", again.text)
+    assert re.search(r"^0 +host0( +[0-9.]+){5}", again.text, re.MULTILINE), again.text
+
+
+def test_a_script_without_the_trainer_is_told_how_to_trace_itself(apart: Head) -> None:
+    job = apart.launch(apart.script("own.py", "import time; print('up'); time.sleep(1000)"))
+    job.wait_for("up")
+    asked = apart.command("orchestrator", "profile", "--timeout", "1")
+    assert asked.finish() == 3
+    assert "no rank of this job has made a step with the Trainer" in asked.text
+    assert "trace.step()  # after each training step" in asked.text
+    assert apart.command("orchestrator", "stop").finish() == 0
+    job.finish()
 
 
 PROGRAM = """

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from orchestrator.config.schema import Config
 from orchestrator.engine.core.best import Best
 from orchestrator.engine.core.step import Stepper, is_plain
+from orchestrator.engine.core.stop_vote import PROFILE
 from orchestrator.engine.core.stopping import Metrics, StopPolicy, TrainState
 from orchestrator.engine.data.batch import Batches, Micro, seed_all, to_device
 from orchestrator.engine.data.randomness import Randomness
@@ -138,7 +139,12 @@ class Loop:
             contextlib.ExitStack() as after,
             self.policy.vote.listening(),
             used_parts.watched(self.parts.model),
-            Profile(profiling, outputs_directory(), ranks, say) as self.profile,
+            Profile(
+                *(profiling, outputs_directory(), ranks, say),
+                marks=self.reporter.phases.mark,
+                about=self._about(),
+                before=state.step,
+            ) as self.profile,
         ):
             after.callback(self._restore_randomness)
             if self.checkpoints is not None:
@@ -175,7 +181,7 @@ class Loop:
         index = 0  # of the micro-batch in its step
         while (micro := self._next(batches)) is not None:
             if index == 0 and not self.votes_late:
-                self.policy.vote.post()  # who wants to stop, save, evaluate: sent while it computes
+                self._vote()  # who wants to stop, save, evaluate: sent while it computes
             complete = micro.last or index + 1 == config.training.gradient_accumulation
             self._micro(micro, index, complete=complete)
             state.batch, state.position = state.batch + 1, state.position + self.training.round_size
@@ -240,9 +246,27 @@ class Loop:
         self.scheduler.after_step()
         self._call(self.hooks.on_step_end)
         if self.votes_late:
-            self.policy.vote.post()
+            self._vote()
         with self.reporter.estimate.pause():  # writing a trace takes its time
             self.profile.step()
+
+    def _vote(self) -> None:
+        if steps := self.profile.wanted():
+            self.policy.vote.request(PROFILE, steps)
+        self.policy.vote.post()
+
+    def _about(self) -> dict[str, Any]:
+        """Tell what a trace does not show, and whoever reads it wants to change."""
+        config, loader = self.parts.config, getattr(self.training, "loader", None)
+        workers = config.dataloader.num_workers if self.training.endless else None
+        return {
+            "accumulate": config.training.gradient_accumulation,
+            "strategy": self.parts.mesh.strategy,
+            "sums_whole": config.fsdp.accumulate == "whole",
+            "reshards": config.fsdp.reshard_after_forward,
+            "workers": getattr(loader, "num_workers", workers),
+            "built_in": self.training.endless,
+        }
 
     def _call(self, hook: Hook | None) -> None:
         """Call a function of the user's, with the random numbers as the user left them."""
@@ -305,6 +329,9 @@ class Loop:
             if policy.save:
                 with reporter.account.saving():
                     self.save()
+        if policy.profile and not state.ended:
+            with reporter.estimate.pause():
+                self.profile.begin(policy.profile, state.step)
         if self.memory is not None and self.memory.due(state.step):
             with reporter.account.saving():
                 self._keep(self.memory)

@@ -20,8 +20,9 @@ import torch.distributed as dist
 
 from orchestrator.engine.ranks import ranks
 
-STOP, TIME, SAVE, EVALUATE, ENOUGH = range(5)  # ENOUGH: Trainer.stop(), which min_period delays
-ONCE = {SAVE, EVALUATE}  # done and forgotten; the others hold until the training ends
+# ENOUGH: Trainer.stop(), which min_period delays. PROFILE: so many steps are to be traced.
+STOP, TIME, SAVE, EVALUATE, ENOUGH, PROFILE = range(6)
+ONCE = (SAVE, EVALUATE, PROFILE)  # done and forgotten; the others hold until the training ends
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -31,12 +32,12 @@ class StopVote:
     def __init__(self) -> None:
         self.alone = dist.get_world_size() == 1
         self.group = ranks.host_group()
-        self.requested: set[int] = set()
-        self.sent = torch.zeros(5, dtype=torch.int32)
+        self.requested: dict[int, int] = {}
+        self.sent = torch.zeros(6, dtype=torch.int32)
         self.work: dist.Work | None = None
 
-    def request(self, what: int) -> None:
-        self.requested.add(what)
+    def request(self, what: int, amount: int = 1) -> None:
+        self.requested[what] = amount
 
     def requests(self, what: int) -> bool:
         """Return whether this rank requests it already."""
@@ -44,27 +45,29 @@ class StopVote:
 
     def post(self) -> None:
         """Send this rank's requests; result() has the answer."""
-        self.sent = torch.tensor([int(what in self.requested) for what in range(5)])
-        self.requested -= ONCE
+        self.sent = torch.tensor([self.requested.get(what, 0) for what in range(6)])
+        self._take_once()
         if not self.alone:
             self.work = dist.all_reduce(
                 self.sent, dist.ReduceOp.MAX, group=self.group, async_op=True
             )
 
-    def result(self) -> list[bool]:
-        """Return the votes by STOP, TIME, SAVE, EVALUATE, ENOUGH: the same on all ranks."""
+    def result(self) -> list[int]:
+        """Return the votes by STOP, TIME, ...: the highest of all ranks, the same on all."""
         if self.work is not None:
             self.work.wait()
             self.work = None
-        return [bool(value) for value in self.sent.tolist()]
+        return [int(value) for value in self.sent.tolist()]
 
-    def poll(self) -> list[bool]:
-        """Vote at once, between steps; a request to save or evaluate waits for the next step."""
-        kept = self.requested & ONCE
-        self.requested -= ONCE
+    def poll(self) -> list[int]:
+        """Vote at once, between steps; what is done after a step waits for the next one."""
+        kept = self._take_once()
         self.post()
         self.requested |= kept
         return self.result()
+
+    def _take_once(self) -> dict[int, int]:
+        return {what: self.requested.pop(what) for what in ONCE if what in self.requested}
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:

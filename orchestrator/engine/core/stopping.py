@@ -89,6 +89,7 @@ class StopPolicy:
         self.enough_reason = "asked to stop"
         self.urgent = False  # ended by a signal or a clock: whoever asked may not wait for long
         self.save = self.evaluate = False  # due after this step
+        self.profile = 0  # steps that are to be traced from here on
 
     def seconds(self) -> float:
         return time.monotonic() - self.began
@@ -113,10 +114,10 @@ class StopPolicy:
         state, seconds = self.state, self.seconds()
         requested = self.vote.result()
         self._hear(requested)
-        self.save = requested[stop_vote.SAVE] or self._due(self.saving, seconds, "steps", "epochs")
-        self.evaluate = requested[stop_vote.EVALUATE] or self._due(
-            self.evaluating, seconds, "steps"
-        )
+        save, evaluate = requested[stop_vote.SAVE], requested[stop_vote.EVALUATE]
+        self.save = bool(save) or self._due(self.saving, seconds, "steps", "epochs")
+        self.evaluate = bool(evaluate) or self._due(self.evaluating, seconds, "steps")
+        self.profile = requested[stop_vote.PROFILE]
         if limit := self._over("steps"):
             state.ended = state.ended or limit.reason
         elif self.enough and not epoch_over and self._may_end_by_count():
@@ -151,15 +152,17 @@ class StopPolicy:
 
     def stop_requested(self) -> bool:
         """Tell, between two batches of an evaluation, whether a rank was asked to stop."""
-        stop = self.vote.poll()[stop_vote.STOP]
+        stop = bool(self.vote.poll()[stop_vote.STOP])
         if stop:
             self.urgent, self.state.ended = True, self.state.ended or "asked to stop"
         return stop
 
     # -- how it decides ---------------------------------------------------------------------------
 
-    def _hear(self, requested: list[bool]) -> None:
-        stop, out_of_time, _, _, enough = requested
+    def _hear(self, requested: list[int]) -> None:
+        stop, out_of_time, enough = (
+            bool(requested[what]) for what in (stop_vote.STOP, stop_vote.TIME, stop_vote.ENOUGH)
+        )
         self.enough = self.enough or enough
         if self.state.ended or not (stop or out_of_time):
             return

@@ -18,8 +18,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from orchestrator.traces.rank import PHASE
+
 Phase = Literal["data", "forward_backward", "exposed_comm", "optimizer"]
 PHASES: tuple[Phase, ...] = ("data", "forward_backward", "exposed_comm", "optimizer")
+UNMARKED: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 class Phases:
@@ -48,6 +51,7 @@ class Phases:
         self._tells = self._waits is not None and (profiling or self._waits != "fsdp")
         if self._waits == "fsdp" and not profiling and device.type == "cuda":
             self._waits = None
+        self._marked = False
         self._open: list[Phase] = []
         self._done: deque[tuple[Phase, Phase | None, Any, Any]] = deque()
         self._ms = dict.fromkeys(PHASES, 0.0)
@@ -61,13 +65,20 @@ class Phases:
         self._open.append(phase)
         began = self._clock.mark()
         try:
-            with self._clock.fsdp_waits(self._exposed) if fsdp else contextlib.nullcontext():
+            with (
+                self._clock.fsdp_waits(self._exposed) if fsdp else contextlib.nullcontext(),
+                torch.profiler.record_function(PHASE + phase) if self._marked else UNMARKED,
+            ):
                 yield
         finally:
             self._open.pop()
             self._done.append((phase, outer, began, self._clock.mark()))
             if len(self._done) > 1000:  # many steps between two flushes: events are used again
                 self._add_up()
+
+    def mark(self, on: bool) -> None:
+        """Let the phases be seen in a trace, or not."""
+        self._marked = on
 
     def backward(self, loss: Tensor) -> None:
         """loss.backward(), and what DDP waits for at its end."""

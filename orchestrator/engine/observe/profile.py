@@ -1,7 +1,8 @@
-"""Write a Chrome trace per rank over some steps of the run, and a summary of what overlapped.
+"""Write a Chrome trace per rank over some steps of the run: as the config says, or when asked.
 
-config.profiling says when. outputs/profile then holds rank_RR.json.gz (for chrome://tracing or
-ui.perfetto.dev) and summary.json.
+config.profiling says when; outputs/profile then holds rank_RR.json.gz (for chrome://tracing or
+ui.perfetto.dev) and summary.json. Traces that a head asks for, while the training runs, are in
+outputs/profile/step_NNNNNNNN; what they say is worked out at the head.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,107 +22,223 @@ import torch.distributed as dist
 
 from orchestrator import files
 from orchestrator.config.schema import Profiling
-from orchestrator.engine.observe import overlap
+from orchestrator.engine.observe.wishes import Wishes
 from orchestrator.engine.ranks.ranks import Ranks, host_group
 from orchestrator.errors import UsageError
+from orchestrator.protocol import profiling as asked
+from orchestrator.traces import overlap
+from orchestrator.traces.rank import Rank, read
+
+LARGEST = 1 << 30  # bytes of a trace that is not packed yet
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Some steps of which every rank writes a trace, whether its profiler could start or not."""
+
+    wanted: Profiling
+    directory: Path
+    first: int  # of the steps in the trace
+    asked: bool = False
+
+    @property
+    def last(self) -> int:
+        return self.first + self.wanted.active - 1
 
 
 class Profile:
-    """Call `step()` after every training step; without profiling it costs nothing."""
+    """Call `step()` after every training step; while nothing is traced it costs nothing."""
 
     def __init__(
-        self, profiling: Profiling, outputs: Path | None, ranks: Ranks, say: Callable[[str], None]
+        self,
+        profiling: Profiling,
+        outputs: Path | None,
+        ranks: Ranks,
+        say: Callable[[str], None],
+        *,
+        marks: Callable[[bool], None] = lambda _: None,
+        about: Mapping[str, Any] | None = None,
+        before: int = 0,
     ) -> None:
+        """`marks` switches the marks of phases in a trace on and off; `about` is written into it.
+
+        `before` is how many steps have been made, by earlier runs.
+        """
         self._profiling, self._ranks, self._say = profiling, ranks, say
+        self._marks, self._about, self._before = marks, about or {}, before
         # Started by hand, without an experiment: use the current directory.
         self._directory = (outputs or Path()) / "profile"
-        self._left = profiling.steps_before + profiling.active
+        self._recording: Recording | None = None
+        self._left = 0
         self._profiler: Any = None
+        self._problem = ""
         self._open = contextlib.ExitStack()
+        self.wishes = Wishes(ranks)
 
     def __enter__(self) -> Profile:
-        if self._profiling.enabled:
-            from torch.profiler import ProfilerActivity, profile, schedule
-
-            wanted = self._profiling
-            activities = [ProfilerActivity.CPU]
-            if self._ranks.device.type == "cuda":
-                activities.append(ProfilerActivity.CUDA)
-            self._profiler = profile(
-                activities=activities,
-                schedule=schedule(
-                    wait=wanted.wait or 0,
-                    warmup=wanted.warmup or 0,
-                    active=wanted.active,
-                    repeat=1,
-                ),
-                record_shapes=wanted.record_shapes,
-                profile_memory=wanted.profile_memory,
-                with_stack=wanted.with_stack,
-            )
-            self._open.enter_context(self._profiler)
+        wanted = self._profiling
+        if wanted.enabled:
+            first = self._before + wanted.steps_before + 1
+            self._start(Recording(wanted, self._directory, first))
         return self
 
-    def step(self) -> None:
-        if self._profiler is None:
+    # -- asked for while it runs ------------------------------------------------------------------
+
+    def wanted(self) -> int:
+        """Return how many steps a head wants to see, on rank 0; else, and on others, 0."""
+        return 0 if self._recording is not None else self.wishes.look()
+
+    def begin(self, steps: int, after: int) -> None:
+        """Trace so many steps, from the second one on after this one: all ranks the same."""
+        if self._recording is not None:  # a second request, of another head, came with the first
             return
-        self._profiler.step()  # after the last one this stops the recording
+        wanted = Profiling(enabled=True, wait=0, warmup=1, active=min(steps, asked.MOST_STEPS))
+        first = after + 1 + wanted.steps_before
+        directory = self._directory / f"step_{first:08d}"
+        recording = Recording(wanted, directory, first, asked=True)
+        self.wishes.tell(asked.TRACING, (first, recording.last))
+        self._say(f"a head asks for a profile: steps {first} to {recording.last} are traced")
+        self._start(recording)
+
+    def _start(self, recording: Recording) -> None:
+        from torch.profiler import ProfilerActivity, profile, schedule
+
+        wanted = recording.wanted
+        self._recording, self._left = recording, wanted.steps_before + wanted.active
+        self._problem = ""
+        activities = [ProfilerActivity.CPU]
+        if self._ranks.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        profiler = profile(
+            activities=activities,
+            schedule=schedule(
+                wait=wanted.wait or 0, warmup=wanted.warmup or 0, active=wanted.active, repeat=1
+            ),
+            record_shapes=wanted.record_shapes,
+            profile_memory=wanted.profile_memory,
+            with_stack=wanted.with_stack,
+        )
+        try:
+            self._open.enter_context(profiler)
+        except RuntimeError as error:  # the program has a profiler of its own at work
+            if not recording.asked:
+                raise
+            self._problem = str(error).strip().partition("\n")[0]
+            return
+        self._profiler = profiler
+        self._marks(True)
+
+    def step(self) -> None:
+        if self._recording is None:
+            return
+        if self._profiler is not None:
+            if self._left == 1:  # it can be noted while it records, and no more later
+                about = {**self._about, **self._place(self._recording)}
+                self._profiler.add_metadata_json("orchestrator", json.dumps(about))
+            self._profiler.step()  # after the last one this stops the recording
         self._left -= 1
         if not self._left:
-            self._share(self._write())
-            self._profiler = None
-            self._open.close()
+            self._finish(self._recording)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._profiler is not None and kind is None:
-            self._say(f"the run ended {self._left} steps before its profile was complete: no trace")
-        # After an error the other ranks may be anywhere: nothing is shared.
+    def _place(self, recording: Recording) -> dict[str, Any]:
+        node, host = self._ranks.nodes[self._ranks.rank]
+        return {
+            "rank": self._ranks.rank,
+            "world": self._ranks.world,
+            "node": node,
+            "host": host,
+            "first": recording.first,
+            "last": recording.last,
+        }
+
+    def _finish(self, recording: Recording) -> None:
+        own = self._write(recording) if self._profiler is not None else self._problem
+        self._close()
+        results = self._gather(own)
+        if results is None:
+            return
+        if recording.asked:
+            self._answer(recording, results)
+        else:
+            self._summarize(recording, results)
+
+    def _close(self) -> None:
+        self._recording = self._profiler = None
+        self._marks(False)
         self._open.close()
 
-    def _write(self) -> overlap.Rank | str:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._recording is not None and kind is None:
+            self._say(f"the run ended {self._left} steps before its profile was complete: no trace")
+        if self.wishes.wish is not None:
+            why = "failed" if kind is not None else "ended"
+            self.wishes.tell(asked.FAILED, text=f"the training {why} before its profile was whole")
+        # After an error the other ranks may be anywhere: nothing is shared.
+        self._close()
+
+    # -- what is written --------------------------------------------------------------------------
+
+    def _write(self, recording: Recording) -> Rank | str | None:
         """Write this rank's trace, or return why it cannot be written. Never raises: the training
         goes on, and the other ranks wait for the answer."""
-        name = f"rank_{self._ranks.rank:02d}.json"
-        plain, packed = self._directory / f".{name}", self._directory / f".{name}.gz"
+        directory, name = recording.directory, f"rank_{self._ranks.rank:02d}.json"
+        plain, packed = directory / f".{name}", directory / f".{name}.gz"
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
             # The profiler does not say when the disk is full; the file it leaves cannot be read.
             self._profiler.export_chrome_trace(str(plain))
-            events, _ = overlap.read(plain)
+            refuse_cut_off(plain)
+            result = None if recording.asked else read(plain)[1]
+            if plain.stat().st_size > LARGEST:
+                raise UsageError(f"it has more than {LARGEST >> 30} GB: trace fewer steps")
             # A trace of 124 MB became 15 MB in 0.4 s; the default level, 9, 12 MB in 6.6 s.
             with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
-            packed.replace(self._directory / f"{name}.gz")
-            return overlap.of_rank(events)
+            packed.replace(directory / f"{name}.gz")
+            return result
         except (OSError, UsageError, RuntimeError) as error:
             self._warn(f"no trace of rank {self._ranks.rank}: {error}")
             return str(error)
         finally:
             with contextlib.suppress(OSError):
-                for rest in self._directory.glob(f".{name}*"):  # the profiler's .tmp among them
+                for rest in directory.glob(f".{name}*"):  # the profiler's .tmp among them
                     rest.unlink()
 
-    def _share(self, own: overlap.Rank | str) -> None:
-        """Gather all ranks' results on rank 0, which writes and prints the summary."""
-        results: list[overlap.Rank | str | None] = [own]
-        if self._ranks.world > 1:
-            first = self._ranks.rank == 0
-            results = [None] * self._ranks.world
-            dist.gather_object(own, results if first else None, dst=0, group=host_group())
-            if not first:
-                return
-        ranks = {n: rank for n, rank in enumerate(results) if isinstance(rank, overlap.Rank)}
+    def _gather(self, own: Rank | str | None) -> list[Rank | str | None] | None:
+        """Gather all ranks' results on rank 0; return None on the others."""
+        if self._ranks.world == 1:
+            return [own]
+        first = self._ranks.rank == 0
+        results: list[Rank | str | None] = [None] * self._ranks.world
+        dist.gather_object(own, results if first else None, dst=0, group=host_group())
+        return results if first else None
+
+    def _answer(self, recording: Recording, results: list[Rank | str | None]) -> None:
+        """Tell the head that asked where the traces are."""
+        without = [(n, why) for n, why in enumerate(results) if isinstance(why, str)]
+        lacking = "; ".join(f"rank {n}: {why}" for n, why in without[:4])
+        steps = (recording.first, recording.last)
+        directory = f"{self._directory.name}/{recording.directory.name}"
+        if len(without) == len(results):
+            self.wishes.tell(asked.FAILED, steps, text=f"no rank could write a trace: {lacking}")
+            return
+        self._say(f"profile of steps {steps[0]} to {steps[1]} in {recording.directory}")
+        self.wishes.tell(asked.WRITTEN, steps, directory, lacking)
+
+    def _summarize(self, recording: Recording, results: list[Rank | str | None]) -> None:
+        """Write and print what the traces say."""
+        ranks = {n: rank for n, rank in enumerate(results) if isinstance(rank, Rank)}
         if not ranks:
             return
         together = overlap.compare(ranks)
         try:
             summary = json.dumps(overlap.as_data(together), indent=1) + "\n"
-            files.replace(self._directory / "summary.json", summary)
+            files.replace(recording.directory / "summary.json", summary)
         except OSError as error:
             self._warn(f"no summary of the profile: {error}")
-        before, active = self._profiling.steps_before, self._profiling.active
+        before, active = recording.wanted.steps_before, recording.wanted.active
         which = f"its steps {before + 1} to {before + active}" if before else "its first steps"
-        self._say(f"profile of {active} steps of this run, {which}, in {self._directory}")
+        self._say(f"profile of {active} steps of this run, {which}, in {recording.directory}")
         self._say(overlap.to_text(together))
         if len(ranks) < self._ranks.world:
             missing = [str(n) for n, rank in enumerate(results) if n not in ranks]
@@ -128,3 +247,11 @@ class Profile:
     def _warn(self, text: str) -> None:
         sys.stderr.write(f"WARNING: {text}\n")
         sys.stderr.flush()
+
+
+def refuse_cut_off(path: Path) -> None:
+    """Refuse a trace that ends within an event: the head reads the rest."""
+    with path.open("rb") as file:
+        file.seek(-min(path.stat().st_size, 64), os.SEEK_END)
+        if not file.read().rstrip().endswith(b"}"):
+            raise UsageError("it was cut off: is the disk full?")

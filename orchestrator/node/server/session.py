@@ -419,6 +419,12 @@ class Session:
         stacks = collect(RunDir(request.job, request.node))
         return messages.Stuck(stuck=stacks, time=time.time())
 
+    @answers(messages.AskProfile)
+    def profile(self, request: messages.AskProfile) -> messages.ProfileState:
+        from orchestrator.node.server import profile  # not for every visit
+
+        return profile.ask(RunDir(request.job, request.node), request.wish)
+
     @answers(messages.Call)
     def call(self, request: messages.Call) -> Nothing:
         from orchestrator.node.calls.relay import Calls  # a launch does without it

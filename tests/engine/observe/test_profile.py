@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.config.schema import Profiling
-from orchestrator.engine.observe import overlap
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.ranks.ranks import Ranks
+from orchestrator.traces import overlap
 from tests.engine import pair
 
 WANTED = Profiling(enabled=True, wait=1, warmup=1, active=2)
@@ -181,6 +181,7 @@ def test_it_is_imported_only_when_it_is_enabled() -> None:
         "import orchestrator.engine.observe.profile as p, sys; from pathlib import Path;"
         "from orchestrator.config.schema import Profiling\n"
         "sys.modules['torch.profiler'] = None\n"  # an import of it fails from here on
-        "with p.Profile(Profiling(), Path('.'), None, print) as profile: profile.step()"
+        "from types import SimpleNamespace as S\n"
+        "with p.Profile(Profiling(), Path('.'), S(rank=0), print) as profile: profile.step()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

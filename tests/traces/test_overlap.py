@@ -22,8 +22,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from orchestrator.engine.observe import overlap
+from orchestrator.engine import overlap as by_hand
 from orchestrator.errors import UsageError
+from orchestrator.traces import overlap
+from orchestrator.traces import rank as one_rank
+from orchestrator.traces.intervals import intersect, length, merge
+from orchestrator.traces.rank import Event, Rank, of_rank
 from tests.engine import pair
 
 # -- intervals against cells that are counted one by one ------------------------------------------
@@ -37,20 +41,20 @@ def cells(intervals: list[tuple[float, float]]) -> set[int]:
 
 @given(INTERVALS)
 def test_merging_keeps_every_cell_once(intervals: list[tuple[float, float]]) -> None:
-    merged = overlap.merge(intervals)
+    merged = merge(intervals)
     assert cells(merged) == cells(intervals)
-    assert overlap.length(merged) == len(cells(intervals))
+    assert length(merged) == len(cells(intervals))
     assert all(one[1] < other[0] for one, other in itertools.pairwise(merged))
-    assert overlap.merge(merged) == merged
+    assert merge(merged) == merged
 
 
 @given(INTERVALS, INTERVALS)
 def test_both_are_where_both_are(
     one: list[tuple[float, float]], other: list[tuple[float, float]]
 ) -> None:
-    both = overlap.intersect(overlap.merge(one), overlap.merge(other))
+    both = intersect(merge(one), merge(other))
     assert cells(both) == cells(one) & cells(other)
-    assert overlap.merge(both) == both
+    assert merge(both) == both
 
 
 def event(name: str, start: float, end: float, cat: str = "kernel", **more: Any) -> dict[str, Any]:
@@ -61,12 +65,11 @@ def event(name: str, start: float, end: float, cat: str = "kernel", **more: Any)
     return {**named, "ts": start, "dur": end - start, "args": args}
 
 
-def read(tmp_path: Path, *events: dict[str, Any], rank: int = 0) -> overlap.Rank:
+def read(tmp_path: Path, *events: dict[str, Any], rank: int = 0) -> Rank:
     path = tmp_path / f"rank_{rank:02d}.json.gz"
     with gzip.open(path, "wt") as file:
         json.dump({"schemaVersion": 1, "traceEvents": [*NOISE, *events]}, file)
-    found, _ = overlap.read(path)
-    return overlap.of_rank(found)
+    return one_rank.read(path)[1]
 
 
 # What else a trace of a GPU holds, all of which must not count.
@@ -88,10 +91,10 @@ def test_parts_add_up(
     talk: list[tuple[float, float]],
     copy: list[tuple[float, float]],
 ) -> None:
-    events = [overlap.Event("void gemm()", "kernel", 7, *span, {}) for span in compute]
-    events += [overlap.Event(GATHER, "kernel", 20, *span, {}) for span in talk]
-    events += [overlap.Event("Memcpy HtoD", "gpu_memcpy", 21, *span, {}) for span in copy]
-    found = overlap.of_rank(events)
+    events = [Event("void gemm()", "kernel", 7, *span, {}) for span in compute]
+    events += [Event(GATHER, "kernel", 20, *span, {}) for span in talk]
+    events += [Event("Memcpy HtoD", "gpu_memcpy", 21, *span, {}) for span in copy]
+    found = of_rank(events)
     c, t, m = cells(compute), cells(talk), cells(copy)
     everything = c | t | m
     window = max(everything) + 1 - min(everything) if everything else 0
@@ -157,7 +160,7 @@ def test_the_slowest_waits_least(tmp_path: Path) -> None:
     """Four ranks in two groups. Rank 2 arrives 4 ms late each time; its partner in the group waits
     for it, and the ranks of the other group wait in the all-reduce across."""
 
-    def rank(number: int, gather: float, reduce: float) -> overlap.Rank:
+    def rank(number: int, gather: float, reduce: float) -> Rank:
         group = str(number // 2)
         spans = [event("gemm", 0, 20000), event("gemm", 20000, 40000)]
         for step in (0, 20000):
@@ -265,7 +268,7 @@ def test_a_wait_within_an_operation_is_not_compute(tmp_path: Path) -> None:
 
 # -- real traces ----------------------------------------------------------------------------------
 
-NAP = 0.2
+NAP = 1.0  # seconds: more than what a busy machine adds to a step of one rank
 
 
 def trace(rank: int, directory: Path) -> None:
@@ -310,7 +313,7 @@ def test_the_sleeping_rank_of_a_real_job_is_named(tmp_path: Path) -> None:
         assert fast.exposed_ms > NAP * 1e3
         assert slow.idle_ms > NAP * 1e3
 
-    command = [sys.executable, "-m", "orchestrator.engine.observe.overlap", "--json"]
+    command = [sys.executable, "-m", "orchestrator.engine.overlap", "--json"]
     done = subprocess.run(
         [*command, *map(str, paths.values())], capture_output=True, text=True, check=True
     )
@@ -322,7 +325,7 @@ def test_the_sleeping_rank_of_a_real_job_is_named(tmp_path: Path) -> None:
 
 def call(monkeypatch: pytest.MonkeyPatch, *words: Path) -> int:
     monkeypatch.setattr(sys, "argv", ["overlap", *map(str, words)])
-    return overlap.main()
+    return by_hand.main()
 
 
 def test_the_command(
@@ -344,4 +347,4 @@ def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
         path = tmp_path / name
         path.write_text(text)
         with pytest.raises(UsageError, match="is not a Chrome trace"):
-            overlap.read(path)
+            one_rank.read(path)

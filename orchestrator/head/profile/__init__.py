@@ -1,0 +1,1 @@
+"""What the ranks of a job spend their steps on: ask them, read their traces, say what to change."""

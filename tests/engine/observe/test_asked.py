@@ -1,0 +1,87 @@
+"""Asked for a profile while it trains, all ranks trace the same steps and learn the same."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.server.profile import ask
+from orchestrator.protocol import profiling
+from orchestrator.protocol.messages import ProfileState
+from orchestrator.protocol.profiling import ProfileWish
+from orchestrator.traces import chrome
+from orchestrator.traces.rank import Event, of_rank, what_matters
+from tests.engine.worlds import Job, run
+
+WISH = ProfileWish(id="7", steps=2)
+STEPS = 12
+
+
+def job(directory: Path) -> Job:
+    config: dict[str, Any] = {
+        "model": {"num_layers": 1},
+        "training": {"max_steps": STEPS, "gradient_accumulation": 2},
+        "fsdp": {"sharding_strategy": "ddp"},
+        "logging": {"interval": 1},
+    }
+    return Job(str(directory), [1, 1], config)
+
+
+def asking(run_dir: RunDir, wish: ProfileWish, states: list[ProfileState]) -> threading.Thread:
+    """A head that asks again and again, from before the ranks are there to the end."""
+
+    def go() -> None:
+        while not states or states[-1].news is None or states[-1].news.state != profiling.WRITTEN:
+            states.append(ask(run_dir, wish))
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    return thread
+
+
+def traced(path: Path) -> tuple[dict[str, Any], list[Event]]:
+    with chrome.opened(path) as trace:
+        events = list(what_matters(trace.events()))
+        return trace.about, events
+
+
+def test_all_ranks_trace_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
+    run_dir = RunDir("asked", 0)
+    asked, plain = job(Path(run_dir.path)), job(tmp_path / "plain")
+    asked.path.mkdir(parents=True)
+    states = [ask(run_dir, WISH)]
+    assert states[0] == ProfileState()
+    other = ask(run_dir, WISH.replace(id="8"))
+    assert other.busy and other.news is None
+    head = asking(run_dir, WISH, states)
+    assert run(asked, plain) == [[0, 0], [0, 0]], asked.output()
+    head.join()
+
+    news = states[-1].news
+    assert news is not None and states[-1].stepped is not None
+    assert (news.last - news.first, news.text) == (WISH.steps - 1, "")
+    directory = asked.experiment() / "outputs" / news.directory
+    assert directory.name == f"step_{news.first:08d}"
+    names = ["rank_00.json.gz", "rank_01.json.gz"]
+    assert sorted(path.name for path in directory.iterdir()) == names
+    for rank, name in enumerate(names):
+        about, events = traced(directory / name)
+        assert (about["rank"], about["first"], about["last"]) == (rank, news.first, news.last)
+        assert (about["accumulate"], about["strategy"]) == (2, "ddp")
+        found = of_rank(events)
+        assert found.steps == WISH.steps
+        assert found.compute_ms > 0 and found.communication_ms > 0
+        assert found.optimizer_ms > 0  # the phases are marked
+    losses = [[line["loss"] for line in one.metrics()] for one in (asked, plain)]
+    assert losses[0] == losses[1] and len(losses[0]) == STEPS
+    assert f"steps {news.first} to {news.last} are traced" in asked.output()
+    # Nobody asked again, and a later wish is not taken for this one.
+    assert len(list(directory.parent.iterdir())) == 1
+    assert not ask(run_dir, WISH.replace(id="9")).busy

@@ -1,0 +1,96 @@
+"""Traces are read piece by piece, and give what they would give whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import UsageError
+from orchestrator.traces import chrome
+from orchestrator.traces.rank import Operation, read
+
+# Made by hand in the layout that torch 2.13 writes on a machine with CUDA.
+CUDA = Path(__file__).parent / "cuda_rank_03.json"
+
+
+@pytest.mark.parametrize("piece", [7, 64, 1 << 20])
+@pytest.mark.parametrize("packed", [False, True])
+def test_pieces_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, packed: bool
+) -> None:
+    text = CUDA.read_text().replace('"aten::mm"', '"aten::漢字 ]}, {"')
+    text = text.replace('"aten::漢字 ]}, {"', '"aten::漢字 ]}, \\"{"')
+    path = tmp_path / "any name"
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    monkeypatch.setattr(chrome, "PIECE", piece)
+    whole = json.loads(text)
+    with chrome.opened(path) as trace:
+        most = 0
+        events = []
+        for event in trace.events():
+            events.append(event)
+            most = max(most, len(trace.text))
+    assert events == whole["traceEvents"]
+    assert trace.header["distributedInfo"] == whole["distributedInfo"]
+    assert (trace.rank, trace.base) == (3, 1790857026e6)
+    assert piece > 64 or most < 3000, "no more than one event and the header are kept"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"traceEvents": [', "Expecting value"),
+        ('{"traceEvents": [{"ph": "X"}', "Expecting value"),
+        ('{"traceEvents": [{"ph": "X", "na', "Unterminated"),
+        ('{"traceEvents": [3]}', "an event is no object"),
+        ('{"x": "traceEvents"}', "no list of traceEvents"),
+        ('{"x": {], "traceEvents": []}', "Expecting"),
+    ],
+)
+def test_what_is_cut_off_is_told(tmp_path: Path, text: str, why: str) -> None:
+    (path := tmp_path / "trace.json").write_text(text)
+    with (
+        pytest.raises(UsageError, match=f"trace.json is not a Chrome trace: .*{why}"),
+        chrome.opened(path) as trace,
+    ):
+        list(trace.events())
+
+
+def test_what_would_fill_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chrome, "LARGEST", 1 << 12)
+    monkeypatch.setattr(chrome, "PIECE", 1 << 10)
+    (path := tmp_path / "trace.json").write_text('{"traceEvents": [{"a": "' + "x" * (1 << 16))
+    with pytest.raises(UsageError), chrome.opened(path) as trace:
+        list(trace.events())
+    assert len(trace.text) < 1 << 14
+    monkeypatch.setattr(chrome, "MOST", 1 << 14)
+    path.write_text('{"traceEvents": [' + '{"a": 1}, ' * 4000)
+    with pytest.raises(UsageError, match="unfolds to more than"), chrome.opened(path) as trace:
+        list(trace.events())
+
+
+def test_an_error_of_the_reader_is_not_the_traces(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="disk full"), chrome.opened(CUDA) as trace:
+        for _ in trace.events():
+            raise OSError("disk full")
+
+
+def test_a_trace_of_a_gpu() -> None:
+    number, found = read(CUDA)
+    assert (number, found.gpu, found.steps) == (3, True, 2)
+    assert found.window_ms == 20  # from the first kernel to the last
+    assert (found.compute_ms, found.communication_ms) == (13, 5)
+    assert (found.overlapped_ms, found.exposed_ms) == (1, 4)
+    assert (found.copying_ms, found.idle_ms) == (0.5, 2.5)
+    # The host waited for data 2.5 ms; the GPU was idle in 2 of them. Its first 0.9 ms lie before.
+    assert found.data_ms == 2
+    assert found.exposed_kinds == {"gradients": 4}
+    adam, nccl, gemm = found.top
+    assert (adam.ms, nccl.ms, adam.name[:20]) == (10, 5, "void at::native::(an")
+    assert gemm == Operation("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTT", 3, 1)
+    assert len(adam.name) == 200
