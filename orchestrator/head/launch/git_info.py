@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 LARGEST_DIFF = 1 << 20  # characters that are kept
+SECONDS = 5.0  # of a launch, for each question; a large tree on a network disk takes long
 
 
 def of(directory: Path) -> dict[str, Any] | None:
@@ -15,14 +16,14 @@ def of(directory: Path) -> dict[str, Any] | None:
     if not commit:
         return None
     plain = ("--no-color", "--no-ext-diff", "--no-textconv")
-    diff = _git(directory, "-c", "core.quotePath=false", "diff", "HEAD", *plain) or ""
+    diff = _git(directory, "-c", "core.quotePath=false", "diff", "HEAD", *plain)
     changed = _git(directory, "status", "--porcelain", "--untracked-files=no") or ""
     return {
         "commit": commit,
         "branch": _git(directory, "rev-parse", "--abbrev-ref", "HEAD"),
         "changed_files": [line[3:] for line in changed.splitlines()],
-        "diff": diff[:LARGEST_DIFF],
-        "diff_is_whole": len(diff) <= LARGEST_DIFF,
+        "diff": (diff or "")[:LARGEST_DIFF],
+        "diff_is_whole": diff is not None and len(diff) <= LARGEST_DIFF,
     }
 
 
@@ -33,7 +34,7 @@ def _git(directory: Path, *arguments: str) -> str | None:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=5,
+            timeout=SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

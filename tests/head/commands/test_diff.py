@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orchestrator.head.commands.experiments import diff
 from orchestrator.head.launch import git_info
 from orchestrator.head.screen.output import PLAIN
@@ -88,7 +90,11 @@ def test_a_record_of_an_earlier_version_lacks_what_it_lacks(tmp_path: Path) -> N
     assert found(one, two)["config"]["optimizer.lr"] == [0.1, None]
 
 
-def test_the_manifest_has_the_diff_of_a_dirty_tree(tmp_path: Path) -> None:
+def test_the_manifest_has_the_diff_of_a_dirty_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(git_info, "SECONDS", 120.0)  # a busy machine
+
     def git(*words: str) -> None:
         own = ("-c", "user.name=n", "-c", "user.email=e")
         subprocess.run(["git", "-C", str(tmp_path), *own, *words], check=True, capture_output=True)
@@ -107,3 +113,12 @@ def test_the_manifest_has_the_diff_of_a_dirty_tree(tmp_path: Path) -> None:
     large = git_info.of(tmp_path)
     assert large is not None and len(large["diff"]) == git_info.LARGEST_DIFF
     assert not large["diff_is_whole"]
+    tree = subprocess.run(
+        ["git", "-C", str(tmp_path), "rev-parse", "HEAD^{tree}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    (tmp_path / ".git/objects" / tree[:2] / tree[2:]).unlink()
+    unknown = git_info.of(tmp_path)  # git cannot tell, or not in time
+    assert unknown is not None and (unknown["diff"], unknown["diff_is_whole"]) == ("", False)
