@@ -43,7 +43,7 @@ LAST_WORDS = 2.0  # seconds for what follows a refusal
 TRAVELS = (
     *("__init__.py", "distributed.py", "errors.py", "files.py", "folder.py", "host_ranges.py"),
     *("permissions.py", "program.py", "slurm_environment.py", "text.py", "version.py"),
-    *("config", "records", "protocol", "node", "engine", "traces"),
+    *("config", "records", "protocol", "node", "engine", "traces", "trackers"),
 )
 
 
