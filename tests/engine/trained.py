@@ -583,7 +583,8 @@ def tracks(directory: Path) -> None:
     results["option"] = message(wrong.train, loader(), epochs=1)
     book, broken = Book(), Broken()
     made = trainer(trackers=[book, broken], log_every=2)
-    made.train(loader(), loader(), epochs=1)
+    saving = {"save_every": "1 steps", "save_to": directory / "saved"}
+    made.train(loader(), loader(), epochs=1, **saving)
     made.close()
     told = {"book": book.calls, "broken": broken.calls}
     (directory / f"results_{rank}").write_text(json.dumps({**results, **told}))

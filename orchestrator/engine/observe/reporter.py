@@ -69,7 +69,7 @@ class Reporter:
             self.peak = speed.peak_flops(device_name(ranks.device), dtype)
             self.measured = speed.measured_matmul_flops(ranks.device, dtype)
         self.busy = 0.0  # seconds in steps since the last line, without pauses
-        self.logged_step = step
+        self.logged_step, self.logged_tokens = step, tokens
         self.begun = False  # the first step of a run has its line
         self.latest: StepResult | None = None
         run, local = os.environ.get("ORCHESTRATOR_RUN"), os.environ.get("LOCAL_RANK", "0")
@@ -135,7 +135,6 @@ class Reporter:
             self.say(f"{step} on all ranks: NaN or inf in the loss or the gradients")
 
     def log(self, step: int, epoch: int, *, last: bool) -> None:
-        before = self.tokens
         self.flush()
         assert self.latest is not None
         seconds, steps = self.busy, step - self.logged_step
@@ -149,7 +148,7 @@ class Reporter:
             "lr": self.latest.lr,
             "grad_norm": self.latest.grad_norm,
             "tokens": self.tokens,
-            "tokens_per_s": (self.tokens - before) / seconds,
+            "tokens_per_s": (self.tokens - self.logged_tokens) / seconds,
             "step_ms": seconds / steps * 1e3,
             **self.phases.flush(steps),
             "memory_bytes": memory,
@@ -166,6 +165,7 @@ class Reporter:
         )  # fmt: skip
         self.say(shown)
         self.busy, self.logged_step, self.begun = 0.0, step, True
+        self.logged_tokens = self.tokens
 
     def _utilization(self, samples_per_s: float | None) -> dict[str, float | None]:
         """Compare with what the vendor promises, and with what a large multiplication reaches."""

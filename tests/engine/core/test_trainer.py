@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import random
 import re
@@ -302,6 +303,11 @@ def test_trackers_hear_of_rank_0_and_a_broken_one_costs_only_itself(tmp_path: Pa
     parts = {"data_ms", "forward_backward_ms", "optimizer_ms", "step_ms"}
     assert metrics[0].keys() >= {"loss", "lr", "grad_norm", "epoch", "tokens_per_s", *parts}
     assert metrics[-1].keys() == {"epoch", "train_loss", "val_loss"}
+    # A save between two lines takes nothing from the speed.
+    lines = list(zip(steps, metrics, strict=True))[:-1]
+    for (before, earlier), (step, line) in itertools.pairwise(lines):
+        seconds = line["step_ms"] * (step - before) / 1e3
+        assert line["tokens_per_s"] * seconds == pytest.approx(line["tokens"] - earlier["tokens"])
 
 
 def test_a_training_that_resumes_goes_on_with_its_own_curves(tmp_path: Path) -> None:
