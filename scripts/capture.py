@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Run a command in a real terminal and draw what it shows: scripts/capture.py OUT COMMAND...
 
-Makes the README's picture. Needs pyte, a terminal emulator (in the `test` extra).
+Makes the README's picture, and for pictures.py that of `orchestrator top`. Needs pyte, a terminal
+emulator (in the `test` extra).
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ import argparse
 import fcntl
 import os
 import pty
+import re
+import select
 import shutil
 import struct
 import sys
 import termios
+import time
+from collections.abc import Callable, Iterator
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -22,6 +27,7 @@ from typing import Any
 import pyte
 
 CELL_WIDTH, CELL_HEIGHT, MARGIN, BAR = 8.4, 18, 14, 30
+SILENT, PATIENCE = 0.2, 150.0  # seconds
 BACKGROUND, FOREGROUND = "#16181d", "#d6d9e0"
 COLORS = {
     **{"black": "#5c6370", "red": "#ef6b73", "green": "#8fc379", "brown": "#e2b86b"},
@@ -31,33 +37,90 @@ COLORS = {
 }
 
 
-def record(command: list[str], columns: int, rows: int) -> list[dict[int, Any]]:
+Line = dict[int, Any]  # cells of pyte's by their column
+
+
+def record(command: list[str], columns: int, rows: int) -> list[Line]:
     """Return the terminal's lines after the command has ended, including what scrolled away."""
     screen = pyte.HistoryScreen(columns, rows, history=100_000)
+    for _, data in play(command, screen):
+        sys.stdout.buffer.write(data)
+    lines = [*screen.history.top, *shown(screen)]
+    while lines and not "".join(cell.data for cell in lines[-1].values()).strip():
+        lines.pop()
+    return lines
+
+
+def glimpse(
+    command: list[str], columns: int, rows: int, there: Callable[[str], object], keys: str
+) -> list[Line]:
+    """Return the first screen of which `there` is true, and type `keys`, which end the command.
+
+    A screen counts once nothing more comes for a moment: before that it may be half drawn.
+    """
+    screen = pyte.Screen(columns, rows)
+    seen: list[Line] = []
+    deadline = time.monotonic() + PATIENCE
+    for terminal, data in play(command, screen):
+        if not seen and not data and there("\n".join(screen.display)):
+            seen = shown(screen)
+            deadline = 0.0
+        if time.monotonic() > deadline:
+            os.write(terminal, keys.encode())
+            deadline = float("inf")
+    if not seen:
+        text = "\n".join(screen.display).rstrip()
+        raise SystemExit(f"{command[0]} ended before it showed what was waited for:\n{text}")
+    return seen
+
+
+def shown(screen: pyte.Screen) -> list[Line]:
+    """Return the lines on the screen now, which later output does not change."""
+    return [dict(screen.buffer[row]) for row in range(screen.lines)]
+
+
+def play(command: list[str], screen: pyte.Screen) -> Iterator[tuple[int, bytes]]:
+    """Run a command in a terminal of the screen's size; yield the terminal, and what it printed.
+
+    While it is silent that is nothing, a few times a second.
+    """
     stream = pyte.ByteStream(screen)
     pid, terminal = pty.fork()
     if pid == 0:
-        os.environ["TERM"] = "xterm-256color"
+        os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
         os.execvp(command[0], command)
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    size = struct.pack("HHHH", screen.lines, screen.columns, 0, 0)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
     while True:
+        if not select.select([terminal], [], [], SILENT)[0]:
+            yield terminal, b""
+            continue
         try:
             data = os.read(terminal, 1 << 16)
         except OSError:  # the last process that had the terminal open has closed it
             break
         if not data:
             break
-        sys.stdout.buffer.write(data)
         stream.feed(data)
+        yield terminal, data
     os.waitpid(pid, 0)
-    shown = [screen.buffer[row] for row in range(rows)]
-    lines = [*screen.history.top, *shown]
-    while lines and not "".join(cell.data for cell in lines[-1].values()).strip():
-        lines.pop()
-    return lines
+    os.close(terminal)
 
 
-def draw(lines: list[dict[int, Any]], columns: int, title: str) -> str:
+def color_of(name: str, default: str) -> str:
+    """Return a colour of pyte's for SVG: one by name, or six hexadecimal digits."""
+    return f"#{name}" if re.fullmatch("[0-9a-f]{6}", name) else COLORS.get(name, default)
+
+
+def style(cell: Any) -> tuple[str, str, bool]:
+    """Return the colours of a cell and of what is behind it, and whether it is bold."""
+    front, behind = color_of(cell.fg, FOREGROUND), color_of(cell.bg, BACKGROUND)
+    if cell.reverse:
+        front, behind = behind, front
+    return front, behind, cell.bold
+
+
+def draw(lines: list[Line], columns: int, title: str) -> str:
     width = columns * CELL_WIDTH + 2 * MARGIN
     height = len(lines) * CELL_HEIGHT + MARGIN + BAR
     font = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
@@ -75,18 +138,23 @@ def draw(lines: list[dict[int, Any]], columns: int, title: str) -> str:
     for number, line in enumerate(lines):
         y = BAR + (number + 0.8) * CELL_HEIGHT
         cells = [(column, line[column]) for column in range(columns) if column in line]
-        for style, group in groupby(cells, key=lambda cell: (cell[1].fg, cell[1].bold)):
+        boxes, texts = [], []
+        for (front, behind, bold), group in groupby(cells, key=lambda cell: style(cell[1])):
             run = list(group)
             text = "".join(cell.data for _, cell in run)
-            if not text.strip():
-                continue
-            x = MARGIN + run[0][0] * CELL_WIDTH
-            weight = ' font-weight="bold"' if style[1] else ""
-            color = COLORS.get(style[0], FOREGROUND)
-            parts.append(
-                f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}"{weight} xml:space="preserve" '
-                f'textLength="{len(text) * CELL_WIDTH:.1f}">{escape(text)}</text>'
-            )
+            x, wide = MARGIN + run[0][0] * CELL_WIDTH, len(text) * CELL_WIDTH
+            if behind != BACKGROUND:
+                boxes.append(
+                    f'<rect x="{x:.1f}" y="{BAR + number * CELL_HEIGHT}" width="{wide:.1f}" '
+                    f'height="{CELL_HEIGHT}" fill="{behind}"/>'
+                )
+            if text.strip():
+                weight = ' font-weight="bold"' if bold else ""
+                texts.append(
+                    f'<text x="{x:.1f}" y="{y:.1f}" fill="{front}"{weight} xml:space="preserve" '
+                    f'textLength="{wide:.1f}">{escape(text)}</text>'
+                )
+        parts += [*boxes, *texts]
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -52,6 +52,7 @@ SLOW = [
     "tests/protocol/test_message.py::test_each_field_of_a_wrong_type_is_nonsense[Started]",
     "tests/records/test_checkpoint_store.py::test_pruning_keeps_its_promise",
     "tests/scripts/test_gpu_checks.py::test_without_cuda",
+    "tests/scripts/test_pictures.py",
     "tests/scripts/test_scripts.py::test_a_fresh_clone",
 ]
 
@@ -137,6 +138,7 @@ LONG = [
         )
     ),
     "tests/scripts/test_gpu_checks.py::test_a_rehearsal",
+    "tests/scripts/test_pictures.py::test_they_are_of_a_real_run",
     "tests/launchers/test_coming_from.py::test_all_that_a_page_says_works",
 ]
 

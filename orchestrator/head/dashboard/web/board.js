@@ -27,7 +27,7 @@
     if (whole < 86400) return Math.floor(whole / 3600) + " h " + String(Math.floor((whole % 3600) / 60)).padStart(2, "0") + " min";
     return Math.floor(whole / 86400) + " d " + Math.floor((whole % 86400) / 3600) + " h";
   };
-  const clock = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString() : "");
+  const clock = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" }) : "");
 
   // One connection for each page, and none while nobody sees it: a browser has six for a server.
   function connect(url, hear) {

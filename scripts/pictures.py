@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Make the pictures of the docs from a real run: scripts/pictures.py [OUT]
+
+Two SSH servers on this machine, a finished job, and one that loses a rank and goes on: `top`,
+the report and the dashboard, as they show it. Needs pyte and Chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from orchestrator.records.last_metrics import last_metrics  # noqa: E402
+from scripts.capture import draw, glimpse  # noqa: E402
+from tests.browser import Browser  # noqa: E402
+from tests.clusters.loopback import FaultyLoopback  # noqa: E402
+from tests.launching import BIN, PATIENCE, Command, Head  # noqa: E402
+
+COLUMNS, ROWS = 120, 16
+WIDTH, HEIGHT, FIRST_CHARTS = 1200, 910, 625
+KILLED = 3  # the rank that is killed, on the second node
+SETTINGS = {
+    "model.num_layers": 2,
+    "model.model_dim": 64,
+    "dataset.sequence_length": 64,
+    "logging.interval": 5,
+    "checkpoint.steps": 40,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, nargs="?", default=ROOT / "docs" / "pictures")
+    parser.add_argument("--steps", type=int, default=400)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="cluster-") as name:
+        directory = Path(name)
+        (directory / "work").mkdir()
+        with (
+            FaultyLoopback(2, directory / "hosts", slots=2) as cluster,
+            Browser(directory) as browser,
+        ):
+            take(Head(cluster, directory / "work"), browser, options.steps, options.out)
+
+
+def take(head: Head, browser: Browser, steps: int, out: Path) -> None:
+    finish(train(head, "baseline", steps // 5, "--set", "optimizer.lr=1e-3"))
+    job = train(head, "gpt-small", steps, "--max-restarts", "1")
+    await_step(head, 2, steps // 5)
+    kill(head, KILLED)
+    dashboard = head_command(head, "dashboard", "--port", "0")
+    url = dashboard.wait_for("open (http://.*)")[1]
+    terminal(head, out / "top.svg", step=steps // 4)
+    browser.open(url)
+    browser.until("document.documentElement.dataset.rows == 2")
+    picture(browser, out / "dashboard.png", HEIGHT)
+    browser.open(f"{url.partition('/?')[0]}/experiment/{head.experiment.name}")
+    browser.until("document.documentElement.dataset.drawn > 6")
+    picture(browser, out / "experiment.png", FIRST_CHARTS)
+    finish(job)
+    dashboard.interrupt()
+    finish(dashboard, 0, 130)
+    page = head.experiment / "report.html"
+    finish(head_command(head, "report", head.experiment.name))
+    browser.open(page.as_uri())
+    browser.until("document.documentElement.dataset.drawn > 6")
+    picture(browser, out / "report.png", HEIGHT)
+
+
+def picture(browser: Browser, path: Path, height: int) -> None:
+    """Take the top of a page in the light, no more of it than there is."""
+    browser.look(WIDTH, height)
+    end = browser.eval("document.body.getBoundingClientRect().bottom")
+    browser.look(WIDTH, min(height, round(end)))
+    browser.picture(path)
+
+
+def train(head: Head, name: str, steps: int, *words: str) -> Command:
+    settings = {**SETTINGS, "launch.name": name, "training.max_steps": steps}
+    pairs = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    return head.launch(*pairs, *words)
+
+
+def head_command(head: Head, *words: str) -> Command:
+    return Command([str(BIN / "orchestrator"), *words], head.directory, {})
+
+
+def finish(command: Command, *good: int) -> None:
+    code = command.finish()
+    if code not in (good or (0,)):
+        raise SystemExit(f"exit code {code}:\n{command.text}")
+
+
+def terminal(head: Head, path: Path, step: int) -> None:
+    """Draw `orchestrator top` in a terminal, as soon as it shows that the job is past a step."""
+    reach = ["--nodes", str(head.node_list), "--ssh-config", str(head.cluster.ssh_config)]
+    words = ["env", "-C", str(head.directory), str(BIN / "orchestrator"), "top", *reach]
+
+    def past(text: str) -> bool:
+        return any(int(found) > step for found in re.findall(r" (\d+) of \d+ ", text))
+
+    path.write_text(draw(glimpse(words, COLUMNS, ROWS, past, "q"), COLUMNS, "orchestrator top"))
+
+
+def await_step(head: Head, count: int, step: int) -> None:
+    """Wait until the newest of so many experiments has written a line of this step."""
+    deadline = time.monotonic() + PATIENCE
+    while len(head.experiments) < count or last_metrics(head.experiment).get("step", 0) < step:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"no step {step} within {PATIENCE:.0f} s")
+        time.sleep(0.1)
+
+
+def kill(head: Head, rank: int) -> None:
+    """Kill a rank as the kernel does when memory runs out."""
+    (node,) = (node for node in head.record["nodes"] if str(rank) in node["ranks"])
+    os.kill(node["ranks"][str(rank)]["pid"], signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

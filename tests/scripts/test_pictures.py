@@ -1,0 +1,47 @@
+"""scripts/pictures.py: a real run makes every picture of the docs, and none of them is blank."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.head.report.test_browser import near, pixels
+from tests.launching import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+LARGEST = 150_000  # bytes
+BLUE = (0x09, 0x69, 0xDA)  # of links, and of the first line of a chart
+
+
+def check(directory: Path) -> None:
+    names = {path.name for path in directory.iterdir()}
+    assert names == {"top.svg", "dashboard.png", "experiment.png", "report.png"}
+    for path in directory.iterdir():
+        assert path.stat().st_size < LARGEST, path
+    top = "\n".join(ElementTree.parse(directory / "top.svg").getroot().itertext())
+    for shown in ("127.0.0.3", "gpt-small_", "SLOWEST", "quit"):
+        assert shown in top, top
+    for path in directory.glob("*.png"):
+        colors = pixels(path)
+        assert colors[bytes((255, 255, 255))] > 10_000, path
+        assert sum(count for each, count in colors.items() if near(each, BLUE)) > 300, path
+
+
+def test_those_of_the_docs() -> None:
+    check(ROOT / "docs" / "pictures")
+
+
+def test_they_are_of_a_real_run(tmp_path: Path) -> None:
+    words = [sys.executable, str(ROOT / "scripts" / "pictures.py"), str(tmp_path / "out")]
+    made = subprocess.run(
+        [*words, "--steps", "60"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3 * PATIENCE,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    check(tmp_path / "out")
