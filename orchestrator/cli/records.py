@@ -150,7 +150,7 @@ def report(where: Where, names: tuple[str, ...], out: Path | None, opened: bool)
     required=True,
     metavar="TRACKER",
     shell_complete=lambda *_: [CompletionItem(name) for name in KNOWN],
-    help=f"{', '.join(KNOWN)}; several times for several.",
+    help=f"Say whom: {', '.join(KNOWN)}; several times for several.",
 )
 @click.option(
     "--set",
@@ -176,9 +176,12 @@ def track(
 @click.command()
 @shared
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=9400, help="[default: 9400]; 0: a free one."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=9400,
+    help="Listen at this port; 0 is a free one. [default: 9400]",
 )
-@click.option("--host", default="127.0.0.1", help="Listen there. [default: 127.0.0.1]")
+@click.option("--host", default="127.0.0.1", help="Listen at this address. [default: 127.0.0.1]")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch.utils.data import DataLoader
 
@@ -59,6 +59,7 @@ def ranks(world: int) -> list[Ranks]:
     ]
 
 
+@settings(max_examples=30, deadline=None)
 @given(
     some.integers(1, 4), some.integers(1, 5), some.integers(0, 30), some.booleans(), some.booleans()
 )
