@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -102,6 +103,8 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
             local = rank - first
             who = asked[rank] = (pid, local, size_of(stacks(run, local)))
             if processes.catches(pid, STACKS_SIGNAL):
+                with contextlib.suppress(OSError):
+                    os.unlink(collectives(run, local))  # of an earlier question
                 processes.send(ours[pid], STACKS_SIGNAL)
                 knock(os.path.join(run.path, f"ask_{local}"))
                 awaited.append(who)

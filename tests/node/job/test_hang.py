@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,3 +39,33 @@ def test_who_cannot_answer_is_not_harmed(new_job: Callable[..., Job], tmp_path: 
     job.end("enough", 0.5)
     job.wait()
     assert job.ended() == {0: -15, 1: -15}
+
+
+SUMS = """
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo", f"file://{os.getcwd()}/store", rank=0, world_size=1)
+dist.barrier()
+print("ready")
+open("never").read()
+"""
+TORCH_FIRST = (
+    "import runpy, sys, torch; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
+)
+
+
+def test_an_earlier_answer_is_not_the_answer(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    """Else whoever is slow would be taken for one that entered nothing since."""
+    os.mkfifo(tmp_path / "never")
+    job = new_job()
+    spec = job.spec(script(tmp_path, SUMS), workdir=tmp_path, start="fork")
+    python, *words = spec["agent"]
+    job.start({**spec, "agent": [python, "-c", TORCH_FIRST, *words]})
+    wait_until(lambda: job.said("ready", "0"))
+    assert '"collective_seq_id"' in hang.collect(job.run)[0].collectives
+    (pid,) = hang.rank_pids(job.run)
+    os.kill(pid, signal.SIGSTOP)
+    assert hang.collect(job.run)[0].collectives == ""
+    os.kill(pid, signal.SIGCONT)
+    job.end("enough", 0.5)
+    job.wait()
