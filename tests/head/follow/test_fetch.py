@@ -132,6 +132,19 @@ def test_what_grew_or_changed_there(bring: Bring, tmp_path: Path) -> None:
     assert (tmp_path / "here/grows").read_bytes() == b"mine"
 
 
+def test_a_file_of_the_same_size_and_moment_may_be_another_nodes(
+    bring: Bring, tmp_path: Path
+) -> None:
+    there = tmp_path / "node/here/file"
+    there.write_text("a")
+    bring()
+    moment = there.stat().st_mtime_ns
+    there.write_text("b")
+    os.utime(there, ns=(moment, moment))
+    assert bring(replace=False).failed == {"here/file": "another file has this name here"}
+    assert (tmp_path / "here/file").read_text() == "a"
+
+
 def test_what_shrinks_after_it_was_listed_is_not_taken_for_whole(
     node: NodeChannel, tmp_path: Path
 ) -> None:
