@@ -16,6 +16,7 @@ MEET = """
 import os
 import torch.distributed as dist
 dist.init_process_group("gloo")
+dist.barrier()  # who leaves before the others have met breaks their meeting
 print("met", dist.get_world_size(), "on", os.environ["NODE_IP"], flush=True)
 dist.destroy_process_group()
 """

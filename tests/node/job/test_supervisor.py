@@ -479,26 +479,20 @@ def test_torchrun_that_is_killed_is_the_cause_not_its_ranks(
     assert all(event["asked"] for event in job.of_kind("rank_ended"))
 
 
-ONE_FAILS = """
-import os, signal, sys, time
-print("ready", flush=True)
-if os.environ["RANK"] == "0":
-    sys.exit(3)
-time.sleep(1000)
-"""
-
-
 def test_torchrun_is_not_waited_for_once_all_ranks_have_ended(
     new_job: NewJob, tmp_path: Path
 ) -> None:
     """It takes its time to say what is known already, and a restart waits for it."""
     job = new_job()
     stays = ["sh", "-c", '"$@"; sleep 1000', "sh"]  # as long as it takes
-    spec = job.spec(script(tmp_path, ONE_FAILS), nproc=2)
-    ended = job.start({**spec, "agent": [*stays, *spec["agent"]]}).wait()
+    spec = job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)"), nproc=2)
+    job.start({**spec, "agent": [*stays, *spec["agent"]]})
+    wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
+    job.end("enough", 1000.0)
+    ended = job.wait()
     assert ended["agent"] == -9
     assert "sh" not in ended["killed"].values()  # as it would be once its grace is over
-    assert job.ended() == {0: 3, 1: -15}
+    assert job.ended() == {0: -15, 1: -15}
     assert not job.living()
 
 
