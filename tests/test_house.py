@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "program": set(),
     "text": {"errors"},
     "version": set(),
-    "config": {"errors"},
+    "config": {"errors", "files"},
     "protocol": {"version"},
     "records": {"config", "errors", "files", "permissions", "protocol"},
     "traces": {"errors", "files"},
@@ -135,14 +135,14 @@ ARROWS: dict[str, set[str]] = {
         *("head/connect", "head/screen", "head/status"),
     },
     "head/top": {
-        *("errors", "files", "protocol", "records", "text"),
+        *("config", "errors", "protocol", "records", "text"),
         *("head/connect", "head/inventory", "head/screen"),
     },
     "head/profile": {
         *("errors", "files", "folder", "protocol", "records", "text", "traces"),
         *("head/connect", "head/follow", "head/screen"),
     },
-    "head/report": {"files", "records", "text", "head/follow", "head/screen"},
+    "head/report": {"config", "errors", "files", "records", "text", "head/follow", "head/screen"},
     "head/track": {"errors", "files", "records", "trackers"},
     "head/dashboard": {
         *("errors", "files", "records"),
@@ -208,10 +208,10 @@ ENGINE = ("ranks", "models", "data", "saving", "observe", "core", "verify")
 # Room -> what it may import of others' packages. Where it is not listed: the standard library only.
 OTHERS = {
     "head/connect": {"paramiko"},
-    "head/commands": {"click", "yaml"},
+    "head/commands": {"click"},
     "head/dashboard": {"starlette", "uvicorn"},
-    "head/top": {"rich", "textual", "yaml"},
-    "head/launch": {"click", "yaml"},
+    "head/top": {"rich", "textual"},
+    "head/launch": {"click"},
     "head/follow": {"click"},
     "head/screen": {"rich"},
     "head/status": {"click"},

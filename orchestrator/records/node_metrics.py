@@ -6,8 +6,6 @@ A line has the time, the node, and either `about` (the machine), `cause` (a noti
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -16,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import files
+from orchestrator.records.added_lines import AddedLines, parsed
 from orchestrator.records.last_metrics import number
 
 FILE = re.compile(r"node_(\d{2,6})_metrics(?:_(\d{1,6}))?\.jsonl")
 LONGEST = 1 << 16  # bytes of a line
+SAMPLE = 1 << 10  # bytes of a usual one
 BEGINNING = 1 << 18  # bytes in which the machine is described
 MOST_GPUS = 64
 MOST_NAMES = 64  # of interfaces, of disks
@@ -134,25 +134,15 @@ class Recent:
     def __init__(self, path: Path, keep: int = 60) -> None:
         self.path = path
         self.samples: deque[NodeSample] = deque(maxlen=keep)
-        self.at = -1  # where the next line begins
+        try:
+            size = path.stat().st_size
+        except OSError:
+            size = 0
+        self.added = AddedLines(path, max(0, size - keep * SAMPLE))
 
     def look(self) -> deque[NodeSample]:
-        try:
-            with files.open_plain(self.path) as file:
-                size = os.fstat(file.fileno()).st_size
-                if self.at < 0:
-                    self.at = max(0, size - (self.samples.maxlen or 1) * 1024)
-                file.seek(self.at)
-                data = file.read(max(0, size - self.at))
-        except OSError:
-            return self.samples
-        whole, newline, _ = data.rpartition(b"\n")
-        self.at += len(whole) + len(newline)
-        for raw in whole.split(b"\n"):
-            line = parsed(raw)
-            found = sample(line) if line is not None else None
-            if found is not None:
-                self.samples.append(found)
+        while lines := self.added.read():
+            self.samples.extend(found for line in lines if (found := sample(line)) is not None)
         return self.samples
 
 
@@ -169,14 +159,6 @@ def lines(path: Path, most: int | None = None, having: bytes = b"") -> Iterator[
                     yield line
     except OSError:
         return
-
-
-def parsed(raw: bytes) -> dict[str, Any] | None:
-    try:
-        line = json.loads(raw)
-    except (ValueError, RecursionError):  # empty, or cut off by the end of the job
-        return None
-    return line if isinstance(line, dict) else None
 
 
 def sample(line: dict[str, Any]) -> NodeSample | None:

@@ -60,4 +60,4 @@ def test_what_grows_is_read_once(tmp_path: Path) -> None:
         file.write(' "cpu": 0.2}\n')
         file.flush()
         assert [sample.time for sample in recent.look()] == [3, 4, 5]
-    assert recent.at == path.stat().st_size
+    assert recent.added.at == path.stat().st_size

@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator import files
 from orchestrator.head.report.curves import Curve
 from orchestrator.records import node_metrics
+from orchestrator.records.added_lines import parsed
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.node_metrics import LONGEST, NodeSample
 
@@ -109,7 +110,7 @@ def few(path: Path, columns: int) -> Iterator[NodeSample]:
                 file.seek(size * place // (columns * 2))
                 if place:
                     file.readline(LONGEST)  # the rest of a line
-                line = node_metrics.parsed(file.readline(LONGEST))
+                line = parsed(file.readline(LONGEST))
                 found = node_metrics.sample(line) if line is not None else None
                 if found is not None:
                     yield found

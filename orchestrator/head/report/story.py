@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import files
+from orchestrator.config import resolved
+from orchestrator.errors import UsageError
 from orchestrator.head.follow.node_logs import log_files
 from orchestrator.head.report import curves, machines
 from orchestrator.head.report.curves import Curve, RankMap
@@ -21,8 +22,8 @@ from orchestrator.text import plural, size
 POINTS = 1000  # of each curve, as many as a wide screen has room for; shared by all experiments
 COLUMNS = 240  # of the map of all ranks
 LINES = 40  # of each node's log
-LARGEST_CONFIG = 1 << 20
-LARGEST_DIFF = 200_000  # characters
+LARGEST_CONFIG = 1 << 20  # characters
+LARGEST_DIFF = 200_000
 # What differs between ranks, and is worth a map of them.
 OF_RANKS = ("step_ms", "data_ms", "forward_backward_ms", "optimizer_ms", "exposed_comm_ms")
 MORE_OF_RANKS = ("memory_peak_bytes", "tokens_per_s")
@@ -93,11 +94,11 @@ def read_trainings(outputs: Path, points: int) -> list[Training]:
 
 
 def config_text(experiment: Experiment) -> str:
+    """Return the config, or why there is none: a page is made of what can be read."""
     try:
-        with files.open_plain(experiment.path / "config.yaml") as file:
-            return file.read(LARGEST_CONFIG).decode("utf-8", "replace")
-    except OSError:
-        return ""
+        return resolved.text(experiment.path)[:LARGEST_CONFIG]
+    except UsageError as error:
+        return f"# {error.what}\n"
 
 
 def last_lines(experiment: Experiment, record: JobRecord) -> list[tuple[str, list[str]]]:

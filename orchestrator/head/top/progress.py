@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from orchestrator import files
+from orchestrator.config import resolved
+from orchestrator.errors import UsageError
 from orchestrator.head.top.ranks import RankSample
 from orchestrator.records.last_metrics import last_metrics, number
-
-LARGEST_CONFIG = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -30,10 +27,8 @@ class Progress:
 def all_steps(experiment: Path) -> int | None:
     """Return how many steps the built-in training was told to do."""
     try:
-        with files.open_plain(experiment / "config.yaml") as file:
-            config = yaml.safe_load(file.read(LARGEST_CONFIG))
-        steps = config["training"]["max_steps"]
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        steps = resolved.read(experiment)["training"]["max_steps"]
+    except (UsageError, KeyError, TypeError):
         return None
     return steps if type(steps) is int else None
 

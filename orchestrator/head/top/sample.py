@@ -31,7 +31,6 @@ ANSWER_SECONDS = 20.0
 RETRY_SECONDS = 5.0  # a node that is lost is tried again so often
 PARTS = ("gpus", "load")
 EVERY = "*"
-LARGEST_CONFIG = 1 << 20
 KEPT = 32  # looks, for the small curves
 FRESH = 15.0  # seconds: a stream that brought nothing for longer tells nothing of now
 HOLDERS_SECONDS = 30.0  # between two questions who holds the GPUs, where the stream tells the rest

@@ -13,8 +13,8 @@ from typing import Any
 from orchestrator.errors import UsageError
 from orchestrator.files import open_plain
 from orchestrator.head.track import values
-from orchestrator.head.track.growing import Growing
 from orchestrator.records import node_metrics
+from orchestrator.records.added_lines import AddedLines
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.last_metrics import number
 from orchestrator.trackers.known import KNOWN, Curves
@@ -44,7 +44,7 @@ class PassingOn:
         self.kept_in = KEPT.format(self.kind, tracker)
         kept = self.kept()
         self.reached = kept.pop(REACHED, -1)  # the last step that was told
-        self.files = {name: Growing(self.outputs / name, at) for name, at in kept.items()}
+        self.files = {name: AddedLines(self.outputs / name, at) for name, at in kept.items()}
         self.count = 0
         first = record.attempts[0].job if record.attempts else record.job
         name = f"{experiment.name} ({self.kind})"
@@ -76,8 +76,8 @@ class PassingOn:
         raise NotImplementedError
 
     def lines(self, name: str) -> Iterator[dict[str, Any]]:
-        growing = self.files.setdefault(name, Growing(self.outputs / name))
-        while lines := growing.lines():
+        added = self.files.setdefault(name, AddedLines(self.outputs / name))
+        while lines := added.read():
             yield from lines
 
     def kept(self) -> dict[str, int]:
@@ -89,7 +89,7 @@ class PassingOn:
             return {}
 
     def keep(self) -> None:
-        places = {name: growing.at for name, growing in self.files.items()}
+        places = {name: added.at for name, added in self.files.items()}
         self.experiment.write(self.kept_in, json.dumps({**places, REACHED: self.reached}))
 
 

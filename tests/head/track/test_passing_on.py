@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from orchestrator.config.launch import Where
 from orchestrator.errors import UsageError
 from orchestrator.head.commands.experiments import track
-from orchestrator.head.track.growing import Growing
-from orchestrator.records.experiment import Experiment, create
+from orchestrator.records.experiment import Experiment
 from tests.head.track.jobs import NOW, job, tell
 
 BOTH = ["tensorboard"]
@@ -84,21 +82,6 @@ def test_mistakes_are_said(tmp_path: Path, to: list[str], options: list[str], sa
     made = job(tmp_path, "one", state="done", ended=NOW)
     with pytest.raises(UsageError, match=says):
         track.track(Where(experiments=tmp_path), made.name, to, options)
-
-
-def test_a_file_that_grows_gives_whole_lines(tmp_path: Path) -> None:
-    made = create(tmp_path, "x")
-    path = made.path / "lines"
-    growing = Growing(path)
-    assert growing.lines() == []
-    path.write_bytes(b'{"a": 1}\nnonsense\n{"a": 2}\n{"a"')
-    assert growing.lines() == [{"a": 1}, {"a": 2}]
-    assert growing.lines() == []
-    with path.open("ab") as file:
-        file.write(b": 3}\n")
-    assert growing.lines() == [{"a": 3}]
-    path.write_text(json.dumps({"a": 4}) + "\n")  # written anew
-    assert growing.lines() == [{"a": 4}]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "a-name"])

@@ -10,11 +10,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
-from orchestrator import files
+from orchestrator.config import resolved
 from orchestrator.config.launch import Where
-from orchestrator.errors import EXIT_DONE, UsageError
+from orchestrator.errors import EXIT_DONE
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Look
 from orchestrator.records import experiment as experiments
@@ -28,7 +26,6 @@ Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of ea
 NOTHING = "-"
 SHORTEST = 24  # columns of a value
 BEFORE = 20  # characters that are shown before the first difference of two long values
-LARGEST_CONFIG = 16 << 20
 OF_THE_RUN = ("ORCHESTRATOR_EXPERIMENT", "ORCHESTRATOR_JOB", "ORCHESTRATOR_RUN")  # never equal
 VERSIONS = ("python_version", "torch", "software", "kernel", "accelerate")
 MACHINE = ("hostname", "user", "cpus", "gpus", "memory_kb", "python", "workdir", "cards", "limits")
@@ -62,7 +59,7 @@ def describe(experiment: Experiment) -> dict[str, Section]:
     return {
         "code": code(mapping(data.get("code")), data),
         "command": {"command": shlex.join(record.command[1:]), "start": record.launch.start},
-        "config": flat(config(experiment)),
+        "config": flat(resolved.read(experiment.path)),
         "versions": {**own, **of_nodes(names, [only(each, VERSIONS) for each in facts])},
         "nodes": {
             "nodes": [node.name for node in record.nodes],
@@ -92,16 +89,6 @@ def changed_files(diff: str) -> dict[str, str]:
     """Divide a diff by files."""
     parts = FILE.split(diff)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
-def config(experiment: Experiment) -> dict[str, Any]:
-    try:
-        with files.open_plain(experiment.path / "config.yaml") as file:
-            return mapping(yaml.safe_load(file.read(LARGEST_CONFIG)))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UsageError(f"{experiment.path / 'config.yaml'} cannot be read: {error}") from error
 
 
 def environment(

@@ -1,24 +1,24 @@
-"""Read the lines that were added to a file of metrics since the last look."""
+"""Read the lines that were added to a file of JSON lines since the last look."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 from orchestrator import files
-from orchestrator.records.node_metrics import parsed
 
 PIECE = 8 << 20  # bytes of one look
 
 
-class Growing:
+class AddedLines:
     """A file, and how far it is read. Lines are whole; what is none is passed over."""
 
     def __init__(self, path: Path, at: int = 0) -> None:
         self.path, self.at = path, at
 
-    def lines(self) -> list[dict[str, Any]]:
+    def read(self) -> list[dict[str, Any]]:
         """Return what is new, in pieces: an empty list means that there is no more for now."""
         found: list[dict[str, Any]] = []
         while not found:
@@ -42,3 +42,11 @@ class Growing:
             whole = data  # a line that long is none of ours
         self.at += len(whole) + len(newline)
         return whole + newline
+
+
+def parsed(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):  # empty, or cut off by the end of the job
+        return None
+    return line if isinstance(line, dict) else None

@@ -1,0 +1,34 @@
+"""The config that a launch has resolved and left with its experiment, as config.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator import files
+from orchestrator.errors import UsageError
+
+LARGEST = 16 << 20  # bytes
+
+
+def text(experiment: Path) -> str:
+    """Return what the file says, nothing where there is none; UsageError if it cannot be read."""
+    path = experiment / "config.yaml"
+    try:
+        with files.open_plain(path) as file:
+            return file.read(LARGEST).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def read(experiment: Path) -> dict[str, Any]:
+    """Return its keys, none where there is no file; UsageError if it cannot be read."""
+    import yaml  # 10 ms, which who only wants the text does not spend
+
+    try:
+        data = yaml.safe_load(text(experiment))
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UsageError(f"{experiment / 'config.yaml'} cannot be read: {error}") from error
+    return data if isinstance(data, dict) else {}

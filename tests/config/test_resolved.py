@@ -1,0 +1,35 @@
+"""config.yaml is read in one way, whoever asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config import resolved
+from orchestrator.errors import UsageError
+
+
+def test_its_text_and_its_keys(tmp_path: Path) -> None:
+    assert (resolved.text(tmp_path), resolved.read(tmp_path)) == ("", {})
+    path = tmp_path / "config.yaml"
+    path.write_text("a: {b: é}\n", encoding="utf-8")
+    assert resolved.text(tmp_path) == "a: {b: é}\n"
+    assert resolved.read(tmp_path) == {"a": {"b": "é"}}
+    for text in ("", "- 1", "words"):  # none of ours
+        path.write_text(text)
+        assert resolved.read(tmp_path) == {}
+
+
+@pytest.mark.parametrize("text", [b"a: [", b"\x00", b"!!python/object:os.system {}", b"[" * 5000])
+def test_what_is_no_yaml_is_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(text)
+    with pytest.raises(UsageError, match=r"config\.yaml cannot be read"):
+        resolved.read(tmp_path)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("a: 1")
+    (tmp_path / "config.yaml").symlink_to(tmp_path / "secret")
+    with pytest.raises(UsageError, match="cannot be read"):
+        resolved.text(tmp_path)
