@@ -25,6 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "files": set(),
     "folder": {"files"},
     "host_ranges": set(),
+    "own_names": set(),
     "program": set(),
     "text": {"errors"},
     "version": set(),
@@ -143,9 +144,9 @@ ARROWS: dict[str, set[str]] = {
         *("head/connect", "head/follow", "head/screen"),
     },
     "head/report": {"config", "errors", "files", "records", "text", "head/follow", "head/screen"},
-    "head/track": {"errors", "files", "records", "trackers"},
+    "head/track": {"errors", "own_names", "records", "trackers", "files"},
     "head/dashboard": {
-        *("errors", "files", "records"),
+        *("errors", "files", "own_names", "records"),
         *("head/follow", "head/report", "head/screen", "head/top"),
     },
     "head/commands": {

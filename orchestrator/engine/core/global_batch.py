@@ -19,7 +19,7 @@ VARIABLE = "ORCHESTRATOR_FIRST_WORLD_SIZE"
 
 @dataclass(frozen=True)
 class Share:
-    """What each rank does for a step."""
+    """The part of each step that every rank works off."""
 
     accumulation: int  # micro-batches
     batch_size: int | None  # samples in each; None: the user's own loader decides

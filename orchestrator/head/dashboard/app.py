@@ -25,6 +25,7 @@ from orchestrator.head.dashboard.listing import Listing
 from orchestrator.head.dashboard.logs import Tail
 from orchestrator.head.dashboard.pages import Compared, Page
 from orchestrator.head.report import page as report
+from orchestrator.own_names import is_own
 from orchestrator.records.experiment import Experiment
 
 OWN = Path(__file__).parent / "web"
@@ -184,7 +185,7 @@ class Guarded:
     def judge(self, request: Request) -> Response | None:
         """Return the answer to one who may not pass; nothing for one who may."""
         guard, headers = self.guard, request.headers
-        if not guard.is_called_rightly(headers.get("host", "")):
+        if not is_own(headers.get("host", ""), guard.names):
             return Response("this server has another name; see --name\n", 421)
         given = request.query_params.get("token")
         if given is not None and request.method == "GET":

@@ -1,4 +1,4 @@
-"""What all clients share: the newest state of each thing, read once however many look on.
+"""Read the newest state of each thing once, however many clients look on.
 
 Nobody has a queue. A client that is slow is given the newest state when it is ready for it, and
 what nobody looks at is not read.

@@ -1,4 +1,4 @@
-"""What the page of an experiment shows, by the report's own readers and HTML."""
+"""Fill the page of an experiment, with the report's own readers and HTML."""
 
 from __future__ import annotations
 

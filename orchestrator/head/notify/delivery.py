@@ -1,4 +1,4 @@
-"""How one notice reaches one target. Each way has a time limit, and says in words what failed."""
+"""Bring a notice to a target. Each way has a time limit, and says in words what failed."""
 
 from __future__ import annotations
 

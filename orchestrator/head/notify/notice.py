@@ -1,4 +1,4 @@
-"""What is told about a job: an end, a failure, a restart, a straggler. Pure."""
+"""Put into words what happened to a job: an end, a failure, a restart, a straggler. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told about a job: what --notify names, and the file that keeps it for later heads.
+"""Read what --notify names, and the file that keeps it for later heads.
 
 An address that posts into somebody's channel is a secret, and so may a command be. Records show
 only what `shown` gives; the file is for its owner alone, and counts only if nobody else wrote it.

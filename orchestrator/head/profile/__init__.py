@@ -1,1 +1,1 @@
-"""What the ranks of a job spend their steps on: ask them, read their traces, say what to change."""
+"""Ask a running job for a profile, read the traces, and say what to change."""

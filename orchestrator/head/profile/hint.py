@@ -1,4 +1,4 @@
-"""What to change, and what it would bring: predicted from the measured parts of a step. Pure.
+"""Say what to change, and predict from the measured parts of a step what it would bring. Pure.
 
 The rank that the others wait for least decides how long a step takes; its exposed communication is
 transfer and no wait. docs/engine.md states what each prediction assumes.

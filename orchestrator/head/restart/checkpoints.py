@@ -28,7 +28,7 @@ def bring(
     search = Search(own, transport, say, partial(refuse_if_stopped, experiment))
     question = Checkpoints(experiment=experiment.name)
     try:
-        if search.look(question):  # else it saves on a shared disk, or nothing
+        if search.held(own, question):  # else it saves on a shared disk, or nothing
             others = [Holder(node.name, node, node.address) for node in left]
             search.bring(question, others_than(own, others), "")
     except CheckFailed as error:

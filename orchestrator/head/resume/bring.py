@@ -47,7 +47,7 @@ Stopped = Callable[[], None]  # raises an error when nobody wants it any more
 
 @dataclass(frozen=True)
 class Load:
-    """What one node takes from another."""
+    """Files that one node takes from another."""
 
     source: int
     target: int
@@ -56,7 +56,7 @@ class Load:
 
 
 class Bringing:
-    """The way of some files of one version of a checkpoint between nodes with open channels."""
+    """Bring files of one version of a checkpoint from node to node, over open channels."""
 
     def __init__(
         self, holders: Sequence[Holder], deliveries: Sequence[Delivery], step: int, version: Version

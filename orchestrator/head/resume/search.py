@@ -39,12 +39,10 @@ class Search:
             if isinstance(holder, Holder):
                 holder.open.connection.close()
 
-    def look(self, question: Checkpoints) -> list[Candidate]:
-        """Put together what the nodes of the job have themselves."""
-        return checkpoint_parts.candidates(self.held(self.own, question))
-
-    def held(self, holders: Sequence[Holder], question: Checkpoints) -> list[Holding]:
-        first = 0 if holders is self.own else len(self.own)
+    def held(
+        self, holders: Sequence[Holder], question: Checkpoints, first: int = 0
+    ) -> list[Holding]:
+        """Return what these nodes have, who are numbered from `first` on."""
         numbered = list(enumerate(holders, first))
         answers = fleet.everywhere(numbered, lambda pair: pair[1].look(question, pair[0]))
         return [
@@ -86,16 +84,16 @@ class Search:
 
         Return whether there is any; CheckFailed says what is lacking of all that there are.
         """
-        found = self.look(question)
+        held = self.held(self.own, question)
+        found = checkpoint_parts.candidates(held)
         if found and found[0].whole:
             return True
         if not others:
             return bool(found)
         there = self.reach(others)
         holders = [*self.own, *there]
-        found = checkpoint_parts.candidates(
-            [*self.held(self.own, question), *self.held(there, question)]
-        )
+        held += self.held(there, question, len(self.own))
+        found = checkpoint_parts.candidates(held)
         away = self.away(others)
         if away:
             self.say(f"{away}: what is kept there alone is not brought")

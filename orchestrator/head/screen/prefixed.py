@@ -37,7 +37,7 @@ class PrefixedOutput:
 
 
 class PrefixedStream:
-    """What one program prints on one of its streams."""
+    """The output of one program on one of its streams."""
 
     def __init__(self, whole: PrefixedOutput, node: int, out: TextIO) -> None:
         self.whole, self.out = whole, out

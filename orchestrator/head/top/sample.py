@@ -38,7 +38,7 @@ HOLDERS_SECONDS = 30.0  # between two questions who holds the GPUs, where the st
 
 @dataclass(frozen=True)
 class Point:
-    """What a small curve shows of one look: shares from 0 to 1, bytes a second."""
+    """The values of one look that small curves show: shares from 0 to 1, bytes a second."""
 
     cpu: float | None
     gpu: float | None
@@ -98,7 +98,7 @@ class Known:
 
 @dataclass
 class Stream:
-    """What a job's sampler tells of a node, and when it last told something new."""
+    """The newest samples of one node's stream, and when the last one came."""
 
     recent: Recent
     grown: float = 0.0  # monotonic

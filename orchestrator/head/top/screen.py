@@ -30,7 +30,7 @@ Rows = list[list[str]]
 
 @dataclass(frozen=True)
 class Deeds:
-    """What the keys do; each may take a while, and may raise an OrchestratorError."""
+    """The actions of the keys; each may take a while, and may raise an OrchestratorError."""
 
     log: Callable[[JobSample, RankSample | None], Sequence[str]]
     stack: Callable[[JobSample, RankSample], Sequence[str]]

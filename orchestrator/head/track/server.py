@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.errors import UsageError
 from orchestrator.head.track.exposition import Exposition
+from orchestrator.own_names import is_own
 
 PATIENCE = 10.0  # seconds that a client may take for its request
 
@@ -42,7 +43,9 @@ class Answer(BaseHTTPRequestHandler):
     server_version, sys_version = "orchestrator", ""
 
     def do_GET(self) -> None:
-        if not self.may_read():
+        if not self.server.token and not is_own(self.headers.get("Host", "")):
+            self.send_error(421, "another machine is meant")
+        elif not self.may_read():
             self.send_response(401)
             self.send_header("WWW-Authenticate", "Bearer")
             self.send_header("Content-Length", "0")

@@ -102,9 +102,10 @@ def server(tmp_path: Path) -> Iterator[Server]:
         thread.join()
 
 
-def ask(server: Server, path: str, token: str = "s3cret") -> tuple[int, str]:
+def ask(server: Server, path: str, token: str = "s3cret", host: str = "") -> tuple[int, str]:
     url = f"http://127.0.0.1:{server.server_address[1]}{path}"
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+    headers = {"Authorization": f"Bearer {token}"} | ({"Host": host} if host else {})
+    request = urllib.request.Request(url, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read().decode()
@@ -121,6 +122,16 @@ def test_the_server_answers_those_who_know_the_token(server: Server) -> None:
     assert ask(server, "/job.json")[0] == 404
     with pytest.raises(UsageError, match="cannot be listened on"):
         Server(("127.0.0.1", server.server_address[1]), server.exposition, "")
+
+
+def test_who_needs_no_token_must_mean_this_machine(server: Server) -> None:
+    """Else a page in a browser of this machine reads it, by a name that its own DNS holds."""
+    name = f"metrics.example.com:{server.server_address[1]}"
+    assert ask(server, "/metrics", host=name)[0] == 200
+    server.token = ""
+    assert ask(server, "/metrics", "")[0] == 200
+    assert ask(server, "/metrics", "", f"localhost:{server.server_address[1]}")[0] == 200
+    assert ask(server, "/metrics", "", name)[0] == 421
 
 
 def test_the_dashboard_asks_for_what_there_is() -> None:
