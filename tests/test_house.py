@@ -89,9 +89,12 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "protocol", "text"),
         *("head/inventory", "head/plan", "head/screen"),
     },
+    "head/outputs": {
+        *("folder", "errors", "files", "protocol", "records", "text", "head/connect"),
+    },
     "head/follow": {
-        *("folder", "errors", "files", "interrupt", "protocol", "records", "text"),
-        *("head/connect", "head/inventory", "head/screen"),
+        *("errors", "files", "interrupt", "protocol", "records"),
+        *("head/connect", "head/inventory", "head/outputs", "head/screen"),
     },
     "head/notify": {
         *("errors", "files", "records", "text", "version"),
@@ -99,11 +102,11 @@ ARROWS: dict[str, set[str]] = {
     },
     "head/chores": {
         *("folder", "errors", "files", "protocol", "records"),
-        *("head/code", "head/connect", "head/follow", "head/inventory", "head/screen"),
+        *("head/code", "head/connect", "head/inventory", "head/outputs", "head/screen"),
     },
     "head/resume": {
         *("config", "folder", "errors", "protocol", "records", "text"),
-        *("head/chores", "head/connect", "head/follow", "head/inventory", "head/screen"),
+        *("head/chores", "head/connect", "head/inventory", "head/outputs", "head/screen"),
     },
     "head/slurm": {
         *("errors", "records", "slurm_environment"),
@@ -141,7 +144,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "head/profile": {
         *("errors", "files", "folder", "protocol", "records", "text", "traces"),
-        *("head/connect", "head/follow", "head/screen"),
+        *("head/connect", "head/follow", "head/outputs", "head/screen"),
     },
     "head/report": {"config", "errors", "files", "records", "text", "head/follow", "head/screen"},
     "head/track": {"errors", "own_names", "records", "trackers", "files"},

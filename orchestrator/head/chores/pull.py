@@ -17,7 +17,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.fetch import Fetch, Fetched, plain
+from orchestrator.head.outputs.fetch import Fetch, Fetched, plain
 from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol.messages import Output, OutputFile, OutputFiles, Outputs, Request
 

@@ -21,7 +21,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.fetch import Pipeline
+from orchestrator.head.outputs.fetch import Pipeline
 from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol import offer
 from orchestrator.protocol.messages import (

@@ -16,10 +16,10 @@ from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.head.connect.channel import Declined, NodeChannel, nonsense, read_message
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow import outputs
 from orchestrator.head.follow.clock_offset import Clock
-from orchestrator.head.follow.growing import GrowingFiles
 from orchestrator.head.follow.node_logs import AppendOnly, NodeLogs
+from orchestrator.head.outputs import remaining
+from orchestrator.head.outputs.growing import GrowingFiles
 from orchestrator.protocol import events, messages
 from orchestrator.protocol.events import Ended, Event
 from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS
@@ -246,7 +246,7 @@ class NodeFollower(threading.Thread):
 
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
-            stays = outputs.bring(
+            stays = remaining.bring(
                 channel, self.job, self.node.index, self.outputs, self.growing.all_grown()
             )
         except OSError as error:

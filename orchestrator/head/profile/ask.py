@@ -21,7 +21,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.clock_offset import Clock
-from orchestrator.head.follow.fetch import Fetch, plain
+from orchestrator.head.outputs.fetch import Fetch, plain
 from orchestrator.head.profile.found import CLOCKS
 from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol import profiling

@@ -20,8 +20,8 @@ from orchestrator.folder import Folder
 from orchestrator.head.chores import push
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.connect import fleet
-from orchestrator.head.follow.fetch import Fetch
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.outputs.fetch import Fetch
 from orchestrator.head.resume.holder import Holder
 from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol import offer

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from orchestrator.head.chores.pull import LIST_SECONDS, content
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.ssh_config import Login
-from orchestrator.head.follow.fetch import plain
+from orchestrator.head.outputs.fetch import plain
 from orchestrator.protocol.messages import Checkpoints, OutputFile
 from orchestrator.records import checkpoint_manifest
 from orchestrator.records.checkpoint_parts import Holding

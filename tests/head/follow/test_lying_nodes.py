@@ -19,11 +19,11 @@ from orchestrator.head.connect.subprocess_transport import (
     ProcessChannel,
     ProcessConnection,
 )
-from orchestrator.head.follow import fetch
 from orchestrator.head.follow import verdict as verdicts
 from orchestrator.head.follow.follower import Failed, Happened, Lost, News, NodeFollower
 from orchestrator.head.follow.run import Run
 from orchestrator.head.inventory.environment import Environment
+from orchestrator.head.outputs import fetch
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of

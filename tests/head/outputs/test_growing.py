@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.follow import growing
-from orchestrator.head.follow.growing import GROWS, GrowingFiles
+from orchestrator.head.outputs import growing
+from orchestrator.head.outputs.growing import GROWS, GrowingFiles
 from orchestrator.node.server.session import Refusal, Session
 from orchestrator.protocol import messages
 from orchestrator.records.experiment import NodeRecord

@@ -2,7 +2,7 @@
 
 The questions go over the channel that streams the log, one at a time. The file's length is all the
 state there is, as for logs: a new head continues a file whose bytes so far are the node's. What
-comes home whole at the end of the job is left to outputs.py, which also compares the checksums.
+comes home whole at the end of the job is left to remaining.py, which also compares the checksums.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator import files
 from orchestrator.folder import Folder
-from orchestrator.head.follow.fetch import plain
+from orchestrator.head.outputs.fetch import plain
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.messages import (
     Output,

@@ -15,9 +15,9 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport
-from orchestrator.head.follow import fetch
-from orchestrator.head.follow.fetch import Fetch, Fetched
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.outputs import fetch
+from orchestrator.head.outputs.fetch import Fetch, Fetched
 from orchestrator.protocol.messages import Files, OutputFile, OutputFiles
 
 Bring = Callable[..., Fetched]

@@ -8,8 +8,8 @@ from pathlib import Path
 from orchestrator import text
 from orchestrator.folder import Folder
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.follow.fetch import Fetch
-from orchestrator.head.follow.growing import GROWS
+from orchestrator.head.outputs.fetch import Fetch
+from orchestrator.head.outputs.growing import GROWS
 from orchestrator.protocol.messages import Outputs
 
 ANSWER_SECONDS = 20.0
