@@ -557,8 +557,13 @@ class Run:
         if self.end.outcome is Outcome.FAILED:
             return "failed", EXIT_FAILED
         reasons = {node.ended.why for node in self.nodes if node.ended and node.ended.why}
-        if reasons == {RESIZED} and self.judge is not None:
+        # A rank that lost those that were asked to end before it has failed, and is no cause.
+        broke = any(failure.kind != "ended_early" for failure in self.failures)
+        broke = broke and self.end.outcome is Outcome.RESIZED
+        if self.judge is not None and RESIZED in reasons and (broke or len(reasons) == 1):
             return RESIZED, EXIT_STOPPED
+        if broke:
+            return "failed", EXIT_FAILED
         if reasons:
             # Ended by somebody else: `orchestrator stop`, or a signal to a supervisor.
             return "stopped", EXIT_STOPPED

@@ -21,7 +21,7 @@ from orchestrator.head.status.backend import backend_of
 from orchestrator.protocol.events import Ended, RankAtEnd
 from orchestrator.protocol.timing import HEARSAY
 from orchestrator.records import experiment
-from orchestrator.records.experiment import JobRecord, NodeRecord
+from orchestrator.records.experiment import RESIZED, JobRecord, NodeRecord
 
 
 def run_of(
@@ -131,6 +131,41 @@ def test_what_ends_a_head_that_was_left_behind_does_not_end_its_job(tmp_path: Pa
     run = run_of(directory, job(directory), left_behind=True)
     run.signalled(signal.SIGTERM)
     assert run.end.left and run.end.open
+
+
+@pytest.mark.parametrize(
+    ("reasons", "state"),
+    [
+        ((RESIZED, RESIZED), RESIZED),
+        ((RESIZED, "rank 1 failed"), RESIZED),  # its rank lost those that had been asked before it
+        (("rank 1 failed", "rank 1 on node 1 failed"), "failed"),  # before anybody was asked
+        (("", ""), "done"),  # it had just come to its end
+        ((RESIZED, "stopped by the user"), "stopped"),  # by `orchestrator stop`, meanwhile
+    ],
+)
+def test_an_attempt_that_makes_way_for_more_nodes(
+    reasons: tuple[str, str], state: str, tmp_path: Path
+) -> None:
+    """What fails because others were asked to end first is no end of the job."""
+    directory = experiment.create(tmp_path, "run")
+    nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
+    run = run_of(directory, replace(job(directory), nodes=nodes))
+    run.judge = unjudged
+    run.end.outcome = Outcome.RESIZED
+    for node, why in zip(run.nodes, reasons, strict=True):
+        node.ended = Ended(time=0.0, agent=-9, why=why, killed={}, left=(), ranks={})
+        node.close()
+        if "rank" in why:
+            run.failed(Failure(1, "n1", 1, 1001.0, "exception", "RuntimeError: reset by peer"))
+    run.conclude()
+    assert run.record.state == state
+    assert (run.record.verdict is None) is (state in (RESIZED, "done"))
+
+
+def unjudged(
+    experiment: experiment.Experiment, record: JobRecord, *, stopped: bool, resized: str
+) -> JobRecord:
+    return record
 
 
 class Deaf:
