@@ -75,6 +75,7 @@ def again(
     """Start attempts until one runs, and return it; or the record of a job that is over."""
     gathering = Gathering(experiment, record, transport, channels, say)
     while True:
+        gathered = None
         try:
             gathered = gathering.run()
             prove_the_end(record, gathered)
@@ -84,7 +85,7 @@ def again(
             final = given_up(record, error)
             say(f"{error.what}; the job is given up")
         except OrchestratorError as error:
-            final = judged(experiment, failed_to_start(record, error))
+            final = judged(experiment, failed_to_start(record, gathered, error))
             if not isinstance(error, StoppedEarly):
                 say(f"attempt {record.attempt} could not be started: {error}")
         try:
@@ -109,9 +110,14 @@ def given_up(record: JobRecord, error: OrchestratorError) -> JobRecord:
     )
 
 
-def failed_to_start(record: JobRecord, error: OrchestratorError) -> JobRecord:
-    """Return the record of an attempt that came to nothing."""
+def failed_to_start(
+    record: JobRecord, gathered: Gathered | None, error: OrchestratorError
+) -> JobRecord:
+    """Return the record of an attempt that came to nothing, on the nodes that it was to have."""
     now, stopped = time.time(), isinstance(error, StoppedEarly)
+    nodes, spares = record.nodes, record.spares
+    if gathered is not None:
+        nodes, spares = list(gathered.nodes), list(gathered.spares)
     return replace(
         record,
         job=next_job(record),
@@ -119,7 +125,8 @@ def failed_to_start(record: JobRecord, error: OrchestratorError) -> JobRecord:
         exit_code=error.exit_code,
         ended=now,
         verdict=(verdict.stopped if stopped else verdict.not_started)(error.what, now),
-        nodes=[replace(node, state=NOT_STARTED, ranks={}, times={}) for node in record.nodes],
+        nodes=[replace(node, state=NOT_STARTED, ranks={}, times={}) for node in nodes],
+        spares=spares,
     )
 
 

@@ -1,0 +1,69 @@
+"""What is written down of an attempt that could not be started."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import NodeError
+from orchestrator.head.recover import growth
+from orchestrator.head.restart.attempt import failed_to_start
+from orchestrator.head.restart.gather import parts_of
+from orchestrator.head.restart.judge import judged
+from orchestrator.records import experiment
+from orchestrator.records.experiment import NOT_STARTED, RESIZED, JobRecord
+from tests.head.restart.test_gather import gathering, record
+
+
+@pytest.fixture(autouse=True)
+def own_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
+
+
+def resized() -> JobRecord:
+    """A job that began on three nodes, lost b, and made way for one that b takes part in again."""
+    now = time.time()
+    job = record("ac", spares="b", nnodes="2:3")
+    first = replace(job.attempts[0], nodes=list("abc"), state="lost", ended=now - 90)
+    planned = replace(first, number=2, job="run-1.2", state=RESIZED, nodes=list("ac"), ended=now)
+    launch = replace(job.launch, max_restarts=1)
+    return replace(job, launch=launch, attempts=[first, planned])
+
+
+def test_a_node_that_cannot_be_started_is_the_one_that_was_to_join(tmp_path: Path) -> None:
+    """The job was well without it: it costs no restart, and the next attempt leaves it out."""
+    job = resized()
+    asking, _ = gathering(tmp_path, job)
+    gathered = asking.run()
+    assert [one.name for one in gathered.nodes] == ["a", "c", "b"]
+    place = experiment.create(tmp_path / "experiments", "other")
+    final = judged(place, failed_to_start(job, gathered, NodeError("b: its disk is full")))
+    assert final.state == "restarting" and not final.over
+    last = final.attempts[-1]
+    assert (last.nodes, last.state, last.job) == (["a", "c", "b"], "failed", "run-1.3")
+    assert {one.state for one in final.nodes} == {NOT_STARTED} and not final.spares
+    assert growth.failures(final.attempts) == final.attempts[:1]
+    asking, said = gathering(tmp_path, final)
+    assert [one.name for one in asking.run().nodes] == ["a", "c"]
+    assert said[0].startswith("b had joined, and the job got nowhere with it")
+
+
+def test_what_may_live_of_it_is_looked_for_where_it_was_to_be(tmp_path: Path) -> None:
+    """An order that came late may have started it, on a node that the attempt before had not."""
+    job = record("ac", spares="b", lost="c")
+    asking, _ = gathering(tmp_path, job, silent="c")
+    gathered = asking.run()
+    assert [one.name for one in gathered.nodes] == ["a", "b"]
+    place = experiment.create(tmp_path / "experiments", "other")
+    final = judged(place, failed_to_start(job, gathered, NodeError("b: does not answer")))
+    assert ("run-1.2", 1) in parts_of(final, "b")
+    assert ("run-1.2", 1) not in parts_of(final, "c")
+
+
+def test_where_no_nodes_were_gathered_it_has_those_of_the_attempt_before(tmp_path: Path) -> None:
+    job = record("ac", spares="b")
+    failed = failed_to_start(job, None, NodeError("gone"))
+    assert [one.name for one in failed.nodes] == ["a", "c"] and failed.spares == job.spares
