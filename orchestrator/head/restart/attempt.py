@@ -90,6 +90,7 @@ def again(
                 say(f"attempt {record.attempt} could not be started: {error}")
         try:
             experiment.write_record(final)
+            experiment.sign(final)
         except OSError as error:
             say(f"job.json cannot be written: {error.strerror}")
         if final.over:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from orchestrator.errors import NodeError
 from orchestrator.head.recover import growth
+from orchestrator.head.restart import attempt
 from orchestrator.head.restart.attempt import failed_to_start
-from orchestrator.head.restart.gather import parts_of
+from orchestrator.head.restart.gather import Gathered, parts_of
 from orchestrator.head.restart.judge import judged
 from orchestrator.records import experiment
 from orchestrator.records.experiment import NOT_STARTED, RESIZED, JobRecord
-from tests.head.restart.test_gather import gathering, record
+from tests.head.restart.test_gather import Asking, gathering, record
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +69,26 @@ def test_where_no_nodes_were_gathered_it_has_those_of_the_attempt_before(tmp_pat
     job = record("ac", spares="b")
     failed = failed_to_start(job, None, NodeError("gone"))
     assert [one.name for one in failed.nodes] == ["a", "c"] and failed.spares == job.spares
+
+
+class Unwilling(Asking):
+    """Nodes that are there, and then are not."""
+
+    def run(self) -> Gathered:
+        raise NodeError("it does not answer")
+
+
+def test_its_record_is_still_that_of_this_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody could stop, attach or fetch it any more without --trust-record."""
+    monkeypatch.setattr(attempt, "Gathering", Unwilling)
+    job = record("ac", lost="c", spares="b")
+    place = experiment.create(tmp_path / "experiments", "other")
+    place.write_record(job)
+    place.sign(job)
+    assert place.is_launched_here(place.read_record())
+    said: list[str] = []
+    final = attempt.again(place, job, cast(Any, None), {}, said.append)
+    assert isinstance(final, JobRecord) and final.over and len(final.attempts) == 4
+    assert place.is_launched_here(place.read_record()), said
