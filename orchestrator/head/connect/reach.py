@@ -39,12 +39,19 @@ def environment_of(node: Login) -> Environment:
 
 
 def open_channel(connection: Connection, node: Login, timeout: float) -> NodeChannel:
-    """Start our server at the other end of a connection, and wait until it greets."""
+    """Start our server at the other end of a connection, and wait until it greets.
+
+    Where that fails the connection is closed: who tries again and again would fill the node.
+    """
     environment = environment_of(node)
-    ready = connection.server(environment)
-    channel = NodeChannel(connection, environment, timeout, ready)
-    if ready is None:
-        channel.begin(timeout)
+    try:
+        ready = connection.server(environment)
+        channel = NodeChannel(connection, environment, timeout, ready)
+        if ready is None:
+            channel.begin(timeout)
+    except BaseException:
+        connection.close()
+        raise
     return channel
 
 

@@ -138,7 +138,11 @@ class Growth:
         channel = open_channel(connection, node, self.transport.timeout)
         target = ProbeTarget(kind="program", name="sh")
         probe = Probe(cwd="/", workdir=None, peers=(), target=target)
-        return Asked(channel, Facts(**vars(channel.ask(probe, self.transport.timeout))))
+        try:
+            return Asked(channel, Facts(**vars(channel.ask(probe, self.transport.timeout))))
+        except BaseException:
+            connection.close()
+            raise
 
     def say_nothing_kept(self, names: Sequence[str]) -> None:
         if time.monotonic() - self.began > max(SETTLED_SECONDS, self.every):

@@ -57,11 +57,7 @@ class Search:
 
         def connect(holder: Holder) -> Holder:
             connection = self.transport.connect(self.transport.config.of_node(holder.login))
-            try:
-                holder.channel = open_channel(connection, holder.login, self.transport.timeout)
-            except BaseException:
-                connection.close()
-                raise
+            holder.channel = open_channel(connection, holder.login, self.transport.timeout)
             return holder
 
         new = [holder for holder in others if holder.name not in self.others]

@@ -15,9 +15,11 @@ import pytest
 from orchestrator.errors import NodeError
 from orchestrator.head.connect import server_command
 from orchestrator.head.connect.channel import NodeChannel, library
+from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.server_command import READ_PROGRAM, quote
 from orchestrator.head.connect.subprocess_transport import ProcessConnection
 from orchestrator.head.inventory.environment import Environment
+from orchestrator.head.inventory.node_list import Node
 
 # The tests' own Python finds our sources by an editable install, which a node does not have.
 ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
@@ -83,6 +85,22 @@ def test_a_login_without_a_fitting_python(
     with pytest.raises(NodeError) as refused:
         NodeChannel(ProcessConnection((), ""), Environment(), 10).begin(10)
     assert refused.value.what == words
+
+
+def test_a_connection_on_which_no_server_starts_is_closed() -> None:
+    """A head that looks for a node for days would leave it another login each time."""
+    connection = Login((), "")
+    with pytest.raises(NodeError, match="there is no /no/such/python"):
+        open_channel(connection, Node("here", python="/no/such/python"), 10)
+    assert connection.closed
+
+
+class Login(ProcessConnection):
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
 
 
 class Pieces:

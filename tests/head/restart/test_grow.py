@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from orchestrator.config.launch import Launch
+from orchestrator.head.connect.ssh_config import Destination
+from orchestrator.head.connect.subprocess_transport import LiteralHosts
 from orchestrator.head.restart import grow
 from orchestrator.protocol.facts import Disk
 from orchestrator.protocol.messages import ProbeTarget
 from orchestrator.records import cordons
 from orchestrator.records.experiment import RESIZED, JobRecord
+from tests.head.connect.test_channel import Login
 from tests.head.plan.probed import facts
 from tests.head.restart.test_gather import node, record
 
@@ -64,6 +67,29 @@ def test_who_is_not_even_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "has joined 3 times" in grow.refusal(strikes, b)
     cordons.add(["b"], "a bad fan")
     assert grow.refusal(job, b).startswith("is cordoned (a bad fan")
+
+
+class Speechless:
+    """A way to a node that lets us in, and then says nothing that makes sense."""
+
+    timeout, config = 10.0, LiteralHosts()
+    address = ""
+
+    def __init__(self) -> None:
+        self.opened: list[Login] = []
+
+    def connect(self, destination: Destination, timeout: float | None = None) -> Login:
+        self.opened.append(Login(("/bin/sh", "-c", "exit 3"), ""))
+        return self.opened[-1]
+
+
+def test_a_look_that_comes_to_nothing_leaves_no_connection() -> None:
+    """There is one every few minutes, for as long as the job runs."""
+    transport, job = Speechless(), running("ac", "b")
+    looking = grow.Growth(job, transport, list[str]().append)
+    looking.search(job)
+    looking.search(job)
+    assert [one.closed for one in transport.opened] == [True, True]
 
 
 def test_the_quick_check_of_who_joins() -> None:
