@@ -11,6 +11,7 @@ import os
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from orchestrator.head.chores.numbered_node import NumberedNode
@@ -31,6 +32,7 @@ from orchestrator.protocol.timing import HEAD_BEAT
 from orchestrator.protocol.tree import FILE
 
 LONGEST = 86400.0  # seconds: terabytes over a slow line
+STALLED_SECONDS = 60.0  # without a byte from a node that has all: what it has is not what was sent
 LABEL = "push"  # as node/server/arrivals.py has it: what broke off is continued from here
 
 Say = Callable[[str], None]
@@ -179,7 +181,7 @@ class Relay:
         self, at: int, sending: Sending, wanted: Sequence[NamedFile], giver: GivingNode
     ) -> tuple[int, str]:
         """Return how many bytes came, and why the rest did not."""
-        channel, seen, before = sending.channel, 0, parent(at)
+        channel, seen, before, moved = sending.channel, 0, parent(at), time.monotonic()
         request = TakeFiles(
             directory=self.cargo.directory,
             files=tuple(wanted),
@@ -190,11 +192,13 @@ class Relay:
         channel.ask(request, QUICK_SECONDS)
         while True:
             taken = channel.ask(AskTaken(), QUICK_SECONDS)
+            settled, now = self.over[before].is_set(), time.monotonic()
+            moved = now if taken.size > seen or not settled else moved
             sending.progress.add(max(0, taken.size - seen))
             seen = max(seen, taken.size)
             if taken.over:
                 return seen, taken.problem
-            if self.over[before].is_set() and before in self.broken:
+            if settled and (before in self.broken or now - moved > STALLED_SECONDS):
                 channel.ask(EndTaking(), QUICK_SECONDS)
 
     def tell(self, at: int, why: str) -> None:
