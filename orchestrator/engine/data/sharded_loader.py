@@ -11,7 +11,7 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,8 @@ from orchestrator.engine.data.randomness import randomness_kept
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.errors import CheckFailed, UsageError
+
+T = TypeVar("T")
 
 EPOCHS = 1 << 40  # beyond any step, whose seeds are others
 PIECE = 1 << 14  # of what a sampler draws: sent to all ranks at a time
@@ -219,31 +221,33 @@ class MapShard(Shard):
             yield Round(pick(items, dealt.places(index)), dealt.real(index))
 
     def _drawn(self, epoch: int, position: int) -> Iterator[Round]:
-        """Deal out what rank 0's sampler draws from a position on, piece by piece: it may have no
-        end."""
+        """Deal out what rank 0's sampler draws from a position on."""
+        each = self.ranks.world * (self.batch_size or 1)
+        first: list[Any] = []  # shown by a rank for which nothing is left
+        for items in whole_rounds(self._pieces(epoch), position, each):
+            first = first or items[:1]
+            dealt = self._dealt(len(items))
+            for index in range(dealt.rounds):
+                real = dealt.real(index)
+                yield Round(pick(items, dealt.places(index)) if real else first, real)
+
+    def _pieces(self, epoch: int) -> Iterator[list[Any]]:
+        """Draw by rank 0's sampler, piece by piece: it may have no end."""
         generator = getattr(self.sampler, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(self.seed + epoch)
-        each = self.ranks.world * (self.batch_size or 1)
-        many = -(-PIECE // each) * each  # whole rounds
         draw: Iterator[Any] | None = None
-        first: list[Any] = []  # shown by a rank for which nothing is left
         for number in itertools.count():
             with randomness_kept():  # a piece depends on its number alone
                 seed_all(self.seed, EPOCHS + epoch, -number, 0)
                 if self.ranks.rank == 0 or not self.compared:
                     draw = draw or iter(self.sampler)
-                    piece = list(itertools.islice(draw, many))
+                    piece = list(itertools.islice(draw, PIECE))
                 else:
                     piece = []
             piece = self._agreed(piece)
-            first = first or piece[:1]
-            dealt = self._dealt(len(piece), min(position, len(piece)))
-            position -= dealt.start
-            for index in range(dealt.rounds):
-                real = dealt.real(index)
-                yield Round(pick(piece, dealt.places(index)) if real else first, real)
-            if len(piece) < many:
+            yield piece
+            if len(piece) < PIECE:
                 return
 
     def _agreed(self, piece: list[Any]) -> list[Any]:
@@ -299,6 +303,21 @@ class Shuffled:
 
 def pick(items: Sequence[Any] | Shuffled, places: range) -> list[Any]:
     return items.at(places) if isinstance(items, Shuffled) else [items[p] for p in places]
+
+
+def whole_rounds(pieces: Iterable[list[T]], position: int, each: int) -> Iterator[list[T]]:
+    """Give what comes from a position on, so that only the last list is no multiple of a round."""
+    left: list[T] = []
+    for piece in pieces:
+        skipped = min(position, len(piece))
+        position -= skipped
+        left += piece[skipped:]
+        whole = len(left) // each * each
+        if whole:
+            yield left[:whole]
+            left = left[whole:]
+    if left:
+        yield left
 
 
 class Dealt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
-from orchestrator.engine.data.sharded_loader import MapShard, every
+from orchestrator.engine.data.sharded_loader import PIECE, MapShard, every, whole_rounds
 from orchestrator.engine.ranks.ranks import Ranks
 from tests.engine.worlds import Job, run
 
@@ -85,6 +86,37 @@ def test_other_ranks_go_on_after_any_sample(
         together = {int(x) for part in parts if part[index].real for x in part[index].data}
         first = index * size * world
         assert together == set(left[first : first + size * world])
+
+
+@given(some.lists(some.integers(1, 9), max_size=5), some.integers(0, 40), some.integers(1, 12))
+def test_only_the_last_round_is_short(sizes: list[int], position: int, each: int) -> None:
+    """Also where other ranks were there before: else samples in the midst are dropped as a rest."""
+    items = iter(range(sum(sizes)))
+    pieces = [[next(items) for _ in range(size)] for size in sizes]
+    rounds = list(whole_rounds(pieces, position, each))
+    assert [item for part in rounds for item in part] == list(range(position, sum(sizes)))
+    assert all(len(part) % each == 0 for part in rounds[:-1]) and all(rounds)
+
+
+def test_a_sampler_of_a_users_own_loses_nothing_in_the_midst() -> None:
+    """It is drawn in pieces, and a job that goes on with other ranks begins within a round."""
+    many, position = 3 * PIECE + 5, 7
+    loader = DataLoader(range(many), batch_size=4, drop_last=True, sampler=InOrder(range(many)))  # type: ignore[arg-type, var-annotated]
+    parts = list(MapShard(loader, ranks(1)[0], 3).epoch(0, position))
+    assert [len(micro.data) for micro in parts] == [4] * ((many - position) // 4)
+    seen = [int(x) for micro in parts for x in micro.data]
+    assert seen == list(range(position, position + len(seen)))
+
+
+class InOrder(Sampler[int]):
+    def __init__(self, numbers: range) -> None:
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)
 
 
 @given(some.integers(1, 5), some.integers(0, 20))
