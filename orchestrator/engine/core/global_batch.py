@@ -39,6 +39,8 @@ def share(first: int, world: int, accumulation: int, batch_size: int | None) -> 
         size = max(size for size in range(1, batch_size + 1) if each % size == 0)
         if each // size <= 2 * -(-each // batch_size):  # 13 micro-batches of one sample are no gain
             return Share(each // size, size)
+    if batch_size is not None and micros < world:
+        return Share(1, max(1, round(micros * batch_size / world)))
     return Share(max(1, round(micros / world)), batch_size)
 
 

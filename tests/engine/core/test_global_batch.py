@@ -28,6 +28,9 @@ from tests.engine.worlds import Job, run
         (4, 3, 4, 8, Share(5, 8)),  # 128 samples: 120 are nearer than 96
         (64, 63, 1, 8, Share(1, 8)),
         (13, 8, 1, 8, Share(2, 8)),  # 13 micro-batches of one sample would fit, slowly
+        (2, 5, 1, 8, Share(1, 3)),  # 16 samples: 15 are nearer than 40
+        (2, 3, 1, 8, Share(1, 5)),
+        (1, 64, 1, 8, Share(1, 1)),
         (4, 2, 1, None, Share(2, None)),
         (4, 3, 1, None, Share(1, None)),
         (2, 4, 1, None, Share(1, None)),
@@ -51,6 +54,8 @@ def test_it_is_kept_where_the_micro_batches_divide(
         assert own == Share(first * accumulation // world, size)
     off = abs(world * own.accumulation * (own.batch_size or 1) - first * accumulation * (size or 1))
     assert off <= world * (size or 1)
+    if size is not None and world > first * accumulation:  # each can have one that is smaller
+        assert off <= world / 2 or own == Share(1, 1)
 
 
 def test_it_is_said_in_numbers() -> None:
