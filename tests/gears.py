@@ -82,19 +82,37 @@ LONG = [
         f"tests/end_to_end/test_end.py::test_ctrl_c_ten_times_at_any_moment[{after}]"
         for after in (0.1, 0.3, 0.8, 1.8)
     ),
+    "tests/end_to_end/test_grow.py::test_a_node_is_lost_and_comes_back",
     "tests/end_to_end/test_hang.py::test_a_master_port_that_is_closed",
     *(
         f"tests/end_to_end/test_hang.py::test_who_keeps_the_others_waiting[{place}]"
-        for place in ("elsewhere", "together")
+        for place in ("elsewhere", "together", "stopped")
     ),
     "tests/end_to_end/test_launch.py::test_arguments_arrive_byte_for_byte[plain]",
     "tests/end_to_end/test_lease.py::test_a_firewall_between_the_supervisors[reject",
+    "tests/end_to_end/test_lease.py::test_a_head_that_does_not_leave",
+    "tests/end_to_end/test_prune.py::test_a_node_that_is_down_is_named_and_cleaned_the_next_time",
+    "tests/end_to_end/test_prune.py::test_what_is_followed_is_in_use",
+    *(
+        f"tests/end_to_end/test_python_api.py::test_{what}"
+        for what in (
+            *("large_ones_travel", "several_at_once", "typed_at_an_interpreter"),
+            *("an_exception_leaves_no_job_behind", "what_comes_out_of_no_pickle"),
+        )
+    ),
     "tests/head/connect/test_ssh_verdicts.py::test_the_verdict_is_that_of_ssh_in_rarer_cases",
     "tests/end_to_end/test_prune.py::test_cut_short_at_any_moment",
     "tests/end_to_end/test_spares.py::test_the_masters_node_is_cut_off",
     "tests/engine/ranks/test_traffic.py::test_bytes_between_nodes",
     "tests/head/connect/test_ssh_config.py::test_the_shortcut_gives_what_ssh_gives",
     "tests/head/screen/test_screen.py::test_memory_is_bounded",
+    *(
+        f"tests/head/top/test_screen.py::test_the_ranks_of_a_job_and_what_their_keys_show[size{n}]"
+        for n in (1, 2)
+    ),
+    "tests/head/report/test_browser.py::test_the_charts_are_drawn[light]",
+    "tests/engine/test_launched.py::test_the_configs_that_come_with_it_run[ranking.yaml]",
+    "tests/launchers/test_accelerate.py::test_the_files_for_each_node_serve_accelerate_itself",
     "tests/launchers/test_containers.py::test_kubernetes_runs",
     "tests/launchers/test_slurm.py::test_a_submitted_job_is_queued_again",
     *(
@@ -105,13 +123,23 @@ LONG = [
             *("torch.save on a full disk", "too deep", "KeyboardInterrupt in code"),
             *("a child that fails", "an address that only the node itself has"),
             *("MemoryError", "no such module", "words at the end, as the engine's"),
+            *(
+                "its keeper slow",
+                "slow to leave",
+                "a full disk",
+                "sys.exit(3)",
+                "killed by somebody",
+            ),
         )
     ),
     "tests/end_to_end/test_verdicts.py::test_clocks_that_disagree[-3600",
     # Keys whose options are in the features' own tests.
     *(
         f"tests/engine/core/test_fields.py::test_a_launch_that_{does}"
-        for does in ("is_started_again", "gives_its_ranks", "gives_up_a_node", "needs_its_head")
+        for does in (
+            *("is_started_again", "gives_its_ranks", "gives_up_a_node", "needs_its_head"),
+            *("waits_for_a_node", "sends_its_code", "looks_at_its_nodes"),
+        )
     ),
     "tests/engine/core/test_fields.py::test_a_launch_that_stands_still",
     "tests/engine/core/test_trainer.py::test_every_optimizer_of_torch",
@@ -127,6 +155,7 @@ LONG = [
         f"tests/engine/saving/test_parts.py::test_a_node_dies_while_a_checkpoint_is_published[{at}"
         for at in ("0:", "1:1", "1:2", "1:4")
     ),
+    "tests/engine/saving/test_parts.py::test_a_neighbour_without_room_for_a_copy",
     "tests/engine/saving/test_parts.py::test_what_is_nowhere_is_named_and_an_older_whole_one_is_taken",
     "tests/engine/ranks/test_models.py::test_models_train_as_in_a_plain_loop[nodes1]",
     "tests/head/commands/test_prune.py::test_interrupted_anywhere_each_is_whole_or_gone[Ctrl-C]",
@@ -142,6 +171,11 @@ LONG = [
         )
     ),
     "tests/scripts/test_gpu_checks.py::test_a_rehearsal",
+    "tests/end_to_end/test_verify.py::test_a_slow_node_is_named_and_healthy_ones_are_not",
+    *(
+        f"tests/scripts/test_examples.py::test_an_example_runs_on_two_nodes[{name}"
+        for name in ("multi_node_example", "distributed_training_example")
+    ),
     "tests/scripts/test_pictures.py::test_they_are_of_a_real_run",
     "tests/launchers/test_coming_from.py::test_all_that_a_page_says_works",
 ]

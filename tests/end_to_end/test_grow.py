@@ -13,7 +13,7 @@ from tests.launching import Head
 
 STEPS, BATCH = 40, 12  # of all ranks
 
-# Each rank writes down what it reads; with fewer nodes it is slow, so that there is time to grow.
+# Each rank writes down what it reads; some attempts are slow, so that there is time to change.
 DATA = """
 import os, time, torch
 from pathlib import Path
@@ -25,7 +25,7 @@ class Samples(torch.utils.data.Dataset):
         return 500
 
     def __getitem__(self, index):
-        if attempt == "2":
+        if attempt in os.environ.get("SLOW_ATTEMPTS", ""):
             time.sleep(0.1)
         with (place / f"read_{attempt}_{rank}").open("a") as file:
             file.write(f"{index}\\n")
@@ -43,12 +43,15 @@ def loss(model, batch):
     return each.sum(), torch.tensor(each.numel())
 """
 SETTINGS = [
-    *(f"training.max_steps={STEPS}", "training.batch_size=2", "training.gradient_accumulation=2"),
+    *(f"training.max_steps={STEPS}", "training.batch_size=2"),
     *("model.target=own_data:model", "dataset.target=own_data:samples", "logging.interval=1"),
     *("training.loss=own_data:loss", "checkpoint.steps=4", "optimizer.lr=0.01"),
     *("fsdp.sharding_strategy=full_shard",),
 ]
 ENGINE = ["--nproc", "1", *[word for value in SETTINGS for word in ("--set", value)]]
+
+
+ACCUMULATE = "training.gradient_accumulation"
 
 
 def curve(experiment: Path, key: str) -> dict[int, Any]:
@@ -71,10 +74,11 @@ def trained_on(experiment: Path, attempt: int, ranks: int, steps: int) -> list[i
 def test_a_node_is_lost_and_comes_back(netns_cluster: Any, tmp_path: Path) -> None:
     head = Head(netns_cluster(3), tmp_path)
     head.script("own_data.py", DATA)
-    head.run(*ENGINE, "--max-restarts", "1")
+    settings = [*ENGINE, "--set", f"{ACCUMULATE}=2", "--max-restarts", "1"]
+    head.run(*settings)
     whole = head.experiment
-    options = ["--nnodes", "2:3", "--max-restarts", "1", "--node-loss-timeout", "5"]
-    command = head.launch(*ENGINE, *options, "--grow-every", "1")
+    options = ["--nnodes", "2:3", "--node-loss-timeout", "5", "--env", "SLOW_ATTEMPTS=2"]
+    command = head.launch(*settings, *options, "--grow-every", "1")
     command.wait_for("saved step 4")
     away = head.cluster.addresses[2]
     head.cluster.cut(2)
@@ -93,15 +97,51 @@ def test_a_node_is_lost_and_comes_back(netns_cluster: Any, tmp_path: Path) -> No
     assert [one["state"] for one in attempts] == ["lost", "resized", "done"]
     assert [len(one["nodes"]) for one in attempts] == [3, 2, 3]
     assert attempts[1]["verdict"] is None and attempts[1]["why"].startswith(f"{away} can join")
+    same_training(head, whole, command.text, (3, 2, 3))
+    assert head.nothing_left()
 
+
+def same_training(head: Head, whole: Path, said: str, nodes: tuple[int, int, int]) -> None:
+    """Three attempts on so many nodes, a rank each, are one training: curves, and samples."""
     for key in ("loss", "lr", "tokens"):
         expected = curve(whole, key)
         assert list(expected) == list(range(1, STEPS + 1))
         assert curve(head.experiment, key) == pytest.approx(expected, abs=1e-5), key
-    resumed = [int(step) for step in re.findall(r"resuming after step (\d+),", command.text)]
-    first, second = dict.fromkeys(resumed)
-    parts = [(1, 3, first), (2, 2, second - first), (3, 3, STEPS - second)]
-    samples = [index for part in parts for index in trained_on(head.experiment, *part)]
-    assert sorted(samples) == sorted(trained_on(whole, 1, 3, STEPS))
+    resumed = [int(step) for step in re.findall(r"resuming after step (\d+),", said)]
+    first, second = resumed
+    lengths = (first, second - first, STEPS - second)
+    samples = [
+        index
+        for attempt, (ranks, steps) in enumerate(zip(nodes, lengths, strict=True), 1)
+        for index in trained_on(head.experiment, attempt, ranks, steps)
+    ]
+    assert sorted(samples) == sorted(trained_on(whole, 1, nodes[0], STEPS))
     assert len(samples) == STEPS * BATCH
+
+
+def test_who_was_away_at_the_launch_joins_and_is_lost(netns_cluster: Any, tmp_path: Path) -> None:
+    head = Head(netns_cluster(3), tmp_path)
+    head.script("own_data.py", DATA)
+    settings = [*ENGINE, "--set", f"{ACCUMULATE}=3", "--max-restarts", "1"]
+    head.run(*settings, "--nnodes", "2")
+    whole = head.experiment
+    away = head.cluster.addresses[2]
+    head.cluster.cut(2)
+    options = ["--nnodes", "2:3", "--node-loss-timeout", "5", "--connect-timeout", "3"]
+    options += ["--env", "SLOW_ATTEMPTS=12", "--sync", "always"]
+    command = head.launch(*settings, *options, "--grow-every", "1")
+    command.wait_for(f"{away} is passed over: ")
+    command.wait_for("saved step 4")
+    head.cluster.restore(2)
+    command.wait_for(f"{away} can join: on with 3 nodes instead of 2; asking all ranks to save")
+    command.wait_for("3 ranks in place of 2: a step keeps its 12 samples, 2 micro-batches of 2")
+    command.wait_for(r"saved step \d+: ")
+    head.cluster.cut(2)
+    command.wait_for("the job goes on with 2 of 3 nodes")
+    assert command.finish() == 0, command.text
+    attempts = head.record["attempts"]
+    assert [one["state"] for one in attempts] == ["resized", "lost", "done"]
+    assert [len(one["nodes"]) for one in attempts] == [2, 3, 2]
+    head.cluster.restore(2)
+    same_training(head, whole, command.text, (2, 3, 2))
     assert head.nothing_left()

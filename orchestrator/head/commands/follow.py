@@ -31,6 +31,7 @@ from orchestrator.records.experiment import Experiment, JobRecord
 
 if TYPE_CHECKING:
     from orchestrator.head.restart.attempt import Begun
+    from orchestrator.head.restart.grow import Latecomers
 
 SHORTEST = 4.0  # seconds of silence that a busy machine may need: it beats once a second at most
 EXCERPT = 60  # lines
@@ -44,7 +45,8 @@ def follow_launched(
     With `where`, a head that leaves the job running leaves another one behind in the background.
     """
     notifier = notifier_of(launched.experiment, launched.record, say)
-    stay = Stay(launched.experiment, notifier, view, keys, where)
+    late = launched.latecomers
+    stay = Stay(launched.experiment, notifier, view, keys, where, latecomers=late)
     screen = make_screen(launched.experiment, launched.record, view)
     nodes = launched.nodes
     channels = [node.channel for node in nodes.reached]
@@ -93,6 +95,7 @@ class Stay:
     where: Where | None
     left_behind: bool = False
     looks_on: bool = False
+    latecomers: Latecomers | None = None  # of the head that has launched the job
 
     def go(
         self,
@@ -136,7 +139,7 @@ class Stay:
             left_behind=self.left_behind,
             judge=judged if record.launch.max_restarts else None,
             straggler=self.notifier.straggler,
-            growth=growth_of(record, transport, display),
+            growth=growth_of(record, transport, display, self.latecomers),
         )
 
     def end(self, running: Run, screen: Screen, record: JobRecord | None = None) -> int:
@@ -170,13 +173,17 @@ class Stay:
         return code
 
 
-def growth_of(record: JobRecord, transport: Transport, display: Display) -> Growth | None:
+def growth_of(
+    record: JobRecord, transport: Transport, display: Display, latecomers: Latecomers | None
+) -> Growth | None:
     """Return what looks for further nodes, for a job that may have more than it has."""
-    if not (record.launch.max_restarts and record.spares):
+    if not record.launch.max_restarts:
         return None
     from orchestrator.head.restart import grow  # not for every job
 
-    return grow.Growth(record, transport, display.say) if grow.may_grow(record) else None
+    if not grow.may_grow(record, latecomers):
+        return None
+    return grow.Growth(record, transport, display.say, latecomers)
 
 
 def followers_of(

@@ -216,6 +216,19 @@ def bring(
     return scan, checked
 
 
+def bring_late(request: Request, node: Reached, scan: Scan, say: Say) -> Reached:
+    """Give a node that comes when the job runs already the code that the others have."""
+    tree = scan.tree()
+    try:
+        checked, _ = Delivery(request, [node], tree, 1, say, shown=False).run()
+    except Changed as changed:
+        raise CheckFailed(
+            f"the code here is no more what the job runs: {os.fsdecode(changed.path)} was changed"
+        ) from None
+    prove([node], checked, tree)
+    return at_snapshot(node, checked[0])
+
+
 @dataclass
 class Delivery:
     """The way of one tree to the nodes that shall have it."""
@@ -225,6 +238,7 @@ class Delivery:
     tree: Tree
     total: int  # nodes of the job
     say: Say
+    shown: bool = True  # on a screen that nobody else writes on
 
     def run(self) -> tuple[list[CheckedOut], list[Sent]]:
         origin = self.request.origin
@@ -254,9 +268,10 @@ class Delivery:
 
     def send(self, nodes: Sequence[Reached]) -> list[Sent]:
         progress = Progress("sending the code", self.tree.size * len(nodes))
+        told = progress.add if self.shown else lambda _: None
         try:
             fanout = Fanout.of(self.request.config.sync.fanout)
-            results = send_tree(nodes, self.tree, progress.add, fanout, self.say)
+            results = send_tree(nodes, self.tree, told, fanout, self.say)
         finally:
             progress.clear()
         return self.all_of(nodes, results)
@@ -315,17 +330,18 @@ def tell(
 
 def with_snapshots(nodes: Nodes, wanted: Sequence[Reached], checked: Sequence[CheckedOut]) -> Nodes:
     """Let the nodes run in their snapshots."""
-    for answer in checked:
-        if not answer.workdir:
-            raise NodeError("a node does not say where its snapshot is")
     new = {
-        id(node): replace(
-            node,
-            facts=node.facts.replace(
-                workdir=answer.workdir, workdir_exists=True, target=answer.target, disk=answer.disk
-            ),
-        )
-        for node, answer in zip(wanted, checked, strict=True)
+        id(node): at_snapshot(node, answer) for node, answer in zip(wanted, checked, strict=True)
     }
     reached = tuple(new.get(id(node), node) for node in nodes.reached)
     return replace(nodes, reached=reached)
+
+
+def at_snapshot(node: Reached, answer: CheckedOut) -> Reached:
+    """Let a node run in its snapshot."""
+    if not answer.workdir:
+        raise NodeError("a node does not say where its snapshot is")
+    facts = node.facts.replace(
+        workdir=answer.workdir, workdir_exists=True, target=answer.target, disk=answer.disk
+    )
+    return replace(node, facts=facts)

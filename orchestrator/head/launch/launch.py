@@ -11,21 +11,19 @@ from pathlib import Path
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.reach import Reached
 from orchestrator.head.follow.node_logs import NodeLogs, open_logs
-from orchestrator.head.launch import payload, preflight
+from orchestrator.head.launch import payload, preflight, spares
 from orchestrator.head.launch.nodes import Nodes
-from orchestrator.head.launch.planning import make_plan
 from orchestrator.head.launch.prepare import Prepared, discarded_on_error
-from orchestrator.head.launch.record import describe, node_record, record_failure, record_job
+from orchestrator.head.launch.record import describe, record_failure, record_job
+from orchestrator.head.launch.spares import Latecomers
 from orchestrator.head.launch.spec import Meeting, specs
 from orchestrator.head.plan.model import NodePlan, Plan
-from orchestrator.protocol.messages import End, StandBy, Start, StartedHere
-from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.protocol.messages import End, Start, StartedHere
+from orchestrator.records.experiment import Experiment, JobRecord
 
 START_TIMEOUT = 30.0
 END_TIMEOUT = 10.0
-STAND_BY_SECONDS = 30.0
 
 Say = Callable[[str], None]
 
@@ -38,6 +36,7 @@ class Launched:
     record: JobRecord
     nodes: Nodes
     logs: Sequence[NodeLogs]  # the local files, open
+    latecomers: Latecomers | None = None
 
 
 def launch(prepared: Prepared, say: Say) -> Launched:
@@ -88,7 +87,7 @@ def start(prepared: Prepared, record: JobRecord, meeting: Meeting, say: Say) -> 
         started = start_supervisors(prepared, meeting)
         prepared.times["started"] = time.time()
         say_how_warm(started, plan, say)
-        record = replace(record, spares=keep_spares(prepared, meeting, say))
+        record = replace(record, spares=spares.keep(prepared, meeting, say))
     except OrchestratorError as error:
         record_failure(prepared.experiment, record, error, say)
         raise
@@ -96,7 +95,9 @@ def start(prepared: Prepared, record: JobRecord, meeting: Meeting, say: Say) -> 
         problem = describe(prepared)
         if problem:
             say(problem)
-    return Launched(prepared.experiment, has_started(prepared.experiment, record), nodes, logs)
+    record = has_started(prepared.experiment, record)
+    late = spares.Latecomers.of(prepared, meeting)
+    return Launched(prepared.experiment, record, nodes, logs, late)
 
 
 def has_started(experiment: Experiment, record: JobRecord) -> JobRecord:
@@ -158,46 +159,3 @@ def start_supervisors(prepared: Prepared, meeting: Meeting) -> list[StartedHere]
         ends = [End(job=plan.job, node=n.index, why="not started", grace=0.0) for n in plan.nodes]
         fleet.ask(reached, ends, END_TIMEOUT)  # one that cannot be ended is in the error already
         raise
-
-
-# -- spares -----------------------------------------------------------------------------------
-
-
-def keep_spares(prepared: Prepared, meeting: Meeting, say: Say) -> list[NodeRecord]:
-    """Give each spare its part, if the job may be started again; return those that have it."""
-    request, nodes, plan = prepared.request, prepared.nodes, prepared.plan
-    if not (request.config.launch.max_restarts and nodes.spares):
-        return []
-    if request.payload is not None or request.accelerate is not None:
-        say("the spares are of no use to this job: what it runs is on its own nodes only")
-        return []
-    able, parts = list[Reached](), list[NodePlan]()
-    for spare in nodes.spares:
-        try:
-            parts.append(part_of(prepared, spare, len(plan.nodes) + len(parts)))
-            able.append(spare)
-        except OrchestratorError as error:
-            say(f"{spare.node.name} cannot stand by: {error.what}")
-    orders = [
-        StandBy(spec=spec) for spec in specs(request, replace(plan, nodes=tuple(parts)), meeting)
-    ]
-    answers = fleet.ask(able, orders, STAND_BY_SECONDS)
-    standing = []
-    for part, spare, answer in zip(parts, able, answers, strict=True):
-        spare.channel.connection.close()
-        if isinstance(answer, OrchestratorError):
-            say(f"{spare.node.name} cannot stand by: {answer.what}")
-        else:
-            standing.append(replace(node_record(part), state="standing by"))
-    if standing:
-        say(f"standing by: {', '.join(node.name for node in standing)}")
-    return standing
-
-
-def part_of(prepared: Prepared, spare: Reached, index: int) -> NodePlan:
-    """Plan the job as if the spare were its last node; what depends on its place is set later."""
-    port = prepared.plan.master_port
-    own = replace(spare, facts=spare.facts.replace(port=port))
-    nodes = replace(prepared.nodes, reached=(*prepared.nodes.reached[:-1], own), spares=())
-    plan = make_plan(prepared.request, nodes, prepared.plan.job, str(prepared.experiment.path))
-    return replace(plan.nodes[-1], index=index)

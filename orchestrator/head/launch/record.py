@@ -17,9 +17,9 @@ from typing import Any
 from orchestrator import interrupt
 from orchestrator.config import load
 from orchestrator.errors import OrchestratorError, StoppedEarly, UsageError
-from orchestrator.head.code import archive
+from orchestrator.head.code import archive, git_info
 from orchestrator.head.code.scan import MEGABYTE, Tree
-from orchestrator.head.launch import git_info, timeline
+from orchestrator.head.launch import timeline
 from orchestrator.head.launch.prepare import Prepared
 from orchestrator.head.launch.request import Request
 from orchestrator.head.notify import target

@@ -11,15 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.doctor.examination import CHECKS
 from orchestrator.head.doctor.findings import BAD, Case, Examined, Needs
 from orchestrator.head.inventory.facts import Facts
+from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.recover import growth
 from orchestrator.head.recover.nodes import Candidate, choose
 from orchestrator.head.restart.gather import bounds_of, times_named
@@ -51,11 +53,27 @@ class Asked:
     facts: Facts
 
 
-class Growth:
-    """One per attempt, for a head that follows it."""
+class Latecomers(Protocol):
+    """The nodes that had no part in the start of the job, and could be given one."""
 
-    def __init__(self, record: JobRecord, transport: Transport, say: Say) -> None:
-        self.transport, self.say = transport, say
+    def absent(self, record: JobRecord) -> Sequence[Node]: ...
+
+    def reach(self, node: Node) -> tuple[NodeRecord, Reached]: ...
+
+    def stand_by(self, reached: Reached, say: Say) -> NodeRecord: ...
+
+
+class Growth:
+    """One per attempt, for a head that follows it; the one that launched it has latecomers."""
+
+    def __init__(
+        self,
+        record: JobRecord,
+        transport: Transport,
+        say: Say,
+        latecomers: Latecomers | None = None,
+    ) -> None:
+        self.transport, self.say, self.latecomers = transport, say, latecomers
         self.every = record.launch.grow_every
         self.began = time.monotonic()
         self.next_look = self.began + self.every
@@ -100,12 +118,14 @@ class Growth:
             for node, answer in zip(free, answers, strict=True)
             if isinstance(answer, Asked)
         }
+        late = self.reach_late(record)
+        there.update((name, (node, asked(reached))) for name, (node, reached) in late.items())
         if not there:
             return False
-        asked = [answer for _, answer in there.values()]
+        open_now = [answer for _, answer in there.values()]
         try:
             master = self.ask(record.nodes[0])
-            asked.append(master)
+            open_now.append(master)
             problems = {
                 name: unfit(node, answer.facts, master.facts)
                 for name, (node, answer) in there.items()
@@ -123,14 +143,32 @@ class Growth:
             self.kept_before = kept.at if self.kept_before is None else self.kept_before
             if kept.at <= self.kept_before:
                 return True
-            for node, answer in map(there.__getitem__, names):
-                job, part = first_part(record, node)
-                answer.channel.ask(GetReady(job=job, node=part), self.transport.timeout)
+            if self.latecomers is not None:
+                come = [late[name][1] for name in names if name in late]
+                new = [self.latecomers.stand_by(reached, self.say) for reached in come]
+                record = replace(record, spares=[*record.spares, *new])
+            for node in record.spares:
+                if node.name in names:
+                    job, part = first_part(record, node)
+                    request = GetReady(job=job, node=part)
+                    there[node.name][1].channel.ask(request, self.transport.timeout)
             self.larger = larger(record, names)
             return False
         finally:
-            for answer in asked:
+            for answer in open_now:
                 answer.channel.connection.close()
+
+    def reach_late(self, record: JobRecord) -> dict[str, tuple[NodeRecord, Reached]]:
+        """Reach those that had no part in the start, and plan what each would run."""
+        if self.latecomers is None:
+            return {}
+        nodes = [node for node in self.latecomers.absent(record) if not refusal(record, node)]
+        answers = fleet.everywhere(nodes, self.latecomers.reach) if nodes else []
+        return {
+            node.name: answer
+            for node, answer in zip(nodes, answers, strict=True)
+            if not isinstance(answer, OrchestratorError)
+        }
 
     def ask(self, node: NodeRecord) -> Asked:
         """Reach a node, and ask what it is."""
@@ -158,14 +196,19 @@ class Growth:
             self.say(f"orchestrator: {text}")
 
 
-def may_grow(record: JobRecord) -> bool:
+def asked(reached: Reached) -> Asked:
+    return Asked(reached.channel, reached.facts)
+
+
+def may_grow(record: JobRecord, latecomers: Latecomers | None = None) -> bool:
     """Tell whether this attempt is to make way for one with more nodes."""
     launch = record.launch
     fewer = len(record.nodes) < bounds_of(record)[1]
-    return bool(launch.max_restarts and launch.grow_every and record.spares and fewer)
+    others = bool(record.spares) or latecomers is not None
+    return bool(launch.max_restarts and launch.grow_every and fewer and others)
 
 
-def refusal(record: JobRecord, node: NodeRecord) -> str:
+def refusal(record: JobRecord, node: NodeRecord | Node) -> str:
     """Say why a node is not even asked, in words after its name."""
     if why := cordons.words_of(node, cordons.read()):
         return f"is cordoned ({why})"

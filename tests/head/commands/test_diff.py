@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.head.code import git_info
 from orchestrator.head.commands.experiments import diff
-from orchestrator.head.launch import git_info
 from orchestrator.head.screen.output import PLAIN
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 

@@ -45,6 +45,24 @@ def test_who_may_grow(job: JobRecord, expected: bool) -> None:
     assert grow.may_grow(job) is expected
 
 
+def test_who_was_away_at_the_launch_counts_for_the_head_that_launched() -> None:
+    late = Nobody()
+    assert grow.may_grow(running("ac", ""), late)
+    assert not grow.may_grow(running("abc", ""), late)
+    assert not grow.may_grow(replace(running("ac", ""), launch=Launch(nnodes="2:3")), late)
+
+
+class Nobody:
+    def absent(self, record: JobRecord) -> list[Any]:
+        return []
+
+    def reach(self, node: Any) -> Any:
+        raise AssertionError(node)
+
+    def stand_by(self, reached: Any, say: Any) -> Any:
+        raise AssertionError(reached)
+
+
 def test_as_many_join_as_there_is_room_for() -> None:
     job = running("ac", "bde", "2:4")
     none = dict.fromkeys("bde", "")
