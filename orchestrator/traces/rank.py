@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.traces import chrome
-from orchestrator.traces.intervals import Intervals, intersect, length, merge
+from orchestrator.traces.intervals import Intervals, Merged, intersect, length, merge
 
 Spans = tuple[tuple[float, float], ...]  # milliseconds since anything
 
@@ -110,8 +110,7 @@ class Sorted:
     """The events of a trace by what they are, in one pass."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        self.kernels: list[tuple[float, float]] = []
-        self.copies: list[tuple[float, float]] = []
+        self.kernels, self.copies = Merged(), Merged()
         self.steps: list[tuple[float, float]] = []
         self.data: list[tuple[float, float]] = []
         self.optimizer: list[tuple[float, float]] = []
@@ -131,11 +130,9 @@ class Sorted:
                 self.nccl.append(event)
             else:
                 self.note(event.name, event.end - event.start)
-                self.kernels.append(span)
-                if len(self.kernels) > 1 << 16:
-                    self.kernels = merge(self.kernels)
+                self.kernels.add(*span)
         elif event.kind in DEVICE:
-            self.copies.append(span)
+            self.copies.add(*span)
         elif event.name.startswith("gloo:"):
             self.gloo.append(event)
         elif event.kind == "cpu_op":
@@ -156,7 +153,7 @@ class Sorted:
 
     @property
     def on_device(self) -> bool:
-        return bool(self.kernels or self.nccl)
+        return bool(self.kernels.intervals or self.nccl)
 
 
 def of_rank(events: Iterable[Event]) -> Rank:
@@ -164,7 +161,7 @@ def of_rank(events: Iterable[Event]) -> Rank:
     on_device = found.on_device
     communication = found.nccl if on_device else found.gloo
     if on_device:
-        compute, copies = merge(found.kernels), found.copies
+        compute, copies = merge(found.kernels.intervals), merge(found.copies.intervals)
     else:
         compute, copies = merge(_computing(found)), []
     spans = merge(map(_span, communication))
