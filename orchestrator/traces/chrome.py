@@ -24,6 +24,7 @@ PIECE = 1 << 20  # bytes
 LARGEST = 1 << 24  # characters of one event, or of all that is before the events
 MOST = 1 << 33  # bytes of a whole trace: a small packed file may unfold to anything
 MOST_RANKS = 1 << 20
+LATEST = 1e19  # nanoseconds of the Unix clock in the year 2286
 MAGIC = b"\x1f\x8b"  # of gzip
 BETWEEN = re.compile(r"[\s,]*")
 LIST = re.compile(r'"traceEvents"\s*:\s*\[')
@@ -79,8 +80,8 @@ class Trace:
     @property
     def base(self) -> float:
         """Return the moment from which its times count, in microseconds of the Unix clock."""
-        base = self.header.get("baseTimeNanoseconds", 0)
-        return base / 1e3 if isinstance(base, (int, float)) else 0.0
+        with understood(self.path):
+            return number(self.header.get("baseTimeNanoseconds", 0)) / 1e3
 
     @property
     def rank(self) -> int | None:
@@ -92,6 +93,14 @@ class Trace:
     def about(self) -> dict[str, Any]:
         """Return what our own ranks have noted there."""
         return dict_of(self.header.get("orchestrator"))
+
+
+def number(value: Any) -> float:
+    """Take a time as it stands in a trace; one that is no number of this world is an error."""
+    taken = float(value)
+    if not abs(taken) < LATEST:  # NaN is not either
+        raise ValueError(f"a time of {taken}")
+    return taken
 
 
 def dict_of(value: Any) -> dict[str, Any]:
@@ -114,5 +123,8 @@ def opened(path: Path) -> Iterator[Trace]:
 def understood(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, RecursionError) as bad:
+    except (
+        *(OSError, ValueError, OverflowError, KeyError, TypeError),
+        *(EOFError, zlib.error, RecursionError),
+    ) as bad:
         raise UsageError(f"{path} is not a Chrome trace: {bad}") from bad

@@ -78,8 +78,8 @@ def what_matters(entries: Iterable[dict[str, Any]]) -> Iterator[Event]:
 
 
 def event_of(entry: dict[str, Any]) -> Event:
-    start = float(entry["ts"])
-    end = start + float(entry.get("dur", 0))
+    start = chrome.number(entry["ts"])
+    end = start + chrome.number(entry.get("dur", 0))
     own = entry.get("args") or {}
     args = {name: own[name] for name in ARGS if name in own}
     return Event(sys.intern(entry["name"]), entry["cat"], entry.get("tid"), start, end, args)

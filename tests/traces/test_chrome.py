@@ -94,3 +94,22 @@ def test_a_trace_of_a_gpu() -> None:
     assert (adam.ms, nccl.ms, adam.name[:20]) == (10, 5, "void at::native::(an")
     assert gemm == Operation("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTT", 3, 1)
     assert len(adam.name) == 200
+
+
+@pytest.mark.parametrize(
+    ("times", "why"),
+    [
+        ('"ts": 1%s' % ("0" * 400), "too large"),
+        ('"ts": NaN', "a time of nan"),
+        ('"ts": 1, "dur": Infinity', "a time of inf"),
+        ('"ts": "now"', "could not convert"),
+    ],
+)
+def test_a_time_that_is_none_is_told(tmp_path: Path, times: str, why: str) -> None:
+    event = f'{{"ph": "X", "cat": "kernel", "name": "gemm", "tid": 7, {times}}}'
+    (path := tmp_path / "trace.json").write_text(f'{{"traceEvents": [{event}]}}')
+    with pytest.raises(UsageError, match=f"trace.json is not a Chrome trace: .*{why}"):
+        read(path)
+    path.write_text('{"baseTimeNanoseconds": 1%s, "traceEvents": []}' % ("0" * 400))
+    with chrome.opened(path) as trace, pytest.raises(UsageError, match="too large"):
+        _ = trace.base

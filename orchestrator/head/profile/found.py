@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import UsageError
+from orchestrator.head.screen.log_reader import clean
 from orchestrator.traces import chrome, overlap
 from orchestrator.traces.overlap import Overlap
 from orchestrator.traces.rank import Rank, of_rank, what_matters, what_travels
@@ -39,8 +40,8 @@ class Counted:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for entry in self.entries:
             if entry.get("ph") == "X" and entry.get("cat") != "Trace":
-                self.began = min(self.began, float(entry["ts"]))
-                self.durations[bucket(float(entry.get("dur", 0)))] += 1
+                self.began = min(self.began, chrome.number(entry["ts"]))
+                self.durations[bucket(chrome.number(entry.get("dur", 0)))] += 1
             yield entry
 
 
@@ -67,7 +68,7 @@ class Trace:
     @property
     def host(self) -> str:
         host = self.about.get("host", "")
-        return host[:80] if isinstance(host, str) else ""
+        return clean(host.encode(errors="replace").decode()[:80]) if isinstance(host, str) else ""
 
     @property
     def label(self) -> str:

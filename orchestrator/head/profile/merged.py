@@ -89,7 +89,7 @@ class Copy:
 
     def copied(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         phase = event["ph"]
-        slow = phase == "X" and bucket(float(event.get("dur", 0))) >= self.least
+        slow = phase == "X" and bucket(chrome.number(event.get("dur", 0))) >= self.least
         if self.least and not slow:  # the ends of an arrow may be gone, too
             self.left_out += phase == "X"
             return
@@ -108,7 +108,7 @@ class Copy:
             "name": str(event.get("name", "")),
             "pid": self.processes[where[0]],
             "tid": self.threads[where],
-            "ts": round(self.trace.base + float(event["ts"]) - self.shift, 3),
+            "ts": round(self.trace.base + chrome.number(event["ts"]) - self.shift, 3),
             **kept,
         }
 

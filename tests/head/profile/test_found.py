@@ -208,3 +208,13 @@ def test_the_bars_are_as_long_as_the_parts(directory: Path) -> None:
 def test_an_axis_has_a_few_round_numbers(longest: float) -> None:
     ticks = picture.ticks(longest)
     assert ticks[0] == 0 and 2 <= len(ticks) <= 9 and ticks[-1] <= longest
+
+
+def test_a_host_of_a_node_cannot_break_the_picture(tmp_path: Path) -> None:
+    about = {"rank": 0, "host": "a\x01\ud800<b>"}
+    event = {"ph": "X", "cat": "kernel", "name": "gemm", "tid": 7, "ts": 1, "dur": 2}
+    text = json.dumps({"orchestrator": about, "traceEvents": [event]})
+    (tmp_path / "rank_00.json").write_text(text)
+    reading = telling.read(tmp_path, found.read(found.paths_in(tmp_path)), {})
+    drawn = picture.draw(reading.overlap, reading.label, "x").encode()
+    assert "rank 0 (a\u2401?<b>)" in [each.text for each in ET.fromstring(drawn).iter()]
