@@ -15,8 +15,8 @@ PIECE = 8 << 20  # bytes of one look
 class AddedLines:
     """A file, and how far it is read. Lines are whole; what is none is passed over."""
 
-    def __init__(self, path: Path, at: int = 0) -> None:
-        self.path, self.at = path, at
+    def __init__(self, path: Path, at: int = 0, piece: int = PIECE) -> None:
+        self.path, self.at, self.piece = path, at, piece
 
     def read(self) -> list[dict[str, Any]]:
         """Return what is new, in pieces: an empty list means that there is no more for now."""
@@ -34,11 +34,11 @@ class AddedLines:
                 if os.fstat(file.fileno()).st_size < self.at:
                     self.at = 0  # written anew
                 file.seek(self.at)
-                data = file.read(PIECE)
+                data = file.read(self.piece)
         except OSError:
             return b""
         whole, newline, _ = data.rpartition(b"\n")
-        if not newline and len(data) == PIECE:
+        if not newline and len(data) == self.piece:
             whole = data  # a line that long is none of ours
         self.at += len(whole) + len(newline)
         return whole + newline

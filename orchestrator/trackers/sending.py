@@ -12,6 +12,7 @@ from orchestrator.trackers.known import Opened
 
 WAITING = 10_000  # lines that may wait for a tracker; later ones are left out
 LAST = 60.0  # seconds that the end of a training waits for a tracker
+LOOK = 0.2  # seconds between two looks whether it still takes anything
 
 
 class Sending:
@@ -23,6 +24,7 @@ class Sending:
             WAITING
         )
         self.left_out = 0
+        self.sent = 0
         self.failed = False
         self.thread = threading.Thread(target=self._send, name=f"to {name}", daemon=True)
         self.thread.start()
@@ -37,11 +39,18 @@ class Sending:
                 self.say(f"WARNING: {self.name} is too slow: some values are left out there")
             self.left_out += 1
 
+    @property
+    def half_full(self) -> bool:
+        """Tell whether much waits already: who can come again later does."""
+        return self.lines.qsize() > WAITING // 2
+
     def close(self) -> None:
         """Let what waits be sent, for a while; again, it does nothing."""
         end = time.monotonic() + LAST
-        with contextlib.suppress(queue.Full):
-            self.lines.put(None, timeout=LAST)
+        while self.thread.is_alive() and time.monotonic() < end:
+            with contextlib.suppress(queue.Full):  # until it has failed, nobody makes room then
+                self.lines.put(None, timeout=LOOK)
+                break
         self.thread.join(max(0.0, end - time.monotonic()))
         if self.thread.is_alive():
             self.say(f"WARNING: {self.name} did not take all values within {LAST:g} s")
@@ -50,6 +59,7 @@ class Sending:
         try:
             while (line := self.lines.get()) is not None:
                 self.tracker.log(*line)
+                self.sent += 1
             self.tracker.close()
         except Exception as error:  # noqa: BLE001 (the network, a server, a full disk)
             self.failed = True

@@ -70,3 +70,20 @@ def test_the_end_waits_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None
     assert said == ["WARNING: slow did not take all values within 0.05 s"]
     slow.may.release()
     to.thread.join(60)
+
+
+def test_the_end_does_not_wait_for_one_that_failed_with_no_room_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending, "WAITING", 2)
+    monkeypatch.setattr(sending, "LAST", 1e6)
+    slow, said = Slow(), list[str]()
+    to = Sending("slow", slow, said.append)
+    to.log({"bad": 1.0}, 1)
+    assert slow.took.acquire(timeout=60)
+    to.log({"loss": 1.0}, 2)
+    to.log({"loss": 1.0}, 3)
+    slow.may.release()
+    to.thread.join(60)
+    to.close()
+    assert to.lines.full() and to.sent == 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from orchestrator.config.launch import Where
 from orchestrator.errors import UsageError
 from orchestrator.head.commands.experiments import track
+from orchestrator.head.track import passing_on
+from orchestrator.head.track.passing_on import OfRanks
 from orchestrator.records.experiment import Experiment
+from orchestrator.trackers import sending
+from orchestrator.trackers.known import KNOWN, Curves, Known
 from tests.head.track.jobs import NOW, job, tell
 
 BOTH = ["tensorboard"]
@@ -93,3 +100,86 @@ def test_others_are_not_served_without_a_word(tmp_path: Path, host: str) -> None
     with pytest.raises(UsageError, match="is empty"):
         track.token_of(track.Listen(host, 0, empty))
     assert track.token_of(track.Listen("127.0.0.1", 0, None)) == ""
+
+
+class Slow:
+    """A tracker that takes a line when it may, and fails at some step."""
+
+    def __init__(self, fails_at: int = -1) -> None:
+        self.may, self.fails_at = threading.Semaphore(0), fails_at
+        self.heard: list[tuple[int, str]] = []
+
+    def open(self, _: Curves) -> Slow:
+        return self
+
+    def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
+        assert self.may.acquire(timeout=60)
+        if step == self.fails_at:
+            raise ConnectionError("no network")
+        self.heard += [(step, name) for name in values]
+
+    def close(self) -> None:
+        pass
+
+
+def steps_of(made: Experiment, slow: Slow, monkeypatch: pytest.MonkeyPatch) -> OfRanks:
+    monkeypatch.setitem(KNOWN, "slow", Known(slow.open, "json", "slow"))
+    return OfRanks(made, made.read_record(), "slow", {}, said.append)
+
+
+said: list[str] = []
+
+
+def test_a_slow_tracker_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "WAITING", 8)
+    monkeypatch.setattr(passing_on, "PIECE", 128)
+    said.clear()
+    made, slow = job(tmp_path, "one"), Slow()
+    tell(made, "rank_00_metrics.jsonl", *({"time": NOW, "step": s, "loss": 1} for s in range(60)))
+    passing = steps_of(made, slow, monkeypatch)
+    looks = 1
+    while not passing.look():
+        slow.may.release()
+        looks += 1
+    assert looks > 10
+    slow.may.release(60)
+    passing.to.close()
+    passing.keep()
+    assert slow.heard == [(step, "loss") for step in range(60)]
+    assert said == []
+    assert steps_of(made, Slow(), monkeypatch).look()  # and none of them again
+
+
+def test_what_a_tracker_did_not_take_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passing_on, "PIECE", 128)
+    made, slow = job(tmp_path, "one"), Slow(fails_at=30)
+    tell(made, "rank_00_metrics.jsonl", *({"time": NOW, "step": s, "loss": 1} for s in range(40)))
+    passing = steps_of(made, slow, monkeypatch)
+    slow.may.release(90)
+    passing.look()
+    passing.to.thread.join(60)
+    with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"time": NOW, "step": 40, "loss": 1}) + "\n")
+    passing.look()
+    passing.to.close()
+    passing.keep()
+    later = Slow()
+    later.may.release(90)
+    passing = steps_of(made, later, monkeypatch)
+    passing.look()
+    passing.to.close()
+    assert slow.heard[-1] == (29, "loss")
+    assert later.heard[-1] == (40, "loss") and (30, "loss") in later.heard
+    assert later.heard[0][0] > 0  # what it took is not told again but for a piece
+
+
+def test_a_tracker_that_cannot_be_opened_is_a_sentence(tmp_path: Path) -> None:
+    made = job(tmp_path, "one", state="done", ended=NOW)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"tensorboard could not be opened: .*Not a directory"):
+        track.track(
+            Where(experiments=tmp_path), made.name, BOTH,
+            [f"tensorboard.log_dir={tmp_path}/file/x"],
+        )  # fmt: skip

@@ -24,6 +24,7 @@ from orchestrator.trackers.known import KNOWN, module
 
 TRACKING = ".tracking"  # in the experiment: held by the one that tracks it
 LOOK_SECONDS = 2.0  # between two looks at files that grow
+BUSY_SECONDS = 0.1  # and while a tracker has much to take
 LONGEST_TOKEN = 4096
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -47,15 +48,18 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
     record = experiment.read_record()
     if not experiment.hold(TRACKING):
         raise UsageError(f"{experiment.name} is tracked already, by another process")
-    passing = [
-        kind(experiment, record, name, given.get(name, {}), say)
-        for name in dict.fromkeys(names)
-        for kind in (OfRanks, OfNodes)
-    ]
-    code = until_over(experiment, record, passing)
+    passing: list[PassingOn] = []
+    try:
+        for name in dict.fromkeys(names):
+            for kind in (OfRanks, OfNodes):
+                passing.append(kind(experiment, record, name, given.get(name, {}), say))
+        code = until_over(experiment, record, passing)
+    finally:
+        for each in passing:
+            each.to.close()
     for each in passing:
-        each.close()
-    lines = sum(each.count for each in passing)
+        each.keep()
+    lines = sum(each.to.sent for each in passing)
     say(f"{plural(lines, 'line')} of {experiment.name} passed on to {', '.join(names)}")
     return EXIT_FAILED if any(each.to.failed for each in passing) else code
 
@@ -64,12 +68,19 @@ def until_over(experiment: Experiment, record: JobRecord, passing: Sequence[Pass
     """Look again and again; after Ctrl-C what was read before is still passed on."""
     asked = threading.Event()
     before = [signal.signal(number, lambda *_: asked.set()) for number in SIGNALS]
-    told = False
+    told = waits = False
     while True:
-        for each in passing:
-            each.look()
-        if record.over or asked.is_set():
+        looked = [each.look() for each in passing]
+        whole = all(looked)
+        if asked.is_set() or (whole and record.over):
             break
+        if not whole:
+            if not waits:
+                say("there is more than a tracker takes at once. Ctrl-C ends it, and later it goes"
+                    f" on from there: orchestrator track {experiment.name}")  # fmt: skip
+            waits = True
+            asked.wait(BUSY_SECONDS)
+            continue
         if not told and not experiment.followed and not record.head_elsewhere:
             say(f"nobody follows {experiment.name}, so its numbers may stay on the nodes:"
                 f" orchestrator watch {experiment.name}")  # fmt: skip
