@@ -27,6 +27,8 @@ class Curves:
     name: str = ""  # what people see; a tracker chooses one where it is empty
     step: int = 0  # values after it are about to come; those of an earlier attempt do not count
     directory: Path = Path()  # for what is written to files
+    beside: bool = False  # others of this process are open at the same time
+    axis: str = ""  # what the steps count, where they come from many and in no order
 
 
 class Opened(Protocol):
@@ -64,10 +66,18 @@ class WandB:
     def __init__(self, curves: Curves, **options: Any) -> None:
         wandb = module("wandb", "wandb")
         own = {"id": curves.id, "resume": "allow", "name": curves.name or None}
-        self.run = wandb.init(**{**own, **options})
+        if curves.beside:
+            own["reinit"] = "create_new"
+        self.run, self.axis = wandb.init(**{**own, **options}), curves.axis
+        if self.axis:  # W&B drops a step that is less than the one before
+            self.run.define_metric("*", step_metric=self.axis)
 
     def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
-        self.run.log({**values, "_timestamp": moment}, step=step)
+        told = {**values, "_timestamp": moment}
+        if self.axis:
+            self.run.log({**told, self.axis: step})
+        else:
+            self.run.log(told, step=step)
 
     def close(self) -> None:
         self.run.finish()
@@ -84,6 +94,8 @@ class MLflow:
         self.client = self.mlflow.MlflowClient()
         if "run_id" not in options:
             options = {**options, **self._same_run(curves)}
+        if curves.beside:
+            options = {"nested": True, **options}
         self.run = self.mlflow.start_run(**options).info.run_id
 
     def _same_run(self, curves: Curves) -> dict[str, Any]:

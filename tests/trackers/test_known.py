@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -24,6 +25,21 @@ tracker = KNOWN[name].open(Curves("f00d", "our run", step, Path("outputs")), **f
 for number in range(step + 1, step + 4):
     tracker.log({"loss": 1.0 / number, "node/a b/cpu": 0.5}, number, 1.7e9 + number)
 tracker.close()
+"""
+
+TOGETHER = """
+import sys
+from pathlib import Path
+from orchestrator.trackers.known import KNOWN, Curves
+opened = [
+    KNOWN[sys.argv[1]].open(Curves(name, name, 0, Path("outputs"), beside=True, axis=axis))
+    for name, axis in (("ours", ""), ("nodes", "seconds"))
+]
+for step in (1, 2, 3):
+    opened[0].log({"loss": 1.0 / step}, step, 1.7e9 + step)
+    opened[1].log({"cpu": 1.0 / step}, 70 - step, 1.7e9 + step)
+for tracker in opened:
+    tracker.close()
 """
 
 
@@ -50,14 +66,7 @@ def test_tensorboard_keeps_the_attempt_that_went_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
 def test_a_run_that_goes_on_has_its_curves_again(tmp_path: Path, name: str) -> None:
     pytest.importorskip(name)
-    environment = {
-        **os.environ,
-        "MLFLOW_ALLOW_FILE_STORE": "true",
-        "MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlruns",
-        "TRACKIO_DIR": str(tmp_path / "trackio"),
-        "WANDB_MODE": "offline",
-        "WANDB_SILENT": "true",
-    }
+    environment = here(tmp_path)
     options = {"mlflow": {"experiment_name": "e"}}.get(name, {})
     for step in (0, 3):
         command = [sys.executable, "-c", TWICE, name, json.dumps(options), str(step)]
@@ -66,24 +75,72 @@ def test_a_run_that_goes_on_has_its_curves_again(tmp_path: Path, name: str) -> N
     assert told == [(step, pytest.approx(1.0 / step)) for step in range(1, 7)]
 
 
+def here(directory: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "MLFLOW_TRACKING_URI": f"file:{directory}/mlruns",
+        "TRACKIO_DIR": str(directory / "trackio"),
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+    }
+
+
+def test_mlflow_has_two_runs_of_one_process(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    together(tmp_path, "mlflow")
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    client = mlflow.MlflowClient(f"file:{tmp_path}/mlruns")
+    told = {
+        run.info.run_name: {
+            name: [(p.step, p.value) for p in client.get_metric_history(run.info.run_id, name)]
+            for name in run.data.metrics
+        }
+        for run in client.search_runs(["0"])
+    }
+    assert told == {
+        "ours": {"loss": [(step, 1.0 / step) for step in (1, 2, 3)]},
+        "nodes": {"cpu": [(70 - step, 1.0 / step) for step in (1, 2, 3)]},
+    }
+
+
+def test_wandb_has_two_runs_of_one_process_and_drops_no_earlier_step(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    together(tmp_path, "wandb")
+    ours, nodes = (lines_of(tmp_path, name) for name in ("ours", "nodes"))
+    assert [(line["_step"], line["loss"]) for line in ours] == [(s, 1.0 / s) for s in (1, 2, 3)]
+    assert [(line["seconds"], line["cpu"]) for line in nodes] == [
+        (70 - step, 1.0 / step) for step in (1, 2, 3)
+    ]
+
+
+def together(directory: Path, name: str) -> None:
+    command = [sys.executable, "-c", TOGETHER, name]
+    subprocess.run(command, env=here(directory), cwd=directory, check=True, timeout=300)
+
+
 def of_wandb(directory: Path) -> list[tuple[int, float]]:
     """Read the files that `wandb sync` would send: two of one run."""
+    runs = sorted((directory / "wandb").glob("offline-run-*"))
+    assert [run.name.rpartition("-")[2] for run in runs] == ["f00d", "f00d"]
+    lines = [line for line in lines_of(directory, "f00d") if "loss" in line]
+    assert all(line["_timestamp"] == 1.7e9 + line["_step"] for line in lines)
+    return [(line["_step"], line["loss"]) for line in lines]
+
+
+def lines_of(directory: Path, run: str) -> list[dict[str, Any]]:
     from wandb.proto import wandb_internal_pb2
 
     told = []
-    runs = sorted((directory / "wandb").glob("offline-run-*"))
-    assert [run.name.rpartition("-")[2] for run in runs] == ["f00d", "f00d"]
-    for run in runs:
-        for data in records(next(run.glob("*.wandb")).read_bytes()):
+    for path in sorted((directory / "wandb").glob(f"offline-run-*-{run}/*.wandb")):
+        for data in records(path.read_bytes()):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
             items = {
                 item.key or "/".join(item.nested_key): json.loads(item.value_json)
                 for item in record.history.item
             }
-            if "loss" in items:
-                assert items["_timestamp"] == 1.7e9 + items["_step"]
-                told.append((items["_step"], items["loss"]))
+            told += [items] if items else []
     return told
 
 

@@ -33,6 +33,7 @@ class PassingOn:
     """One kind of numbers of one experiment, on their way to one tracker."""
 
     kind = ""
+    axis = ""  # what its steps count, where they are not those of the training
 
     def __init__(
         self,
@@ -53,7 +54,9 @@ class PassingOn:
         self.places: deque[tuple[int, dict[str, int]]] = deque()
         first = record.attempts[0].job if record.attempts else record.job
         name = f"{experiment.name} ({self.kind})"
-        curves = Curves(f"{self.kind}-{first}", name, 0, self.outputs / "tracked")
+        curves = Curves(
+            f"{self.kind}-{first}", name, 0, self.outputs / "tracked", beside=True, axis=self.axis
+        )
         try:
             opened = KNOWN[tracker].open(curves, **options)
         except OrchestratorError:
@@ -143,6 +146,7 @@ class OfNodes(PassingOn):
     """What each node's sampler measures; its steps are seconds since the start."""
 
     kind = "nodes"
+    axis = "seconds"
 
     def new(self) -> Iterator[Value | None]:
         for node, paths in node_metrics.every(self.outputs).items():
