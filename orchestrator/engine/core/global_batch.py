@@ -64,6 +64,10 @@ def kept(config: Config, world: int, say: Callable[[str], None], *, loader: bool
     changed = dataclasses.replace(training, gradient_accumulation=own.accumulation)
     if own.batch_size is not None:
         changed = dataclasses.replace(changed, batch_size=own.batch_size)
+    if training.eval_batches is not None:  # an evaluation, too, sees as many samples
+        samples = training.eval_batches * first * (size or 1)
+        batches = max(1, round(samples / (world * (own.batch_size or 1))))
+        changed = dataclasses.replace(changed, eval_batches=batches)
     return dataclasses.replace(config, training=changed)
 
 

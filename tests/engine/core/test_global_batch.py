@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from orchestrator.engine.core.global_batch import VARIABLE, Share, in_words, share
+from orchestrator.config.schema import Config, Training
+from orchestrator.engine.core.global_batch import VARIABLE, Share, in_words, kept, share
 from tests.engine.core.test_parity import accumulate, config, fsdp
 from tests.engine.worlds import Job, run
 
@@ -67,6 +68,36 @@ def test_it_is_said_in_numbers() -> None:
     assert words.startswith("WARNING: 3 ranks in place of 4 cannot share the 32 samples of a step")
     assert words.endswith("a step has 24 from now on, 1 micro-batch of 8 on each rank")
     assert "its 4 micro-batches, 2 micro-batches on each" in in_words(4, 2, 1, None, Share(2, None))
+
+
+@pytest.mark.parametrize(
+    ("first", "world", "loader", "before", "after"),
+    [
+        (4, 2, False, 3, 6),
+        (2, 4, False, 3, 3),  # of half the size
+        (4, 3, False, 3, 4),
+        (2, 3, False, 3, 3),  # of 5 samples each, not of 8
+        (4, 2, True, 3, 6),
+        (1, 8, True, 3, 1),
+        (1, 8, True, None, None),  # all there are
+    ],
+)
+def test_an_evaluation_sees_as_much_as_before(
+    first: int,
+    world: int,
+    loader: bool,
+    before: int | None,
+    after: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its losses are those of other samples, and the best of all attempts is no best."""
+    training = Training(batch_size=8, eval_steps=1, eval_batches=before)
+    monkeypatch.setenv(VARIABLE, str(first))
+    found = kept(Config(training=training), world, lambda _: None, loader=loader)
+    assert found.training.eval_batches == after
+    monkeypatch.setenv(VARIABLE, str(world))
+    same = Config(training=training)
+    assert kept(same, world, lambda _: None, loader=loader) == same
 
 
 STEPS = 9
