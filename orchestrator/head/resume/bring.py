@@ -41,6 +41,7 @@ from orchestrator.records.checkpoint_parts import Delivery, Version
 
 QUICK_SECONDS = 30.0
 LONGEST = 86400.0  # seconds: terabytes over a slow line
+AT_ONCE = 8  # nodes that take from one; it listens to a few more, and hangs up on the others
 
 Stopped = Callable[[], None]  # raises an error when nobody wants it any more
 
@@ -64,6 +65,7 @@ class Bringing:
         self.holders, self.deliveries = holders, deliveries
         self.step, self.version = step, version
         self.givers: dict[tuple[int, str], GivingNode] = {}
+        self.calling = {number: threading.Semaphore(AT_ONCE) for number in range(len(holders))}
         self.through_here: list[str] = []  # who could not take from whom, and why
 
     def go(self, into: str, stopped: Stopped) -> None:
@@ -156,12 +158,23 @@ class Bringing:
         directory, why = self.directory_of(load.target), ""
         giver = self.givers.get((load.source, load.directory))
         if giver is not None:
-            why = self.take_directly(load, directory, giver, progress)
+            while not self.calling[load.source].acquire(timeout=QUICK_SECONDS):
+                self.stopped()
+            try:
+                why = self.take_directly(load, directory, giver, progress)
+            finally:
+                self.calling[load.source].release()
         if giver is None or why:
             source, target = self.holders[load.source].name, self.holders[load.target].name
             reason = why or f"{source} may not listen"
             self.through_here.append(f"{target} cannot take files from {source} ({reason})")
-            self.take_through_here(load, directory, progress)
+            try:
+                self.take_through_here(load, directory, progress)
+            except OSError as error:  # of this machine
+                raise NodeError(
+                    f"its files cannot come through this machine: {error.strerror}",
+                    "set TMPDIR to a directory with room",
+                ) from error
 
     def directory_of(self, target: int) -> str:
         """Return where a node has its part of this checkpoint, or is to have it."""
