@@ -32,7 +32,8 @@ from orchestrator.text import plural
 
 CHECKED = ("torch", "gpus", "disk", "shm", "limits")  # of a node that is to join: as at a launch
 SETTLED_SECONDS = 60.0  # after which a job that has kept nothing is not expected to
-CHECKPOINT_LOOK = 2.0  # between two looks whether something new was kept
+CHECKPOINT_LOOK = 2.0  # between two questions whether something new was kept
+UNWANTED_SECONDS = 10.0  # after which a head that does not look any more wants nothing
 
 Say = Callable[[str], None]
 
@@ -82,9 +83,11 @@ class Growth:
         self.larger: Larger | None = None
         self.kept_before: float | None = None  # when nodes could join first: wait for what is newer
         self.said: set[str] = set()
+        self.looked = self.began
 
     def look(self, record: JobRecord) -> Larger | None:
         """Return the larger job once there is one. It never waits; ask it again and again."""
+        self.looked = time.monotonic()
         if self.thread is not None and self.thread.is_alive():
             return None
         if self.larger is None and time.monotonic() >= self.next_look:
@@ -99,7 +102,7 @@ class Growth:
         pause = growth.pause(self.every, self.looks + 1)
         try:
             if self.search_once(record):
-                pause, self.looks = min(self.every, CHECKPOINT_LOOK), -1
+                pause, self.looks = 0.0, -1
         except OrchestratorError as error:  # node 0 cannot be asked: who follows it notices, too
             self.once(f"no node can join now: {error}")
         except Exception as error:  # noqa: BLE001  a defect of ours must not end a training
@@ -110,7 +113,7 @@ class Growth:
             self.next_look = time.monotonic() + pause
 
     def search_once(self, record: JobRecord) -> bool:
-        """Tell whether to look again soon: all is there but a new checkpoint."""
+        """Tell whether to look again at once: all was there but a new checkpoint."""
         free = [node for node in record.spares if not refusal(record, node)]
         answers = fleet.everywhere(free, self.ask) if free else []
         there = {
@@ -136,12 +139,15 @@ class Growth:
             if not names:
                 self.kept_before = None
                 return False
-            kept = master.channel.ask(AskKept(job=record.job, node=0), self.transport.timeout)
-            if not kept.at:
+            kept = self.kept(master, record)
+            if not kept:
                 self.say_nothing_kept(names)
                 return False
-            self.kept_before = kept.at if self.kept_before is None else self.kept_before
-            if kept.at <= self.kept_before:
+            self.kept_before = kept if self.kept_before is None else self.kept_before
+            if kept <= self.kept_before:
+                for _, answer in there.values():
+                    answer.channel.connection.close()
+                self.await_newer(master, record, self.kept_before)
                 return True
             if self.latecomers is not None:
                 come = [late[name][1] for name in names if name in late]
@@ -169,6 +175,19 @@ class Growth:
             for node, answer in zip(nodes, answers, strict=True)
             if not isinstance(answer, OrchestratorError)
         }
+
+    def kept(self, master: Asked, record: JobRecord) -> float:
+        """Return when node 0 kept something last, by its own clock."""
+        request = AskKept(job=record.job, node=0)
+        return master.channel.ask(request, self.transport.timeout).at
+
+    def await_newer(self, master: Asked, record: JobRecord, before: float) -> None:
+        """Ask node 0 alone, and over one connection: it may take hours. Then all are asked anew."""
+        until = time.monotonic() + self.every * growth.LONGEST_PAUSE
+        while time.monotonic() < min(until, self.looked + UNWANTED_SECONDS):
+            time.sleep(CHECKPOINT_LOOK)
+            if self.kept(master, record) > before:
+                return
 
     def ask(self, node: NodeRecord) -> Asked:
         """Reach a node, and ask what it is."""

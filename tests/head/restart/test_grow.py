@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,13 @@ import pytest
 
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect.ssh_config import Destination
-from orchestrator.head.connect.subprocess_transport import LiteralHosts
+from orchestrator.head.connect.subprocess_transport import (
+    LiteralHosts,
+    LocalTransport,
+    ProcessConnection,
+)
 from orchestrator.head.restart import grow
+from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.facts import Disk
 from orchestrator.protocol.messages import ProbeTarget
 from orchestrator.records import cordons
@@ -19,6 +27,7 @@ from orchestrator.records.experiment import RESIZED, JobRecord
 from tests.head.connect.test_channel import Login
 from tests.head.plan.probed import facts
 from tests.head.restart.test_gather import node, record
+from tests.node.server.test_next_spec import FIRST
 
 ONCE = Launch(nnodes="2:3", max_restarts=1)
 
@@ -108,6 +117,50 @@ def test_a_look_that_comes_to_nothing_leaves_no_connection() -> None:
     looking.search(job)
     looking.search(job)
     assert [one.closed for one in transport.opened] == [True, True]
+
+
+class Counted(LocalTransport):
+    """Every node is this machine."""
+
+    def __init__(self) -> None:
+        self.logins = 0
+
+    def connect(self, destination: Destination, timeout: float | None = None) -> ProcessConnection:
+        self.logins += 1
+        return super().connect(destination, timeout)
+
+
+def test_a_new_checkpoint_is_awaited_on_one_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take hours: no node is logged into every other second for so long."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(grow, "CHECKPOINT_LOOK", 0.05)
+    here: dict[str, Any] = {"python": sys.executable, "nproc": 1}
+    job = running("ac", "b", attempts=[])
+    job = replace(
+        job,
+        nodes=[replace(one, **here) for one in job.nodes],
+        spares=[replace(one, **here) for one in job.spares],
+    )
+    state = tmp_path / "memory" / "state"
+    state.parent.mkdir()
+    state.touch()
+    os.utime(state, (20.0, 20.0))
+    run = RunDir(job.job, 0)
+    run.create()
+    run.write_spec(FIRST.replace(env={"ORCHESTRATOR_RESUME_DIR": str(state.parent)}))
+    transport, said = Counted(), list[str]()
+    looking = grow.Growth(job, transport, said.append)
+    looking.next_look = 0.0
+    larger, deadline = None, time.monotonic() + 60.0
+    while larger is None and time.monotonic() < deadline:
+        larger = looking.look(job)
+        if looking.kept_before is not None and time.monotonic() > deadline - 57.0:
+            os.utime(state, (30.0, 30.0))
+        time.sleep(0.01)
+    assert larger is not None and larger.why.startswith("b can join"), said
+    assert transport.logins == 4  # to node 0 and to b, before it and after it
 
 
 def test_the_quick_check_of_who_joins() -> None:
