@@ -28,6 +28,7 @@ PARTS = {  # as job.json has them -> in words
 }
 ACCOUNT = Path("outputs", "time_spent.jsonl")
 LARGEST = 16 << 20
+LARGEST_NUMBER = 1e15
 
 
 @dataclass(frozen=True)
@@ -138,16 +139,23 @@ def read(lines: Iterable[bytes]) -> dict[int, Told]:
     for line in lines:
         try:
             data = json.loads(line)
-            number = int(data.pop("attempt"))
             trains = data["trains"]
-            told[number] = Told(
-                float(data["began"]), None if trains is None else float(trains),
-                int(data["first"]), float(data["time"]), int(data["step"]),
-                max(0.0, float(data["data"])), max(0.0, float(data["checkpoints"])),
+            told[int(finite(data["attempt"]))] = Told(
+                finite(data["began"]), None if trains is None else finite(trains),
+                int(finite(data["first"])), finite(data["time"]), int(finite(data["step"])),
+                max(0.0, finite(data["data"])), max(0.0, finite(data["checkpoints"])),
             )  # fmt: skip
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
     return told
+
+
+def finite(value: Any) -> float:
+    """Take a number: with one NaN the record of the job could not be read again."""
+    number = float(value)
+    if not abs(number) < LARGEST_NUMBER:
+        raise ValueError(f"{number} is no time and no step")
+    return number
 
 
 def of(record: JobRecord, experiment: Path, now: float) -> dict[str, float]:

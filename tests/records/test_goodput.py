@@ -81,6 +81,14 @@ def test_only_whole_lines_count() -> None:
     assert {number: told.step for number, told in read.items()} == {1: 71}
 
 
+@pytest.mark.parametrize("name", ["attempt", "began", "trains", "first", "time", "step", "data"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 10**400, -(10**400), "x", [], {}])
+def test_a_number_that_is_none_is_no_line(name: str, bad: object) -> None:
+    line = {"attempt": 1, **vars(ONE)}
+    assert goodput.read([json.dumps(line).encode(), b"[" * 100_000]).keys() == {1}
+    assert goodput.read([json.dumps({**line, name: bad}).encode()]) == {}
+
+
 def attempt(number: int, started: float, ended: float, *, restarted: bool) -> Attempt:
     verdict = {"time": ended - 1}
     return Attempt(number, "j", started, ended, "failed", 1, verdict, [], restarted=restarted)

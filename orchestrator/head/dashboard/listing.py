@@ -85,7 +85,11 @@ class Listing:
             what = error.what if isinstance(error, UsageError) else error.strerror or "unreadable"
             return Row(each.name, UNREADABLE, cause=what)
         if kept.row is None or not kept.record.over:
-            kept.row = row_of(path, kept.record, kept.steps)
+            try:
+                kept.row = row_of(path, kept.record, kept.steps)
+            except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+                # One that makes no sense is that one's trouble, and not the whole list's.
+                kept.row = Row(each.name, UNREADABLE, cause=f"unreadable ({type(error).__name__})")
         return kept.row
 
 
@@ -100,6 +104,7 @@ def row_of(path: Path, record: JobRecord, steps: int | None) -> Row:
     ranks = sum(node.nproc for node in record.nodes)
     known = record.goodput or goodput.of(record, path, record.ended or time.time())
     whole = sum(known.values())
+    training = known.get("training", 0.0) / whole if whole else 0.0
     cause = record.verdict if record.state in ("failed", "lost") else None
     each = ranks_of(Experiment(path), record)
     how_far = progress.of(path, each, steps)
@@ -112,7 +117,7 @@ def row_of(path: Path, record: JobRecord, steps: int | None) -> Row:
         ranks=ranks,
         attempt=record.attempt,
         cause=f"{cause['title']}: {cause['message']}".splitlines()[0] if cause else "",
-        training=known["training"] / whole if known.get("training") and whole else None,
+        training=training if 0 < training <= 1 else None,
         progress=how_far,
     )
 

@@ -137,6 +137,22 @@ def test_every_kind_of_experiment(site: Site) -> None:
     assert "What differs" in both["details"]
 
 
+@pytest.mark.parametrize("verdict", [{"title": 5}, {"x": 1}])
+def test_one_that_makes_no_sense_hides_no_other(site: Site, verdict: dict[str, Any]) -> None:
+    experiment(site.root / "a_20260101_000000")
+    experiment(site.root / "b_20260102_000000", state="failed", verdict=verdict)
+    told = experiment(site.root / "c_20260103_000000", **RUNNING)
+    line = {"attempt": 1, "began": 1.7e9, "trains": 1.7e9, "first": 0, "time": float("nan"),
+            "step": 5, "data": 0, "checkpoints": 0}  # fmt: skip
+    (told.path / "outputs" / "time_spent.jsonl").write_text(json.dumps(line) + "\n")
+    got = site.get("/api/experiments")
+    rows = {row["name"][0]: row for row in got.json["experiments"]}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        **{"a": "done", "b": "damaged", "c": "running"},
+    }
+    assert "KeyError" in rows["b"]["cause"] and "NaN" not in got.text
+
+
 @pytest.mark.parametrize("name", ["..", "../secret_20260101_000000", "/etc", ".", "", "x" * 3000])
 def test_no_path_leads_out(site: Site, name: str) -> None:
     experiment(site.root.parent / "secret_20260101_000000")
