@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
@@ -39,18 +40,25 @@ class Topic:
             took = await self.once()
             await asyncio.sleep(max(self.every, SLOWEST * took))
 
-    async def once(self) -> float:
-        """Look once, and wake up everybody if it is not what it was; return how long it took."""
+    async def once(self, oldest: float = -1.0) -> float:
+        """Look once, and wake up everybody if it is not what it was; return how long it took.
+
+        Whoever waits for somebody else's look takes what that has found, if it is no older.
+        """
         async with self.looking:
             begin = time.monotonic()
+            if self.looked and begin - self.looked <= oldest:
+                return 0.0
             loop = asyncio.get_running_loop()
+            problem = self.problem
             value = await loop.run_in_executor(self.threads, self.guarded)
             self.looked = time.monotonic()
-        if value is not None and value != self.value:
-            self.value = value
-            self.version += 1
-            before, self.changed = self.changed, asyncio.Event()
-            before.set()
+            fresh = value is not None and value != self.value
+            if fresh or self.problem != problem:
+                self.value = value if value is not None else self.value
+                self.version += 1
+                before, self.changed = self.changed, asyncio.Event()
+                before.set()
         return time.monotonic() - begin
 
     def guarded(self) -> bytes | None:
@@ -81,8 +89,7 @@ class Topic:
 
     async def fresh(self, oldest: float) -> bytes:
         """Return a state that is no older than that, for one that does not stay."""
-        if not self.looked or time.monotonic() - self.looked > oldest:
-            await self.once()
+        await self.once(oldest)
         self.used = time.monotonic()
         return self.value
 
@@ -115,4 +122,5 @@ async def following(topic: Topic, name: str, seconds: float) -> AsyncIterator[by
                 yield b": still here\n\n"
             else:
                 seen = topic.version
-                yield event(name, topic.value)
+                problem = json.dumps(topic.problem).encode()
+                yield event("problem", problem) if topic.problem else event(name, topic.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,47 @@ def test_a_slow_client_gets_the_newest_state(site: Site) -> None:
         assert await anext(stream) == b": still here\n\n"  # and not once for each that it missed
         await stream.aclose()  # type: ignore[attr-defined]
         assert not topic.readers
+
+    asyncio.run(talk())
+
+
+def test_many_who_ask_at_once_cost_one_look(site: Site) -> None:
+    async def talk() -> None:
+        looks = []
+
+        def look() -> bytes:
+            looks.append(1)
+            begun.wait(PATIENCE)
+            return b"7"
+
+        begun = threading.Event()
+        topic = Topic(look, 3600, site.board.threads)
+        asked = [asyncio.create_task(topic.fresh(3600)) for _ in range(20)]
+        await until(lambda: looks)
+        begun.set()
+        assert await asyncio.gather(*asked) == [b"7"] * 20 and len(looks) == 1
+        await topic.fresh(-1)
+        assert len(looks) == 2
+
+    asyncio.run(talk())
+
+
+def test_one_that_is_removed_while_it_is_looked_at_is_said(site: Site) -> None:
+    made = experiment(site.root / RUN, **RUNNING)
+
+    async def talk() -> None:
+        def gone(got: Got) -> bool:
+            if got.events("page") == [1] and made.path.exists():
+                made.path.rename(site.root / "elsewhere")
+            return len(got.events("page")) > 1
+
+        await site.ask(f"/api/experiments/{RUN}/events", until=gone)
+        got = await site.ask(f"/api/page?e={RUN}")
+        assert got.code == 409 and "No such file" in got.json["error"]
+        problem = Topic(made.read_record, 3600, site.board.threads)  # type: ignore[arg-type]
+        stream = following(problem, "n", 60)
+        assert b"event: problem" in await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
 
     asyncio.run(talk())
 

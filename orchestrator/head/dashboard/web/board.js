@@ -94,7 +94,7 @@
     return made;
   }
   function list() {
-    connect(() => "/api/events", { list: (fresh) => { rows = fresh.experiments; showList(); } });
+    connect(() => "/api/events", { list: (fresh) => { rows = fresh.experiments; alive("live"); showList(); }, problem: alive });
     at("filter").oninput = showList;
     at("choose").onsubmit = (event) => {
       event.preventDefault();
@@ -122,7 +122,7 @@
     try {
       const answer = await fetch("/api/page?" + query());
       const parts = await answer.json();
-      if (!answer.ok) { at("drawn").replaceChildren(element("p", parts.error, "cause")); return; }
+      if (!answer.ok) { before.drawn = null; at("drawn").replaceChildren(element("p", parts.error, "cause")); return; }
       const maps = [...document.querySelectorAll("#drawn select")].map((select) => select.selectedIndex);
       fill("heading", parts.heading);
       fill("drawn", parts.drawn);
