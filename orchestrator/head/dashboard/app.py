@@ -97,10 +97,9 @@ class Board:
         if (name, node) not in self.tails:
             if len(self.tails) >= MOST_TAILS:
                 raise Answer(503, "too many logs are followed already")
-            log = logs.log_of(await self.find(name), node)
-            if log is None:
+            own = logs.tail_of(await self.find(name), node)
+            if own is None:
                 raise Answer(404, f"{name} has no node {node}")
-            own = Tail(log)
 
             def look() -> bytes:
                 own.look()

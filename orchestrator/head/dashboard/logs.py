@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator import files
-from orchestrator.head.dashboard.listing import is_plain
+from orchestrator.head.dashboard.listing import is_plain, stamp_of
 from orchestrator.head.follow.node_logs import log_files
 from orchestrator.head.screen.log_reader import LineSplitter, LogFile, LogReader, clean
-from orchestrator.records.experiment import Experiment
+from orchestrator.records.experiment import RECORD, Experiment
 
 KEPT = 400  # lines of one log, for whoever comes next
 LONGEST = 2000  # characters of a line that is shown
@@ -30,20 +31,41 @@ class Tail:
     """The last lines of one node's log, read once for everybody who follows it."""
 
     log: LogFile
+    moved: Callable[[], LogFile | None] = lambda: None  # the log, where it may be another now
     lines: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=KEPT))
     count: int = 0  # of all lines so far: the number of the next one
 
     def __post_init__(self) -> None:
-        self.reader = LogReader(self.log)
+        self.problem = ""
+        self.begin(self.log)
+
+    def begin(self, log: LogFile) -> None:
+        self.log, self.reader = log, LogReader(log)
         self.splitters: dict[str, LineSplitter] = {}
-        if is_plain(self.log.text):
+        if is_plain(log.text):
             self.reader.skip_near_end(BACK)
 
     def look(self) -> bool:
         """Read what is new; tell whether there was anything."""
-        if not is_plain(self.log.text):
-            return False
         before = self.count
+        try:
+            self.read()
+        except OSError as error:
+            if self.problem != (problem := error.strerror or "it cannot be read"):
+                self.add("-", f"... {self.log.text.name}: {problem}")
+            self.problem = problem
+        return self.count > before
+
+    def read(self) -> None:
+        log = self.moved() or self.log
+        if log.text != self.log.text:  # a later attempt has another machine there
+            self.begin(log)
+            self.add("-", f"... from here on {log.label}")
+        if not is_plain(self.log.text):
+            return
+        if self.log.size() < self.reader.position:  # put aside: a job that was queued again
+            self.begin(self.log)
+            self.add("-", "... the log begins anew")
         if self.reader.behind() > BEHIND:
             left_out = self.reader.skip_near_end(BACK)
             self.splitters.clear()
@@ -54,7 +76,6 @@ class Tail:
             splitter = self.splitters.setdefault(stream, LineSplitter())
             for line in splitter.feed(data):
                 self.add(stream, line)
-        return self.count > before
 
     def add(self, stream: str, line: str) -> None:
         self.lines.append((stream, line[:LONGEST]))
@@ -75,6 +96,21 @@ def log_of(experiment: Experiment, node: int) -> LogFile | None:
     return log_files(experiment, nodes)[0] if nodes else None
 
 
+def tail_of(experiment: Experiment, node: int) -> Tail | None:
+    """Follow the log of a node, whichever machine has its place in the attempt that runs."""
+    stamp = stamp_of(experiment.path / RECORD)
+
+    def moved() -> LogFile | None:
+        nonlocal stamp
+        if (now := stamp_of(experiment.path / RECORD)) == stamp:
+            return None
+        stamp = now
+        return log_of(experiment, node)
+
+    log = log_of(experiment, node)
+    return None if log is None else Tail(log, moved)
+
+
 # -- search -----------------------------------------------------------------------------------
 
 
@@ -82,14 +118,21 @@ def search(experiment: Experiment, word: str) -> dict[str, Any]:
     """Find a word in all nodes' logs: how often, and the last places of each node."""
     deadline = time.monotonic() + SEARCH_SECONDS
     wanted = re.compile(re.escape(word[:LONGEST_WORD].encode()), re.IGNORECASE)
-    found, total, whole = [], 0, True
+    found, total, whole, unread = [], 0, True, []
     for log in log_files(experiment, experiment.read_record().nodes):
         if not is_plain(log.text):
             continue
-        places, count, complete = places_in(log, wanted, deadline)
+        try:
+            places, count, complete = places_in(log, wanted, deadline)
+            found += [hit(log, offset, line) for offset, line in places]
+        except OSError as error:
+            unread.append(f"node {log.node} ({error.strerror})")
+            continue
         total, whole = total + count, whole and complete
-        found += [hit(log, offset, line) for offset, line in places]
-    return {"hits": found, "count": total, "whole": whole, "seconds": SEARCH_SECONDS}
+    return {
+        **{"hits": found, "count": total, "whole": whole, "seconds": SEARCH_SECONDS},
+        "unread": ", ".join(unread),
+    }
 
 
 def places_in(

@@ -325,6 +325,40 @@ def test_a_log_that_is_too_quick_is_shown_from_its_end(tmp_path: Path) -> None:
     assert told["left_out"] > 0 and max(len(text) for _, text in told["lines"]) <= logs.LONGEST
 
 
+def test_a_log_goes_on_where_the_next_attempt_writes_it(tmp_path: Path) -> None:
+    made = experiment(tmp_path / RUN, **RUNNING)
+    tail = logs.tail_of(made, 0)
+    assert tail is not None and logs.tail_of(made, 7) is None
+    tail.look()
+    record = made.read_record()
+    spare = dataclasses.replace(record.nodes[0], name="gamma", address="gamma")
+    made.write_record(dataclasses.replace(record, nodes=[spare, record.nodes[1]]))
+    made.log(spare).write_text("hello from gamma\n")
+    tail.look()
+    made.log(spare).write_text("again\n")  # queued again: its logs were put aside
+    assert tail.look() and not tail.look()
+    told = [text for _, text in tail.since(0)["lines"]]
+    assert told == [
+        *("hello from alpha", "... from here on gamma", "hello from gamma"),
+        *("... the log begins anew", "again"),
+    ]
+
+
+def test_a_log_that_may_not_be_read_is_said(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    made = experiment(site.root / RUN, **RUNNING)
+    tail = logs.tail_of(made, 0)
+    monkeypatch.setattr(logs, "places_in", refuse)
+    found = logs.search(made, "hello")
+    assert found["unread"] == "node 0 (Permission denied), node 1 (Permission denied)"
+    monkeypatch.undo()
+    monkeypatch.setattr("orchestrator.head.screen.log_reader._read", refuse)
+    assert tail is not None and tail.look() and not tail.look()
+    assert "Permission denied" in tail.since(0)["lines"][0][1]
+
+
 # -- search -----------------------------------------------------------------------------------
 
 

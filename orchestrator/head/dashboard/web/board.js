@@ -165,7 +165,8 @@
     const lines = found.count === 1 ? "1 line" : found.count + " lines";
     const shown = found.count > found.hits.length ? "; the last of each node are shown" : "";
     const part = found.whole ? "" : "; not all was read in " + found.seconds + " s";
-    at("found").textContent = lines + shown + part;
+    const unread = found.unread ? "; not read: " + found.unread : "";
+    at("found").textContent = lines + shown + part + unread;
     at("hits").replaceChildren(...found.hits.map((hit) => {
       const rank = hit.rank === "-" || hit.rank === "~" ? "" : " rank " + hit.rank;
       const one = element("li");
