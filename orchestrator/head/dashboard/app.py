@@ -82,7 +82,8 @@ class Board:
         key = tuple(names)
         if key not in self.pages:
             own = Page([await self.find(name) for name in names], self.compared)
-            self.pages[key] = Topic(own.look, PAGE_SECONDS, self.threads)
+            topic = Topic(own.look, PAGE_SECONDS, self.threads)
+            self.pages.setdefault(key, topic)  # another client may have been quicker
             idle = [(each.used, k) for k, each in self.pages.items() if not each.readers]
             for _, old in sorted(idle)[: max(0, len(self.pages) - MOST_TOPICS)]:
                 if old != key:
@@ -105,7 +106,8 @@ class Board:
                 own.look()
                 return str(own.count).encode()
 
-            self.tails[name, node] = own, Topic(look, LOG_SECONDS, self.threads)
+            topic = Topic(look, LOG_SECONDS, self.threads)
+            self.tails.setdefault((name, node), (own, topic))
         return self.tails[name, node]
 
     @contextlib.contextmanager

@@ -222,7 +222,8 @@ def test_what_is_appended_is_seen(site: Site) -> None:
             site.ask(f"/api/events?e={RUN}", until=lambda got: len(got.events("page")) > 1)
         )
         await until(lambda: site.board.tails and next(iter(site.board.tails.values()))[0].count)
-        assert len(site.board.tails) == 1 and site.board.streams == 3
+        await until(lambda: site.board.streams == 3)
+        assert len(site.board.tails) == 1
         with log.open("a") as file:
             file.write("half a ")
         with log.open("a") as file:
@@ -275,6 +276,20 @@ def test_many_who_ask_at_once_cost_one_look(site: Site) -> None:
         assert await asyncio.gather(*asked) == [b"7"] * 20 and len(looks) == 1
         await topic.fresh(-1)
         assert len(looks) == 2
+
+    asyncio.run(talk())
+
+
+def test_clients_that_come_at_once_share_what_is_read(site: Site) -> None:
+    experiment(site.root / RUN, **RUNNING)
+
+    async def talk() -> None:
+        logs_of = await asyncio.gather(*(site.board.tail(RUN, 0) for _ in range(5)))
+        assert len({id(own) for own, _ in logs_of}) == 1
+        assert len({id(topic) for topic in await asyncio.gather(*pages())}) == 1
+
+    def pages() -> list[Any]:
+        return [site.board.page([RUN]) for _ in range(5)]
 
     asyncio.run(talk())
 
