@@ -59,6 +59,7 @@ def test_live_by_keys_in_light_and_dark(served: tuple[Path, str], tmp_path: Path
         assert browser.eval("document.documentElement.scrollWidth") == 390
         see_it_grow(browser, root / RUN)
         search_and_stop(browser)
+        lose_the_connection(browser)
         for dark, color, paper in (
             (True, (0x58, 0xA6, 0xFF), (0x0F, 0x13, 0x18)),
             (False, (0x09, 0x69, 0xDA), (255, 255, 255)),
@@ -82,6 +83,35 @@ def see_it_grow(browser: Browser, path: Path) -> None:
     with (path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
         file.write(json.dumps(line(0, 401, 2)) + "\n")
     browser.until("document.getElementById('heading').innerText.includes('401')")
+
+
+SERVER = """
+window.made = [];
+window.EventSource = class {
+  constructor(url) { this.url = url; this.readyState = 1; this.hear = {}; made.push(this); }
+  addEventListener(name, take) { this.hear[name] = take; }
+  close() { this.readyState = 2; }
+  say(name, data) { this.hear[name]({ data: JSON.stringify(data) }); }
+  tell() { this.onopen(); this.say("lines", { next: 1, left_out: 0, lines: [["0", "one line"]] }); }
+};
+document.dispatchEvent(new Event("visibilitychange"));
+made[0].tell();
+made[0].onerror();
+made[0].tell();
+"""
+
+
+def lose_the_connection(browser: Browser) -> None:
+    """A browser connects again by itself, and gives up where the answer is an error."""
+    browser.eval(SERVER)
+    assert browser.eval("made.length") == 1
+    assert browser.eval("document.getElementById('log').innerText.trim()") == "rank 0 | one line"
+    assert browser.eval("document.getElementById('alive').textContent") == "live"
+    browser.eval("made[0].readyState = 2; made[0].onerror()")
+    assert "another address" in browser.eval("document.getElementById('alive').textContent")
+    browser.until("made.length == 2")
+    browser.eval("made[1].tell()")
+    assert browser.eval("document.getElementById('log').innerText.trim()") == "rank 0 | one line"
 
 
 def search_and_stop(browser: Browser) -> None:

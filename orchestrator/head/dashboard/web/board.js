@@ -30,15 +30,21 @@
   const clock = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" }) : "");
 
   // One connection for each page, and none while nobody sees it: a browser has six for a server.
-  function connect(url, hear) {
-    let source = null;
+  // A new one is told everything from the beginning: `opened` forgets what the last one said.
+  const LOST = "not connected: trying again; a dashboard that was started anew has another address";
+  function connect(url, hear, opened = () => {}) {
+    let source = null, waiting = 0;
     const open = () => {
-      source = new EventSource(url());
-      source.onopen = () => alive("live");
-      source.onerror = () => alive("not connected: trying again");
-      for (const [name, take] of Object.entries(hear)) source.addEventListener(name, (event) => take(JSON.parse(event.data)));
+      const own = source = new EventSource(url());
+      own.onopen = () => { opened(); alive("live"); };
+      own.onerror = () => {
+        alive(LOST);
+        // A browser gives up where the server has answered with an error.
+        if (own === source && own.readyState === 2) { close(); waiting = setTimeout(open, 3000); }
+      };
+      for (const [name, take] of Object.entries(hear)) own.addEventListener(name, (event) => take(JSON.parse(event.data)));
     };
-    const close = () => { if (source) source.close(); source = null; };
+    const close = () => { clearTimeout(waiting); if (source) source.close(); source = null; };
     document.addEventListener("visibilitychange", () => { close(); if (!document.hidden) open(); });
     open();
     return () => { close(); open(); };
@@ -88,7 +94,8 @@
     cell(large(row.rate), "speed", "number");
     cell(row.ended ? "" : time(row.left), "left", "number");
     cell(row.training == null ? "" : Math.round(row.training * 100) + " %", "training", "number");
-    cell(row.nodes ? row.nodes + " x " + row.ranks / row.nodes : "", "nodes", "number");
+    const each = row.ranks / row.nodes;
+    cell(!row.nodes ? "" : Number.isInteger(each) ? row.nodes + " x " + each : row.nodes + ", " + row.ranks + " ranks", "nodes", "number");
     cell(row.ended ? "" : row.slowest, "slowest");
     cell(clock(row.started) + (row.ended ? ", " + time(row.ended - row.started) : ""), "started");
     return made;
@@ -188,10 +195,8 @@
 
   function experiment() {
     const hear = { page: refresh, stopping, lines: showLines };
-    const reconnect = connect(() => {
-      at("log").replaceChildren();
-      return path(names[0], "/events" + (at("node").value ? "?node=" + at("node").value : ""));
-    }, hear);
+    const events = () => path(names[0], "/events" + (at("node").value ? "?node=" + at("node").value : ""));
+    const reconnect = connect(events, hear, () => at("log").replaceChildren());
     at("node").onchange = reconnect;
     at("search").onsubmit = search;
     at("stop").onclick = () => at("ask").showModal();
