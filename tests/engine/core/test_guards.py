@@ -109,15 +109,15 @@ def test_a_run_keeps_to_its_minutes(tmp_path: Path) -> None:
 
 
 def test_clocks_start_evaluations_and_checkpoints(tmp_path: Path) -> None:
-    clocks = {"training": {"max_steps": 150, "eval_seconds": 0.05},
-              "checkpoint": {"seconds": 0.05, "keep": 100}}  # fmt: skip
+    clocks = {"training": {"max_steps": 100_000, "max_minutes": 4 / 60, "eval_seconds": 0.5},
+              "checkpoint": {"seconds": 0.5, "keep": 100}}  # fmt: skip
     one = job(tmp_path, "a", [2], clocks)
     assert run(one) == [[0, 0]]
     evaluations = [line["step"] for line in one.metrics() if "eval_loss" in line]
     assert evaluations == [line["step"] for line in one.metrics(1) if "eval_loss" in line]
-    assert len(evaluations) >= 3
     saved = list((one.experiment() / "outputs/checkpoints").glob("step_*"))
-    assert 3 <= len(saved) < 150
+    for each in (evaluations, saved):  # on a slow machine a step takes longer than the clock
+        assert 3 <= len(each) <= 4 / 0.5 + 1
 
 
 def test_an_evaluation_does_not_lose_a_checkpoint_that_a_clock_asked_for(tmp_path: Path) -> None:

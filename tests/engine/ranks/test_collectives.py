@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -199,11 +200,12 @@ Trainer.launch(fn, nprocs=2)
     launcher = subprocess.Popen([sys.executable, "-c", code])
     while len(pids := [int(path.name) for path in tmp_path.iterdir()]) < 2:
         assert launcher.poll() is None
+        time.sleep(0.05)
     launcher.kill()
     launcher.wait()
     for pid in pids:
         while Path(f"/proc/{pid}").exists() and "(zombie)" not in state(pid):
-            pass
+            time.sleep(0.05)
 
 
 def state(pid: int) -> str:
