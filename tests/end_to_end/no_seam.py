@@ -192,6 +192,7 @@ class NoSeam:
         return self.cluster.addresses.index(self.head.record["nodes"][node]["address"])
 
     def kill_rank(self, node: int) -> None:
+        """Kill the rank of a node; `hit` tells whether there was one."""
         self.kill(node, ["pkill", "-KILL", "-x", f"rank{node}"])
 
     def kill_started(self, node: int, what: str) -> None:
@@ -283,15 +284,16 @@ def two_at_once(one: NoSeam) -> str:
 
 
 def a_second_in_the_recovery(one: NoSeam) -> str:
-    """As soon as the next attempt runs, or while it starts, another rank dies."""
+    """As soon as a rank of the next attempt is there, or a little later, it dies too."""
     first, second = one.node(), one.node()
     before = len(one.head.record["attempts"])
     one.kill_rank(first)
     one.await_next_attempt(before)
     if one.chance.random() < 0.5:
         one.until(lambda: one.head.record["state"] == "running", "the next attempt")
-    time.sleep(one.chance.uniform(0.0, 0.5))
-    one.kill_rank(second)
+        time.sleep(one.chance.uniform(0.0, 0.5))
+    one.hit = False
+    one.until(lambda: one.kill_rank(second) or one.hit, f"rank {second} of the next attempt")
     return f"nodes {first} and {second}"
 
 

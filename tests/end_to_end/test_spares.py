@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,10 @@ def test_cordoned_until_it_is_not(someone: Head) -> None:
     assert command.finish() == 3
     assert f"orchestrator node uncordon {second} {spare}" in command.text
     node(someone, "uncordon", second, spare)
+    text = someone.run("--nnodes", "2", "--max-restarts", "1", "meet.py").text
+    assert re.search(rf"standing by: .*{spare}", text) and "met 2 on " in text
+    waiting = [someone.cluster.processes(node, "ORCHESTRATOR_WARM=") for node in range(4)]
+    assert not any(waiting)
     assert json.loads(node(someone, "list", "--json")) == {"cordoned": []}
 
 
@@ -105,6 +110,7 @@ def test_the_masters_node_is_cut_off_and_a_spare_goes_on(
     four_nodes.cut(0)
     try:
         command.wait_for(f"{first} is lost: {spare} takes its place")
+        command.wait_for("warm start on all nodes")
         command.wait_for(r"resuming after step \d")
         assert command.finish() == 0, command.text
     finally:

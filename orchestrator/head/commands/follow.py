@@ -112,11 +112,11 @@ class Stay:
             followers = followers_of(running, transport, channels, logs, head=head)
             follow(running, followers, self.keys)
             if running.record.state != "restarting" or running.end.left:
-                return self.end(running, screen)
+                return self.end(running, screen, transport)
             self.notifier.over(running.record)
             following = self.again(running.record, transport, running.channels)
             if isinstance(following, JobRecord):
-                return self.end(running, screen, following)
+                return self.end(running, screen, transport, following)
             record, channels, logs = following.record, following.channels, following.logs
             self.notifier.report()
             screen = make_screen(self.experiment, record, self.view)
@@ -142,13 +142,15 @@ class Stay:
             growth=growth_of(record, transport, display, self.latecomers),
         )
 
-    def end(self, running: Run, screen: Screen, record: JobRecord | None = None) -> int:
+    def end(
+        self, running: Run, screen: Screen, transport: Transport, record: JobRecord | None = None
+    ) -> int:
         """Say how the stay has ended, with the job or without."""
         experiment, record = self.experiment, record or running.record
         if record.over and running.channels:
             from orchestrator.head.restart.release import release
 
-            release(record, running.channels)
+            release(record, running.channels, transport)
         for channel in running.channels.values():
             channel.connection.close()
         experiment.unlock()

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.reach import ask_once
+from orchestrator.head.connect.transport import Transport
 from orchestrator.protocol.messages import Release
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
 RELEASE_SECONDS = 20.0
+SPARE_SECONDS = 5.0  # that the end of a job may wait for its spares
 
 
-def release(record: JobRecord, channels: Mapping[int, NodeChannel]) -> None:
+def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: Transport) -> None:
     """Tell all nodes that can be told; the others forget it by themselves."""
     nodes = [node for node in record.nodes if node.index in channels]
+    standing_by = [node for node in record.spares if node.state == "standing by"]
+    first_job = record.attempts[0].job if record.attempts else record.job
 
-    def tell(node: NodeRecord) -> None:
-        job, index = node.first_job or record.job, node.first_node if node.first_job else node.index
-        channels[node.index].ask(Release(job=job, node=index), RELEASE_SECONDS)
+    def order(node: NodeRecord) -> Release:
+        if node.first_job:
+            return Release(job=node.first_job, node=node.first_node)
+        return Release(job=first_job, node=node.index)
 
-    fleet.everywhere(nodes, tell)
+    def tell_spare(node: NodeRecord) -> None:
+        ask_once(transport, node, order(node), RELEASE_SECONDS)
+
+    others = threading.Thread(target=fleet.everywhere, args=(standing_by, tell_spare), daemon=True)
+    if standing_by:
+        others.start()
+    fleet.everywhere(nodes, lambda node: channels[node.index].ask(order(node), RELEASE_SECONDS))
+    if standing_by:
+        others.join(SPARE_SECONDS)

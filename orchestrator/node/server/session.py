@@ -262,10 +262,10 @@ class Session:
         run.append_event(end)
         if self.code is not None:
             self.code.started(spec.workdir, run)
-        if spec.warm:
-            from orchestrator.node.warm import pairs
+        if spec.warm or spec.attempt is not None:
+            from orchestrator.node.warm import next_attempt
 
-            pairs.start(spec, run, os.environ, self.umask)
+            next_attempt.begin(run, os.environ, self.umask)
         return Nothing()
 
     @answers(messages.TakePorts)
