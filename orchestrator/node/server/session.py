@@ -265,7 +265,8 @@ class Session:
         if spec.warm or spec.attempt is not None:
             from orchestrator.node.warm import next_attempt
 
-            next_attempt.begin(run, os.environ, self.umask)
+            idle = next_attempt.SPARE_SECONDS
+            next_attempt.begin(run, os.environ, self.umask, idle)
         return Nothing()
 
     @answers(messages.TakePorts)

@@ -19,6 +19,7 @@ from orchestrator.protocol.spec import Spec
 AFTER_SECONDS = 2.0  # from the first output on: programs say hello, and go on importing
 SILENT_SECONDS = 5.0  # from the start of a rank on that prints nothing
 IDLE_SECONDS = 3600.0  # should nobody be there to end it
+SPARE_SECONDS = 12 * IDLE_SECONDS  # on a spare, at which nobody looks again
 AGAIN_SECONDS = 60.0  # between two looks whether it is still there
 
 
@@ -57,11 +58,11 @@ class NextAttempt:
         return 0.0 < self.silent_until <= now
 
 
-def begin(run: RunDir, environ: Mapping[str, str], umask: int) -> None:
-    """Start a pair for a job that is about to take this node up again."""
+def begin(run: RunDir, environ: Mapping[str, str], umask: int, idle: float = IDLE_SECONDS) -> None:
+    """Start a pair for a job that is about to take this node up, or may some time."""
     with contextlib.suppress(OSError, ValueError):
         spec = run.read_spec()
-        pairs.start(spec.replace(warm=max(spec.warm, IDLE_SECONDS)), run, environ, umask)
+        pairs.start(spec.replace(warm=max(spec.warm, idle)), run, environ, umask)
 
 
 def end(spec: Spec, environ: Mapping[str, str], umask: int) -> None:
