@@ -464,6 +464,7 @@ class Run:
         self.record = replace(self.record, spares=list(larger.spares))
         self.resized = larger.why
         self.save()  # whoever follows the job then has to know who joins
+        self.experiment.sign(self.record)
         self.end.outcome = Outcome.RESIZED
         self.say(f"{larger.why}; asking all ranks to save and stop ({self.grace:g} s)")
         self.end_all(RESIZED, self.grace)

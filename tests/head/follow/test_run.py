@@ -6,7 +6,8 @@ import io
 import shutil
 import signal
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,31 @@ def test_an_attempt_that_makes_way_for_more_nodes(
     run.conclude()
     assert run.record.state == state
     assert (run.record.verdict is None) is (state in (RESIZED, "done"))
+
+
+def test_who_joins_is_signed_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a head that takes over now would not be let near the job."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
+    directory = experiment.create(tmp_path, "run")
+    nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
+    run = run_of(directory, replace(job(directory), nodes=nodes[:1]))
+    directory.sign(run.record)
+    run.growth, run.followers = Grown(nodes[1:]), [Deaf()]  # type: ignore[list-item]
+    run.check_growth()
+    record = directory.read_record()
+    assert run.end.outcome is Outcome.RESIZED and record.spares == nodes[1:]
+    assert directory.is_launched_here(record)
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A node that was away at the launch can join."""
+
+    spares: Sequence[NodeRecord]
+    why: str = "n1 can join"
+
+    def look(self, record: JobRecord) -> Grown:
+        return self
 
 
 def unjudged(
