@@ -84,6 +84,7 @@ class Growth:
         self.kept_before: float | None = None  # when nodes could join first: wait for what is newer
         self.said: set[str] = set()
         self.looked = self.began
+        self.unable: dict[str, float] = {}  # who could not be given a part, and until when it rests
 
     def look(self, record: JobRecord) -> Larger | None:
         """Return the larger job once there is one. It never waits; ask it again and again."""
@@ -132,6 +133,7 @@ class Growth:
             problems = {
                 name: unfit(node, answer.facts, master.facts)
                 for name, (node, answer) in there.items()
+                if time.monotonic() >= self.unable.get(name, 0.0)
             }
             for name in filter(problems.get, problems):
                 self.once(f"{name} cannot join: {problems[name]}")
@@ -149,10 +151,11 @@ class Growth:
                     answer.channel.connection.close()
                 self.await_newer(master, record, self.kept_before)
                 return True
-            if self.latecomers is not None:
-                come = [late[name][1] for name in names if name in late]
-                new = [self.latecomers.stand_by(reached, self.say) for reached in come]
-                record = replace(record, spares=[*record.spares, *new])
+            new = self.given_parts([late[name][1] for name in names if name in late])
+            record = replace(record, spares=[*record.spares, *new])
+            names = [name for name in names if name not in self.unable]
+            if not names:
+                return False
             for node in record.spares:
                 if node.name in names:
                     job, part = first_part(record, node)
@@ -175,6 +178,20 @@ class Growth:
             for node, answer in zip(nodes, answers, strict=True)
             if not isinstance(answer, OrchestratorError)
         }
+
+    def given_parts(self, come: Sequence[Reached]) -> list[NodeRecord]:
+        """Give those their part that had none at the start; one that cannot have it rests."""
+        given = []
+        for reached in come:
+            assert self.latecomers is not None
+            name = reached.node.name
+            self.unable.pop(name, None)
+            try:
+                given.append(self.latecomers.stand_by(reached, self.say))
+            except OrchestratorError as error:
+                self.unable[name] = time.monotonic() + growth.REST_SECONDS
+                self.once(f"{name} cannot join: {error.what}")
+        return given
 
     def kept(self, master: Asked, record: JobRecord) -> float:
         """Return when node 0 kept something last, by its own clock."""

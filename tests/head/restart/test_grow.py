@@ -12,18 +12,22 @@ from typing import Any
 import pytest
 
 from orchestrator.config.launch import Launch
+from orchestrator.errors import NodeError
+from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import (
     LiteralHosts,
     LocalTransport,
     ProcessConnection,
 )
+from orchestrator.head.inventory.facts import Facts
+from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.restart import grow
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.facts import Disk
-from orchestrator.protocol.messages import ProbeTarget
+from orchestrator.protocol.messages import Probe, ProbeTarget
 from orchestrator.records import cordons
-from orchestrator.records.experiment import RESIZED, JobRecord
+from orchestrator.records.experiment import RESIZED, JobRecord, NodeRecord
 from tests.head.connect.test_channel import Login
 from tests.head.plan.probed import facts
 from tests.head.restart.test_gather import node, record
@@ -130,37 +134,78 @@ class Counted(LocalTransport):
         return super().connect(destination, timeout)
 
 
-def test_a_new_checkpoint_is_awaited_on_one_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may take hours: no node is logged into every other second for so long."""
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What node 0 has kept of the job that running_here() describes."""
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(grow, "CHECKPOINT_LOOK", 0.05)
-    here: dict[str, Any] = {"python": sys.executable, "nproc": 1}
-    job = running("ac", "b", attempts=[])
-    job = replace(
-        job,
-        nodes=[replace(one, **here) for one in job.nodes],
-        spares=[replace(one, **here) for one in job.spares],
-    )
     state = tmp_path / "memory" / "state"
     state.parent.mkdir()
     state.touch()
     os.utime(state, (20.0, 20.0))
-    run = RunDir(job.job, 0)
+    run = RunDir(running_here().job, 0)
     run.create()
     run.write_spec(FIRST.replace(env={"ORCHESTRATOR_RESUME_DIR": str(state.parent)}))
-    transport, said = Counted(), list[str]()
-    looking = grow.Growth(job, transport, said.append)
-    looking.next_look = 0.0
-    larger, deadline = None, time.monotonic() + 60.0
-    while larger is None and time.monotonic() < deadline:
-        larger = looking.look(job)
-        if looking.kept_before is not None and time.monotonic() > deadline - 57.0:
+    return state
+
+
+def here(one: NodeRecord) -> NodeRecord:
+    return replace(one, python=sys.executable, nproc=1)
+
+
+def running_here(nnodes: str = "2:3") -> JobRecord:
+    job = running("ac", "b", nnodes, attempts=[])
+    return replace(job, nodes=list(map(here, job.nodes)), spares=list(map(here, job.spares)))
+
+
+def larger_in_time(looking: grow.Growth, job: JobRecord, state: Path, quiet: float) -> grow.Larger:
+    """Keep something new once it was awaited for so long."""
+    looking.next_look, deadline = 0.0, time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        if (larger := looking.look(job)) is not None:
+            return larger
+        if looking.kept_before is not None and time.monotonic() > deadline - 60.0 + quiet:
             os.utime(state, (30.0, 30.0))
         time.sleep(0.01)
-    assert larger is not None and larger.why.startswith("b can join"), said
+    raise AssertionError(looking.said)
+
+
+def test_a_new_checkpoint_is_awaited_on_one_connection(state: Path) -> None:
+    """It may take hours: no node is logged into every other second for so long."""
+    transport, job = Counted(), running_here()
+    looking = grow.Growth(job, transport, list[str]().append)
+    assert larger_in_time(looking, job, state, 3.0).why.startswith("b can join")
     assert transport.logins == 4  # to node 0 and to b, before it and after it
+
+
+class Full(Nobody):
+    """A node that was away at the launch, and has no room for the code."""
+
+    def absent(self, record: JobRecord) -> list[Any]:
+        return [Node("d", python=sys.executable)]
+
+    def reach(self, node: Any) -> Any:
+        connection = LocalTransport().connect(Destination("here", "", 0, ()))
+        channel = open_channel(connection, node, 10.0)
+        probe = Probe(cwd="/", workdir=None, peers=(), target=TARGET)
+        known = Facts(**vars(channel.ask(probe, 10.0)))
+        return here(replace(running_here().spares[0], name="d")), Reached(node, known, channel)
+
+    def stand_by(self, reached: Any, say: Any) -> Any:
+        raise NodeError("its disk is full")
+
+
+def test_one_that_cannot_be_given_a_part_keeps_no_other_away(state: Path) -> None:
+    said: list[str] = []
+    job = running_here("2:4")
+    looking = grow.Growth(job, Counted(), said.append, Full())
+    larger = larger_in_time(looking, job, state, 0.0)
+    assert larger.why == "b can join: on with 3 nodes instead of 2"
+    assert [one.name for one in larger.spares] == ["b"]
+    assert said == ["orchestrator: d cannot join: its disk is full"]
+
+
+TARGET = ProbeTarget(kind="program", name="sh")
 
 
 def test_the_quick_check_of_who_joins() -> None:
