@@ -71,7 +71,11 @@ def reach(ssh: Transport, node: Node, request: Probe) -> Reached:
     connected = time.time()
     channel = open_channel(connection, node, ssh.timeout)
     asked = time.time()
-    probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)
+    try:
+        probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)
+    except BaseException:
+        connection.close()
+        raise
     answered = time.time()
     # The probe itself takes most of the round trip and reads its clock at the end.
     offset = probed.time - answered + min(0.001, answered - asked)

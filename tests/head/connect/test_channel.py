@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import NodeError
+from orchestrator.head.connect import reach as reaching
 from orchestrator.head.connect import server_command
 from orchestrator.head.connect.channel import NodeChannel, library
-from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.reach import open_channel, reach
 from orchestrator.head.connect.server_command import READ_PROGRAM, quote
-from orchestrator.head.connect.subprocess_transport import ProcessConnection
+from orchestrator.head.connect.ssh_config import Destination
+from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
 from orchestrator.head.inventory.environment import Environment
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.protocol.messages import Probe, ProbeTarget
 
 # The tests' own Python finds our sources by an editable install, which a node does not have.
 ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
@@ -93,6 +96,27 @@ def test_a_connection_on_which_no_server_starts_is_closed() -> None:
     with pytest.raises(NodeError, match="there is no /no/such/python"):
         open_channel(connection, Node("here", python="/no/such/python"), 10)
     assert connection.closed
+
+
+def test_a_node_that_cannot_be_asked_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    logins: list[Login] = []
+
+    class Transport(LocalTransport):
+        def connect(self, destination: Destination, timeout: float | None = None) -> Login:
+            logins.append(Login((), ""))
+            return logins[-1]
+
+    def cut_off(connection: Login, node: Node, timeout: float) -> NodeChannel:
+        channel = open_channel(connection, node, timeout)
+        channel.close()
+        return channel
+
+    monkeypatch.setattr(reaching, "open_channel", cut_off)
+    target = ProbeTarget(kind="program", name="sh")
+    probe = Probe(cwd="/", workdir=None, peers=(), target=target)
+    with pytest.raises(NodeError):
+        reach(Transport(), Node("here", python=sys.executable), probe)
+    assert [login.closed for login in logins] == [True]
 
 
 class Login(ProcessConnection):
