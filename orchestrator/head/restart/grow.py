@@ -156,11 +156,7 @@ class Growth:
             names = [name for name in names if name not in self.unable]
             if not names:
                 return False
-            for node in record.spares:
-                if node.name in names:
-                    job, part = first_part(record, node)
-                    request = GetReady(job=job, node=part)
-                    there[node.name][1].channel.ask(request, self.transport.timeout)
+            self.get_ready(record, {name: there[name][1] for name in names})
             self.larger = larger(record, names)
             return False
         finally:
@@ -192,6 +188,14 @@ class Growth:
                 self.unable[name] = time.monotonic() + growth.REST_SECONDS
                 self.once(f"{name} cannot join: {error.what}")
         return given
+
+    def get_ready(self, record: JobRecord, joining: Mapping[str, Asked]) -> None:
+        """Have processes wait there for the next attempt."""
+        for node in record.spares:
+            if node.name in joining:
+                job, part = first_part(record, node)
+                request = GetReady(job=job, node=part)
+                joining[node.name].channel.ask(request, self.transport.timeout)
 
     def kept(self, master: Asked, record: JobRecord) -> float:
         """Return when node 0 kept something last, by its own clock."""
