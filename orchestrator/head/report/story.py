@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,10 +122,6 @@ def moments(
         times = [node.times[name] for node in record.nodes if name in node.times]
         if times:
             found.append(Moment(max(times), what))
-    for checkpoint in checkpoint_store.every(experiment.path / checkpoint_store.CHECKPOINTS):
-        if checkpoint.complete and checkpoint.created:
-            what = f"checkpoint of step {checkpoint.step}, {size(checkpoint.size)}"
-            found.append(Moment(checkpoint.created, what, checkpoint.step))
     for attempt in record.attempts:
         if attempt.restarted:
             title = str((attempt.verdict or {}).get("title", attempt.state))
@@ -136,11 +132,34 @@ def moments(
         found.append(Moment(float(verdict["time"]), str(verdict["title"]), bad=True))
     if record.ended:
         found.append(Moment(record.ended, record.state, bad=record.state in ("failed", "lost")))
-    found += told_of_machines(experiment, record)
     when = curves.step_times(experiment.path / "outputs")
     found += [placed(moment, when) for moment in (*skipped(trainings), *slow(record))]
-    found.sort(key=lambda moment: moment.time or math.inf)
-    return found[:MOST_MOMENTS]
+    many = [*checkpoints(experiment), *told_of_machines(experiment, record)]
+    found = chosen(found, many)
+    found.sort(key=in_order)
+    return found
+
+
+def in_order(moment: Moment) -> float:
+    return moment.time or math.inf
+
+
+def chosen(found: Sequence[Moment], many: Sequence[Moment]) -> list[Moment]:
+    """Leave out what there may be hundreds of, never the cause of a failure or the end."""
+    last = sorted(found, key=in_order)[-MOST_MOMENTS:]
+    room = MOST_MOMENTS - len(last)
+    if len(many) <= room:
+        return [*last, *many]
+    first = sorted(many, key=in_order)[:room]
+    left_out = f"{len(many) - room} more checkpoints and notices of machines are left out here"
+    return [*last, *first, Moment(0.0, left_out)]
+
+
+def checkpoints(experiment: Experiment) -> Iterator[Moment]:
+    for checkpoint in checkpoint_store.every(experiment.path / checkpoint_store.CHECKPOINTS):
+        if checkpoint.complete and checkpoint.created:
+            what = f"checkpoint of step {checkpoint.step}, {size(checkpoint.size)}"
+            yield Moment(checkpoint.created, what, checkpoint.step)
 
 
 def told_of_machines(experiment: Experiment, record: JobRecord) -> list[Moment]:

@@ -70,3 +70,21 @@ def test_events_of_steps_are_placed_on_the_time(tmp_path: Path) -> None:
     made.write_record(record)
     told = story.tell(made)
     assert ("rank 2 is slow", STARTED + 20) in [(m.what, m.time) for m in told.moments]
+
+
+def test_the_cause_is_told_whatever_many_machines_say(tmp_path: Path) -> None:
+    cause = {
+        **{"node": 1, "node_name": "beta", "rank": 3, "time": STARTED + 59, "kind": "exception"},
+        **{"message": "ValueError: 3", "traceback": "", "where": "", "title": "an exception"},
+        **{"fix": "", "same": [], "also": [], "others": 0},
+    }
+    made = experiment(tmp_path / "x", state="failed", exit_code=1, verdict=cause)
+    for node in range(64):
+        lines = ({"time": STARTED + 2, "cause": f"c{i}", "text": f"trouble {i}"} for i in range(4))
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (made.path / f"outputs/node_{node:02d}_metrics.jsonl").write_text(text)
+    told = [moment.what for moment in story.tell(made).moments]
+    assert len(told) == story.MOST_MOMENTS + 1
+    left_out = "63 more checkpoints and notices of machines are left out here"
+    for what in ("the command was typed", "an exception", "failed", left_out):
+        assert what in told
