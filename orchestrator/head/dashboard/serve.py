@@ -17,10 +17,9 @@ def listen(host: str, port: int | None) -> socket.socket:
     """Open the port; where none is wanted, the usual one or any that is free."""
     try:
         family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
-    except OSError as error:
-        raise UsageError(
-            f"--host {host}: {error.strerror}", "give an address of this machine"
-        ) from None
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "no name of a machine"
+        raise UsageError(f"--host {host}: {why}", "give an address of this machine") from None
     for wanted in [PORT, 0] if port is None else [port]:
         try:
             return socket.create_server((host, wanted), family=family)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.dashboard import logs
+from orchestrator.errors import UsageError
+from orchestrator.head.dashboard import logs, serve
 from orchestrator.head.dashboard.app import MOST_STREAMS, MOST_TOPICS
 from orchestrator.head.dashboard.hub import Topic, following
 from orchestrator.records.experiment import Experiment
@@ -408,3 +410,9 @@ def test_records_that_did_not_change_are_not_read_again(
     assert len(read) == 1
     made.write_record(dataclasses.replace(before(made), state="failed"))
     assert site.board.listing.look()[0].state == "failed"
+
+
+def test_a_host_that_is_none_is_a_sentence() -> None:
+    for host in ("a..b", "x" * 70, "999.1.1.1"):
+        with pytest.raises(UsageError, match=f"--host {re.escape(host)}: "):
+            serve.listen(host, 0)
