@@ -92,7 +92,7 @@ class Exposition:
                 if path is None or record.over:
                     continue
                 recent = shown[path] = self.samples.get(path) or Recent(path, keep=1)
-                if (last := recent.look()) and now - last[-1].time < OLD:
+                if (last := recent.look()) and now - changed(path) < OLD:
                     yield from of_node(last[-1], {**labels, "node": node.name})
         self.samples = shown
 
@@ -114,6 +114,14 @@ class Exposition:
             if record is not None:
                 yield each, record
         self.records = known
+
+
+def changed(path: Path) -> float:
+    """Return when a file has grown here: the times in it are of a clock that may be wrong."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def of_job(record: JobRecord, labels: dict[str, str]) -> Iterator[Point]:
@@ -161,16 +169,17 @@ def of_node(sample: NodeSample, labels: dict[str, str]) -> Iterator[Point]:
 
 def written(points: Iterable[Point]) -> str:
     """Write points in the text format, version 0.0.4: those of one name stand together."""
-    by_name: dict[str, list[str]] = {}
+    by_name: dict[str, dict[str, float]] = {}
     for name, labels, value in points:
         inside = ",".join(f'{label}="{escaped(each)}"' for label, each in labels.items())
-        by_name.setdefault(name, []).append(f"orchestrator_{name}{{{inside}}} {value!r}")
+        # One that comes twice, such as a name that was cut off, costs Prometheus the whole look.
+        by_name.setdefault(name, {}).setdefault(f"orchestrator_{name}{{{inside}}}", value)
     text = []
     for name, what in HELP.items():
         if name in by_name:
             text.append(f"# HELP orchestrator_{name} {what}")
             text.append(f"# TYPE orchestrator_{name} gauge")
-            text += by_name[name]
+            text += (f"{series} {value!r}" for series, value in by_name[name].items())
     return "".join(f"{line}\n" for line in text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import urllib.error
@@ -55,7 +56,22 @@ def test_what_ranks_and_nodes_say(tmp_path: Path) -> None:
     assert found["node_network_sent_bytes_per_second"] == [({**node, "interface": "eth0"}, 2.0)]
     assert found["node_gpu"] == [({**node, "gpu": "0", "name": "use"}, 0.9)]
     assert found.keys() <= HELP.keys()
+
+
+@pytest.mark.parametrize("wrong", [0.0, -7200.0, 86400.0])
+def test_a_node_is_told_of_while_its_file_grows_whatever_its_clock(
+    tmp_path: Path, wrong: float
+) -> None:
+    made = job(tmp_path, "one")
+    tell(made, "node_00_metrics.jsonl", {"time": NOW + wrong, "node": 0, "cpu": 0.5})
+    os.utime(made.path / "outputs" / "node_00_metrics.jsonl", (NOW, NOW))
+    assert points(tmp_path)["node_cpu_ratio"] == [({"experiment": made.name, "node": "a"}, 0.5)]
     assert "node_cpu_ratio" not in points(tmp_path, NOW + OLD + 1)
+
+
+def test_a_series_is_there_once() -> None:
+    same = [("loss", {"x": "a" * 200 + end}, 0.5) for end in ("b", "c")]
+    assert written(same).count("orchestrator_loss{") == 1
 
 
 def test_a_job_that_is_over_is_told_of_for_a_while(tmp_path: Path) -> None:
