@@ -6,6 +6,7 @@ it comes here anyhow, and an nvidia-smi for every look would cost the node more 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -312,7 +313,10 @@ def rates_between(before: Load | None, now: Load | None) -> tuple[float | None, 
 
 def placed(sample: JobSample, known: Known, *, closer: bool = False) -> JobSample:
     """Add how far a job is, as far as its metrics tell it; closer: each of its ranks, too."""
-    record = known.experiment.read_record() if closer else known.record
+    record = known.record
+    if closer:
+        with contextlib.suppress(OrchestratorError):  # removed while it is looked at
+            record = known.experiment.read_record()
     each = ranks(known.experiment, record)
     how_far = progress.of(known.experiment.path, each, known.steps)
     own = tuple(each) if closer else ()

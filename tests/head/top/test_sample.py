@@ -107,3 +107,7 @@ def test_jobs_are_found_with_their_experiments(tmp_path: Path) -> None:
     line = json.dumps({"step": 5})
     (made.path / "outputs/rank_00_metrics.jsonl").write_text(line)
     assert watch.jobs(nodes)[0].step == 5
+    watch.closer = "train_20260101_000000"
+    assert len(watch.jobs(nodes)[0].ranks) == 4
+    made.path.rename(tmp_path / "removed")
+    assert len(watch.jobs(nodes)[0].ranks) == 4
