@@ -34,11 +34,11 @@ class Sampler:
         number = spec.attempt.number if spec.attempt else 1
         outputs = os.path.join(experiment, "outputs")
         self.lines = Lines(os.path.join(outputs, file_name(spec.node, number)))
-        self.causes = Causes(set(told_before(outputs, spec.node)))
+        self.about = {**machine.about(root), "seconds": seconds}
+        self.causes = Causes(set(told_before(outputs, spec.node, self.about["host"])))
         self.machine = machine.Machine(root)
         self.disks = Disks(paths_of(spec.workdir, experiment), seconds)
         self.gpus = Gpus(seconds, root)
-        self.about = {**machine.about(root), "seconds": seconds}
         self.root = root
 
     def go_on(self) -> None:
@@ -111,16 +111,22 @@ def file_name(node: int, attempt: int) -> str:
     return f"node_{node:02d}_metrics{f'_{attempt}' if attempt > 1 else ''}.jsonl"
 
 
-def told_before(outputs: str, node: int) -> Iterator[str]:
-    """Yield the causes that earlier attempts on this machine told."""
+def told_before(outputs: str, node: int, host: str) -> Iterator[str]:
+    """Yield the causes that earlier attempts on this machine told.
+
+    On a disk that the nodes share, another machine may have had this node's place.
+    """
     prefix = f"node_{node:02d}_metrics"
     with contextlib.suppress(OSError):
         for name in os.listdir(outputs):
             if name.startswith(prefix) and name.endswith(".jsonl"):
+                own = True
                 with open(os.path.join(outputs, name), "rb") as file:
                     for line in file:
-                        if b'"cause":' in line:
-                            with contextlib.suppress(ValueError, KeyError, TypeError):
+                        with contextlib.suppress(ValueError, KeyError, TypeError):
+                            if b'"about":' in line:
+                                own = json.loads(line)["about"]["host"] == host
+                            elif own and b'"cause":' in line:
                                 yield str(json.loads(line)["cause"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.job import processes
+from orchestrator.node.job.beside.sampler import SamplerProcess
 from orchestrator.node.job.processes import Process
 from orchestrator.node.metrics import sampler
 from orchestrator.node.metrics.disks import Disks, Look
@@ -93,6 +95,33 @@ def test_notices_are_in_the_stream_once_for_all_attempts(tmp_path: Path) -> None
         "/dev/shm is full: 1 B free of 64 MiB"
     ]
     assert len(list(node_metrics.samples(paths[1]))) == 2
+
+
+@pytest.mark.parametrize("host", [socket.gethostname(), "another"])
+def test_a_notice_of_another_machine_in_this_place_is_none_of_this_one(
+    tmp_path: Path, host: str
+) -> None:
+    (tmp_path / "outputs").mkdir()
+    lines = [{"about": {"host": host}}, {"cause": "shm_full", "text": "full"}]
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    (tmp_path / "outputs/node_00_metrics.jsonl").write_text(text)
+    first = {"number": 2, "restarts": 2, "first_job": "job", "first_node": 0}
+    own = sampled(tmp_path, attempt=first)
+    own.disks.look = lambda: {"/dev/shm": [1, 64 << 20]}  # type: ignore[method-assign]
+    assert [each.cause for each in own.sample()] == ["shm_full"] * (host == "another")
+
+
+def test_without_a_pipe_a_job_goes_on_without_samples(
+    new_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise OSError(24, "Too many open files")
+
+    beside = SamplerProcess(new_job().run)
+    beside.due = 0.0
+    monkeypatch.setattr(os, "pipe", refuse)
+    assert beside.start() is None and beside.wait > 1e9
+    beside.end()
 
 
 def test_a_disk_that_never_answers_is_told(tmp_path: Path) -> None:

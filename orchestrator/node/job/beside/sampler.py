@@ -51,7 +51,10 @@ class SamplerProcess:
             return None
         self.due = float("inf")
         names = [self.run.job, str(self.run.node)]
-        reading, writing = os.pipe()
+        try:
+            reading, writing = os.pipe()
+        except OSError:  # no more open files
+            return None
         os.set_blocking(reading, False)
         # Where no process is to be had the job goes on without samples.
         with contextlib.suppress(OSError), open(self.err, "wb") as errors:
