@@ -87,6 +87,7 @@ class Supervisor:
         self.report_rest = b""
         self.spoken = False  # a rank has printed something
         self.asked = False
+        self.rank_failed = False  # here, so that torchrun ends the other ranks of this node
         self.why = ""  # why it is being ended; empty while it just runs
         self.end_since = float("inf")  # Unix time
         self.kill_at = float("inf")
@@ -302,6 +303,7 @@ class Supervisor:
         certain = report.code == -signal.SIGKILL  # no failure elsewhere does that to a rank
         order = EndOrder(why=why, grace=PEER_GRACE, failed=True, certain=certain)
         self.lease.pass_on(order)
+        self.rank_failed = True
         self.end(order.replace(why=f"rank {report.rank} failed", grace=FAILED_GRACE))
 
     def look_into(self, rank: RankProcess, report: RankEnded) -> RankEnded:
@@ -317,7 +319,8 @@ class Supervisor:
         last_output = (
             last_words(self.log.last.get(stream, b"")) if not error or report.code < 0 else ""
         )
-        if rank.gone or (error and error.time < self.end_since):
+        by_torchrun = self.rank_failed and report.code == -signal.SIGTERM
+        if (rank.gone and not by_torchrun) or (error and error.time < self.end_since):
             asked = ""  # before we asked: tearing down took it longer, or its report did
         return report.replace(**self.evidence.now(), error=error, said=last_output, asked=asked)
 

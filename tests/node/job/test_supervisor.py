@@ -479,6 +479,39 @@ def test_torchrun_that_is_killed_is_the_cause_not_its_ranks(
     assert all(event["asked"] for event in job.of_kind("rank_ended"))
 
 
+ONE_FAILS = """
+import os, sys, time
+print("ready", flush=True)
+if os.environ["RANK"] == "0":
+    open("go").read()
+    sys.exit(3)
+time.sleep(1000)
+"""
+
+
+def test_a_rank_that_torchrun_has_ended_did_not_fail_by_itself(
+    new_job: NewJob, tmp_path: Path
+) -> None:
+    """Torchrun may be quicker than the supervisor, on a machine that does other work."""
+    os.mkfifo(tmp_path / "go")
+    job = new_job()
+    job.start(job.spec(script(tmp_path, ONE_FAILS), nproc=2, workdir=tmp_path))
+    wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
+    other = next(event["pid"] for event in job.of_kind("rank_started") if event["rank"] == 1)
+    supervisor = job.supervisor
+    assert supervisor is not None
+    supervisor.send_signal(signal.SIGSTOP)
+    (tmp_path / "go").write_text("")
+    wait_until(lambda: not alive(other))
+    supervisor.send_signal(signal.SIGCONT)
+    job.wait()
+    assert job.ended() == {0: 3, 1: -15}
+    assert {event["rank"]: event["asked"] for event in job.of_kind("rank_ended")} == {
+        0: "",
+        1: "rank 0 failed",
+    }
+
+
 def test_torchrun_is_not_waited_for_once_all_ranks_have_ended(
     new_job: NewJob, tmp_path: Path
 ) -> None:
