@@ -53,6 +53,7 @@ class NodeRecord:
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
     # Of its start, in Unix seconds of the head's clock: supervisor, torch, ranks, output
     times: dict[str, float] = field(default_factory=dict)
+    clock: float = 0.0  # seconds that its clock is ahead of the head's, where that misleads
     activate: str | None = None  # what its Python needs to start
     wrap: str | None = None  # the command around it
     # Of a later attempt: this machine's part of its first one, and what the log here had before.

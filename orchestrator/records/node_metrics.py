@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,15 @@ def every(outputs: Path) -> dict[int, list[Path]]:
 def newest(outputs: Path, node: int) -> Path | None:
     """Return the file that a node writes now."""
     return every(outputs).get(node, [None])[-1]
+
+
+def clocks(paths: Sequence[Path], ahead: float) -> dict[Path, float]:
+    """Return how far the clock of each of a node's files is ahead: of the machine that is there
+    now it is known, and of another that was there before it is not."""
+    if not ahead:
+        return dict.fromkeys(paths, 0.0)
+    hosts = {path: about(path).host for path in paths}
+    return {path: ahead if host == hosts[paths[-1]] else 0.0 for path, host in hosts.items()}
 
 
 def about(path: Path) -> About:

@@ -333,6 +333,10 @@ class Run:
             what = f"{abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
             self.say(f"the clock of node {node.record.index} is {what}; its times are corrected")
         node.clock = offset
+        noted = offset if abs(offset) > CLOCK_IS_OFF else 0.0
+        if abs(noted - node.record.clock) > CLOCK_IS_OFF:
+            node.record = replace(node.record, clock=noted)
+            self.changed = True
 
     def lost(self, node: NodeState, why: str) -> None:
         if not node.lost_since:

@@ -54,7 +54,11 @@ class Machines:
 def read(outputs: Path, record: JobRecord, columns: int = COLUMNS) -> Machines | None:
     """Read the files of all nodes; of large ones a few lines for each column."""
     every = node_metrics.every(outputs)
-    known = {node: list(told_by(paths, columns)) for node, paths in every.items()}
+    ahead = {node.index: node.clock for node in record.nodes}
+    known = {
+        node: list(told_by(node_metrics.clocks(paths, ahead.get(node, 0.0)), columns))
+        for node, paths in every.items()
+    }
     known = {node: kept for node, pairs in known.items() if (kept := since(record, pairs))}
     if not known:
         return None
@@ -88,10 +92,11 @@ def row(
     return [total / of if of else None for total, of in zip(sums, counts, strict=True)]
 
 
-def told_by(paths: Sequence[Path], columns: int) -> Iterator[tuple[float, dict[str, float]]]:
-    for path in paths:
+def told_by(paths: Mapping[Path, float], columns: int) -> Iterator[tuple[float, dict[str, float]]]:
+    """Yield the times by the head's clock, and the values; `paths` has how far each is ahead."""
+    for path, ahead in paths.items():
         for sample in few(path, columns) if large(path) else node_metrics.samples(path):
-            yield sample.time, values(sample)
+            yield sample.time - ahead, values(sample)
 
 
 def large(path: Path) -> bool:

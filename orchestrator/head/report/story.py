@@ -165,10 +165,11 @@ def checkpoints(experiment: Experiment) -> Iterator[Moment]:
 def told_of_machines(experiment: Experiment, record: JobRecord) -> list[Moment]:
     """List what the log told of the nodes' machines: throttling, a full disk, swapping."""
     names = {node.index: f"node {node.index} ({node.name})" for node in record.nodes}
+    clocks = {node.index: node.clock for node in record.nodes}
     return [
-        Moment(notice.time, f"{names.get(node, f'node {node}')}: {notice.text}", bad=True)
+        Moment(notice.time - ahead, f"{names.get(node, f'node {node}')}: {notice.text}", bad=True)
         for node, paths in node_metrics.every(experiment.path / "outputs").items()
-        for path in paths
+        for path, ahead in node_metrics.clocks(paths, clocks.get(node, 0.0)).items()
         for notice in node_metrics.notices(path, node)
     ]
 

@@ -207,6 +207,7 @@ def written(
                 exit_code=None,
                 ranks={},
                 times={},
+                clock=0.0,
                 log_before=0,
                 ranks_before=0,
             ),

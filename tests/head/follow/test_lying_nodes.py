@@ -21,7 +21,7 @@ from orchestrator.head.connect.subprocess_transport import (
 )
 from orchestrator.head.follow import verdict as verdicts
 from orchestrator.head.follow.follower import Failed, Happened, Lost, News, NodeFollower
-from orchestrator.head.follow.run import Run
+from orchestrator.head.follow.run import CLOCK_IS_OFF, Run
 from orchestrator.head.inventory.environment import Environment
 from orchestrator.head.outputs import fetch
 from orchestrator.head.screen.display import Display
@@ -157,6 +157,7 @@ def test_any_events_end_in_a_record_and_a_verdict(
     run.conclude()
     written = place.read_record()
     assert written.state == run.record.state
+    assert written.nodes[0].clock == (clock if abs(clock) > CLOCK_IS_OFF else 0.0)
     if written.verdict is not None:
         assert verdicts.to_lines(written.verdict)
     for follower in run.followers:

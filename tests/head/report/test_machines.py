@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from orchestrator.head.report import charts, machines, page, story
 from tests.head.report.stories import STARTED, experiment, sample_machines
@@ -88,3 +91,33 @@ def test_the_cause_is_told_whatever_many_machines_say(tmp_path: Path) -> None:
     left_out = "63 more checkpoints and notices of machines are left out here"
     for what in ("the command was typed", "an exception", "failed", left_out):
         assert what in told
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 86400.0 * 30, 0.0])
+def test_a_wrong_clock_is_put_right(tmp_path: Path, ahead: float) -> None:
+    made = experiment(tmp_path / "x", steps=0)
+    record = made.read_record()
+    first, second = record.nodes
+    made.write_record(replace(record, nodes=[first, replace(second, clock=ahead)]))
+    for name, host, wrong in (
+        ("node_00_metrics", "alpha", 0.0),
+        ("node_01_metrics", "gamma", 0.0),  # a machine that was there before
+        ("node_01_metrics_2", "beta", ahead),
+    ):
+        at = STARTED + wrong + (20 if "_2" in name else 0)
+        lines = [
+            {"time": at, "about": {"host": host}},
+            {"time": at + 2, "cpu": 0.5, "net": {}},
+            {"time": at + 7, "cpu": 0.5, "net": {}},
+            {"time": at + 7, "cause": "x", "text": f"trouble of {host}"},
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (made.path / f"outputs/{name}.jsonl").write_text(text)
+    known = machines.read(made.path / "outputs", made.read_record())
+    assert known is not None and known.columns == [0, 5, 10, 15, 20, 25]
+    assert known.values["cpu"] == [
+        [0.5, 0.5, None, None, None, None],
+        [0.5, 0.5, None, None, 0.5, 0.5],
+    ]
+    told = {moment.what: moment.time - STARTED for moment in story.tell(made).moments}
+    assert [at for what, at in told.items() if "trouble of" in what] == [7, 7, 27]
