@@ -513,8 +513,8 @@ class Trainer:
                 )
 
     def _shared(self, loader: Any, name: str) -> sharded_loader.Shard:
-        seed = self.config.training.seed
-        return sharded_loader.shared(loader, self.ranks, seed, self._stream, name)
+        seed, first = self.config.training.seed, global_batch.first_world(self.ranks.world)
+        return sharded_loader.shared(loader, self.ranks, seed, self._stream, name, first)
 
     def _limits(self, max_period: str | None) -> list[Limit]:
         training = self.config.training

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -40,8 +41,11 @@ PIECE = 1 << 14  # of what a sampler draws: sent to all ranks at a time
 COMPARED = 1 << 10  # of the first piece
 
 
-def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str) -> Shard:
-    """Decide how the ranks share this loader; the result's description says it."""
+def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str, first: int = 0) -> Shard:
+    """Decide how the ranks share this loader; the result's description says it.
+
+    `first`: with how many ranks the job began, if not with these.
+    """
     one_of("stream", stream, ("dealt", "own"))
     if not isinstance(loader, Iterable):
         raise CheckFailed(f"{name} is a {type(loader).__name__}, not a DataLoader")
@@ -51,7 +55,7 @@ def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str) -> Shar
         return UserShard(loader, own, ranks, seed, name)
     if stream == "own" and not is_torchs(loader):
         return IterableShard(loader, ranks, seed, own=True)
-    return MapShard(loader, ranks, seed)
+    return MapShard(loader, ranks, seed, first)
 
 
 def knows_ranks(loader: DataLoader[Any]) -> Any:
@@ -145,8 +149,9 @@ class Shard:
 class MapShard(Shard):
     """A dataset with a length. This object is the batch sampler of a copy of the user's loader."""
 
-    def __init__(self, loader: Any, ranks: Ranks, seed: int) -> None:
+    def __init__(self, loader: Any, ranks: Ranks, seed: int, first: int = 0) -> None:
         super().__init__(loader, ranks, seed)
+        self.first = first or ranks.world
         self.rounds: Iterator[Round] = iter(())
         self.begun: deque[Round] = deque()  # given to the DataLoader, and not yet loaded
         self.compared = False  # the draws of all ranks
@@ -192,7 +197,7 @@ class MapShard(Shard):
 
     def _dealt(self, items: int, start: int = 0) -> Dealt:
         rank, world = self.ranks.rank, self.ranks.world
-        return Dealt(items, self.batch_size or 1, self._drops(), rank, world, start)
+        return Dealt(items, self.batch_size or 1, self._drops(), rank, world, start, self.first)
 
     def _drops(self) -> bool:
         return self.drop_last and self.batch_size is not None
@@ -222,7 +227,7 @@ class MapShard(Shard):
 
     def _drawn(self, epoch: int, position: int) -> Iterator[Round]:
         """Deal out what rank 0's sampler draws from a position on."""
-        each = self.ranks.world * (self.batch_size or 1)
+        each = math.lcm(self.first, self.ranks.world) * (self.batch_size or 1)
         first: list[Any] = []  # shown by a rank for which nothing is left
         for items in whole_rounds(self._pieces(epoch), position, each):
             first = first or items[:1]
@@ -327,10 +332,20 @@ class Dealt:
     """
 
     def __init__(
-        self, items: int, size: int, drop_last: bool, rank: int, world: int, start: int = 0
+        self,
+        items: int,
+        size: int,
+        drop_last: bool,
+        rank: int,
+        world: int,
+        start: int = 0,  # what comes before it was dealt out already
+        first: int = 0,  # ranks that the job began with: they decide what is dropped, if they can
     ) -> None:
-        each, left = size * world, items - start  # what comes before `start` was dealt out already
-        self.start, self.items = start, start + (left // each * each if drop_last else left)
+        each = size * world
+        kept = items // (size * (first or world)) * size * (first or world)
+        if kept < start or (kept - start) % each:
+            kept = start + (items - start) // each * each
+        self.start, self.items = start, kept if drop_last else items
         self.size, self.rank, self.world = size, rank, world
         self.rounds = -(-(self.items - start) // each)
 

@@ -88,6 +88,19 @@ def test_other_ranks_go_on_after_any_sample(
         assert together == set(left[first : first + size * world])
 
 
+@pytest.mark.parametrize("world", [4, 2, 1])
+def test_an_epoch_ends_where_it_ended_before(world: int) -> None:
+    """What four ranks had dropped, two drop as well: else an epoch has a step more from now on."""
+    loader = DataLoader(range(29), batch_size=2, drop_last=True)  # type: ignore[arg-type, var-annotated]
+    for position in (0, 8, 16, 24):
+        parts = [list(MapShard(loader, own, 3, first=4).epoch(0, position)) for own in ranks(world)]
+        dealt = [int(x) for part in parts for micro in part if micro.real for x in micro.data]
+        assert sorted(dealt) == list(range(position, 24))
+        assert {len(micro.data) for part in parts for micro in part} <= {2}
+    more = [list(MapShard(loader, own, 3, first=4).epoch(0, 8)) for own in ranks(3)]
+    assert {len(part) for part in more} == {3}  # three cannot: 18 of the 21 that are left
+
+
 @given(some.lists(some.integers(1, 9), max_size=5), some.integers(0, 40), some.integers(1, 12))
 def test_only_the_last_round_is_short(sizes: list[int], position: int, each: int) -> None:
     """Also where other ranks were there before: else samples in the midst are dropped as a rest."""
@@ -98,12 +111,15 @@ def test_only_the_last_round_is_short(sizes: list[int], position: int, each: int
     assert all(len(part) % each == 0 for part in rounds[:-1]) and all(rounds)
 
 
-def test_a_sampler_of_a_users_own_loses_nothing_in_the_midst() -> None:
+@pytest.mark.parametrize(("first", "position", "unit"), [(0, 7, 64), (3, 192, 192)])
+def test_a_sampler_of_a_users_own_loses_nothing_in_the_midst(
+    first: int, position: int, unit: int
+) -> None:
     """It is drawn in pieces, and a job that goes on with other ranks begins within a round."""
-    many, position = 3 * PIECE + 5, 7
-    loader = DataLoader(range(many), batch_size=4, drop_last=True, sampler=InOrder(range(many)))  # type: ignore[arg-type, var-annotated]
-    parts = list(MapShard(loader, ranks(1)[0], 3).epoch(0, position))
-    assert [len(micro.data) for micro in parts] == [4] * ((many - position) // 4)
+    many = PIECE + 505
+    loader = DataLoader(range(many), batch_size=64, drop_last=True, sampler=InOrder(range(many)))  # type: ignore[arg-type, var-annotated]
+    parts = list(MapShard(loader, ranks(1)[0], 3, first).epoch(0, position))
+    assert [len(micro.data) for micro in parts] == [64] * ((many - position) // unit * unit // 64)
     seen = [int(x) for micro in parts for x in micro.data]
     assert seen == list(range(position, position + len(seen)))
 
