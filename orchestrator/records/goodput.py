@@ -8,11 +8,14 @@ is `unknown`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from orchestrator import files
 from orchestrator.records.experiment import JobRecord
 
 PARTS = {  # as job.json has them -> in words
@@ -27,7 +30,11 @@ PARTS = {  # as job.json has them -> in words
     "unknown": "unknown",
 }
 ACCOUNT = Path("outputs", "time_spent.jsonl")
-LARGEST = 16 << 20
+LARGEST = 1 << 30  # bytes: the engine writes 7 MB a day
+LONGEST = 1 << 16  # bytes of a line
+PIECE = 1 << 20
+ATTEMPT = re.compile(rb'\{"attempt": ?([0-9]{1,9})\b')
+LAST = 4  # lines of an attempt, should the last ones be cut off
 LARGEST_NUMBER = 1e15
 
 
@@ -136,7 +143,11 @@ def failed_at(verdict: Mapping[str, Any] | None) -> float | None:
 def read(lines: Iterable[bytes]) -> dict[int, Told]:
     """Take the last whole line of each attempt; what a file says is not trusted."""
     told: dict[int, Told] = {}
+    last: dict[bytes, deque[bytes]] = {}  # only those are parsed: there is one for each 2 seconds
     for line in lines:
+        if match := ATTEMPT.match(line):
+            last.setdefault(match[1], deque(maxlen=LAST)).append(line)
+    for line in (line for each in last.values() for line in each):
         try:
             data = json.loads(line)
             trains = data["trains"]
@@ -150,6 +161,21 @@ def read(lines: Iterable[bytes]) -> dict[int, Told]:
     return told
 
 
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines that may be the last of an attempt: of a piece of one attempt its last."""
+    rest = b""
+    for _ in range(LARGEST // PIECE):
+        data = file.read(PIECE)
+        *lines, rest = (rest + data).split(b"\n")
+        ends = [ATTEMPT.match(line) for line in (*lines[:1], *lines[-1:])]
+        same = len({end and end[1] for end in ends} | {None}) == 2 and None not in ends
+        yield from lines[-LAST:] if same else lines
+        rest = rest[-LONGEST:]
+        if not data:
+            break
+    yield rest
+
+
 def finite(value: Any) -> float:
     """Take a number: with one NaN the record of the job could not be read again."""
     number = float(value)
@@ -161,8 +187,8 @@ def finite(value: Any) -> float:
 def of(record: JobRecord, experiment: Path, now: float) -> dict[str, float]:
     """Return the seconds of each part, up to now or to the end of the job."""
     try:
-        with (experiment / ACCOUNT).open("rb") as file:
-            told = read(file.read(LARGEST).splitlines())
+        with files.open_plain(experiment / ACCOUNT) as file:
+            told = read(lines_of(file))
     except OSError:
         told = {}
     parts = divide(spans_of(record, now), told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -79,6 +80,37 @@ def test_only_whole_lines_count() -> None:
     later = json.dumps({"attempt": 1, **vars(ONE), "step": 71}).encode()
     read = goodput.read([line, later, b"[]", b'{"attempt": 2}', b"\xff", later[:30]])
     assert {number: told.step for number, told in read.items()} == {1: 71}
+
+
+@pytest.mark.parametrize("piece", [64, 1000, 1 << 20])
+def test_the_last_line_of_each_attempt_counts_however_long_the_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(goodput, "PIECE", piece)
+    (tmp_path / "outputs").mkdir()
+    path = tmp_path / goodput.ACCOUNT
+    with path.open("w") as file:
+        for number, steps in ((1, 300), (2, 1), (3, 200)):
+            for step in range(steps):
+                file.write(json.dumps({"attempt": number, **vars(ONE), "step": step}) + "\n")
+        file.write('{"attempt": 3, "began": 1')
+    with path.open("rb") as file:
+        told = goodput.read(goodput.lines_of(file))
+    assert {number: one.step for number, one in told.items()} == {1: 299, 2: 0, 3: 199}
+
+
+def test_a_job_of_many_days_is_told_to_its_end(tmp_path: Path) -> None:
+    """The engine writes a line every two seconds."""
+    (tmp_path / "outputs").mkdir()
+    days = 5 * 86400
+    with (tmp_path / goodput.ACCOUNT).open("w") as file:
+        for seconds in range(0, days, 2):
+            line = {"attempt": 1, "began": 100.0, "trains": 100.0, "first": 0}
+            line |= {"time": 100.0 + seconds, "step": seconds, "data": 0.0, "checkpoints": 0.0}
+            file.write(json.dumps(line) + "\n")
+    assert (
+        goodput.in_words(goodput.of(record("running"), tmp_path, 100.0 + days)) == "100% training"
+    )
 
 
 @pytest.mark.parametrize("name", ["attempt", "began", "trains", "first", "time", "step", "data"])
