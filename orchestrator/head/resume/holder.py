@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 
 from orchestrator.head.chores.pull import LIST_SECONDS, content
-from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.outputs.fetch import plain
 from orchestrator.protocol.messages import Checkpoints, OutputFile
@@ -44,7 +44,10 @@ class Holder:
             for path in self.files:
                 directory, _, name = path.rpartition("/")
                 if name == checkpoint_manifest.NAME and directory:
-                    text = content(self.open, self.place, self.files[path])
+                    try:
+                        text = content(self.open, self.place, self.files[path])
+                    except Declined:
+                        continue  # it was pruned meanwhile, or cannot be read
                     held += self.read(directory, text, number)
         return held
 
