@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator import files
 from orchestrator.head.dashboard.listing import is_plain, stamp_of
 from orchestrator.head.follow.node_logs import log_files
-from orchestrator.head.screen.log_reader import LineSplitter, LogFile, LogReader, clean
+from orchestrator.head.screen.log_reader import LineSplitter, LogFile, LogReader, clean, stream_at
 from orchestrator.records.experiment import RECORD, Experiment
 
 KEPT = 400  # lines of one log, for whoever comes next
@@ -168,6 +168,5 @@ def look_through(
 
 
 def hit(log: LogFile, offset: int, line: bytes) -> dict[str, Any]:
-    pieces = LogReader(log, start=offset).read(1)
     text = clean(line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2])
-    return {"node": log.node, "rank": pieces[0].stream if pieces else "-", "line": text}
+    return {"node": log.node, "rank": stream_at(log, offset), "line": text}

@@ -20,6 +20,7 @@ GOODBYE = "~"  # the same, after all ranks of the node have ended well
 LONGEST = 64 * 1024 - 1  # characters of a line before it is cut; with the mark, 64 Ki
 CONTINUED = "…"
 _BLOCK = 64 * 1024
+_FEW = 1024  # bytes of records
 _TAIL_LOOKS_BACK = 16 << 20  # bytes; the last words of a rank are not further away than that
 _CRASH_LINES = 200  # a crash dump lists every thread and every frame down to torchrun's
 _LAST_LINES = 20  # of a rank that left no traceback
@@ -129,13 +130,22 @@ class _Records:
         return bool(whole)
 
 
-def _last_record_before(path: Path, offset: int) -> int:
+def stream_at(log: LogFile, offset: int) -> str:
+    """Return whose the byte at that offset is, by a few small reads."""
+    begin = _last_record_before(log.ranks, offset, _FEW)
+    block = _read(log.ranks, begin, 2 * _FEW)
+    whole = block[: block.rfind(b"\n") + 1].decode("ascii", "replace")
+    streams = [stream for at, stream in _RECORD.findall(whole) if int(at) <= offset]
+    return streams[-1] if streams else NO_RANK
+
+
+def _last_record_before(path: Path, offset: int, near: int = _BLOCK) -> int:
     """Find where to begin in a `.ranks` file to know the stream at `offset`.
 
     By bisection, as the file is sorted: a log of 1 GB can have 100 MB of records.
     """
     low, high = 0, _size(path)
-    while high - low > _BLOCK:
+    while high - low > near:
         middle = (low + high) // 2
         block = _read(path, middle, 256).decode("ascii", "replace")
         start = block.find("\n") + 1
