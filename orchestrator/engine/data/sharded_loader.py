@@ -50,11 +50,11 @@ def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str, first: 
     if not isinstance(loader, Iterable):
         raise CheckFailed(f"{name} is a {type(loader).__name__}, not a DataLoader")
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return IterableShard(loader, ranks, seed, stream == "own")
+        return IterableShard(loader, ranks, seed, stream == "own", first)
     if (own := knows_ranks(loader)) is not None:
         return UserShard(loader, own, ranks, seed, name)
     if stream == "own" and not is_torchs(loader):
-        return IterableShard(loader, ranks, seed, own=True)
+        return IterableShard(loader, ranks, seed, True, first)
     return MapShard(loader, ranks, seed, first)
 
 
@@ -409,7 +409,7 @@ class UserShard(Shard):
 class IterableShard(Shard):
     """A dataset without a length, or any iterable of batches."""
 
-    def __init__(self, loader: Any, ranks: Ranks, seed: int, own: bool) -> None:
+    def __init__(self, loader: Any, ranks: Ranks, seed: int, own: bool, first: int) -> None:
         super().__init__(loader, ranks, seed)
         self.own: Any = loader
         if isinstance(loader, DataLoader):
@@ -426,6 +426,11 @@ class IterableShard(Shard):
             )
         elif ranks.world > 1:
             self.description += ": every rank takes its own stream as its part"
+        if own and first not in (0, ranks.world):
+            self.description += (
+                f" (WARNING: with {ranks.world} ranks in place of {first} the parts are others:"
+                " some batches may come twice, some not at all)"
+            )
 
     def _draws(self, number: int, position: int) -> Iterator[Micro]:
         # The seed of rank 0 for all: streams that are dealt out have to be the same.

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch.utils.data import DataLoader, Sampler
 
-from orchestrator.engine.data.sharded_loader import PIECE, MapShard, every, whole_rounds
+from orchestrator.engine.data.sharded_loader import PIECE, MapShard, every, shared, whole_rounds
 from orchestrator.engine.ranks.ranks import Ranks
 from tests.engine.worlds import Job, run
 
@@ -142,3 +142,12 @@ def test_a_stream_goes_on_after_any_batch(world: int, position: int) -> None:
         for rank in range(world)
     ]
     assert sorted(batch for part in parts for batch in part) == list(range(position, 13))
+
+
+@pytest.mark.parametrize(("first", "said"), [(0, False), (2, False), (3, True)])
+def test_streams_of_their_own_are_others_on_another_number_of_ranks(first: int, said: bool) -> None:
+    ranks = Ranks(0, 2, 0, torch.device("cpu"), ((0, "a"), (1, "b")))
+    for stream in ("own", "dealt"):
+        shard = shared([torch.ones(1)], ranks, 0, stream, "loader", first)
+        warned = "2 ranks in place of 3 the parts are others" in shard.description
+        assert warned is (said and stream == "own")
