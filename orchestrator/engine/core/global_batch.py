@@ -7,6 +7,7 @@ is another job, and its batch is what its own config says.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,9 +40,12 @@ def share(first: int, world: int, accumulation: int, batch_size: int | None) -> 
         size = max(size for size in range(1, batch_size + 1) if each % size == 0)
         if each // size <= 2 * -(-each // batch_size):  # 13 micro-batches of one sample are no gain
             return Share(each // size, size)
-    if batch_size is not None and micros < world:
-        return Share(1, max(1, round(micros * batch_size / world)))
-    return Share(max(1, round(micros / world)), batch_size)
+    if batch_size is None:
+        return Share(max(1, round(micros / world)), None)
+    ideal = micros * batch_size / world
+    counts = {max(1, math.floor(ideal / batch_size)), math.ceil(ideal / batch_size)}
+    shares = [Share(n, min(batch_size, max(1, round(ideal / n)))) for n in sorted(counts)]
+    return min(shares, key=lambda one: abs(one.accumulation * (one.batch_size or 1) - ideal))
 
 
 def first_world(world: int) -> int:

@@ -25,10 +25,10 @@ from tests.engine.worlds import Job, run
         (2, 4, 2, 8, Share(1, 8)),  # it has grown beyond its beginning
         (2, 4, 1, 8, Share(1, 4)),  # no half of a micro-batch, but a smaller one
         (4, 3, 1, 6, Share(2, 4)),  # 24 samples, eight on each rank
-        (4, 3, 1, 8, Share(1, 8)),  # 32 samples: 24 are the nearest
-        (4, 3, 4, 8, Share(5, 8)),  # 128 samples: 120 are nearer than 96
+        (4, 3, 1, 8, Share(2, 5)),  # 32 samples: 30 are nearer than 24
+        (4, 3, 4, 8, Share(6, 7)),  # 128 samples: 126 are nearer than 120
         (64, 63, 1, 8, Share(1, 8)),
-        (13, 8, 1, 8, Share(2, 8)),  # 13 micro-batches of one sample would fit, slowly
+        (13, 8, 1, 8, Share(2, 6)),  # 13 micro-batches of one sample would fit, slowly
         (2, 5, 1, 8, Share(1, 3)),  # 16 samples: 15 are nearer than 40
         (2, 3, 1, 8, Share(1, 5)),
         (1, 64, 1, 8, Share(1, 1)),
@@ -75,7 +75,7 @@ def test_it_is_said_in_numbers() -> None:
     [
         (4, 2, False, 3, 6),
         (2, 4, False, 3, 3),  # of half the size
-        (4, 3, False, 3, 4),
+        (4, 3, False, 3, 6),  # of 5 samples each
         (2, 3, False, 3, 3),  # of 5 samples each, not of 8
         (4, 2, True, 3, 6),
         (1, 8, True, 3, 1),
