@@ -72,6 +72,8 @@ LONG = [
     "tests/end_to_end/test_pool.py::test_ten_thousand_calls",
     "tests/end_to_end/test_programs.py",
     "tests/trackers/test_known.py::test_a_run_that_goes_on",  # their packages are many
+    "tests/trackers/test_known.py::test_mlflow_has",
+    "tests/trackers/test_known.py::test_wandb_has",
     "tests/end_to_end/test_resume_elsewhere.py::test_nodes_that_cannot_call",
     "tests/end_to_end/test_resume_elsewhere.py::test_the_next_attempt",
     *(

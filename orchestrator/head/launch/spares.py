@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from orchestrator.errors import CheckFailed, OrchestratorError
+from orchestrator.head.code.shared import marker
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached, reach
 from orchestrator.head.inventory.node_list import Node
@@ -105,7 +107,9 @@ class Latecomers:
         prepared, launch = self.prepared, self.prepared.request.config.launch
         transport, own = prepared.nodes.transport, settled(node, launch)
         peers = [reached.node for reached in prepared.nodes.reached]
-        reached = reach(transport, own, probe_of(prepared.request, transport, [*peers, own]))
+        question = probe_of(prepared.request, transport, [*peers, own])
+        with marker(Path.cwd()) as path:  # which it sees if it shares this directory
+            reached = reach(transport, own, question.replace(marker=path))
         reached = replace(reached, node=replace(own, spare=True))
         try:
             return node_record(part_of(prepared, reached, 0)), reached
