@@ -14,7 +14,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -161,7 +161,8 @@ class Holder:
                 return
             elif do == "hold":
                 self.hold(request)
-                socket_file.send(sock, self.state())
+                wanted = {item["key"] for item in request["routes"]}
+                socket_file.send(sock, self.state(wanted))
             elif do == "session" and session is None:
                 session = self.session(request["key"], strict=request["strict"])
                 opened.callback(session.channel.close if session else bool)
@@ -178,7 +179,8 @@ class Holder:
             else:
                 return
 
-    def state(self) -> dict[str, Any]:
+    def state(self, wanted: Container[str] | None = None) -> dict[str, Any]:
+        """Describe all connections, or those with these keys."""
         with self.changing:
             connections = [
                 {
@@ -188,7 +190,8 @@ class Holder:
                     "sessions": entry.sessions,
                     "ready": entry.alive and entry.ready is not None,
                 }
-                for entry in self.entries.values()
+                for key, entry in self.entries.items()
+                if wanted is None or key in wanted
             ]
         return {"idle": self.idle, "connections": connections}
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config.launch import Where
 from orchestrator.errors import NodeError
 from orchestrator.head.commands.ready import connections
 from orchestrator.head.connect import ssh_config
@@ -216,6 +217,10 @@ def test_a_connection_that_died_costs_a_login_and_no_more(commands: Commands) ->
     commands.hold(0, 1)
     commands.cluster.kill_sshd(0)
     commands.wait(lambda held: held.connections[0].state == "lost")
+    for hosts, code in (([1], 0), ([0, 1], 4)):  # only those that were asked for
+        listed = commands.cluster.write_list([commands.cluster.addresses[i] for i in hosts], "l")
+        where = Where(nodes=listed, ssh_config=commands.config)
+        assert connections.connections(where, idle="1m", close=False, as_json=True) == code
     with pytest.raises(NodeError, match="refuses connections"):
         commands.says(0)
     commands.cluster.start_sshd(0)

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 from orchestrator.config.launch import Where
@@ -55,15 +55,22 @@ def connections(where: Where, *, idle: str | None, close: bool, as_json: bool) -
 
 
 def hold_all(where: Where, idle: float) -> Holding | None:
-    """Hold connections to all nodes of the list, and wait until each is there or has failed."""
+    """Hold connections to all nodes of the list, and wait until each is there or has failed.
+
+    Other nodes whose connections are held, and perhaps lost, are none of its business.
+    """
     transport = HeldTransport(SshConfig(where.ssh_config))
     held = keep(transport, read_nodes(where.node_list), idle)
+    names = {one.node for one in held.connections} if held else set()
     deadline = time.monotonic() + transport.timeout + START_SECONDS
     while held is not None and time.monotonic() < deadline:
         if all(one.state != "connecting" for one in held.connections):
             break
         time.sleep(LOOK)
         held = control.look()
+        if held is not None:
+            own = tuple(one for one in held.connections if one.node in names)
+            held = replace(held, connections=own)
     return held
 
 
