@@ -203,7 +203,7 @@ class Holder(Message, kw_only=False):
 
 
 class User(Message, kw_only=False):
-    """What the processes of one user, or of one job of ours, use of a machine now."""
+    """The use that one user, or one job of ours, makes of a machine now."""
 
     user: str
     job: str  # of ours

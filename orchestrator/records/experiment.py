@@ -138,6 +138,12 @@ class JobRecord:
         """Return the number of the attempt that runs, or ran last."""
         return max(1, len(self.attempts) + (not self.over))
 
+    def first_part(self, node: NodeRecord) -> tuple[str, int]:
+        """Return where on a node its part of the job is described: by which attempt, as which."""
+        if node.first_job:
+            return node.first_job, node.first_node
+        return (self.attempts[0].job if self.attempts else self.job), node.index
+
     @staticmethod
     def from_json(data: dict[str, Any]) -> JobRecord:
         """Read the record of any version: unknown keys are ignored, missing ones have defaults.

@@ -28,9 +28,9 @@ def bring(
     search = Search(own, transport, say, partial(refuse_if_stopped, experiment))
     question = Checkpoints(experiment=experiment.name)
     try:
-        if search.held(own, question):  # else it saves on a shared disk, or nothing
+        if held := search.held(own, question):  # else it saves on a shared disk, or nothing
             others = [Holder(node.name, node, node.address) for node in left]
-            search.bring(question, others_than(own, others), "")
+            search.bring(question, others_than(own, others), "", held)
     except CheckFailed as error:
         say(f"WARNING: {error.what}")
     finally:

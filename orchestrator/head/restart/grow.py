@@ -123,7 +123,8 @@ class Growth:
             if isinstance(answer, Asked)
         }
         late = self.reach_late(record)
-        there.update((name, (node, asked(reached))) for name, (node, reached) in late.items())
+        for name, (node, reached) in late.items():
+            there[name] = node, Asked(reached.channel, reached.facts)
         if not there:
             return False
         open_now = [answer for _, answer in there.values()]
@@ -193,7 +194,7 @@ class Growth:
         """Have processes wait there for the next attempt."""
         for node in record.spares:
             if node.name in joining:
-                job, part = first_part(record, node)
+                job, part = record.first_part(node)
                 request = GetReady(job=job, node=part)
                 joining[node.name].channel.ask(request, self.transport.timeout)
 
@@ -236,10 +237,6 @@ class Growth:
             self.say(f"orchestrator: {text}")
 
 
-def asked(reached: Reached) -> Asked:
-    return Asked(reached.channel, reached.facts)
-
-
 def may_grow(record: JobRecord, latecomers: Latecomers | None = None) -> bool:
     """Tell whether this attempt is to make way for one with more nodes."""
     launch = record.launch
@@ -273,13 +270,6 @@ def larger(record: JobRecord, names: Sequence[str]) -> Larger:
     count = len(record.nodes)
     why = f"{', '.join(names)} can join: on with {count + len(names)} nodes instead of {count}"
     return Larger(why, spares)
-
-
-def first_part(record: JobRecord, node: NodeRecord) -> tuple[str, int]:
-    """Return where on a node its part of the job is described."""
-    if node.first_job:
-        return node.first_job, node.first_node
-    return (record.attempts[0].job if record.attempts else record.job), node.index
 
 
 def unfit(node: NodeRecord, facts: Facts, master: Facts) -> str:

@@ -20,12 +20,10 @@ def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: T
     """Tell all nodes that can be told; the others forget it by themselves."""
     nodes = [node for node in record.nodes if node.index in channels]
     standing_by = [node for node in record.spares if node.state == "standing by"]
-    first_job = record.attempts[0].job if record.attempts else record.job
 
     def order(node: NodeRecord) -> Release:
-        if node.first_job:
-            return Release(job=node.first_job, node=node.first_node)
-        return Release(job=first_job, node=node.index)
+        job, part = record.first_part(node)
+        return Release(job=job, node=part)
 
     def tell_spare(node: NodeRecord) -> None:
         ask_once(transport, node, order(node), RELEASE_SECONDS)

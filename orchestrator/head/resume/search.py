@@ -75,12 +75,20 @@ class Search:
         ]
         return listed(lines)
 
-    def bring(self, question: Checkpoints, others: Sequence[Holder], into: str) -> bool:
+    def bring(
+        self,
+        question: Checkpoints,
+        others: Sequence[Holder],
+        into: str,
+        held: Sequence[Holding] | None = None,
+    ) -> bool:
         """See that the job's nodes have the newest state that can be had, together.
 
+        `held` is what these nodes have themselves, if they were asked already.
         Return whether there is any; CheckFailed says what is lacking of all that there are.
         """
-        held = self.held(self.own, question)
+        if held is None:
+            held = self.held(self.own, question)
         found = checkpoint_parts.candidates(held)
         if found and found[0].whole:
             return True
@@ -88,8 +96,7 @@ class Search:
             return bool(found)
         there = self.reach(others)
         holders = [*self.own, *there]
-        held += self.held(there, question, len(self.own))
-        found = checkpoint_parts.candidates(held)
+        found = checkpoint_parts.candidates([*held, *self.held(there, question, len(self.own))])
         away = self.away(others)
         if away:
             self.say(f"{away}: what is kept there alone is not brought")

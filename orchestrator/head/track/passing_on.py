@@ -127,7 +127,7 @@ class PassingOn:
 
 
 class OfRanks(PassingOn):
-    """What rank 0 measures, by its steps; steps that an attempt repeats are told once."""
+    """Passes on what rank 0 measures, by its steps; steps that an attempt repeats are told once."""
 
     kind = "training"
 
@@ -143,7 +143,7 @@ class OfRanks(PassingOn):
 
 
 class OfNodes(PassingOn):
-    """What each node's sampler measures; its steps are seconds since the start."""
+    """Passes on what each node's sampler measures; its steps are seconds since the start."""
 
     kind = "nodes"
     axis = "seconds"

@@ -1,4 +1,4 @@
-"""What a line of metrics says in numbers, each under the name that a tracker shows."""
+"""Read the numbers of a line of metrics, each under the name that a tracker shows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What this machine does while a job runs: processors, memory, disks, networks and GPUs."""
+"""Sample what this machine does while a job runs: processors, memory, disks, networks and GPUs."""

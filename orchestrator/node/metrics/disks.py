@@ -17,7 +17,7 @@ SLOW = 30.0  # seconds after which a disk that does not answer is said to be stu
 
 @dataclass
 class Look:
-    """What the thread is doing."""
+    """The path that the thread looks at, and since when."""
 
     path: str = ""
     since: float = 0.0

@@ -1,4 +1,4 @@
-"""What the GPUs do, every few seconds: from one nvidia-smi that goes on, and from amdgpu's files.
+"""Sample what the GPUs do, every few seconds: by one nvidia-smi that goes on, and amdgpu's files.
 
 An nvidia-smi for every sample would start, load NVML and close it again each time (0.1 s of a core
 on a machine with 8 GPUs, and much more where no daemon keeps the driver loaded); one with `-l` says

@@ -128,7 +128,7 @@ def discard(run: RunDir) -> None:
 
 
 class Listing:
-    """What there is below a directory; links are not followed."""
+    """Lists what there is below a directory; links are not followed."""
 
     def __init__(self, root: str, *, hidden: bool) -> None:
         self.root, self.hidden = root, hidden

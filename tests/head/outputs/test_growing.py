@@ -11,20 +11,9 @@ from orchestrator.head.outputs import growing
 from orchestrator.head.outputs.growing import GROWS, GrowingFiles
 from orchestrator.node.server.session import Refusal, Session
 from orchestrator.protocol import messages
-from orchestrator.records.experiment import NodeRecord
+from tests.records.one_node import NODE
 
 JOB = "job_20260101_000000-abcdef"
-NODE = NodeRecord(
-    index=0,
-    name="a",
-    host="a",
-    user=None,
-    port=None,
-    address="a",
-    python="p",
-    first_rank=0,
-    nproc=1,
-)
 
 
 class Node:

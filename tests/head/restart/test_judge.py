@@ -10,19 +10,9 @@ from orchestrator.head.follow.node_logs import NodeLogs
 from orchestrator.head.restart import separator
 from orchestrator.head.restart.judge import MORE_NODES, judged, step_reached
 from orchestrator.head.screen.log_reader import LogFile, LogReader
-from orchestrator.records.experiment import RESIZED, Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import RESIZED, Experiment, JobRecord
+from tests.records.one_node import NODE
 
-NODE = NodeRecord(
-    index=0,
-    name="a",
-    host="a",
-    user=None,
-    port=None,
-    address="a",
-    python="p",
-    first_rank=0,
-    nproc=1,
-)
 FAILED = JobRecord(
     job="j", experiment="", state="failed", command=[], nodes=[NODE], started=10.0, head={},
     ended=20.0, exit_code=1, verdict={"kind": "signal", "node": 0, "rank": 0},

@@ -1,1 +1,1 @@
-"""What runs on a node beside the processes of a job, for as long as the job does."""
+"""Run on a node beside the processes of a job, for as long as the job does."""
