@@ -53,7 +53,7 @@ from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.memory import Found, Memory
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.files import expanded
-from orchestrator.records import checkpoint_store
+from orchestrator.records import checkpoint_manifest, checkpoint_store
 from orchestrator.trackers.known import Tracker
 
 KEEP_ALL = 1 << 30
@@ -593,7 +593,8 @@ class Trainer:
             self.state = training_loop.state_of(loaded.progress)
             self._scheduler.restore(loaded.progress.get("scheduler"))
             if before := ownership.run_of(loaded.progress):
-                self._run = dataclasses.replace(self._run, id=before.id)
+                generation = checkpoint_manifest.generation(loaded.progress)
+                self._run = dataclasses.replace(self._run, id=before.id, generation=generation)
         return loaded
 
     def _kept(self) -> Found | None:
@@ -706,7 +707,9 @@ class Trainer:
         """Open a store; unless in the background, it copies no state: the caller waits."""
         wanted = dataclasses.replace(self.config.checkpoint, keep=keep, asynchronous=background)
         config = dataclasses.replace(self.config, checkpoint=wanted)
-        return Checkpoints(config, directory, self.mesh, self.ranks, self._run, self._say)
+        store = Checkpoints(config, directory, self.mesh, self.ranks, self._run, self._say)
+        self._run = store.run
+        return store
 
 
 def counted(config: Config, losses: Loss) -> str:

@@ -18,6 +18,7 @@ from orchestrator.permissions import others
 FORMAT = 1
 NAME = "manifest.json"
 LONGEST_TEXT = 4096  # of a name in it
+LAST_GENERATION = 1 << 60  # more is none of ours
 PIECE = 1 << 20  # read at a time; sha256 of 1 MiB takes about 1 ms
 
 
@@ -44,6 +45,24 @@ def shown(name: str | Path) -> str:
     """Return a name as one line of text, whatever is in it."""
     text = str(name)
     return text if text.isprintable() else repr(text)
+
+
+def generation(progress: Any) -> int:
+    """Return which start of a training saved this: each has a higher one than those before it.
+
+    0 where an earlier version saved it, which did not say.
+    """
+    run = progress.get("run") if isinstance(progress, Mapping) else None
+    number = run.get("generation") if isinstance(run, Mapping) else None
+    return number if type(number) is int and 0 <= number < LAST_GENERATION else 0
+
+
+def order(generation: int, step: int, created: float) -> tuple[float, ...]:
+    """Sort states by when they were saved, whatever the clocks of the machines that saved them say.
+
+    Within a generation steps only grow. Only of states that have none do clocks decide.
+    """
+    return (generation, step) if generation else (0, created, step)
 
 
 def digest(

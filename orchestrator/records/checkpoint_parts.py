@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.errors import CheckFailed
+from orchestrator.records import checkpoint_manifest
 from orchestrator.records.checkpoint_manifest import FileRecord, shown
 
 MOST_NAMED = 5
@@ -28,6 +29,7 @@ class Holding:
     here: frozenset[str]  # those that this node has
     hosts: Mapping[str, str]  # the host that wrote each, if there were several
     path: str = ""  # of its directory
+    generation: int = 0  # of the training that saved it
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ class Candidate:
     save: str
     created: float  # the last of its nodes
     versions: Mapping[str, Version]  # by the checksum of the manifest
+    generation: int = 0
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        return checkpoint_manifest.order(self.generation, self.step, self.created)
 
     @property
     def whole(self) -> bool:
@@ -119,8 +126,9 @@ def candidates(holdings: Iterable[Holding]) -> list[Candidate]:
             for manifest, held in parts.items()
         }
         created = max(holding.created for held in parts.values() for holding in held)
-        found.append(Candidate(step, save, created, versions))
-    return sorted(found, key=lambda each: (each.created, each.step, each.save), reverse=True)
+        generation = max(holding.generation for held in parts.values() for holding in held)
+        found.append(Candidate(step, save, created, versions, generation))
+    return sorted(found, key=lambda each: (each.order, each.save), reverse=True)
 
 
 @dataclass(frozen=True)

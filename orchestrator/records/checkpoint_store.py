@@ -68,6 +68,10 @@ class Checkpoint:
         return not self.problem
 
     @property
+    def generation(self) -> int:
+        return checkpoint_manifest.generation(self.progress)
+
+    @property
     def size(self) -> int:
         return sum(record.size for record in self.files.values())
 
@@ -321,9 +325,24 @@ def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[C
 
 
 def last_saved_first(directory: Path, *, exposed: str = "") -> list[Checkpoint]:
-    """Return all checkpoints of a directory by the time of saving, not by step: an earlier run that
-    saved there may have come further."""
-    return sorted(every(directory, exposed=exposed), key=saved_at, reverse=True)
+    """Return all checkpoints of a directory by when they were saved, not by step: an earlier run
+    that saved there may have come further."""
+    return newest_first(every(directory, exposed=exposed))
+
+
+def newest_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Sort checkpoints, those that were saved last first.
+
+    One without a manifest counts as of the last generation: nobody knows, and its step tells more
+    than when its directory changed.
+    """
+    latest = max((checkpoint.generation for checkpoint in checkpoints), default=0)
+
+    def order(checkpoint: Checkpoint) -> tuple[float, ...]:
+        generation = checkpoint.generation if checkpoint.files else latest
+        return checkpoint_manifest.order(generation, checkpoint.step, saved_at(checkpoint))
+
+    return sorted(checkpoints, key=order, reverse=True)
 
 
 def saved_at(checkpoint: Checkpoint) -> float:

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import JobFailed, UsageError
-from orchestrator.records import checkpoint_store
+from orchestrator.records import checkpoint_manifest, checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint, FileRecord
 
 FILES = {".metadata": b"about", "__0_0.distcp": b"a" * 1000, "__1_0.distcp": b"b" * 1000}
@@ -652,6 +652,27 @@ def test_what_was_saved_last_comes_first_whatever_its_step(
             save(tmp_path / "mine", step)
     resolved = checkpoint_store.resolve(str(tmp_path / "mine"), tmp_path)
     assert [checkpoint.step for checkpoint in resolved] == [4, 2, 14]
+
+
+@pytest.mark.parametrize("clocks", list(itertools.permutations((100.0, 200.0, 9e9))))
+def test_no_clock_of_a_machine_says_what_was_saved_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clocks: tuple[float, ...]
+) -> None:
+    """The master may be another machine in each attempt, and its clock an hour ahead."""
+    for when, (generation, step) in zip(clocks, ((1, 30), (2, 10), (2, 20)), strict=True):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda when=when: when)
+            save(tmp_path / "mine", step, progress={"run": {"generation": generation}})
+    (tmp_path / "mine/step_00000015").mkdir()  # nobody knows whose it is
+    resolved = checkpoint_store.resolve(str(tmp_path / "mine"), tmp_path)
+    assert [checkpoint.step for checkpoint in resolved] == [20, 15, 10, 30]
+
+
+@pytest.mark.parametrize("generation", [-1, True, "2", 1 << 61, None, 2.0])
+def test_a_generation_that_is_none(generation: Any) -> None:
+    """What a manifest says is not trusted."""
+    assert checkpoint_manifest.generation({"run": {"generation": generation}}) == 0
+    assert checkpoint_manifest.generation([generation]) == 0
 
 
 def test_an_absolute_path_needs_no_experiments(root: Path) -> None:

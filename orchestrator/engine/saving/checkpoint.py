@@ -18,7 +18,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.ranks.mesh import Mesh, local_tensor, sharded_like, shards_again
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving import carry, parts
-from orchestrator.engine.saving.ownership import Run, WriterLock, is_of
+from orchestrator.engine.saving.ownership import Run, WriterLock, is_of, later_than
 from orchestrator.errors import CheckFailed, JobFailed, OrchestratorError
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint
@@ -97,7 +97,6 @@ class Checkpoints:
         self, config: Config, directory: Path, mesh: Mesh, ranks: Ranks, run: Run, say: Say
     ) -> None:
         self.config, self.directory, self.ranks, self.say = config.checkpoint, directory, ranks, say
-        self.run = run
         self.token = gather(secrets.token_hex(4))[0]
         self.writers = writers(directory, self.token, mesh, ranks)
         self.thread: threading.Thread | None = None
@@ -123,6 +122,9 @@ class Checkpoints:
             )
         if self.lock.first:  # else another one may be writing
             checkpoint_store.clean(directory, self.token)
+        here = checkpoint_store.every(directory) if self.writers.publishes else []
+        latest = max(gather(max((each.generation for each in here), default=run.generation)))
+        self.run = replace(run, generation=later_than(max(latest, run.generation)))
         self._say_what_is_kept()
 
     def _say_what_is_kept(self) -> None:

@@ -159,7 +159,7 @@ def agree(look: Look, ranks: Ranks) -> tuple[list[Checkpoint], bool]:
         checkpoints, problem = [], ""
         try:
             # What was saved last comes first: steps of an older run may be higher.
-            checkpoints = sorted(look(), key=lambda checkpoint: checkpoint.created, reverse=True)
+            checkpoints = checkpoint_store.newest_first(look())
         except OrchestratorError as error:
             problem = str(error)
         seen = repr([stamp(checkpoint) for checkpoint in checkpoints])
@@ -200,11 +200,12 @@ def verify(checkpoint: Checkpoint, ranks: Ranks) -> list[str]:
 def newer_than(look: Look, found: Found) -> Look:
     """Look at what the same run has saved on disk after the state that is in memory."""
     kept = json.loads(found.state.notes.rest)
+    reached = checkpoint_manifest.generation(kept), found.state.notes.step
 
     def later(checkpoint: Checkpoint) -> bool:
         theirs, own = run_of(checkpoint.progress), run_of(kept)
         same = theirs is not None and own is not None and theirs.id == own.id
-        return same and checkpoint.step > found.state.notes.step
+        return same and (checkpoint.generation, checkpoint.step) > reached
 
     return lambda: [checkpoint for checkpoint in look() if later(checkpoint)]
 

@@ -32,7 +32,7 @@ from orchestrator.engine.ranks.mesh import Mesh
 from orchestrator.engine.ranks.ranks import Ranks, gather, own_group
 from orchestrator.engine.saving import memory_file
 from orchestrator.engine.saving.memory_file import Damaged, Head, Notes, Slot, State
-from orchestrator.engine.saving.ownership import Run
+from orchestrator.engine.saving.ownership import Run, attempt
 from orchestrator.errors import UsageError
 from orchestrator.permissions import others
 
@@ -54,7 +54,7 @@ def directory() -> Path | None:
 
 def is_restart() -> bool:
     """Tell whether this is a further attempt of the job: what it saved on disk is its own."""
-    return int(os.environ.get("ORCHESTRATOR_ATTEMPT", "1")) > 1
+    return attempt() > 1
 
 
 # -- who keeps what: pure -------------------------------------------------------------------------
@@ -571,9 +571,13 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def next_attempt(latest: str) -> str:
-    """Name an attempt of the job, so that later ones sort behind; two of them never mix."""
+    """Name an attempt of the job, so that later ones sort behind; two of them never mix.
+
+    The head's own number counts as well: nodes that are new to the job know of no attempt.
+    """
     number = latest.partition("-")[0]
-    return f"{(int(number) if number.isdecimal() else 0) + 1:06d}-{secrets.token_hex(4)}"
+    following = max((int(number) if number.isdecimal() else 0) + 1, attempt())
+    return f"{following:06d}-{secrets.token_hex(4)}"
 
 
 def difference(found: Mapping[str, str], own: Mapping[str, str]) -> str:

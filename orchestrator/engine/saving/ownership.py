@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import socket
 import sys
@@ -27,6 +28,8 @@ from orchestrator.engine.ranks.ranks import gather
 from orchestrator.errors import CheckFailed
 
 LOCK = ".writer.lock"
+EXPERIMENT = "ORCHESTRATOR_EXPERIMENT"  # its path, whose name has the head's time of the launch
+MOST_ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Run:
     host: str = ""
     pid: int = 0
     model: str = ""  # stands for the names and shapes of the parameters
+    generation: int = 0  # rises each time that a program begins to save, over all attempts
 
     def __str__(self) -> str:
         return f"{self.program} on {self.host} (process {self.pid})" if self.program else "a run"
@@ -61,6 +65,23 @@ def run_of(progress: Any) -> Run | None:
     if not isinstance(data, Mapping):
         return None
     return Run(**{item.name: data[item.name] for item in fields(Run) if item.name in data})
+
+
+def later_than(latest: int) -> int:
+    """Number a program that begins to save: higher than all that it knows of, by the head's count.
+
+    What it does not know of are the disks of nodes that are away. The head has launched it later
+    than the jobs and the attempts that they are of, and no clock of a node is asked.
+    """
+    launched = re.findall(r"_([0-9]{8})_([0-9]{6})(?=[-/]|$)", os.environ.get(EXPERIMENT, ""))
+    number = min(attempt(), MOST_ATTEMPTS - 1)
+    own = int("".join(launched[-1])) * MOST_ATTEMPTS + number if launched else 0
+    return max(own, latest + 1)
+
+
+def attempt() -> int:
+    """Return which attempt of the job this is, as its head counts them."""
+    return int(os.environ.get("ORCHESTRATOR_ATTEMPT", "1"))
 
 
 def is_of(run: Run, progress: Any) -> bool:

@@ -70,6 +70,7 @@ def held(checkpoint: Checkpoint, node: int) -> Holding | None:
         here,
         checkpoint.hosts,
         str(checkpoint.path),
+        checkpoint.generation,
     )
 
 

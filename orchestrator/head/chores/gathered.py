@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator.protocol.messages import OutputFile
@@ -75,7 +75,11 @@ def held(
     )
     digest = hashlib.sha256(text).hexdigest()
     step, save, created = manifest.step, manifest.save, manifest.created
-    return Holding(node, step, save, created, digest, manifest.files, here, manifest.hosts)
+    generation = checkpoint_manifest.generation(manifest.progress)
+    return Holding(
+        *(node, step, save, created, digest, manifest.files, here, manifest.hosts),
+        generation=generation,
+    )
 
 
 def preferred(whole: Sequence[Candidate], directory: Path) -> Candidate:
@@ -87,7 +91,7 @@ def preferred(whole: Sequence[Candidate], directory: Path) -> Candidate:
     for candidate in whole:
         version = candidate.versions.get(begun)
         if version is not None and not version.lacking:
-            return Candidate(candidate.step, candidate.save, candidate.created, {begun: version})
+            return replace(candidate, versions={begun: version})
     return whole[0]
 
 

@@ -69,5 +69,6 @@ class Holder:
                 *(number, manifest.step, manifest.save, manifest.created, checksum),
                 *(manifest.files, frozenset(here), manifest.hosts),
                 path=f"{self.place}/{directory}",
+                generation=checkpoint_manifest.generation(manifest.progress),
             )
         ]
