@@ -27,7 +27,6 @@ from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol import offer
 from orchestrator.protocol.messages import (
     AskTaken,
-    Beat,
     EndGiving,
     GiveFiles,
     GivingNode,
@@ -35,7 +34,6 @@ from orchestrator.protocol.messages import (
     NamedFile,
     TakeFiles,
 )
-from orchestrator.protocol.timing import HEAD_BEAT
 from orchestrator.records import checkpoint_manifest, checkpoint_store
 from orchestrator.records.checkpoint_parts import Delivery, Version
 
@@ -78,15 +76,10 @@ class Bringing:
         total = sum(each.record.size for each in self.deliveries)
         progress = Progress("bringing the checkpoint", total)
         targets = sorted({load.target for load in self.loads})
-        over = threading.Event()
-        beat = threading.Thread(target=self.beat, args=(over,), daemon=True)
-        beat.start()
         try:
             self.give()
             results = fleet.everywhere(targets, lambda target: self.take_all(target, progress))
         finally:
-            over.set()
-            beat.join()
             progress.clear()
             for number in {source for source, _ in self.givers}:
                 with contextlib.suppress(NodeError):
@@ -95,18 +88,6 @@ class Bringing:
         for target, result in zip(targets, results, strict=True):
             if isinstance(result, OrchestratorError):
                 raise NodeError(f"{self.holders[target].name}: {result.what}", result.fix)
-
-    def beat(self, over: threading.Event) -> None:
-        """Let those nodes hear from us that wait for the others."""
-        while not over.wait(HEAD_BEAT):
-            for holder in self.holders:
-                if holder.channel is not None and holder.lock.acquire(blocking=False):
-                    try:
-                        holder.channel.ask(Beat(), QUICK_SECONDS)
-                    except NodeError:
-                        pass  # whoever needs it hears that
-                    finally:
-                        holder.lock.release()
 
     def grouped(self) -> Iterator[Load]:
         """Gather what goes from one node to another; each taker gets the manifest last."""

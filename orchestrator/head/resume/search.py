@@ -15,6 +15,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.probed_node import listed
+from orchestrator.head.resume.beats import Beats
 from orchestrator.head.resume.bring import Bringing, Stopped
 from orchestrator.head.resume.holder import Holder
 from orchestrator.protocol.messages import Checkpoints
@@ -33,11 +34,15 @@ class Search:
     ) -> None:
         self.own, self.transport, self.say, self.stopped = list(own), transport, say, stopped
         self.others: dict[str, Holder | OrchestratorError] = {}  # by their names: reached once
+        self.beats = Beats()  # old nodes may take minutes to answer, or not to
+        for holder in self.own:
+            self.beats.begin(holder)
 
     def close(self) -> None:
         for holder in self.others.values():
             if isinstance(holder, Holder):
                 holder.open.connection.close()
+        self.beats.end()
 
     def held(
         self, holders: Sequence[Holder], question: Checkpoints, first: int = 0
@@ -63,6 +68,8 @@ class Search:
         new = [holder for holder in others if holder.name not in self.others]
         for holder, result in zip(new, fleet.everywhere(new, connect), strict=True):
             self.others[holder.name] = result
+            if isinstance(result, Holder):
+                self.beats.begin(result)
         known = [self.others[holder.name] for holder in others]
         return [each for each in known if isinstance(each, Holder)]
 

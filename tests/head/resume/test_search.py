@@ -1,0 +1,68 @@
+"""The nodes of a job that is about to start hear from the head, whatever others do meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.resume import beats
+from orchestrator.head.resume.holder import Holder
+from orchestrator.head.resume.search import Search
+from orchestrator.protocol.messages import Beat, Checkpoints, Request
+from tests.head.resume.test_bring import Channel
+
+ENOUGH = 3
+
+
+class Silent(Channel):
+    """A node that does not answer one kind of request until another has heard some beats."""
+
+    def __init__(self, kind: type[Request[Any]], heard: threading.Event) -> None:
+        super().__init__()
+        self.kind, self.heard = kind, heard
+        self.asked = threading.Lock()
+
+    def ask(self, request: Request[Any], timeout: float) -> Any:
+        assert self.asked.acquire(blocking=False), "two ask at once"
+        try:
+            if isinstance(request, self.kind):
+                assert self.heard.wait(30), f"no beats while {request.do} is not answered"
+            return super().ask(request, timeout)
+        finally:
+            self.asked.release()
+
+
+class Counting(Channel):
+    def __init__(self, heard: threading.Event) -> None:
+        super().__init__()
+        self.heard, self.beats = heard, 0
+
+    def ask(self, request: Request[Any], timeout: float) -> Any:
+        self.beats += isinstance(request, Beat)
+        if self.beats == ENOUGH:
+            self.heard.set()
+        return super().ask(request, timeout)
+
+
+def test_nobody_waits_for_another_to_hear_from_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(beats, "HEAD_BEAT", 0.01)
+    heard = threading.Event()
+    channels = [Silent(Beat, heard), Silent(Checkpoints, heard), Counting(heard)]
+    own = [
+        Holder(f"n{at}", Node(f"n{at}"), channel=cast(Any, channel))
+        for at, channel in enumerate(channels)
+    ]
+    search = Search(own, cast(Any, None), print, lambda: None)
+    try:
+        assert search.held(own, Checkpoints(directory=str(tmp_path))) == []
+    finally:
+        search.close()
+    assert heard.is_set()
+    assert not any(thread.is_alive() for thread in search.beats.threads)
