@@ -257,6 +257,8 @@ class Delivery:
         ]
         answers = fleet.ask(self.wanted, questions, CHECK_OUT_SECONDS)
         lacking = [at for at, answer in enumerate(answers) if is_lacking(answer)]
+        if not lacking:
+            return self.all_of(self.wanted, answers), []
         sent = self.send([self.wanted[at] for at in lacking])
         again = fleet.ask(
             [self.wanted[at] for at in lacking], [questions[at] for at in lacking],

@@ -13,7 +13,8 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from orchestrator import files
 from orchestrator.node.code.store import READ, Incomplete, Store, hash_of, is_as_kept, moment
@@ -28,13 +29,22 @@ TREE = b".tree"  # and the digest of what was sent
 KEPT = 8  # of the newest
 FICLONE = 0x40049409
 COPIED = 16 << 20  # bytes: a tree up to here is copied, so that a job may even write into its files
+Put = Callable[[bytes, bytes, Entry], None]
 NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP)
 # What must not come from a node's own directory: code, and what is made of code.
 CODE = re.compile(rb".*\.(py|pyc|pyi|so|pth|egg-info)|__pycache__|\.git|\.orchestrator.*")
 
 
-def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> bytes:
-    """Make the snapshot and return its directory."""
+class Made(NamedTuple):
+    """A snapshot, and what was then read in it."""
+
+    root: bytes
+    digest: str
+    differ: list[str]  # paths that are not as the tree has them
+
+
+def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> Made:
+    """Make a snapshot; Incomplete where a content that is kept is not what it was."""
     if not NAME.fullmatch(name) or not is_inside(os.fsencode(title)) or "/" in title:
         raise ValueError(f"not the name of a snapshot: {name!r}, {title!r}")
     own = os.path.join(store.snapshots, name.encode())
@@ -42,10 +52,9 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> bytes
     root = os.path.join(own, os.fsencode(title))
     os.mkdir(root, 0o700)
     entries = list(entries)
-    copied = sum(entry.size for entry in entries) <= COPIED
-    put: Callable[[bytes, bytes, Entry], None] = copy if copied else clone_or_link
     known = {root}
     try:
+        put = way_to_put(store, own, entries)
         for entry in entries:
             path = root + b"/" + entry.path
             make_directories(path if entry.kind == DIRECTORY else path.rpartition(b"/")[0], known)
@@ -53,13 +62,26 @@ def make(store: Store, name: str, title: str, entries: Iterable[Entry]) -> bytes
                 put(store.path_of(entry), path, entry)
             elif entry.kind == LINK:
                 os.symlink(entry.value, path)
+        digest, differ = look(root, entries)
+        if differ:
+            discard(store, entries, differ)
     except FileNotFoundError as error:
         remove(own)
         raise Incomplete(name) from error
     except BaseException:
         remove(own)
         raise
-    return root
+    return Made(root, digest, differ)
+
+
+def discard(store: Store, entries: Iterable[Entry], differ: Iterable[str]) -> None:
+    """Throw contents away that somebody changed where they are kept; they have to come again."""
+    changed = set(map(os.fsencode, differ))
+    wrong = [entry for entry in entries if entry.kind == FILE and entry.path in changed]
+    for entry in wrong:
+        store.discard(entry)
+    if wrong:
+        raise Incomplete(os.fsdecode(wrong[0].path))
 
 
 def make_directories(path: bytes, known: set[bytes]) -> None:
@@ -90,43 +112,46 @@ def settle(descriptor: int, entry: Entry) -> None:
     os.utime(descriptor, (moment(entry.value), moment(entry.value)))
 
 
-def clone_or_link(kept: bytes, path: bytes, entry: Entry) -> None:
-    """Share a content's blocks where the file system can, else the file itself."""
+def link(kept: bytes, path: bytes, entry: Entry) -> None:
+    """Link a content, unseen: `look` reads what it is."""
     try:
         os.link(kept, path, follow_symlinks=False)
     except OSError as error:
         if error.errno not in NO_LINK:
             raise
         copy(kept, path, entry)
-        return
-    status = os.lstat(path)
-    if CLONING.get(status.st_dev) is not False and clones(kept, path, entry, status.st_dev):
-        return
-    if not is_as_kept(status, entry):
-        os.unlink(kept)
-        raise Incomplete(os.fsdecode(entry.path))
 
 
-def clones(kept: bytes, path: bytes, entry: Entry, device: int) -> bool:
-    """Put a clone in the place of a link; False where the file system makes none."""
-    os.unlink(path)
+def clone(kept: bytes, path: bytes, entry: Entry) -> None:
+    """Share the blocks of a content that is as it was kept."""
     with files.open_plain(os.fsdecode(kept)) as source:
+        if not is_as_kept(os.fstat(source.fileno()), entry):
+            os.unlink(kept)
+            raise Incomplete(os.fsdecode(entry.path))
         new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.ioctl(new, FICLONE, source.fileno())
             settle(new, entry)
-        except OSError:
-            CLONING[device] = False
         finally:
             os.close(new)
-    if CLONING.setdefault(device, True):
-        return True
-    os.unlink(path)
-    os.link(kept, path, follow_symlinks=False)
-    return False
 
 
-CLONING: dict[int, bool] = {}  # file system -> can it clone?
+def way_to_put(store: Store, own: bytes, entries: Sequence[Entry]) -> Put:
+    """Copy what is small, else clone where the file system can, else link."""
+    if sum(entry.size for entry in entries) <= COPIED:
+        return copy
+    first = next(entry for entry in entries if entry.kind == FILE)
+    trial = os.path.join(own, b".trial")
+    try:
+        clone(store.path_of(first), trial, first)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return link
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(trial)
+    return clone
 
 
 # -- what is there ----------------------------------------------------------------------------

@@ -86,16 +86,16 @@ class Visit:
             snapshot.remove_unused(self.store, time.time())
         entries = self.store.tree(request.tree)
         with self.writing():
-            root = snapshot.make(self.store, request.snapshot, request.title, entries)
+            made = snapshot.make(self.store, request.snapshot, request.title, entries)
+            root = made.root
             self.unused[os.path.dirname(root)] = request.tree
-            seen, differ = snapshot.look(root, entries)
             own = snapshot.link_own(root, request.beside, entries)
             snapshot.link_outputs(root, request.beside, request.outputs)
         workdir = os.fsdecode(root)
         return messages.CheckedOut(
             workdir=workdir,
-            tree=seen,
-            differ=tuple(path.encode("utf-8", "replace").decode() for path in differ[:100]),
+            tree=made.digest,
+            differ=tuple(path.encode("utf-8", "replace").decode() for path in made.differ[:100]),
             own=tuple(name.encode("utf-8", "replace").decode() for name in own),
             target=resolve_target(request.target, workdir),
             disk=disk(workdir),

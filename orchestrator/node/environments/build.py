@@ -82,7 +82,7 @@ class Build:
         store = Store()
         entries = store.tree(self.request.tree)
         name = f"environment-{key}-{os.urandom(4).hex()}"
-        root = os.fsdecode(snapshot.make(store, name, "wheels", entries))
+        root = os.fsdecode(snapshot.make(store, name, "wheels", entries).root)
         try:
             wheels = sorted(os.path.join(root, n) for n in os.listdir(root) if n.endswith(".whl"))
             pinned = os.path.join(root, "pinned.txt")  # where the node downloads by itself

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import subprocess
+import tempfile
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -120,6 +124,37 @@ def test_a_content_that_somebody_changed_comes_again(store: Store, way: str, how
     assert not list(Path(os.fsdecode(store.snapshots)).iterdir())
     assert send(visit) == 1
     assert check_out(visit).tree == DIGEST
+
+
+@pytest.fixture
+def cloning(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A store on a file system that lets files share blocks."""
+    home.mkdir()
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as image:  # a loop device keeps it
+        image.truncate(128 << 20)
+        for words in (["mkfs.btrfs", "-q", image.name], ["mount", "-o", "loop", image.name, home]):
+            there = shutil.which(str(words[0])) is not None
+            if not there or subprocess.run(words, capture_output=True, check=False).returncode:
+                pytest.skip("no btrfs can be mounted here")
+    monkeypatch.setattr(snapshot, "COPIED", -1)
+    store = Store()
+    store.prepare()
+    yield store
+    subprocess.run(["umount", "--lazy", home], check=True)
+
+
+def test_clones_are_as_they_were_kept_and_hold_nothing_of_the_store(cloning: Store) -> None:
+    visit = Visit()
+    send(visit)
+    root = Path(check_out(visit).workdir)
+    assert (root / "a.py").stat().st_nlink == 1
+    (root / "a.py").write_text("changed")
+    assert check_out(visit, "y-0").tree == DIGEST
+    (kept,) = (e for e in ENTRIES if e.path == b"a.py")
+    Path(os.fsdecode(cloning.path_of(kept))).write_bytes(b"print(2)\n")
+    with pytest.raises(Incomplete):
+        check_out(visit, "z-0")
+    assert send(visit) == 1
 
 
 def test_what_is_in_a_snapshot_is_what_is_told(store: Store, way: str) -> None:
