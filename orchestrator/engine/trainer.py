@@ -20,7 +20,7 @@ from torch import nn
 
 from orchestrator.config.parse import at_least
 from orchestrator.config.schema import Config
-from orchestrator.engine.core import duration, global_batch, prediction, settings
+from orchestrator.engine.core import duration, given, global_batch, prediction, settings
 from orchestrator.engine.core import loop as training_loop
 from orchestrator.engine.core.best import Best
 from orchestrator.engine.core.duration import Duration
@@ -590,12 +590,21 @@ class Trainer:
         self, loaded: checkpoint_store.Checkpoint | None
     ) -> checkpoint_store.Checkpoint | None:
         if loaded is not None:
+            self._say_not_taken(loaded.progress)
             self.state = training_loop.state_of(loaded.progress)
             self._scheduler.restore(loaded.progress.get("scheduler"))
             if before := ownership.run_of(loaded.progress):
                 generation = checkpoint_manifest.generation(loaded.progress)
                 self._run = dataclasses.replace(self._run, id=before.id, generation=generation)
         return loaded
+
+    def _say_not_taken(self, progress: Mapping[str, Any]) -> None:
+        """Say what the program has changed of its optimizer, and a resume does not take."""
+        stepper = self.parts.stepper
+        own = {"optimizer": stepper.given, "scheduler": self._scheduler.given}
+        other = given.not_taken(progress.get("given"), own)
+        if other and not stepper.keeps_settings:
+            self._say(f"as saved: {other}; on_train_begin= may change trainer.optimizer")
 
     def _kept(self) -> Found | None:
         """Open the memory that outlives the ranks, and find what an earlier attempt left there.

@@ -31,7 +31,7 @@ from orchestrator.engine.data.randomness import Randomness
 from orchestrator.engine.models.losses import Loss, Totals
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.observe.reporter import Reporter, means_of
-from orchestrator.engine.ranks import agreement, mesh, used_parts
+from orchestrator.engine.ranks import agreement, mesh, plain_names, used_parts
 from orchestrator.engine.ranks.corruption import Comparison
 from orchestrator.engine.ranks.mesh import Mesh
 from orchestrator.engine.ranks.ranks import Ranks, gather
@@ -74,7 +74,7 @@ class LrScheduler:
     """A scheduler of torch's, if there is one, and when it steps."""
 
     def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, every: str) -> None:
-        if scheduler is not None and not hasattr(scheduler, "step"):
+        if isinstance(scheduler, type) or (scheduler and not hasattr(scheduler, "step")):
             scheduler = scheduler(optimizer)
         if getattr(scheduler, "optimizer", optimizer) is not optimizer:
             raise UsageError("the scheduler belongs to another optimizer than the Trainer's")
@@ -85,6 +85,7 @@ class LrScheduler:
                 "ReduceLROnPlateau looks at the loss of an epoch",
                 'say scheduler_every="epoch"',
             )
+        self.given = self.state()
 
     def after_step(self) -> None:
         if self.scheduler is not None and self.every == "step":
@@ -98,12 +99,23 @@ class LrScheduler:
         """Give what JSON keeps: a checkpoint's progress is written so."""
         if self.scheduler is None:
             return None
-        return {k: v for k, v in self.scheduler.state_dict().items() if is_plain(v)}
+        return {k: v for k, v in self._whole_state().items() if is_plain(v)}
+
+    def _whole_state(self) -> dict[str, Any]:
+        """Give what torch's schedulers give, also for a user's own that has no more than step()."""
+        if hasattr(self.scheduler, "state_dict"):
+            return dict(self.scheduler.state_dict())
+        return {k: v for k, v in vars(self.scheduler).items() if k != "optimizer"}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Take the rest (functions, counters) from the scheduler as it was made again."""
-        if self.scheduler is not None and state is not None:
-            self.scheduler.load_state_dict({**self.scheduler.state_dict(), **state})
+        if self.scheduler is None or state is None:
+            return
+        whole = {**self._whole_state(), **state}
+        if hasattr(self.scheduler, "load_state_dict"):
+            self.scheduler.load_state_dict(whole)
+        else:
+            vars(self.scheduler).update(whole)
 
 
 @dataclass
@@ -352,6 +364,7 @@ class Loop:
         the checkpoint comes first."""
         state, reporter = self.state, self.reporter
         reporter.flush()
+        state.tokens = reporter.tokens
         state.train_metrics = means_of(
             {name: (pair[0], pair[1]) for name, pair in state.epoch_sums.items()}
         )
@@ -541,6 +554,7 @@ def progress_of(
         "stepper": parts.stepper.progress(),
         "state": dataclasses.asdict(state),
         "scheduler": scheduler.state(),
+        "given": {"optimizer": parts.stepper.given, "scheduler": scheduler.given},
         "endless": endless,
         "run": dataclasses.asdict(run),
     }
@@ -558,11 +572,11 @@ def state_of(progress: Mapping[str, Any]) -> TrainState:
 
 def aliases_of(model: nn.Module) -> dict[str, str]:
     """Map each further name of a tensor, such as a tied weight, to the name it is saved under."""
-    kept = model.state_dict().keys()
+    kept = plain_names.state_dict(model).keys()
     first: dict[int, str] = {}
     aliases: dict[str, str] = {}
-    for named in (model.named_parameters, model.named_buffers):
-        for name, value in named(remove_duplicate=False):
+    for named in (plain_names.parameters, plain_names.buffers):
+        for name, value in named(model, every=True):
             own = first.setdefault(id(value), name)
             if own != name and name in kept:
                 aliases[name] = own

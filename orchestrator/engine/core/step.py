@@ -17,7 +17,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
 from orchestrator.config.schema import Config, Scheduler, Training
+from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.observe.ledger import StepReport
+from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.blocks import has_sparse, sum_whole
 from orchestrator.engine.ranks.mesh import Mesh, local_tensor, sharded_like, sharding_explained
 from orchestrator.engine.ranks.ranks import gather
@@ -35,7 +37,7 @@ HOW = ("fused", "foreach", "capturable", "differentiable")  # how it is computed
 
 def names_of(model: nn.Module) -> dict[int, str]:
     """Map each parameter's id to its name; to be called before the model is sharded."""
-    return {id(parameter): name for name, parameter in model.named_parameters()}
+    return {id(parameter): name for name, parameter in plain_names.parameters(model)}
 
 
 class Stepper:
@@ -62,17 +64,12 @@ class Stepper:
     ) -> None:
         self.mesh, self.training, self.lr_factor = mesh, training, lr_factor
         self.keeps_settings = keeps_settings
-        self.parameters = dict(model.named_parameters())
+        self.parameters = dict(plain_names.parameters(model))
         self.optimizer = bound(optimizer, names, self.parameters)
+        self.given = settings_of(self.optimizer)
         chosen = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         self.named = [(name, p) for name, p in self.parameters.items() if id(p) in chosen]
-        self.whole = [
-            parameter
-            for parameter in self.parameters.values()
-            if mesh.mesh is not None
-            and parameter.requires_grad
-            and not isinstance(parameter, DTensor)
-        ]
+        self.left = [p for p in self.parameters.values() if not is_summed(p, mesh)]
         self.fused = can_fuse(self.optimizer) and not has_sparse(model)
         self.locals = self._to_local() if self.fused else [p for _, p in self.named]
         self.device = local_tensor(next(iter(self.parameters.values()))).device
@@ -82,6 +79,12 @@ class Stepper:
         self.good, self.skipped, self.bad_in_a_row = (
             torch.zeros((), device=self.device) for _ in range(3)
         )
+
+    @property
+    def whole(self) -> list[nn.Parameter]:
+        """The parameters whose gradients nobody sums but this class: sharding leaves some whole,
+        and ddp knows only those that were trained when it was made, not what is unfrozen later."""
+        return [parameter for parameter in self.left if parameter.requires_grad]
 
     def _to_local(self) -> list[nn.Parameter]:
         """Exchange the optimizer's parameters, and their state, for the local parts."""
@@ -112,6 +115,7 @@ class Stepper:
     def add_up(self, sums: Sums, used: int = 0) -> Tensor:
         """Add up over all ranks: squares of the gradients, then a sum and a count per name; last, 1
         if the ranks used other parts of the model, so that they were summed with each other."""
+        self._refuse_new_groups()
         sum_whole(self.whole)
         self._take_gradients()
         flat = [value.to(self.device) for pair in sums.values() for value in pair]
@@ -122,6 +126,14 @@ class Stepper:
         # Equal numbers alone have the mean of their squares for the square of their mean.
         apart = (total[-1] * dist.get_world_size() != total[-2] ** 2).double()
         return torch.cat([total[:-2], apart[None]])
+
+    def _refuse_new_groups(self) -> None:
+        if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.named):
+            raise UsageError(
+                "the optimizer was given other parameters after the Trainer was made",
+                "give it all of them from the start: those that are frozen (requires_grad=False)"
+                " stay as they are until a hook unfreezes them",
+            )
 
     def step(self, step: int, names: tuple[str, ...], total: Tensor) -> StepReport:
         squares, loss, count = total[:3].unbind()
@@ -264,10 +276,7 @@ class Stepper:
             "class": type(self.optimizer).__name__,
             "stateful": [name for name, _, own in self._owned() if state.get(own)],
             "plain": {name: values for name, values in numbers.items() if values},
-            "groups": [
-                {key: v for key, v in map(as_number, group.items()) if is_plain(v)}
-                for group in self.optimizer.param_groups
-            ],
+            "groups": settings_of(self.optimizer),
             "scale": self.scale.item() if self.scaling else None,
             "nominal": self.nominal,
             "good": self.good.item(),
@@ -329,6 +338,12 @@ def bound(
 ) -> Optimizer:
     """Move an optimizer from the parameters that it was made for to those of the spread model."""
     if not isinstance(optimizer, Optimizer):
+        if not callable(optimizer):
+            raise UsageError(
+                f"optimizer is {kind(optimizer)}, and a Trainer has one optimizer of torch's",
+                "one may treat parts of a model differently:"
+                ' torch.optim.AdamW([{"params": a, "lr": 1e-3}, {"params": b, "lr": 1e-5}])',
+            )
         wanted = [parameter for parameter in now.values() if parameter.requires_grad]
         result = optimizer(wanted)
         if not isinstance(result, Optimizer):
@@ -337,8 +352,12 @@ def bound(
                 "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
             )
         optimizer = result
+        own = {id(parameter) for parameter in wanted}
+        for group in optimizer.param_groups:
+            refuse_strangers([p for p in group["params"] if id(p) not in own])
     else:
         for group in optimizer.param_groups:
+            refuse_strangers([p for p in group["params"] if id(p) not in names])
             move(optimizer, group, names, now)
     if isinstance(optimizer, LBFGS):
         raise UsageError(
@@ -348,19 +367,28 @@ def bound(
     return optimizer
 
 
-def move(
-    optimizer: Optimizer,
-    group: dict[str, Any],
-    names: Mapping[int, str],
-    now: Mapping[str, nn.Parameter],
-) -> None:
-    strangers = [p for p in group["params"] if id(p) not in names]
+def is_summed(parameter: nn.Parameter, mesh: Mesh) -> bool:
+    """Tell whether torch sums this parameter's gradients over the ranks, if there are several."""
+    if mesh.mesh is not None:
+        return isinstance(parameter, DTensor)
+    return mesh.strategy == "single" or parameter.requires_grad
+
+
+def refuse_strangers(strangers: list[nn.Parameter]) -> None:
     if strangers:
         raise UsageError(
             f"the optimizer holds a parameter of shape {tuple(strangers[0].shape)} that is"
             " not the model's",
             "make it from the parameters of the very model that you give to the Trainer",
         )
+
+
+def move(
+    optimizer: Optimizer,
+    group: dict[str, Any],
+    names: Mapping[int, str],
+    now: Mapping[str, nn.Parameter],
+) -> None:
     for index, old in enumerate(group["params"]):
         new = group["params"][index] = now[names[id(old)]]
         if state := optimizer.state.pop(old, None):
@@ -424,6 +452,14 @@ def set_lr(group: dict[str, Any], value: Any) -> None:
 def as_number(item: tuple[str, Any]) -> tuple[str, Any]:
     key, value = item
     return key, value.item() if isinstance(value, Tensor) and not value.dim() else value
+
+
+def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Give what a user can set of each group of parameters, as JSON keeps it."""
+    return [
+        {key: v for key, v in map(as_number, group.items()) if is_plain(v)}
+        for group in optimizer.param_groups
+    ]
 
 
 def is_plain(value: Any) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from orchestrator.config.schema import Config
 from orchestrator.engine.models import decoder, import_by_name, ranking
 from orchestrator.engine.models.losses import Loss, Sums, as_sums
+from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.mesh import give_memory, own_rows
 from orchestrator.errors import UsageError
 
@@ -98,19 +99,14 @@ def initialise(model: decoder.Decoder | ranking.Ranking, seed: int, device: torc
     """
     give_memory(model, device)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            mean, std = model.initial(plain(name), weight.shape)
+        for name, weight in plain_names.parameters(model):
+            mean, std = model.initial(name, weight.shape)
             local, rows = own_rows(weight)
             if not std:
                 local.fill_(mean)
                 continue
-            for rows_drawn, values in drawn(seed, plain(name), weight.shape, rows, std):
+            for rows_drawn, values in drawn(seed, name, weight.shape, rows, std):
                 local[rows_drawn].copy_(values)
-
-
-def plain(name: str) -> str:
-    """Compiling a block or checkpointing its activations puts a word into its parameters' names."""
-    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
 def drawn(

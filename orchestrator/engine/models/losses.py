@@ -8,6 +8,7 @@ divided once, by the count of all ranks and micro-batches.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -176,6 +177,11 @@ def in_fp32(outputs: Any) -> Any:
     if isinstance(outputs, dict):  # those of transformers, too, which remember their attributes
         for name, value in outputs.items():
             outputs[name] = in_fp32(value)
+    elif dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
+        again: Any = copy.copy(outputs)
+        for name in (entry.name for entry in dataclasses.fields(outputs)):
+            object.__setattr__(again, name, in_fp32(getattr(outputs, name)))
+        return again
     return outputs
 
 

@@ -24,7 +24,7 @@ from torch.utils import checkpoint
 
 from orchestrator.config.schema import COPIED, Config
 from orchestrator.config.sharding import check_offload, group_size
-from orchestrator.engine.ranks import agreement, low_precision, used_parts
+from orchestrator.engine.ranks import agreement, low_precision, plain_names, used_parts
 from orchestrator.engine.ranks.blocks import blocks_of, has_sparse, kept_whole, to_shard
 from orchestrator.engine.ranks.ranks import (
     Ranks,
@@ -337,7 +337,7 @@ def backward(
     out the sum within the node, at the price of whole gradients in memory.
     """
     if isinstance(model, DistributedDataParallel):
-        return used_parts.all_summed(model) if last else model.no_sync()
+        return used_parts.summed_by_ddp(model, last=last)
     if not isinstance(model, FSDPModule):
         return contextlib.nullcontext()
     if config.distributed.find_unused_parameters:
@@ -427,7 +427,8 @@ def bare(model: nn.Module) -> nn.Module:
 
 def plain_class(model: nn.Module) -> type:
     """Return the class that the user wrote: sharding a model gives it a new one."""
-    return next(own for own in type(model).__mro__ if not issubclass(own, FSDPModule))
+    classes = type(plain_names.inner(model)).__mro__
+    return next(own for own in classes if not issubclass(own, FSDPModule))
 
 
 # -- what a rank has of a tensor ------------------------------------------------------------------

@@ -252,6 +252,24 @@ def stderr_without(text: bytes) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def summed_by_ddp(model: DistributedDataParallel, *, last: bool) -> Iterator[None]:
+    """Sum in the last micro-batch of a step, and say what helps where torch finds that a gradient
+    came twice."""
+    try:
+        with all_summed(model) if last else model.no_sync():
+            yield
+    except RuntimeError as error:
+        if "mark a variable ready only once" not in str(error):
+            raise
+        raise UsageError(
+            "ddp got a parameter's gradient twice in one backward: a checkpoint of activations with"
+            " use_reentrant=True does that",
+            "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), and of a model of"
+            ' transformers: model.gradient_checkpointing_enable({"use_reentrant": False})',
+        ) from error
+
+
+@contextlib.contextmanager
 def all_summed(model: DistributedDataParallel) -> Iterator[None]:
     """Refuse a step whose gradients ddp has not summed; torch says so in the next forward only."""
     buckets = vars(model).get("_summed_buckets")

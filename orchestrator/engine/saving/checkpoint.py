@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator import text
 from orchestrator.config.schema import Config
+from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.mesh import Mesh, local_tensor, sharded_like, shards_again
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving import carry, parts
@@ -429,10 +430,10 @@ def state_of(model: nn.Module, stepper: Steps) -> dict[str, Tensor]:
     """Return all that is saved, by name: the very tensors that train."""
     shards_again(model)
     state: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in plain_names.parameters(model):
         state[f"model.{name}"] = parameter.detach()
-    kept = model.state_dict().keys()  # of the buffers, those that somebody wants to be kept
-    state.update({f"model.{name}": b for name, b in model.named_buffers() if name in kept})
+    kept = plain_names.state_dict(model).keys()  # of the buffers, those that are to be kept
+    state.update({f"model.{name}": b for name, b in plain_names.buffers(model) if name in kept})
     for name, value in stepper.state():
         state[f"optim.{name}"] = value
     return state

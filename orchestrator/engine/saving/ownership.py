@@ -24,6 +24,7 @@ from typing import Any
 
 from torch import nn
 
+from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.errors import CheckFailed
 
@@ -55,7 +56,7 @@ def new_run(model: nn.Module, *, built_in: bool) -> Run:
 
 
 def shape_of(model: nn.Module) -> str:
-    shapes = sorted((name, tuple(value.shape)) for name, value in model.named_parameters())
+    shapes = sorted((name, tuple(value.shape)) for name, value in plain_names.parameters(model))
     return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.mesh import own_rows
 from orchestrator.engine.saving.huggingface import INDEX
 from orchestrator.engine.saving.safetensors_file import NAMES, memory
@@ -64,9 +65,9 @@ def load(model: nn.Module, path: Path) -> None:
 
 def names_of(model: nn.Module) -> dict[Tensor, list[str]]:
     """Map each tensor of the state dict to its names: a tied weight has several."""
-    kept, names = model.state_dict().keys(), dict[Tensor, list[str]]()
-    for named in (model.named_parameters, model.named_buffers):
-        for name, value in named(remove_duplicate=False):
+    kept, names = plain_names.state_dict(model).keys(), dict[Tensor, list[str]]()
+    for named in (plain_names.parameters, plain_names.buffers):
+        for name, value in named(model, every=True):
             if name in kept:
                 names.setdefault(value, []).append(name)
     return names
@@ -75,8 +76,8 @@ def names_of(model: nn.Module) -> dict[Tensor, list[str]]:
 def refuse_unknown(model: nn.Module, path: Path) -> None:
     """Look before anything is sharded: names, and buffers that nobody can know."""
     contents(path)
-    kept = model.state_dict().keys()
-    for name, buffer in model.named_buffers():
+    kept = plain_names.state_dict(model).keys()
+    for name, buffer in plain_names.buffers(model):
         if buffer.is_meta and name not in kept:
             raise UsageError(
                 f"the buffer {name} is on the meta device, and no file has it",
@@ -89,7 +90,11 @@ def refuse_unknown(model: nn.Module, path: Path) -> None:
 
 def contents(path: Path) -> dict[str, Stored]:
     """Name all tensors of a file, or of the files of a directory."""
-    return {name: stored for file in files_of(path) for name, stored in header(file).items()}
+    return {
+        plain_names.plain(name): stored
+        for file in files_of(path)
+        for name, stored in header(file).items()
+    }
 
 
 def files_of(path: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from orchestrator import files
+from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.mesh import plain_class, shards_again
 from orchestrator.engine.ranks.ranks import gather, is_first
 from orchestrator.engine.saving import huggingface, safetensors_file
@@ -32,7 +33,7 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
     shards_again(model)
     state: dict[str, Any] = {}
     copies: dict[int, Tensor] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
+    for name, value in plain_names.state_dict(model).items():
         if not isinstance(value, Tensor):
             state[name] = value
             continue
@@ -118,7 +119,7 @@ def _write_directory(model: nn.Module, path: Path, step: int) -> None:
 
 
 def entries_of(model: nn.Module) -> list[Entry]:
-    state = model.state_dict(keep_vars=True)
+    state = plain_names.state_dict(model)
     entries = [Entry(n, v.dtype, tuple(v.shape)) for n, v in state.items() if isinstance(v, Tensor)]
     for entry in entries:
         if entry.dtype not in NAMES:
@@ -132,7 +133,7 @@ def entries_of(model: nn.Module) -> list[Entry]:
 def _write_file(model: nn.Module, path: Path, entries: Sequence[Entry], step: int) -> None:
     """Write on rank 0 what all put together; all go on to the end, should its disk be full."""
     shards_again(model)
-    wholes = _wholes(model.state_dict(keep_vars=True), entries)
+    wholes = _wholes(plain_names.state_dict(model), entries)
     problem: OSError | None = None
     try:
         if is_first():

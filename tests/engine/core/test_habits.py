@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from orchestrator.engine.core.given import not_taken
 from tests.engine.worlds import Job, run
 
 
@@ -35,3 +39,38 @@ def test_numbers_and_checkpoints_of_a_trainer(tmp_path: Path) -> None:
     assert "it was saved with AdamW, this is SGD" in results["other optimizer"]
     assert results["hooked"][0] == results["hooked"][1] > 0
     assert 'say scheduler_every="epoch"' in results["by epoch"]
+
+
+def test_what_a_team_does_in_its_first_week(tmp_path: Path) -> None:
+    job = Job(str(tmp_path / "job"), [2], {}, call="tests.engine.first_week:first_week")
+    (codes,) = run(job)
+    assert codes == [0, 0], job.output()
+    for rank in range(2):
+        results = json.loads((job.path / f"results_{rank}").read_text())
+        (whole, *copies), (sharded, *_) = results["unfrozen"]
+        assert copies[0] == copies[1], "what is unfrozen is summed over the ranks, too"
+        assert whole == pytest.approx(sharded, abs=1e-5)
+        assert "give it all of them from the start" in results["another group"]
+        assert "a parameter of shape (2, 2) that is not the model's" in results["stranger"]
+        assert "a Trainer has one optimizer" in results["two optimizers"]
+        assert "use_reentrant=False" in results["reentrant"]
+        assert results["compiled"] == [True, 2], "the plain model's names, in every file"
+        assert results["dtypes"] == ["torch.float32"]
+        assert results["own scheduler"] == [2, 4]
+        assert results["counted"] == 3 * 8
+    assert job.output().count("as saved: lr 0.1, not 0.01") == 1
+
+
+def test_what_a_resume_does_not_take_of_the_program() -> None:
+    def of(lr: float, total: int, last: int) -> dict[str, Any]:
+        group = {"lr": lr, "betas": (0.9, 0.99), "fused": True}
+        return {
+            "optimizer": [group, group],
+            "scheduler": {"total_steps": total, "_last": last, "phases": [[total]]},
+        }
+
+    saved = json.loads(json.dumps(of(0.1, 6, 3)))
+    assert not_taken(saved, of(0.1, 6, 0)) == ""
+    assert not_taken(saved, of(1e-05, 9, 0)) == "lr 0.1, not 1e-05, total_steps 6, not 9, phases"
+    assert not_taken(None, of(1e-05, 9, 0)) == "", "an earlier version did not say"
+    assert not_taken(saved, of(0.1, 6, 0) | {"scheduler": None}) == ""

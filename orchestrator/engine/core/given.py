@@ -1,0 +1,44 @@
+"""What a program sets of its optimizer and scheduler, beside what a checkpoint brings along.
+
+A resume takes both as they were saved, as torch's load_state_dict does. Who has changed a learning
+rate in the meantime has to hear that it does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from orchestrator.engine.core.step import HOW
+
+SHOWN = (bool, int, float, str)
+
+
+def not_taken(saved: Mapping[str, Any] | None, own: Mapping[str, Any]) -> str:
+    """Name what the program says now and did not say when the checkpoint's training began."""
+    if not saved:  # of an earlier version
+        return ""
+    groups = list(zip(saved.get("optimizer") or [], own["optimizer"], strict=False))
+    changes = list(dict.fromkeys(text for pair in groups for text in changed(*pair)))
+    changes += changed(saved.get("scheduler") or {}, own["scheduler"] or {})
+    return ", ".join(changes)
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in now.items():
+        if key in HOW or key.startswith("_") or key not in before or same(before[key], value):
+            continue
+        shown = isinstance(value, SHOWN) and isinstance(before[key], SHOWN)
+        yield f"{key} {number(before[key])}, not {number(value)}" if shown else key
+
+
+def same(before: Any, now: Any) -> bool:
+    """Compare, where one side went through JSON, which has no tuples."""
+    if isinstance(now, (list, tuple)):
+        own = isinstance(before, (list, tuple)) and len(before) == len(now)
+        return own and all(same(*pair) for pair in zip(before, now, strict=True))
+    return bool(before == now)
+
+
+def number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,182 @@
+"""What a team does to its own model in the first week; worlds.py calls it with a directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils import checkpoint
+from torch.utils.data import DataLoader
+
+from orchestrator import Trainer, distributed
+from tests.engine.ordinary import data
+from tests.engine.trained import message, world
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+class Net(nn.Module):
+    """A body that is frozen at first, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.ModuleList([nn.Linear(6, 6) for _ in range(2)])
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        for block in self.body:
+            x = torch.tanh(block(x))
+        return self.head(x)
+
+
+@dataclass
+class Outputs:
+    logits: Tensor
+
+
+class Wrapped(Net):
+    def forward(self, x: Tensor) -> Any:
+        return Outputs(super().forward(x))
+
+
+class Reentrant(Net):
+    def forward(self, x: Tensor) -> Any:
+        x = x.clone().requires_grad_()
+        for block in self.body:
+            x = checkpoint.checkpoint(block, x, use_reentrant=True)
+        return self.head(x)
+
+
+class Falling:
+    """A scheduler of one's own, with no more than it needs."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.steps = optimizer, 0
+
+    def step(self) -> None:
+        self.steps += 1
+        self.optimizer.param_groups[0]["lr"] = 0.1 / self.steps
+
+
+def loader() -> DataLoader[Any]:
+    return DataLoader(data(), 4 // world())
+
+
+def trainer_of(model: nn.Module, parts: nn.Module | None = None, **more: Any) -> Trainer:
+    optimizer = torch.optim.AdamW((parts or model).parameters(), 0.1)
+    more.setdefault("loss", nn.CrossEntropyLoss())
+    return Trainer(model, optimizer, **more)
+
+
+def half_frozen() -> Net:
+    model = Net()
+    model.body.requires_grad_(False)
+    return model
+
+
+def unfrozen(strategy: str) -> list[float]:
+    """The norm of the weights after an epoch with the head and one with all, on each rank."""
+
+    def unfreeze(trainer: Trainer) -> None:
+        trainer.bare.requires_grad_()
+
+    trainer = trainer_of(half_frozen(), strategy=strategy, on_epoch_end=unfreeze)
+    trainer.train(loader(), epochs=2, verbose=False)
+    local = [p for p in trainer.bare.parameters() if not hasattr(p, "to_local")]
+    norms = torch.tensor([sum(float(p.detach().norm()) for p in local)])
+    whole = sum(float(value.norm()) for value in trainer.state_dict().values())
+    return [whole, *(float(norm) for norm in distributed.gather_tensors(norms))]
+
+
+def another_group() -> None:
+    def unfreeze(trainer: Trainer) -> None:
+        trainer.optimizer.add_param_group({"params": list(trainer.bare.body.parameters())})
+
+    model = half_frozen()
+    trainer = trainer_of(model, model.head, on_epoch_end=unfreeze)
+    trainer.train(loader(), epochs=2, verbose=False)
+
+
+def stranger() -> None:
+    """Parameters of a loss, which nobody would sum over the ranks."""
+    own = nn.Linear(2, 2)
+    Trainer(
+        Net(), lambda own_parameters: torch.optim.SGD([*own_parameters, *own.parameters()], 0.1),
+        nn.CrossEntropyLoss(),
+    )  # fmt: skip
+
+
+def compiled(directory: Path) -> list[Any]:
+    model = Net()
+    for part in range(2):
+        model.body[part] = torch.compile(model.body[part], backend="eager")
+    trainer = trainer_of(torch.compile(model, backend="eager"))
+    trainer.train(loader(), epochs=1, save_every="1 epoch", save_to=directory, verbose=False)
+    trainer.save(directory / "weights.pt")
+    plain = trainer_of(Net())
+    plain.train(loader(), epochs=1, save_to=directory, resume=True, verbose=False)
+    names = sorted(torch.load(directory / "weights.pt"))
+    return [names == sorted(Net().state_dict()), plain.state.step]
+
+
+def in_full_precision() -> list[str]:
+    seen = set()
+
+    def loss(outputs: Outputs, targets: Tensor) -> Tensor:
+        seen.add(str(outputs.logits.dtype))
+        return cross_entropy(outputs.logits, targets)
+
+    trainer_of(Wrapped(), loss=loss, precision="bf16").train(loader(), epochs=1, verbose=False)
+    return sorted(seen)
+
+
+def own_scheduler(directory: Path) -> list[int]:
+    """A class that was given as it is; its steps, and those after a resume."""
+    steps = []
+    for epochs in (1, 2):
+        trainer = trainer_of(Net(), scheduler=Falling)
+        trainer.train(
+            loader(), epochs=epochs, save_every="1 epoch", save_to=directory, resume=True,
+            verbose=False,
+        )  # fmt: skip
+        steps.append(trainer._scheduler.scheduler.steps)
+    return steps
+
+
+def counted() -> int:
+    trainer = trainer_of(Net())
+    trainer.train(loader(), epochs=3, verbose=False)
+    return trainer.state.tokens
+
+
+def other_rate(directory: Path) -> None:
+    """A resume with another learning rate, which says that it does not count."""
+    for epochs, rate in ((1, 0.1), (2, 0.01)):
+        model = Net()
+        trainer = Trainer(model, torch.optim.SGD(model.parameters(), rate), nn.CrossEntropyLoss())
+        trainer.train(loader(), epochs=epochs, save_every="1 epoch", save_to=directory, resume=True)
+
+
+def first_week(directory: Path) -> None:
+    distributed.setup_distributed()
+    results = {
+        "unfrozen": [unfrozen(strategy) for strategy in ("auto", "hybrid_shard")],
+        "another group": message(another_group),
+        "stranger": message(stranger),
+        "two optimizers": message(lambda: Trainer(Net(), [], nn.CrossEntropyLoss())),  # type: ignore[arg-type]
+        "reentrant": message(lambda: trainer_of(Reentrant()).train(loader(), epochs=1)),
+        "compiled": compiled(directory / "compiled"),
+        "dtypes": in_full_precision(),
+        "own scheduler": own_scheduler(directory / "own_scheduler"),
+        "counted": counted(),
+        "other rate": other_rate(directory / "other_rate"),
+    }
+    distributed.barrier()
+    (directory / f"results_{RANK}").write_text(json.dumps(results))
