@@ -163,6 +163,36 @@ def goes_on_elsewhere(directory: Path) -> None:
         torch.save((results, weights), directory / "ended")
 
 
+class Mine(DistributedSampler[Any]):
+    """It could draw in any order."""
+
+
+def own_sampler(directory: Path) -> None:
+    """$UNTIL ends an epoch in its midst; who ends it tells how often each sample was seen."""
+    many, shown = 22, 24  # three ranks are made equal, and two would show 22
+    numbers = TensorDataset(torch.arange(many))
+    kind = Mine if os.environ["SAMPLER"] == "Mine" else DistributedSampler
+    own = DataLoader(numbers, 2, sampler=kind(numbers, world(), int(os.environ["RANK"]), seed=3))
+
+    def step(model: nn.Module, batch: list[Tensor]) -> Any:
+        (drawn,) = batch
+        out = model(drawn.float().view(-1, 1))
+        return out.sum(), out.numel(), {f"n{i}": (drawn == i).sum() for i in range(many)}
+
+    model = net_of_one()
+    made = Trainer(model, torch.optim.SGD(model.parameters(), 0.0), step=step)
+    history = made.train(own, epochs=1, max_period=os.environ.get("UNTIL"), resume=True,
+                         save_every="100 steps", save_to=directory / "kept")  # fmt: skip
+    if made.ranks.rank == 0 and history:
+        times = [history[0][f"train_n{i}"] * shown for i in range(many)]
+        (directory / "times").write_text(json.dumps(times))
+
+
+def net_of_one() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(1, 1)
+
+
 def launched_again(directory: Path) -> None:
     """A script that resumes, beside another script of the same experiment name."""
     for day, (script, layers) in enumerate([("a.py", 6), ("b.py", 6), ("a.py", 7), ("a.py", 6)], 1):

@@ -52,7 +52,10 @@ def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str, first: 
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return IterableShard(loader, ranks, seed, stream == "own", first)
     if (own := knows_ranks(loader)) is not None:
-        return UserShard(loader, own, ranks, seed, name)
+        refuse_other_ranks(own, ranks, name)
+        if type(own) is DistributedSampler:
+            return MapShard(loader, ranks, seed, first, Parts(own, first or ranks.world))
+        return UserShard(loader, own, ranks, seed, first)
     if stream == "own" and not is_torchs(loader):
         return IterableShard(loader, ranks, seed, True, first)
     return MapShard(loader, ranks, seed, first)
@@ -63,7 +66,20 @@ def knows_ranks(loader: DataLoader[Any]) -> Any:
     for sampler in (loader.sampler, loader.batch_sampler):
         if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
             return sampler
-    return None
+    around = loader.batch_sampler
+    within: Any = around.sampler if type(around) is BatchSampler else None
+    return within if type(within) is DistributedSampler else None
+
+
+def refuse_other_ranks(own: Any, ranks: Ranks, name: str) -> None:
+    """Refuse a sampler that is made for another rank, or for another number of them."""
+    samplers = gather((own.rank, own.num_replicas, len(own)))
+    if samplers != [(rank, ranks.world, samplers[0][2]) for rank in range(ranks.world)]:
+        raise CheckFailed(
+            f"the {type(own).__name__} of {name} does not fit: it is made for rank"
+            f" {own.rank} of {own.num_replicas}, this is rank {ranks.rank} of {ranks.world}",
+            "leave the sampler out: the Trainer deals the samples out by itself",
+        )
 
 
 def is_torchs(loader: DataLoader[Any]) -> bool:
@@ -100,6 +116,7 @@ class Shard:
     endless = False
     interleaved = False  # the n-th samples of all ranks' batches follow each other in the order
     begins_anywhere = False  # also where no round of these ranks begins: others were there before
+    whose = "your loader"  # order of samples it is, where nobody else knows it
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int) -> None:
         self.loader, self.ranks, self.seed = loader, ranks, seed
@@ -113,8 +130,11 @@ class Shard:
         if position % self.round_size and not self.begins_anywhere:
             raise UsageError(
                 f"the checkpoint was saved after {position} samples of epoch {number}, which is no"
-                f" multiple of the {self.round_size} that all ranks now take at a time",
-                "resume with the same number of ranks and batch size, or from the end of an epoch",
+                f" multiple of the {self.round_size} that all ranks now take at a time, and only"
+                f" {self.whose} knows what is left",
+                "torch's own DistributedSampler, or none (the Trainer deals the samples out), goes"
+                " on with any number of ranks; else resume with as many ranks and the same batch"
+                " size as before, or from the end of an epoch",
             )
         self._seed(number, -1)
         for name in ("sampler", "batch_sampler", "dataset"):
@@ -149,7 +169,9 @@ class Shard:
 class MapShard(Shard):
     """A dataset with a length. This object is the batch sampler of a copy of the user's loader."""
 
-    def __init__(self, loader: Any, ranks: Ranks, seed: int, first: int = 0) -> None:
+    def __init__(
+        self, loader: Any, ranks: Ranks, seed: int, first: int = 0, parts: Parts | None = None
+    ) -> None:
         super().__init__(loader, ranks, seed)
         self.first = first or ranks.world
         self.rounds: Iterator[Round] = iter(())
@@ -161,6 +183,7 @@ class MapShard(Shard):
             self.sampler = loader.batch_sampler  # the user's own, whose items are batches
         elif batched and loader.batch_size is None:  # a BatchSampler that the user made
             self.sampler = loader.batch_sampler.sampler
+        self.sampler = parts or self.sampler
         self.batch_size = loader.batch_sampler.batch_size if batched else None
         self.drop_last = loader.batch_sampler.drop_last if batched else loader.drop_last
         which = "sampler" if loader.batch_sampler is None else "batch_sampler"
@@ -170,13 +193,15 @@ class MapShard(Shard):
         self.interleaved, self.begins_anywhere = bool(self.batch_size), True
         if is_torchs(loader) and not self._dealt(self.length or 0).rounds:
             refuse_empty()  # known before anything is trained
-        many = f", dealt out to {ranks.world} ranks" if ranks.world > 1 else ""
+        many = f", dealt out to {ranks.world} ranks" if ranks.world > 1 and not parts else ""
         self.description = f"{self._how()}{many}"
 
     def _how(self) -> str:
         what = "samples" if self.batch_size else "batches"
         if self.length is not None:
             what = f"{self.length:,} {what}"
+        if isinstance(self.sampler, Parts):
+            return f"{what} by your DistributedSampler, epochs are set{self.sampler.twice()}"
         if self._shuffles():
             return f"{what}, shuffled by seed {self.seed} and epoch"
         if type(self.sampler) is SequentialSampler:
@@ -213,8 +238,10 @@ class MapShard(Shard):
 
     def _rounds(self, epoch: int, position: int) -> Iterator[Round]:
         """Give what this rank has of each batch of all ranks, in the same order on all of them."""
-        items: range | Shuffled | None = None
-        if type(self.sampler) is SequentialSampler:
+        items: range | Shuffled | list[int] | None = None
+        if isinstance(self.sampler, Parts):
+            items = self.sampler.of_epoch(epoch)
+        elif type(self.sampler) is SequentialSampler:
             items = range(len(self.sampler))
         elif self._shuffles():
             items = Shuffled(len(self.sampler), self.seed, epoch)
@@ -290,6 +317,34 @@ class Round(NamedTuple):
 
     items: list[Any]
     real: bool
+
+
+class Parts:
+    """What the samplers of all ranks draw together, where each is torch's own DistributedSampler.
+
+    They take turns in one order, which does not depend on their number but at its end. There it is
+    that of the ranks that the job began with: so other ranks go on after any sample of it.
+    """
+
+    def __init__(self, own: DistributedSampler[Any], first: int) -> None:
+        self.own, self.first = own, first
+
+    def _sampler(self, ranks: int) -> DistributedSampler[Any]:
+        own = self.own
+        return DistributedSampler(own.dataset, ranks, 0, own.shuffle, own.seed, own.drop_last)
+
+    def __len__(self) -> int:
+        return self._sampler(self.first).total_size
+
+    def twice(self) -> str:
+        """Say how many samples are repeated, after what it is that repeats them."""
+        extra = len(self) - len(self._sampler(1))
+        return f"; it shows {extra} of them twice, to make the ranks equal" if extra > 0 else ""
+
+    def of_epoch(self, epoch: int) -> list[int]:
+        alone = self._sampler(1)
+        alone.set_epoch(epoch)
+        return list(itertools.islice(itertools.cycle(alone), len(self)))
 
 
 class Shuffled:
@@ -375,28 +430,27 @@ def numbers(content: Any) -> list[int] | None:
 
 
 class UserShard(Shard):
-    """A DistributedSampler, or one like it that gives each rank its part; told only the epoch."""
+    """A sampler of the user's that gives each rank its part; told only the epoch."""
 
     interleaved = True
 
-    def __init__(self, loader: Any, own: Any, ranks: Ranks, seed: int, name: str) -> None:
+    def __init__(self, loader: Any, own: Any, ranks: Ranks, seed: int, first: int) -> None:
         super().__init__(loader, ranks, seed)
         self.own: Any = copied(loader)
-        samplers = gather((own.rank, own.num_replicas, len(own)))
-        if samplers != [(rank, ranks.world, samplers[0][2]) for rank in range(ranks.world)]:
-            raise CheckFailed(
-                f"the {type(own).__name__} of {name} does not fit: it is made for rank"
-                f" {own.rank} of {own.num_replicas}, this is rank {ranks.rank} of {ranks.world}",
-                "leave the sampler out: the Trainer deals the samples out by itself",
-            )
+        self.whose = f"your {type(own).__name__}"
         self.batch_size, self.part = loader.batch_size, len(own)
         whole = self.part * ranks.world
         self.samples = whole if self.batch_size else None
         what = "samples" if self.batch_size else "batches"
-        self.description = f"{whole:,} {what} by your {type(own).__name__}, epochs are set"
+        self.description = f"{whole:,} {what} by {self.whose}, epochs are set"
         extra = whole - len(loader.dataset)
         if isinstance(own, DistributedSampler) and not own.drop_last and extra > 0:
             self.description += f"; it shows {extra} of them twice, to make the ranks equal"
+        if first not in (0, ranks.world):
+            self.description += (
+                f" (WARNING: with {ranks.world} ranks in place of {first} the parts are others:"
+                " in an epoch that others had begun, some samples may come twice, some not at all)"
+            )
 
     def _draws(self, number: int, position: int) -> Iterator[Micro]:
         drawn = self._each(workers.begin(self.own), number, 0)
