@@ -79,6 +79,12 @@ class Attempt:
     step: int | None = None  # that it had reached, where that is known
     restarted: bool = False
     why: str = ""  # it was started again, or not
+    ran: float | None = None  # seconds since all of its ranks had begun; 0: they never did
+
+    @property
+    def alive(self) -> float:
+        """Return for how long its ranks ran; an earlier version did not note since when."""
+        return self.ended - self.started if self.ran is None else self.ran
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from orchestrator import files
-from orchestrator.records.experiment import JobRecord
+from orchestrator.records.experiment import RESIZED, JobRecord
 
 PARTS = {  # as job.json has them -> in words
     "training": "training",
@@ -25,10 +25,12 @@ PARTS = {  # as job.json has them -> in words
     "replayed": "steps repeated",
     "load": "load",
     "start": "start",
+    "resize": "change of nodes",
     "detection": "lost to detection",
     "stop": "stop",
     "unknown": "unknown",
 }
+BEGINS, ENDS = ("start", "load"), ("detection", "stop")  # what an attempt begins and ends with
 ACCOUNT = Path("outputs", "time_spent.jsonl")
 LARGEST = 1 << 30  # bytes: the engine writes 7 MB a day
 LONGEST = 1 << 16  # bytes of a line
@@ -47,6 +49,7 @@ class Span:
     ended: float
     failed: float | None = None  # when its cause happened
     ranks: float | None = None  # when its ranks ran, where that is known
+    resized: bool = False  # it was ended to go on with other nodes: nothing had failed
 
 
 @dataclass(frozen=True)
@@ -63,19 +66,26 @@ class Told:
 
 
 def divide(spans: Sequence[Span], told: Mapping[int, Told]) -> dict[str, float]:
-    """Return seconds by part. What lies between two attempts belongs to the next one's start."""
+    """Return seconds by part. What lies between two attempts belongs to the next one's start.
+
+    Where nodes were changed as planned, the stop before it and the start after it are its cost.
+    """
     parts = dict.fromkeys(PARTS, 0.0)
     reached, before = 0, None
     for span in spans:
-        if before is not None:
-            parts["start"] += max(0.0, span.started - before)
-        before = span.ended
         own = told.get(span.number)
         if own is None:
-            _of_foreign(parts, span)
+            found = _of_foreign(span)
         else:
-            _of_engine(parts, span, own, reached)
+            found = _of_engine(span, own, reached)
             reached = max(reached, own.step)
+        if before is not None:
+            found["start"] += max(0.0, span.started - before.ended)
+        planned = {*ENDS} if span.resized else set[str]()
+        planned |= {*BEGINS} if before is not None and before.resized else set()
+        for name, seconds in found.items():
+            parts["resize" if name in planned else name] += seconds
+        before = span
     return parts
 
 
@@ -89,16 +99,15 @@ def cuts(span: Span, *moments: float | None) -> list[float]:
     return lengths
 
 
-def _of_foreign(parts: dict[str, float], span: Span) -> None:
+def _of_foreign(span: Span) -> dict[str, float]:
     if span.ranks is None:
         start, unknown, stop = cuts(span, None, span.failed or span.ended)
     else:
         start, unknown, stop = cuts(span, span.ranks, span.failed or span.ended)
-    for name, seconds in (("start", start), ("unknown", unknown), ("stop", stop)):
-        parts[name] += seconds
+    return {"start": start, "unknown": unknown, "stop": stop}
 
 
-def _of_engine(parts: dict[str, float], span: Span, own: Told, reached: int) -> None:
+def _of_engine(span: Span, own: Told, reached: int) -> dict[str, float]:
     trains = own.time if own.trains is None else own.trains
     start, load, steps, detection, stop = cuts(span, own.began, trains, own.time, span.failed)
     data = min(own.data, steps)
@@ -106,12 +115,11 @@ def _of_engine(parts: dict[str, float], span: Span, own: Told, reached: int) -> 
     training = steps - data - checkpoints
     again = min(reached, own.step) - own.first  # steps that an earlier attempt had done
     replayed = training * again / (own.step - own.first) if again > 0 else 0.0
-    for name, seconds in (
-        *(("start", start), ("load", load), ("data", data), ("checkpoints", checkpoints)),
-        *(("training", training - replayed), ("replayed", replayed)),
-        *(("detection", detection), ("stop", stop)),
-    ):
-        parts[name] += seconds
+    return {
+        "start": start, "load": load, "data": data, "checkpoints": checkpoints,
+        "training": training - replayed, "replayed": replayed,
+        "detection": detection, "stop": stop,
+    }  # fmt: skip
 
 
 # -- from what lies on the disk -------------------------------------------------------------------
@@ -119,7 +127,11 @@ def _of_engine(parts: dict[str, float], span: Span, own: Told, reached: int) -> 
 
 def spans_of(record: JobRecord, now: float) -> list[Span]:
     spans = [
-        Span(attempt.number, attempt.started, attempt.ended, failed_at(attempt.verdict))
+        Span(
+            *(attempt.number, attempt.started, attempt.ended, failed_at(attempt.verdict)),
+            ranks=None if attempt.ran is None else attempt.ended - attempt.ran,
+            resized=attempt.state == RESIZED,
+        )
         for attempt in record.attempts
     ]
     ranks = [node.times["ranks"] for node in record.nodes if "ranks" in node.times]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.records import goodput
-from orchestrator.records.experiment import Attempt, JobRecord
+from orchestrator.records.experiment import RESIZED, Attempt, JobRecord
 from orchestrator.records.goodput import Span, Told
 
 
@@ -36,6 +36,12 @@ ONE = Told(began=110, trains=115, first=0, time=190, step=70, data=5, checkpoint
                           checkpoints=0)},
          parts(start=15, load=6, training=100, replayed=20, data=5, checkpoints=10, detection=12,
                stop=8)),
+        # Nothing had failed: it was ended to go on with more nodes, and then a rank was killed.
+        ([Span(1, 100, 205, resized=True), Span(2, 206, 276, failed=273), Span(3, 280, 290)],
+         {1: ONE,
+          2: Told(began=210, trains=211, first=70, time=271, step=130, data=0, checkpoints=0)},
+         parts(start=14, load=5, resize=21, training=120, data=5, checkpoints=10, detection=2,
+               stop=3, unknown=10)),
         # A script of one's own: its ranks ran from 108 on.
         ([Span(1, 100, 200, failed=195, ranks=108)], {}, parts(start=8, unknown=87, stop=5)),
         ([Span(1, 100, 200)], {}, parts(unknown=100)),
@@ -56,19 +62,19 @@ STEPS = st.integers(-5, 500)
 
 
 @given(
-    st.lists(st.tuples(*[st.floats(0, 100)] * 2, st.none() | NUMBERS, st.none() | NUMBERS),
+    st.lists(st.tuples(*[st.floats(0, 100)] * 2, *[st.none() | NUMBERS] * 2, st.booleans()),
              min_size=1, max_size=4),
     st.lists(st.tuples(NUMBERS, st.none() | NUMBERS, STEPS, NUMBERS, STEPS,
                        *[st.floats(0, 1e3)] * 2), max_size=4),
 )  # fmt: skip
 def test_the_parts_add_up_and_none_is_negative(
-    lasting: list[tuple[float, float, float | None, float | None]],
+    lasting: list[tuple[float, float, float | None, float | None, bool]],
     told: list[tuple[float, float | None, int, float, int, float, float]],
 ) -> None:
     """Clocks of nodes may say anything."""
     spans, at = [], 0.0
-    for number, (pause, lasts, failed, ranks) in enumerate(lasting, 1):
-        spans.append(Span(number, at + pause, at + pause + lasts, failed, ranks))
+    for number, (pause, lasts, failed, ranks, resized) in enumerate(lasting, 1):
+        spans.append(Span(number, at + pause, at + pause + lasts, failed, ranks, resized))
         at += pause + lasts
     found = goodput.divide(spans, {n: Told(*values) for n, values in enumerate(told, 1)})
     assert sum(found.values()) == pytest.approx(at - spans[0].started)
@@ -143,6 +149,9 @@ def record(state: str, *attempts: Attempt, ended: float | None = None) -> JobRec
          [Span(1, 100, 200, 199), Span(2, 200, 400, ranks=400)]),
         (record("running", attempt(1, 100, 200, restarted=True)),
          [Span(1, 100, 200, 199), Span(2, 200, 400)]),
+        (record("running", replace(attempt(1, 100, 200, restarted=True), state=RESIZED,
+                                   verdict=None, ran=80.0)),
+         [Span(1, 100, 200, ranks=120, resized=True), Span(2, 200, 400)]),
         (record("failed", attempt(1, 100, 200, restarted=True),
                 attempt(2, 200, 300, restarted=False), ended=300.0),
          [Span(1, 100, 200, 199), Span(2, 200, 300, 299)]),

@@ -35,7 +35,7 @@ def in_vain(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, list[str]]]:
         joined = [name for name in attempt.nodes if name not in before.nodes]
         if before.state == RESIZED and joined and attempt.state in ("failed", "lost"):
             if attempt.step is None or before.step is None:
-                moved = attempt.ended - attempt.started >= MOMENTS
+                moved = attempt.alive >= MOMENTS
             else:
                 moved = attempt.step > before.step
             if not moved:

@@ -30,7 +30,9 @@ PASSING = {
     "start": "it could not be started",
 }
 MOST_IDLE = 3  # attempts in a row without progress
-ALIVE_SECONDS = 120.0  # an attempt whose steps are unknown has got somewhere when it ran so long
+ALIVE_SECONDS = 120.0  # an attempt whose steps are unknown has got somewhere when it ran so long,
+YOUNG_SECONDS = 900.0  # but not if the one before met the same at the same age, before this one:
+SAME_AGE = 0.1  # by so much of it the two may differ; it takes as long to load each time
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,19 @@ def without_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
     idle: list[Attempt] = []
     for number, attempt in enumerate(attempts):
         before = max((earlier.step or 0 for earlier in attempts[:number]), default=0)
-        if attempt.step is None:
-            moved = attempt.ended - attempt.started >= ALIVE_SECONDS
-        else:
-            moved = attempt.step > before
+        moved = attempt.alive >= ALIVE_SECONDS if attempt.step is None else attempt.step > before
+        if moved and number and ended_alike(attempts[number - 1], attempt):
+            moved, idle = False, idle or [attempts[number - 1]]
         idle = [] if moved else [*idle, attempt]
     return idle
+
+
+def ended_alike(before: Attempt, attempt: Attempt) -> bool:
+    """Tell whether two attempts, of whose steps nobody knows, met the same at the same young age.
+
+    A program that loads for minutes and then always fails has got nowhere, however long it ran.
+    """
+    unknown = before.step is None and attempt.step is None
+    ages = sorted((before.alive, attempt.alive))
+    near = ages[1] < YOUNG_SECONDS and ages[1] - ages[0] <= SAME_AGE * ages[1]
+    return unknown and near and is_same(before, attempt)

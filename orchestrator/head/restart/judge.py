@@ -52,7 +52,17 @@ def ended(experiment: Experiment, record: JobRecord) -> Attempt:
         nodes=[node.name for node in record.nodes],
         codes=sorted({code for code in codes if code is not None}),
         step=step_reached(experiment.path / "outputs"),
+        ran=seconds_of_ranks(record),
     )
+
+
+def seconds_of_ranks(record: JobRecord) -> float:
+    """Return for how long ranks ran in an attempt that has ended; 0 if none has begun.
+
+    An attempt begins with the end of the one before: for minutes it may wait for a node.
+    """
+    began = [node.times["ranks"] for node in record.nodes if "ranks" in node.times]
+    return max(0.0, (record.ended or 0.0) - max(began)) if began else 0.0
 
 
 def step_reached(outputs: Path) -> int | None:

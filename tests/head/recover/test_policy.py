@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,10 +81,38 @@ def test_a_crash_loop_ends_with_its_first_cause() -> None:
     assert decision.verdict["kind"] == "exception" and "attempt 2" in decision.why
 
 
-def test_attempts_of_unknown_steps_get_somewhere_by_running_long() -> None:
-    ends = attempts(*[(KILLED, None)] * 4)
-    long = [Attempt(**{**vars(one), "ended": one.started + 500}) for one in ends]
-    assert decide(long, 9).restart
+LOST = {**KILLED, "kind": "link"}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "lasted", "ran", "restarts"),
+    [
+        ([KILLED] * 4, [500, 700, 400, 600], None, True),  # as an earlier version noted it
+        ([KILLED] * 4, [500, 700, 400, 600], [480, 680, 370, 580], True),
+        # They waited for a node, and came to nothing.
+        ([KILLED] * 3, [500, 700, 400], [0, 0, 20], False),
+        ([KILLED] * 3, [500, 700, 400], [0, 130, 20], True),
+        # It loads for minutes, and then always fails.
+        ([KILLED] * 2, [300, 310], [200, 205], True),
+        ([KILLED] * 3, [300, 310, 290], [200, 205, 190], False),
+        ([KILLED, LOST, KILLED], [300, 310, 290], [200, 205, 190], True),
+        ([LOST, KILLED, KILLED, KILLED], [300] * 4, [200, 205, 190, 200], False),
+        # Somebody kills it each hour, and it goes on from what it keeps itself.
+        ([KILLED] * 4, [3700] * 4, [3600] * 4, True),
+    ],
+)
+def test_attempts_of_unknown_steps_get_somewhere_by_running_long(
+    verdicts: list[dict[str, Any]], lasted: list[float], ran: list[float] | None, restarts: bool
+) -> None:
+    ends = attempts(*((verdict, None) for verdict in verdicts))
+    known = [
+        replace(one, ended=one.started + lasted[at], ran=ran[at] if ran else None)
+        for at, one in enumerate(ends)
+    ]
+    decision = decide(known, 9)
+    assert decision.restart == restarts
+    if not restarts:
+        assert "3 attempts in a row got nowhere" in decision.why
 
 
 def test_words() -> None:

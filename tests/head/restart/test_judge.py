@@ -42,6 +42,16 @@ def test_a_job_goes_on_or_is_over(tmp_path: Path) -> None:
     assert judged(place, replace(FAILED, launch=Launch())) == replace(FAILED, launch=Launch())
 
 
+def test_how_long_the_ranks_of_an_attempt_ran(tmp_path: Path) -> None:
+    """An attempt that waits for a node, and is then not started, has not run at all."""
+    place = experiment(tmp_path)
+    times = [{"torchrun": 11.0, "ranks": 12.0}, {"torchrun": 11.0, "ranks": 14.0}, {}]
+    nodes = [replace(NODE, index=at, times=each) for at, each in enumerate(times)]
+    assert judged(place, replace(FAILED, nodes=nodes)).attempts[0].ran == 6.0
+    waiting = judged(place, replace(FAILED, nodes=nodes[2:], ended=1000.0))
+    assert (waiting.attempts[0].ran, waiting.attempts[0].alive) == (0.0, 0.0)
+
+
 def test_a_planned_end_costs_no_restart(tmp_path: Path) -> None:
     """The job goes on whatever is left of its restarts, unless its user wants it to stop."""
     place = experiment(tmp_path)
