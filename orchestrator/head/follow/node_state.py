@@ -31,6 +31,7 @@ class NodeState:
     record: NodeRecord
     over: bool = False
     grace: float = 0.0  # that its ranks have to save, once its end has begun
+    asked_at: float = 0.0  # by its own clock, when that was
     ended: Ended | None = None  # the supervisor's last event
     lost_since: float = 0.0  # monotonic; 0: connected
     lost_why: str = ""

@@ -241,7 +241,7 @@ class Run:
                     " an end on one will not be an end on the other"
                 )
         elif isinstance(event, events.Ending):
-            node.grace = event.grace
+            node.grace, node.asked_at = event.grace, event.time
             if self.end.open:
                 self.ending(node, event, when)
         elif isinstance(event, events.Ended):
@@ -297,7 +297,8 @@ class Run:
         unsaved = {pid: ranks[pid] for pid in event.killed if pid in ranks}
         if unsaved and self.end.outcome in (Outcome.STOPPED, Outcome.RESIZED) and node.grace:
             who = ", ".join(unsaved.values())
-            self.say(f"{node.who}: killed {who}: still there {node.grace:g} s after it was asked")
+            waited = min(node.grace, round(max(0.0, event.time - node.asked_at), 1))
+            self.say(f"{node.who}: killed {who}: still there {waited:g} s after it was asked")
 
     def rank_done(self, node: NodeState, rank: int, when: float) -> None:
         # It closes its connections between its last line and its end: others may fail before that.

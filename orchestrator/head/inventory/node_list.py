@@ -380,6 +380,10 @@ def _refuse_foreign(word: Word) -> None:
         if colon and "=" not in host:
             what, fix = "an option needs a space before it", f"{host} {option}"
             raise Mistake(column + len(host), what, fix)
+        host, comma, _ = text.partition(",")
+        if comma and host and "=" not in host:
+            what, fix = "options are separated by spaces, not by commas", text.replace(",", " ")
+            raise Mistake(column + len(host), what, fix)
         raise Mistake(column, "a line begins with its host", f"gpu01 {text}")
     comma = _outside_brackets(text).find(",")
     if comma >= 0 and text.rfind("[") <= text.rfind("]"):

@@ -26,7 +26,9 @@ COPY = (
     "copy it to the same path there, or name its directory with --workdir DIR, or per node with"
     " workdir=DIR in the list"
 )
-NOT_READY = {  # kinds of files that cannot be run, and what to do
+NOT_READY = {  # on all nodes: kinds of files that cannot be run, and what to do
+    "missing": "check its spelling: it is looked for in the directory in which the launch is typed,"
+    " or in --workdir DIR, and on nodes of their own at the same path",
     "unreadable": "let the user of that node read it: chmod +r {name}",
     "not executable": "chmod +x {name}, or start it with its interpreter: bash {name}",
     "a directory": "name a file in it, or give it a __main__.py",
@@ -127,7 +129,10 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
         elif facts.target_kind in NOT_READY:
             problems.append(f"{where}: {facts.target_name} is {facts.target_kind}")
     if problems:
-        kinds = {node.facts.target_kind for node in nodes}
+        kinds = {
+            node.facts.target_kind if node.facts.workdir_exists else "without workdir"
+            for node in nodes
+        }
         only = kinds.pop() if len(kinds) == 1 else ""
         raise CheckFailed(
             "the program is not ready on every node:\n    " + "\n    ".join(problems),

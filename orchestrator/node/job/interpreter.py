@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib.machinery
 import io
 import os
 import runpy
@@ -18,6 +19,11 @@ import threading
 import weakref
 from typing import Any
 
+# What every Python has imported before a program begins: a program's own are not looked at.
+STARTED_WITH = {
+    *sys.builtin_module_names, "__main__", "_collections_abc", "_sitebuiltins", "abc", "codecs",
+    "encodings", "genericpath", "io", "os", "posixpath", "site", "stat", "zipimport",
+}  # fmt: skip
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
@@ -75,6 +81,27 @@ def finalize_objects() -> None:
     for file in (*frozen, *(thing for thing in gc.get_objects() if type(thing) in BUFFERED)):
         if file is not None and not file.closed and file.writable():
             file.flush()
+
+
+def let_own_files_win(directory: str) -> None:
+    """Forget what this process has imported and the program would take from its own directory.
+
+    A program finds its own resource.py or tqdm/ before those of the library and of installed
+    packages; but who asks for a name that is imported already, gets that.
+    """
+    try:
+        with os.scandir(directory or ".") as entries:
+            names = {entry.name.partition(".")[0] for entry in entries}
+    except OSError:  # a zip file, or a directory that it may not list
+        return
+    for name in sorted(names & sys.modules.keys() - STARTED_WITH):
+        own = importlib.machinery.PathFinder.find_spec(name, [directory])
+        if own is None or own.origin is None:  # a directory without __init__.py hides nothing
+            continue
+        if own.origin == getattr(sys.modules[name], "__file__", None):
+            continue
+        for hidden in [key for key in sys.modules if key == name or key.startswith(name + ".")]:
+            del sys.modules[hidden]
 
 
 def unbuffer() -> None:

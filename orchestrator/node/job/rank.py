@@ -377,12 +377,15 @@ def run_python(kind: str, name: str, args: list[str]) -> None:
         sys.path.append(library)
     if kind in ("module", "engine"):
         sys.path[0] = library if kind == "engine" else os.getcwd()
+        interpreter.let_own_files_win(sys.path[0])
         interpreter.run_module(name, alter_argv=True)
     elif pkgutil.get_importer(path) is not None:  # a directory or a zip file with a __main__.py
         sys.path[0] = path
+        interpreter.let_own_files_win(path)
         interpreter.run_module("__main__", alter_argv=False)
     else:
         sys.path[0] = os.path.dirname(os.path.realpath(path))
+        interpreter.let_own_files_win(sys.path[0])
         loader = importlib.machinery.SourceFileLoader("__main__", path)
         vars(main).update(__file__=path, __loader__=loader, __cached__=None)
         exec(code_of(loader, path), vars(main))

@@ -79,15 +79,19 @@ def test_what_did_not_end_by_itself_is_named(tmp_path: Path) -> None:
     node = NodeRecord(0, "n1", "n1", None, None, "10.0.0.1", "python3", 0, 2)
     run = run_of(directory, replace(job(directory), nodes=[node]))
     ranks = {number: RankAtEnd(state="ended", pid=50 + number) for number in (0, 1)}
-    ended = Ended(time=0.0, agent=0, why="", killed={}, left=(), ranks=ranks)
+    ended = Ended(time=1005.04, agent=0, why="", killed={}, left=(), ranks=ranks)
     run.say_what_was_killed(run.nodes[0], ended.replace(left_behind={7: "sleep"}))
-    run.end.outcome, run.nodes[0].grace = Outcome.STOPPED, 5.0
+    run.end.outcome = Outcome.STOPPED
+    run.nodes[0].grace, run.nodes[0].asked_at = 5.0, 1000.0
     run.say_what_was_killed(run.nodes[0], ended.replace(killed={51: "python", 8: "worker"}))
     run.say_what_was_killed(run.nodes[0], ended)
+    run.nodes[0].grace = 30.0  # not over: Ctrl-C a second time
+    run.say_what_was_killed(run.nodes[0], ended.replace(time=1001.23, killed={50: "python"}))
     said = [run.display.messages.get_nowait() for _ in range(run.display.messages.qsize())]
     assert said == [
         "orchestrator: node 0 (n1): ended what ranks had left running: sleep (process 7)",
         "orchestrator: node 0 (n1): killed rank 1: still there 5 s after it was asked",
+        "orchestrator: node 0 (n1): killed rank 0: still there 1.2 s after it was asked",
     ]
 
 

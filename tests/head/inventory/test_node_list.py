@@ -156,6 +156,8 @@ def test_not_duplicates() -> None:
         ("host ^slots =4", "needs '='", "slots=4"),
         ("host ^slots= 4", "needs '='", "slots=4"),
         ("host^:slots=8", "needs a space", "host slots=8"),
+        ("host^,slots=8", "not by commas", "host slots=8"),
+        ("host^,slots=8,spare", "not by commas", "host slots=8 spare"),
         ("^slots=8 host", "begins with its host", "gpu01 slots=8"),
         ("host ^max_slots=8", "unknown option 'max_slots'", "slots=8"),
         ("host ^user=bob", "unknown option 'user'", "bob@"),

@@ -235,6 +235,19 @@ def test_a_node_that_is_not_ready_is_named(fields: dict[str, Any], words: str) -
     assert "\n    c:" not in failed.value.what
 
 
+def test_a_program_that_no_node_has_is_misspelt_and_not_left_out() -> None:
+    missing = program("missing", "/w/x.py")
+    with pytest.raises(CheckFailed) as nowhere:
+        make(found("a\nb", target=missing))
+    with pytest.raises(CheckFailed) as on_one:
+        make(change(found("a\nb"), 1, target=missing))
+    with pytest.raises(CheckFailed) as no_directory:
+        make(found("a\nb", target=missing, workdir_exists=False, workdir="/gone"))
+    assert "check its spelling" in nowhere.value.fix
+    assert "copy it" in on_one.value.fix
+    assert "copy it" in no_directory.value.fix
+
+
 def test_the_engine_needs_no_workdir() -> None:
     made = make(found("a", workdir="/gone", workdir_exists=False), Target("engine", "", ()))
     assert made.nodes[0].workdir == "/"

@@ -317,6 +317,30 @@ def test_multiprocessing_works_inside(begin: Begin, tmp_path: Path, start: str) 
 
 
 @both
+@pytest.mark.parametrize("kind", ["script", "module"])
+def test_a_programs_own_files_win_over_what_is_imported_already(
+    begin: Begin, tmp_path: Path, start: str, kind: str
+) -> None:
+    """`resource` is imported by a rank itself, a stand-in for torch by the agent alone."""
+    (tmp_path / "resource.py").write_text("WORD = 'my resource'\n")
+    (tmp_path / "tokenize").mkdir()  # as Python, it takes no directory without __init__.py
+    (tmp_path / "tarfile").mkdir()
+    (tmp_path / "tarfile" / "__init__.py").write_text("from .inner import WORD\n")
+    (tmp_path / "tarfile" / "inner.py").write_text("WORD = 'my tarfile'\n")
+    (tmp_path / "os.py").write_text("1 / 0\n")  # every Python has its own before a program begins
+    lines = ["import os, resource, tarfile, tokenize", "print(resource.WORD, tarfile.WORD)",
+             "print(tokenize.__name__, os.getpid() > 0, flush=True)"]  # fmt: skip
+    (tmp_path / "own.py").write_text("\n".join(lines))
+    agent = ["--import=tarfile"] if start == "fork" else []
+    name = "own.py" if kind == "script" else "own"
+    ranks = begin(start, name, kind=kind, agent=agent)
+    assert ranks.end() == 0, ranks.output
+    words = [PYTHON, "own.py"] if kind == "script" else [PYTHON, "-m", "own"]
+    by_hand = subprocess.run(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
+    assert ranks.output == by_hand.stdout == "my resource my tarfile\ntokenize True\n"
+
+
+@both
 def test_words_leave_at_once_in_their_order(begin: Begin, tmp_path: Path, start: str) -> None:
     text = """
 import os, sys
