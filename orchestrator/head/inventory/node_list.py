@@ -380,8 +380,8 @@ def _refuse_foreign(word: Word) -> None:
         if colon and "=" not in host:
             what, fix = "an option needs a space before it", f"{host} {option}"
             raise Mistake(column + len(host), what, fix)
-        host, comma, _ = text.partition(",")
-        if comma and host and "=" not in host:
+        host = text.partition(",")[0]
+        if host not in ("", text) and "=" not in host:
             what, fix = "options are separated by spaces, not by commas", text.replace(",", " ")
             raise Mistake(column + len(host), what, fix)
         raise Mistake(column, "a line begins with its host", f"gpu01 {text}")
