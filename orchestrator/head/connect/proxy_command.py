@@ -42,6 +42,8 @@ class ProxyCommand:
         return self.sock.fileno() == -1
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)  # a reader wakes up
         self.sock.close()
         self.hang_up()
 

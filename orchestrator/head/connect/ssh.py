@@ -23,6 +23,7 @@ from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.inventory.environment import Environment
 
 KEEPALIVE_SECONDS = 15
+WAKES = 5.0  # each connection's thread wakes up after so many seconds; paramiko's own is 0.1
 WINDOW = 1 << 21
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
@@ -90,6 +91,11 @@ class Connection:
         return self.transport.is_active()
 
     def close(self) -> None:
+        """Close it without waiting for its thread, which may sleep for seconds."""
+        sock = self.transport.sock
+        if isinstance(sock, socket.socket):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
         self.transport.close()
 
 
@@ -146,6 +152,7 @@ class SshTransport:
                 sock.refuse_failed()
             raise
         transport.set_keepalive(KEEPALIVE_SECONDS)
+        sock.settimeout(WAKES)
         return Connection(transport, address, through)
 
     def _socket(

@@ -32,7 +32,6 @@ from orchestrator.head.held.route import KnownHops, Route, from_data
 TICK = 0.5  # between two looks at whether it is still of use
 FIRST = 30.0  # seconds until it has heard what to hold
 LOST_AFTER = 45_000  # ms without an answer of the node's TCP
-WAKES = 5.0  # each connection's thread wakes up after so many seconds; paramiko's own is 0.1
 WAITING = 256  # commands that ask at the same moment: one for each node
 PROGRAM = socket_file.program()
 
@@ -241,7 +240,7 @@ class Holder:
     def _connect(self, entry: Entry, way: SshTransport) -> None:
         try:
             connection = way.connect(entry.route.destination, entry.timeout)
-            keep_up(connection)
+            notice_loss(connection)
             entry.connection, entry.why = connection, ""
         except OrchestratorError as error:
             entry.why = error.what
@@ -283,7 +282,7 @@ class Holder:
                 entry.connection, entry.why = None, why
         link: Connection | None = connection
         while link is not None:
-            hang_up(link)
+            link.close()
             link = link.through if whole_way else None
 
     # -- servers that are ready ----------------------------------------------------------------
@@ -402,21 +401,11 @@ def trust(route: Route, connection: Connection, *, strict: bool) -> None:
         link = link.through
 
 
-def keep_up(connection: Connection) -> None:
-    """Let the system end a connection whose other end is gone, and wake up seldom meanwhile."""
+def notice_loss(connection: Connection) -> None:
+    """Let the system end a connection whose other end is gone."""
     sock = connection.transport.sock
-    sock.settimeout(WAKES)
     if isinstance(sock, socket.socket):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_AFTER)
-
-
-def hang_up(connection: Connection) -> None:
-    """Close a connection without waiting for its thread, which may sleep for seconds."""
-    sock = connection.transport.sock
-    if isinstance(sock, socket.socket):
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
-    connection.close()
 
 
 # -- the process ------------------------------------------------------------------------------

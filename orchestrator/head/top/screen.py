@@ -36,6 +36,7 @@ class Deeds:
     stack: Callable[[JobSample, RankSample], Sequence[str]]
     events: Callable[[JobSample], Sequence[str]]
     stop: Callable[[JobSample], str]
+    over: Callable[[str], bool]  # as far as the record of that job tells
 
 
 class Question(ModalScreen[bool]):
@@ -236,7 +237,9 @@ class Top(App[None]):
                 self.seen = True
                 self.push_screen(Ranks(job, alone=True))
             elif job is None and self.seen:
-                self.exit()
+                answered = all(node.checkup for node in sample.nodes)
+                if answered or self.deeds.over(self.alone):
+                    self.exit()
         for screen in self.screen_stack:
             if isinstance(screen, Ranks):
                 for job in sample.jobs:

@@ -8,7 +8,8 @@ from typing import Any
 
 from orchestrator import text
 from orchestrator.head.top.ranks import RankSample
-from orchestrator.head.top.sample import JobSample, NodeSample, Sample
+from orchestrator.head.top.sample import JobSample, Sample
+from orchestrator.head.top.watched_node import NodeSample
 from orchestrator.protocol.facts import Gpu
 from orchestrator.protocol.message import encode
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.head.top.ranks import RankSample
-from orchestrator.head.top.sample import JobSample, NodeSample, Sample
+from orchestrator.head.top.sample import JobSample, Sample
+from orchestrator.head.top.watched_node import NodeSample
 from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, User
 
 NOW = 1_800_000_000.0

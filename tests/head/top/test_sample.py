@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
 
 import pytest
 
-from orchestrator.head.connect.transport import Transport
-from orchestrator.head.top import progress, ranks, sample, table
-from orchestrator.head.top.sample import NodeSample, Watch
+from orchestrator.errors import NodeError
+from orchestrator.head.connect.ssh_config import Login
+from orchestrator.head.connect.transport import Connection, Transport
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.top import progress, ranks, table, watched_node
+from orchestrator.head.top.sample import Watch
+from orchestrator.head.top.watched_node import NodeSample
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.messages import CheckedUp, Examine
 from tests.head.report.stories import experiment, sample_machines
@@ -24,8 +33,9 @@ class NoTransport(Transport):
 def test_rates_are_between_two_looks() -> None:
     before = load()
     now = before.replace(received=3000, sent=1000, at=12.0)  # sent: the counter began anew
-    assert sample.rates_between(before, now) == (1000.0, 0.0)
-    assert sample.rates_between(None, now) == sample.rates_between(now, now) == (None, None)
+    assert watched_node.rates_between(before, now) == (1000.0, 0.0)
+    assert watched_node.rates_between(None, now) == (None, None)
+    assert watched_node.rates_between(now, now) == (None, None)
 
 
 def test_the_slowest_rank_is_the_one_that_computes_longer() -> None:
@@ -48,6 +58,58 @@ def test_what_the_ranks_wrote_is_beside_what_their_nodes_say(tmp_path: Path) -> 
     ]
 
 
+class Refusing(Transport):
+    """Connects to nobody; one host keeps it waiting for that."""
+
+    def __init__(self) -> None:
+        self.over = Event()
+        self.asked: list[str] = []
+
+    @property
+    def config(self) -> Refusing:  # type: ignore[override]
+        return self
+
+    def of_node(self, node: Login) -> str:
+        return node.host
+
+    def connect(self, destination: object, timeout: float | None = None) -> Connection:
+        self.asked.append(str(destination))
+        if destination == "late":
+            self.over.wait(60)
+        raise NodeError(f"{destination} refuses")
+
+
+@pytest.fixture
+def refusing() -> Iterator[Refusing]:
+    transport = Refusing()
+    yield transport
+    transport.over.set()
+
+
+def test_a_node_that_is_late_keeps_nobody_waiting(refusing: Refusing, tmp_path: Path) -> None:
+    with closing(Watch(refusing, [Node("late"), Node("other")], tmp_path)) as watch:
+        watch.patience = 0.5
+        problems = [node.problem for node in watch.look().nodes]
+        assert problems == ["connecting ...", "other refuses"]
+        watch.look()
+        assert refusing.asked.count("late") == 1, "it is asked once, until it has answered"
+        refusing.over.set()
+        watch.patience = None
+        assert [node.problem for node in watch.look().nodes] == ["late refuses", "other refuses"]
+
+
+def test_an_old_answer_is_not_shown_as_one_of_now(refusing: Refusing) -> None:
+    node = watched_node.WatchedNode(Node("late"), refusing, SimpleQueue())
+    node.sample = NodeSample("late", Checkup(load=load()))
+    node.channel = Asked()  # type: ignore[assignment]
+    assert node.newest() is node.sample
+    node.busy, node.since = True, time.monotonic() - 2.0
+    assert node.newest() is node.sample
+    node.since -= 2 * watched_node.STALE
+    assert node.newest().checkup is None
+    assert node.newest().problem == "it has not answered for 12 s"
+
+
 class Asked:
     """A channel that notes which parts a look asks for."""
 
@@ -65,17 +127,17 @@ def test_a_stream_that_is_fresh_stands_for_nvidia_smi(tmp_path: Path) -> None:
     sample_machines(made)
     watch = Watch(Transport.__new__(NoTransport), made.read_record().nodes, tmp_path)
     node, channel = watch.watched[0], Asked()
-    sample.ask(channel, node)  # type: ignore[arg-type]
+    node.ask(channel)  # type: ignore[arg-type]
     jobs = watch.jobs([NodeSample("alpha", Checkup(load=load("train_20260101_000000")))])
     watch.find_streams(jobs)
     assert node.stream is not None and node.stream.fresh
     assert len(node.history) == 12 and node.history[-1].gpu == 0.9
-    checkup = sample.ask(channel, node)  # type: ignore[arg-type]
+    checkup = node.ask(channel)  # type: ignore[arg-type]
     assert channel.parts == [("gpus", "load"), ("load",)]
     assert checkup.gpus is not None
     assert [(one.busy, one.temperature) for one in checkup.gpus] == [(90, 60), (90, 61)]
-    node.stream.grown -= sample.FRESH
-    sample.ask(channel, node)  # type: ignore[arg-type]
+    node.stream.grown -= watched_node.FRESH
+    node.ask(channel)  # type: ignore[arg-type]
     assert channel.parts[-1] == ("gpus", "load"), "it tells nothing of now"
     watch.find_streams([])
     assert node.stream is None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from threading import Event
 
 import pytest
 from textual.pilot import Pilot
@@ -25,6 +27,7 @@ def drive(
     lines: Sequence[str] = ("node 0: hello",),
     closer: Callable[[str], None] | None = None,
     alone: str = "",
+    over: Callable[[str], bool] = lambda _: False,
 ) -> None:
     """Show the samples one after the other, the last one again and again, and walk."""
     left: Iterator[Sample] = iter(samples)
@@ -39,6 +42,7 @@ def drive(
             stack=lambda _, rank: [f"stack of {rank.rank}"],
             events=lambda _: ["it began"],
             stop=stop,
+            over=over,
         )
         app = Top(look, 0.01, deeds, closer or (lambda _: None), alone)
         async with app.run_test(size=size) as pilot:
@@ -147,14 +151,26 @@ def test_the_ranks_of_a_job_and_what_their_keys_show(size: tuple[int, int]) -> N
     drive(walk, sample(job("train", ranks=ranks)), size=size, closer=asked.append)
 
 
-def test_one_job_alone_is_its_ranks_until_it_is_over() -> None:
+@pytest.mark.parametrize("how", ["all nodes say so", "its record says so"])
+def test_one_job_alone_is_its_ranks_until_it_is_over(how: str) -> None:
+    over = Event()
+
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         app.show(sample(job("train", ranks=(rank(0),))))
         assert isinstance(app.screen, Ranks)
-        app.show(sample(job("other")))
+        without = sample(job("other"))  # a node of it is gone, and its job may still be there
+        app.show(without)
+        await pilot.pause()
+        assert app.is_running and isinstance(app.screen, Ranks)
+        if how == "its record says so":
+            over.set()
+        else:
+            without = replace(without, nodes=without.nodes[:2])
+        app.show(without)
         await until(pilot, lambda: not app.is_running)
 
-    drive(walk, sample(job("train", ranks=(rank(0),))), alone="train-1f")
+    ours = sample(job("train", ranks=(rank(0),)))
+    drive(walk, ours, alone="train-1f", over=lambda _: over.is_set())
 
 
 def test_without_jobs_the_keys_say_so_and_q_leaves() -> None:

@@ -7,12 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 
 from orchestrator.config.launch import Where
-from orchestrator.errors import EXIT_DONE, EXIT_NODE, UsageError
+from orchestrator.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
 from orchestrator.head.commands.stop import end_job
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.ssh_config import SshConfig
@@ -35,6 +35,7 @@ from orchestrator.records.experiment import Experiment
 
 LINES = 200  # of each node's log
 SECONDS = 1.0  # between two looks at one job
+PATIENCE = 1.0  # with a node, until the others are shown without it
 STACK_SECONDS = 15.0
 
 
@@ -74,6 +75,7 @@ def of_job(where: Where, found: FoundJob) -> None:
 
 def tell(watch: Watch, options: TopOptions) -> int:
     """Print what is there now; with --json --watch a line for each look until Ctrl-C."""
+    watch.patience = PATIENCE if options.watch else None
     while True:
         sample = watch.look()
         if options.as_json:
@@ -104,11 +106,13 @@ def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
         stack=partial(stack_lines, where, watch.transport),
         events=partial(event_lines, where),
         stop=partial(end, where),
+        over=partial(is_over, where),
     )
 
     def closer(job: str) -> None:
         watch.closer = job
 
+    watch.patience = PATIENCE
     Top(watch.look, seconds, deeds, closer, alone).run()
     return EXIT_DONE
 
@@ -157,6 +161,14 @@ def event_lines(where: Where, job: JobSample) -> Sequence[str]:
         more = f" ({step})" if step not in moment.what else ""
         lines.append(f"{when} {'! ' if moment.bad else '  '}{moment.what}{more}")
     return lines or ["nothing happened yet"]
+
+
+def is_over(where: Where, job: str) -> bool:
+    """Tell whether a job has ended, also where a node that is lost cannot tell it."""
+    with suppress(OrchestratorError):
+        found = experiments.find(where.experiments, job)
+        return found is None or found.read_record().over
+    return False
 
 
 def end(where: Where, job: JobSample) -> str:
