@@ -97,6 +97,10 @@ def test_a_node_is_lost_and_comes_back(netns_cluster: Any, tmp_path: Path) -> No
     assert [one["state"] for one in attempts] == ["lost", "resized", "done"]
     assert [len(one["nodes"]) for one in attempts] == [3, 2, 3]
     assert attempts[1]["verdict"] is None and attempts[1]["why"].startswith(f"{away} can join")
+    assert all(0 < one["ran"] < one["ended"] - one["started"] for one in attempts)
+    goodput, wall = record["goodput"], record["ended"] - record["started"]
+    assert goodput["resize"] > attempts[2]["ended"] - attempts[2]["started"] - attempts[2]["ran"]
+    assert sum(goodput.values()) == pytest.approx(wall, abs=0.1)
     same_training(head, whole, command.text, (3, 2, 3))
     assert head.nothing_left()
 
