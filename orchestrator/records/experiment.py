@@ -463,6 +463,14 @@ def _new_directory(root: Path, name: str) -> Path:
     raise UsageError(f"all names {name}_... of the next hour are taken in {root}")
 
 
+def stamped(stamp: str) -> float | None:
+    """Return the time in the name of an experiment, by the clock of the head that gave it."""
+    try:
+        return time.mktime(time.strptime(stamp, "%Y%m%d_%H%M%S"))
+    except (ValueError, OverflowError):
+        return None
+
+
 def every(root: Path, *, trusted: bool = False) -> list[Experiment]:
     """Return all experiments under a root, the newest last, by the times in their names.
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import stat
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from orchestrator import files
 from orchestrator.errors import UsageError
 from orchestrator.head.prune.remove import Measure, pinned
 from orchestrator.records import trust
-from orchestrator.records.experiment import TRUST, JobRecord, Untrusted, read_record
+from orchestrator.records.experiment import TRUST, JobRecord, Untrusted, read_record, stamped
 
 STAMP = re.compile(r"[^.].*_([0-9]{8}_[0-9]{6})", re.DOTALL)
 GONE = re.compile(r"\.(.+)\.gone-[0-9a-f]{8}", re.DOTALL)
@@ -79,10 +78,7 @@ def settled(record: JobRecord) -> bool:
 def stamp(name: str) -> float | None:
     """Return the time at the end of a name; copying a directory changes its times on the disk."""
     match = STAMP.fullmatch(name)
-    try:
-        return time.mktime(time.strptime(match[1], "%Y%m%d_%H%M%S")) if match else None
-    except (ValueError, OverflowError):
-        return None
+    return stamped(match[1]) if match else None
 
 
 def scan(root: int, *, trusted: bool = False) -> tuple[list[ScannedExperiment], list[str]]:

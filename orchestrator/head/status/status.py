@@ -215,11 +215,16 @@ def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> 
 
 
 def newest_of(states: Sequence[JobState], now: float) -> JobState:
-    """Return the job that began last; what begins tomorrow began on a clock that is wrong."""
+    """Return the job that began last, by the clock of its head; else by that of its node.
+
+    What begins tomorrow began on a clock that is wrong.
+    """
     tomorrow = now + 86400
 
     def began(state: JobState) -> float:
-        when = state.started or 0.0
+        name = state.experiment or ""
+        by_head = experiment.stamped(name[-15:]) if experiment.STAMP.fullmatch(name) else None
+        when = (by_head or state.started) or 0.0
         return when if when < tomorrow else 0.0
 
     return max(states, key=began)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 from orchestrator.head.status.status import NodeStatus, newest_of, to_text
 from orchestrator.protocol.messages import JobState
@@ -31,6 +32,16 @@ def test_a_node_with_a_wrong_clock_does_not_have_the_newest_job() -> None:
               for when in (9e18, 1000.0, 2000.0)]  # fmt: skip
     assert newest_of(states, 2500.0).started == 2000.0
     assert newest_of(states[:1], 2500.0).started == 9e18
+
+
+def test_the_newest_job_is_that_of_the_last_launch() -> None:
+    """A node's clock may be an hour ahead, and its job older."""
+    old, new = (
+        JobState(job=at, node=0, state="running", ranks={}, started=started, experiment=f"x_{at}")
+        for at, started in (("20260102_100000", 9000.0), ("20260102_103000", 7200.0))
+    )
+    for states in ([old, new], [new, old]):
+        assert newest_of(states, time.time()) == new
 
 
 def test_a_job_that_has_no_nodes_yet() -> None:
