@@ -80,6 +80,7 @@ class Attempt:
     restarted: bool = False
     why: str = ""  # it was started again, or not
     ran: float | None = None  # seconds since all of its ranks had begun; 0: they never did
+    clock: float = 0.0  # of rank 0's node, minus the head's
 
     @property
     def alive(self) -> float:

@@ -11,7 +11,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,6 +50,7 @@ class Span:
     failed: float | None = None  # when its cause happened
     ranks: float | None = None  # when its ranks ran, where that is known
     resized: bool = False  # it was ended to go on with other nodes: nothing had failed
+    clock: float = 0.0  # of rank 0's node, minus the head's
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def divide(spans: Sequence[Span], told: Mapping[int, Told]) -> dict[str, float]:
         if own is None:
             found = _of_foreign(span)
         else:
-            found = _of_engine(span, own, reached)
+            found = _of_engine(span, by_the_heads_clock(own, span.clock), reached)
             reached = max(reached, own.step)
         if before is not None:
             found["start"] += max(0.0, span.started - before.ended)
@@ -87,6 +88,11 @@ def divide(spans: Sequence[Span], told: Mapping[int, Told]) -> dict[str, float]:
             parts["resize" if name in planned else name] += seconds
         before = span
     return parts
+
+
+def by_the_heads_clock(own: Told, ahead: float) -> Told:
+    trains = None if own.trains is None else own.trains - ahead
+    return replace(own, began=own.began - ahead, trains=trains, time=own.time - ahead)
 
 
 def cuts(span: Span, *moments: float | None) -> list[float]:
@@ -131,6 +137,7 @@ def spans_of(record: JobRecord, now: float) -> list[Span]:
             *(attempt.number, attempt.started, attempt.ended, failed_at(attempt.verdict)),
             ranks=None if attempt.ran is None else attempt.ended - attempt.ran,
             resized=attempt.state == RESIZED,
+            clock=attempt.clock,
         )
         for attempt in record.attempts
     ]
@@ -143,7 +150,8 @@ def spans_of(record: JobRecord, now: float) -> list[Span]:
         number = len(record.attempts) + 1
         # A stop is asked for, not detected.
         failed = None if record.state == "stopped" else failed_at(record.verdict)
-        spans.append(Span(number, began, ended, failed, max(ranks, default=None)))
+        clock = next((node.clock for node in record.nodes), 0.0)
+        spans.append(Span(number, began, ended, failed, max(ranks, default=None), clock=clock))
     return spans
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.records import goodput
 from orchestrator.records.experiment import RESIZED, Attempt, JobRecord
 from orchestrator.records.goodput import Span, Told
+from tests.records.one_node import NODE
 
 
 def parts(**seconds: float) -> dict[str, float]:
@@ -42,6 +43,9 @@ ONE = Told(began=110, trains=115, first=0, time=190, step=70, data=5, checkpoint
           2: Told(began=210, trains=211, first=70, time=271, step=130, data=0, checkpoints=0)},
          parts(start=14, load=5, resize=21, training=120, data=5, checkpoints=10, detection=2,
                stop=3, unknown=10)),
+        # The clock of rank 0's node is an hour behind.
+        ([Span(1, 3700, 3795, clock=-3600)], {1: ONE},
+         parts(start=10, load=5, training=60, data=5, checkpoints=10, stop=5)),
         # A script of one's own: its ranks ran from 108 on.
         ([Span(1, 100, 200, failed=195, ranks=108)], {}, parts(start=8, unknown=87, stop=5)),
         ([Span(1, 100, 200)], {}, parts(unknown=100)),
@@ -152,6 +156,9 @@ def record(state: str, *attempts: Attempt, ended: float | None = None) -> JobRec
         (record("running", replace(attempt(1, 100, 200, restarted=True), state=RESIZED,
                                    verdict=None, ran=80.0)),
          [Span(1, 100, 200, ranks=120, resized=True), Span(2, 200, 400)]),
+        (replace(record("running", replace(attempt(1, 100, 200, restarted=True), clock=9.0)),
+                 nodes=[replace(NODE, clock=-7.0)]),
+         [Span(1, 100, 200, 199, clock=9), Span(2, 200, 400, clock=-7)]),
         (record("failed", attempt(1, 100, 200, restarted=True),
                 attempt(2, 200, 300, restarted=False), ended=300.0),
          [Span(1, 100, 200, 199), Span(2, 200, 300, 299)]),

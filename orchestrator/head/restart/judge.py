@@ -53,6 +53,7 @@ def ended(experiment: Experiment, record: JobRecord) -> Attempt:
         codes=sorted({code for code in codes if code is not None}),
         step=step_reached(experiment.path / "outputs"),
         ran=seconds_of_ranks(record),
+        clock=next((node.clock for node in record.nodes), 0.0),
     )
 
 

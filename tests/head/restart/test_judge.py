@@ -47,7 +47,9 @@ def test_how_long_the_ranks_of_an_attempt_ran(tmp_path: Path) -> None:
     place = experiment(tmp_path)
     times = [{"torchrun": 11.0, "ranks": 12.0}, {"torchrun": 11.0, "ranks": 14.0}, {}]
     nodes = [replace(NODE, index=at, times=each) for at, each in enumerate(times)]
-    assert judged(place, replace(FAILED, nodes=nodes)).attempts[0].ran == 6.0
+    nodes[0] = replace(nodes[0], clock=3600.0)
+    first = judged(place, replace(FAILED, nodes=nodes)).attempts[0]
+    assert (first.ran, first.clock) == (6.0, 3600.0)
     waiting = judged(place, replace(FAILED, nodes=nodes[2:], ended=1000.0))
     assert (waiting.attempts[0].ran, waiting.attempts[0].alive) == (0.0, 0.0)
 
