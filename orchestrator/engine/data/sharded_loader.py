@@ -116,7 +116,8 @@ class Shard:
     endless = False
     interleaved = False  # the n-th samples of all ranks' batches follow each other in the order
     begins_anywhere = False  # also where no round of these ranks begins: others were there before
-    whose = "your loader"  # order of samples it is, where nobody else knows it
+    whose = "your loader"  # order of samples it is, where nobody else knows it,
+    instead = ""  # and what begins anywhere
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int) -> None:
         self.loader, self.ranks, self.seed = loader, ranks, seed
@@ -132,9 +133,8 @@ class Shard:
                 f"the checkpoint was saved after {position} samples of epoch {number}, which is no"
                 f" multiple of the {self.round_size} that all ranks now take at a time, and only"
                 f" {self.whose} knows what is left",
-                "torch's own DistributedSampler, or none (the Trainer deals the samples out), goes"
-                " on with any number of ranks; else resume with as many ranks and the same batch"
-                " size as before, or from the end of an epoch",
+                "resume with as many ranks and the same batch size as before, or from the end of an"
+                f" epoch; {self.instead} goes on with any number of ranks",
             )
         self._seed(number, -1)
         for name in ("sampler", "batch_sampler", "dataset"):
@@ -183,7 +183,7 @@ class MapShard(Shard):
             self.sampler = loader.batch_sampler  # the user's own, whose items are batches
         elif batched and loader.batch_size is None:  # a BatchSampler that the user made
             self.sampler = loader.batch_sampler.sampler
-        self.sampler = parts or self.sampler
+        self.sampler = self.sampler if parts is None else parts
         self.batch_size = loader.batch_sampler.batch_size if batched else None
         self.drop_last = loader.batch_sampler.drop_last if batched else loader.drop_last
         which = "sampler" if loader.batch_sampler is None else "batch_sampler"
@@ -193,7 +193,8 @@ class MapShard(Shard):
         self.interleaved, self.begins_anywhere = bool(self.batch_size), True
         if is_torchs(loader) and not self._dealt(self.length or 0).rounds:
             refuse_empty()  # known before anything is trained
-        many = f", dealt out to {ranks.world} ranks" if ranks.world > 1 and not parts else ""
+        dealt = ranks.world > 1 and parts is None
+        many = f", dealt out to {ranks.world} ranks" if dealt else ""
         self.description = f"{self._how()}{many}"
 
     def _how(self) -> str:
@@ -433,6 +434,7 @@ class UserShard(Shard):
     """A sampler of the user's that gives each rank its part; told only the epoch."""
 
     interleaved = True
+    instead = "torch's own DistributedSampler, or none (the Trainer deals the samples out),"
 
     def __init__(self, loader: Any, own: Any, ranks: Ranks, seed: int, first: int) -> None:
         super().__init__(loader, ranks, seed)
@@ -462,6 +464,8 @@ class UserShard(Shard):
 
 class IterableShard(Shard):
     """A dataset without a length, or any iterable of batches."""
+
+    instead = 'a stream that is the same on all ranks (stream="dealt")'
 
     def __init__(self, loader: Any, ranks: Ranks, seed: int, own: bool, first: int) -> None:
         super().__init__(loader, ranks, seed)
