@@ -542,11 +542,28 @@ def known(root: Path, wanted: str | None, *, trusted: bool = False) -> Experimen
 
 
 def missing(root: Path, wanted: str | None) -> UsageError:
-    """Return the error for an experiment that is not there, and the name that was meant."""
-    names = [candidate.name for candidate in every(root)]
-    hint = nearest(wanted, names) if wanted else "; start one: master_launch SCRIPT"
+    """Return the error for an experiment that is not there, with the name or place that was meant.
+
+    Whoever comes back in another terminal is in another directory, or names the project's.
+    """
     what = f"no experiment {wanted!r}" if wanted else "no experiment"
-    return UsageError(f"there is {what} in {root}{hint}")
+    what = f"there is {what} in {root.absolute()}"
+    if wanted and (inside := inside_of(Path(wanted))):
+        return UsageError(what, f"name one of those in there, the newest: {inside.path}")
+    names = [candidate.name for candidate in every(root)]
+    if names:
+        return UsageError(what + (nearest(wanted, names) if wanted else ""))
+    return UsageError(
+        what,
+        "experiments are in the directory where they were launched: go there, or name one by its"
+        " path; master_launch SCRIPT starts one",
+    )
+
+
+def inside_of(place: Path) -> Experiment | None:
+    """Return the newest experiment in a directory of experiments, or in a project's."""
+    there = [candidate for path in (place, place / "experiments") for candidate in every(path)]
+    return there[-1] if there else None
 
 
 def of_slurm_job(root: Path, job: str) -> Experiment | None:

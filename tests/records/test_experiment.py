@@ -312,6 +312,28 @@ def test_by_name_or_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert find(root, wanted) is None
 
 
+def test_one_that_is_not_there_is_looked_for_where_it_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another directory, as in a second terminal, and by the name of its project."""
+
+    def error(wanted: str | None) -> UsageError:
+        with pytest.raises(UsageError) as raised:
+            experiment.known(Path("experiments"), wanted)
+        return raised.value
+
+    newest = made(tmp_path / "project" / "experiments", "run_20260102_000000")
+    made(tmp_path / "project" / "experiments", "run_20260101_000000")
+    monkeypatch.chdir(tmp_path)
+    for wanted in (None, "run_20260102_000000"):
+        assert str(tmp_path / "experiments") in error(wanted).what
+        assert "name one by its path" in error(wanted).fix
+    for wanted in ("project", str(tmp_path / "project" / "experiments")):
+        assert error(wanted).fix.endswith(str(newest.relative_to(tmp_path)))
+    monkeypatch.chdir(tmp_path / "project")
+    assert "did you mean 'run_20260101_000000'?" in error("run_20260101_00000").what
+
+
 def test_one_that_was_started_elsewhere(tmp_path: Path) -> None:
     place = experiment.adopt(tmp_path / "experiments", record(experiment="a_20260101_000000"))
     assert place.path == tmp_path / "experiments" / "a_20260101_000000"
