@@ -94,12 +94,19 @@ class Pipeline:
         while True:
             answer = self.channel.message(deadline, silence)
             if isinstance(answer, (Answered, Refused)) and answer.id != number:
-                raise NodeError("the node broke the protocol: its answers are in disorder")
+                self.pass_over(answer.id)
+                continue
             if isinstance(answer, Refused):
                 self.channel.pending.pop(number, None)
                 return done(None, answer.error)
             if isinstance(answer, Answered):
                 return done(self.channel.answer_of(answer)[1], "")
+
+    def pass_over(self, number: int) -> None:
+        """Leave the answer to a request of somebody else: another thread may end the job."""
+        ours = any(number == waiting for waiting, _ in self.waiting)
+        if ours or self.channel.pending.pop(number, None) is None:
+            raise NodeError("the node broke the protocol: its answers are in disorder")
 
     def finish(self) -> None:
         while self.waiting:

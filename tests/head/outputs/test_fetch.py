@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.errors import NodeError
 from orchestrator.folder import Folder, Partial
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_channel
@@ -18,7 +19,7 @@ from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.outputs import fetch
 from orchestrator.head.outputs.fetch import Fetch, Fetched
-from orchestrator.protocol.messages import Files, OutputFile, OutputFiles
+from orchestrator.protocol.messages import Beat, Files, OutputFile, OutputFiles
 
 Bring = Callable[..., Fetched]
 
@@ -184,3 +185,29 @@ def test_a_path_may_be_one_file(node: NodeChannel, tmp_path: Path) -> None:
     known = listing(node, tmp_path / "link")
     assert [(file.path, file.size) for file in known.files] == [("link", 1)]
     assert known.place == str(tmp_path)
+
+
+def test_the_job_may_be_ended_meanwhile(node: NodeChannel, bring: Bring, tmp_path: Path) -> None:
+    """Its end is asked for by another thread, and answered before what comes of a file."""
+    content = os.urandom(3 << 19)
+    (tmp_path / "node/here/file").write_bytes(content)
+    pieces = 0
+
+    def asks(size: int) -> None:
+        nonlocal pieces
+        pieces += 1
+        if pieces == 1:  # before the first piece is asked for
+            node.tell(Beat())
+
+    known = listing(node, tmp_path / "node/here")
+    folder = Folder(tmp_path, private=False)
+    fetched = Fetch(node, known.place, folder, label="x", replace=True, progress=asks)
+    assert fetched.go(known.files).fetched == ["here/file"]
+    assert (tmp_path / "here/file").read_bytes() == content
+    assert node.ask(Beat(), 60).time
+    pipeline = fetch.Pipeline(node)
+    pipeline.waiting.append((10**6, lambda answer, why: None))
+    number = node.tell(Beat())
+    pipeline.waiting.append((number, lambda answer, why: None))
+    with pytest.raises(NodeError, match="in disorder"):
+        pipeline.take()
