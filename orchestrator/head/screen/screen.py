@@ -148,7 +148,7 @@ class Screen:
         for line in map(clean, self._shown_last.splitlines()[-height:]):
             prefix, bar, text = line.partition("| ")
             if bar and prefix.split() == stream:
-                said.append(text)
+                said.append(text.removeprefix(f"[rank{rank}]: "))  # of torch, with a process group
         wanted = [clean(line) for line in lines]
         if all(line in said for line in wanted if line.strip()):
             return len(wanted)

@@ -428,6 +428,9 @@ def test_what_was_printed_a_while_ago_is_no_longer_shown(tmp_path: Path) -> None
     assert not screen.still_shows(trace, 0, 1) and not screen.still_shows(["line 3", "x"], 0, 0)
     screen.say("orchestrator: in one line of ours: words")
     assert not screen.still_shows(["words"], 0, 0) and not screen.still_shows(["line"], 0, 0)
+    append(log, ("1", "".join(f"[rank1]: {line}\n" for line in trace).encode()))
+    pump_all(screen)
+    assert screen.still_shows(trace, 0, 1) == 30, "torch's words before each line of a traceback"
     append(log, ("1", b"x\n" * 80))
     pump_all(screen)
     assert not screen.still_shows(trace, 0, 0)
