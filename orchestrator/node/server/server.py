@@ -19,7 +19,7 @@ from orchestrator.protocol import frames
 from orchestrator.protocol.frames import CALL, HEADER, JSON, PIECE, Splitter
 from orchestrator.protocol.message import Message, Nonsense, encode, parse
 from orchestrator.protocol.messages import Greeting, Heartbeat, Refused, number_of, read_request
-from orchestrator.protocol.timing import SERVER_BEAT
+from orchestrator.protocol.timing import SERVER_BEAT, SERVER_PATIENCE
 from orchestrator.protocol.version import OWN
 
 BACKLOG = 1 << 19  # read no more of the log while this much waits for the network
@@ -61,7 +61,7 @@ class ChannelServer:
     def loop(self) -> None:
         os.set_blocking(0, False)
         os.set_blocking(1, False)
-        while time.monotonic() - self.heard < self.session.patience:
+        while time.monotonic() - self.heard < self.patience:
             self.flush()
             streamer = self.session.streamer
             if streamer and self.waiting_bytes < BACKLOG:
@@ -93,6 +93,13 @@ class ChannelServer:
                 if calls:
                     calls.serve(fd, self.send)
             self.beat()
+
+    @property
+    def patience(self) -> float:
+        """Return for how long the head may be silent: as it wants, while its job runs here."""
+        streamer = self.session.streamer
+        over = streamer is not None and streamer.end_announced
+        return SERVER_PATIENCE if over else self.session.patience
 
     def beat(self) -> None:
         if time.monotonic() >= self.next_beat:

@@ -277,16 +277,29 @@ def test_the_link_leaves_with_the_head(new_link: NewLink) -> None:
 
 
 def test_a_head_that_stands_still_is_left_as_soon_as_it_allows(
-    new_link: NewLink, new_job: NewJob
+    new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
     """With --on-head-loss stop a frozen head is lost after --node-loss-timeout, not a minute."""
     job = new_job()
-    job.run.create()
+    job.start(job.spec(script(tmp_path, "import time; time.sleep(600)")))
     link = new_link()
     words = messages.Follow(job=job.run.job, node=0, log=0, ranks=0, events=0, patience=0.5)
     link.ask(words, PATIENCE)
     assert PATIENCE < SERVER_PATIENCE
     link.process.wait(PATIENCE)
+
+
+def test_a_head_may_take_its_time_between_two_attempts(new_link: NewLink, new_job: NewJob) -> None:
+    """It asks other nodes for a checkpoint; nobody's end hangs on it any more."""
+    job = new_job()
+    job.run.create()
+    link = new_link()
+    words = messages.Follow(job=job.run.job, node=0, log=0, ranks=0, events=0, patience=0.5)
+    link.ask(words, PATIENCE)
+    beats = (message for kind, message in link.frames() if kind == b"J" and "beat" in message)
+    for _ in range(3):  # they come every second
+        next(beats)
+    link.ask(messages.Beat(), PATIENCE)
 
 
 def test_a_heartbeat_comes_every_second(new_link: NewLink) -> None:
