@@ -6,11 +6,13 @@ only others have, which were in an earlier job or an earlier attempt, is brought
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
+from orchestrator.head.chores.pull import LIST_SECONDS
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
@@ -22,6 +24,8 @@ from orchestrator.protocol.messages import Checkpoints
 from orchestrator.records import checkpoint_parts
 from orchestrator.records.checkpoint_parts import Candidate, Holding
 from orchestrator.text import duration, plural, size
+
+LATE_SECONDS = 10.0  # after which it is said who has not answered
 
 Say = Callable[[str], None]
 
@@ -48,8 +52,27 @@ class Search:
         self, holders: Sequence[Holder], question: Checkpoints, first: int = 0
     ) -> list[Holding]:
         """Return what these nodes have, who are numbered from `first` on."""
-        numbered = list(enumerate(holders, first))
-        answers = fleet.everywhere(numbered, lambda pair: pair[1].look(question, pair[0]))
+        silent = {holder.name for holder in holders}
+
+        def look(pair: tuple[int, Holder]) -> list[Holding]:
+            try:
+                return pair[1].look(question, pair[0])
+            finally:
+                silent.discard(pair[1].name)
+
+        def tell() -> None:
+            if who := listed(sorted(silent)):
+                self.say(
+                    f"waiting for {who} to list their checkpoints, for {LIST_SECONDS:.0f} s at most"
+                )
+
+        late = threading.Timer(LATE_SECONDS, tell)
+        late.daemon = True
+        late.start()
+        try:
+            answers = fleet.everywhere(list(enumerate(holders, first)), look)
+        finally:
+            late.cancel()
         return [
             holding
             for answer in answers

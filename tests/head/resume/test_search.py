@@ -9,9 +9,8 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.resume import beats
+from orchestrator.head.resume import beats, search
 from orchestrator.head.resume.holder import Holder
-from orchestrator.head.resume.search import Search
 from orchestrator.protocol.messages import Beat, Checkpoints, Request
 from tests.head.resume.test_bring import Channel
 
@@ -19,7 +18,7 @@ ENOUGH = 3
 
 
 class Silent(Channel):
-    """A node that does not answer one kind of request until another has heard some beats."""
+    """A node that does not answer one kind of request until something else was heard."""
 
     def __init__(self, kind: type[Request[Any]], heard: threading.Event) -> None:
         super().__init__()
@@ -30,7 +29,7 @@ class Silent(Channel):
         assert self.asked.acquire(blocking=False), "two ask at once"
         try:
             if isinstance(request, self.kind):
-                assert self.heard.wait(30), f"no beats while {request.do} is not answered"
+                assert self.heard.wait(30), f"nothing was heard while {request.do} was not answered"
             return super().ask(request, timeout)
         finally:
             self.asked.release()
@@ -59,10 +58,28 @@ def test_nobody_waits_for_another_to_hear_from_the_head(
         Holder(f"n{at}", Node(f"n{at}"), channel=cast(Any, channel))
         for at, channel in enumerate(channels)
     ]
-    search = Search(own, cast(Any, None), print, lambda: None)
+    looking = search.Search(own, cast(Any, None), print, lambda: None)
     try:
-        assert search.held(own, Checkpoints(directory=str(tmp_path))) == []
+        assert looking.held(own, Checkpoints(directory=str(tmp_path))) == []
     finally:
-        search.close()
+        looking.close()
     assert heard.is_set()
-    assert not any(thread.is_alive() for thread in search.beats.threads)
+    assert not any(thread.is_alive() for thread in looking.beats.threads)
+
+
+def test_it_says_for_whom_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(search, "LATE_SECONDS", 0.01)
+    told, said = threading.Event(), list[str]()
+
+    def say(text: str) -> None:
+        said.append(text)
+        told.set()
+
+    own = [Holder("n0", Node("n0"), channel=cast(Any, Silent(Checkpoints, told)))]
+    looking = search.Search(own, cast(Any, None), say, lambda: None)
+    try:
+        looking.held(own, Checkpoints(directory=str(tmp_path)))
+    finally:
+        looking.close()
+    assert said == ["waiting for n0 to list their checkpoints, for 600 s at most"]
