@@ -38,7 +38,8 @@ def install(digest, checksum, size, nonce):
         provide(blob, checksum, library)
         os.utime(library)  # those that nobody used for a while are pruned
     except OSError as error:
-        refuse(nonce, "its %s cannot be written: %s" % (home, error.strerror))
+        what = "its %s cannot be written: %s" % (home, error.strerror)
+        refuse(nonce, what + "; ORCHESTRATOR_HOME, set in its .bashrc, names another place")
     sys.path.insert(0, library)
     from orchestrator.node.server.server import main
 

@@ -138,7 +138,9 @@ class NodeChannel:
         noise = b""
         while mark not in noise or noise.endswith(mark):
             data = self._receive(
-                deadline - time.monotonic(), "its login shell never gets to our command"
+                deadline - time.monotonic(),
+                "its login shell never gets to our command: does something wait in its .bashrc? try"
+                " ssh to it with the command `true`",
             )
             if not data or len(noise) > NOISE_LIMIT:
                 raise NodeError(*why_no_server(noise, self._errors(), self.environment))

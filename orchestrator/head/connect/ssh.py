@@ -8,11 +8,13 @@ import functools
 import logging
 import os
 import random
+import shlex
 import socket
 import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.errors import NodeError, NoKey
 from orchestrator.head.connect import host_keys
@@ -288,7 +290,7 @@ def common(keyword: str, ours: Sequence[str], allowed: Sequence[str]) -> tuple[s
 def log_in(transport: paramiko.Transport, destination: Destination, deadline: float) -> None:
     """Log in with public keys only: nobody can type a password for 64 nodes at once."""
     tried: list[str] = []
-    notes: list[str] = []
+    notes: list[Unusable] = []
     transport.auth_timeout = left(deadline)
     for label, key in keys_for(destination, notes):
         transport.auth_timeout = left(deadline)
@@ -316,19 +318,32 @@ def log_in(transport: paramiko.Transport, destination: Destination, deadline: fl
         return
     what = f"it denies {destination.user} every key" + (f" ({', '.join(tried)})" if tried else "")
     fix = f"ssh-copy-id -p {destination.port} {destination.user}@{destination.host}"
-    if not tried:
-        what = "there is no key to log in with"
-        if not notes:
-            raise NoKey(what, fix)
-    raise NodeError(f"{what}{''.join('; ' + note for note in notes)}", fix)
+    if tried:
+        raise NodeError("; ".join([what, *map(str, notes)]), fix)
+    if not notes:
+        raise NoKey("there is no key to log in with", fix)
+    # The node may know them: none was shown to it.
+    first, *others = notes
+    raise NodeError("; ".join([f"no key of yours can be used: {first.why}", *map(str, others)]),
+                    first.remedy or fix)  # fmt: skip
 
 
-def keys_for(destination: Destination, notes: list[str]) -> list[tuple[str, paramiko.PKey]]:
+class Unusable(NamedTuple):
+    """A file that should hold a private key."""
+
+    why: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.remedy}" if self.remedy else self.why
+
+
+def keys_for(destination: Destination, notes: list[Unusable]) -> list[tuple[str, paramiko.PKey]]:
     """Return named keys; like ssh, those in the config come before the agent's others."""
     files: list[tuple[str, paramiko.PKey]] = []
     for path in destination.keys:
         key = load_key(path, destination.certificates)
-        if isinstance(key, str):
+        if isinstance(key, Unusable):
             notes.append(key)
         elif key is not None:
             files.append((str(path), key))
@@ -361,26 +376,25 @@ def public_blob(path: Path) -> bytes:
 
 
 @functools.cache
-def load_key(path: Path, certificates: tuple[Path, ...]) -> paramiko.PKey | str | None:
+def load_key(path: Path, certificates: tuple[Path, ...]) -> paramiko.PKey | Unusable | None:
     """Return the key in a file, why it cannot be used, or None if there is no such file."""
     if not path.is_file():
         return None
     status = path.stat()
     if status.st_uid == os.getuid() and status.st_mode & 0o077:
-        return (
-            f"{path} is open to others, mode {stat.S_IMODE(status.st_mode):04o}, and therefore not "
-            f"used: chmod 600 {path}"
-        )
+        mode = stat.S_IMODE(status.st_mode)
+        why = f"{path} is open to others, mode {mode:04o}, and therefore not used"
+        return Unusable(why, f"chmod 600 {shlex.quote(str(path))}")
     try:
         key = paramiko.PKey.from_path(path)
     except paramiko.PasswordRequiredException:
-        return f"{path} needs a passphrase: ssh-add {path}"
+        return locked(path)
     except PermissionError:
-        return f"{path} cannot be read"
+        return Unusable(f"{path} cannot be read")
     except (paramiko.SSHException, ValueError, TypeError) as error:
         if "assphrase" in str(error) or "encrypted" in str(error) or "assword" in str(error):
-            return f"{path} needs a passphrase: ssh-add {path}"
-        return f"{path} is not a key we can read ({error})"
+            return locked(path)
+        return Unusable(f"{path} is not a key we can read ({error})")
     beside = path.with_name(path.name + "-cert.pub")
     for certificate in (*certificates, beside):
         if certificate.is_file():
@@ -390,3 +404,9 @@ def load_key(path: Path, certificates: tuple[Path, ...]) -> paramiko.PKey | str 
             except (paramiko.SSHException, ValueError):
                 continue
     return key
+
+
+def locked(path: Path) -> Unusable:
+    """Say what unlocks a key: ssh-add, which needs an agent."""
+    agent = "" if os.environ.get("SSH_AUTH_SOCK") else 'eval "$(ssh-agent -s)"; '
+    return Unusable(f"{path} needs a passphrase", f"{agent}ssh-add {shlex.quote(str(path))}")

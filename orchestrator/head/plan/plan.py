@@ -26,11 +26,15 @@ COPY = (
     "copy it to the same path there, or name its directory with --workdir DIR, or per node with"
     " workdir=DIR in the list"
 )
-NOT_READY = {  # on all nodes: kinds of files that cannot be run, and what to do
-    "missing": "check its spelling: it is looked for in the directory in which the launch is typed,"
-    " or in --workdir DIR, and on nodes of their own at the same path",
+MISSPELT = (
+    "check its spelling: it is looked for in the directory in which the launch is typed, or in"
+    " --workdir DIR, and at the same path on nodes that do not share it"
+)
+NOT_READY = {  # kinds of files that cannot be run, and what to do
+    "missing": MISSPELT,
     "unreadable": "let the user of that node read it: chmod +r {name}",
-    "not executable": "chmod +x {name}, or start it with its interpreter: bash {name}",
+    "not executable": "chmod +x {name}, or start it with its interpreter, as where its disk"
+    " is mounted noexec: bash {name}",
     "a directory": "name a file in it, or give it a __main__.py",
 }
 OLDEST_FORK = (2, 1)  # before it, torchrun's agent initialised CUDA when it counted devices
@@ -117,26 +121,28 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
     """Return the kind that all nodes agree on; name nodes that lack the program."""
     if target.kind == "engine":
         return "engine"
-    problems = []
+    problems: list[str] = []
+    lacks: set[str] = set()  # what is wrong with it there
     for node in nodes:
         where, facts = node.name, node.facts
         if not facts.workdir_exists:
             problems.append(f"{where}: there is no directory {facts.workdir}")
+            lacks.add("workdir")
         elif facts.target_kind == "missing":
             is_word = "/" not in target.name and "." not in target.name
             command = f", and no command {target.name}" if is_word else ""
             problems.append(f"{where}: there is no {facts.target_name}{command}")
+            lacks.add(facts.target_kind)
         elif facts.target_kind in NOT_READY:
             problems.append(f"{where}: {facts.target_name} is {facts.target_kind}")
+            lacks.add(facts.target_kind)
     if problems:
-        kinds = {
-            node.facts.target_kind if node.facts.workdir_exists else "without workdir"
-            for node in nodes
-        }
-        only = kinds.pop() if len(kinds) == 1 else ""
+        fix = NOT_READY.get(lacks.pop(), COPY) if len(lacks) == 1 else COPY
+        if fix == MISSPELT and len(problems) < len(nodes):  # the others have it
+            fix = COPY
         raise CheckFailed(
             "the program is not ready on every node:\n    " + "\n    ".join(problems),
-            NOT_READY.get(only, COPY).format(name=shlex.quote(target.name)),
+            fix.format(name=shlex.quote(target.name)),
         )
     kinds = {node.facts.target_kind for node in nodes}
     if len(kinds) > 1:

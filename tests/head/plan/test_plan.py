@@ -246,6 +246,9 @@ def test_a_program_that_no_node_has_is_misspelt_and_not_left_out() -> None:
     assert "check its spelling" in nowhere.value.fix
     assert "copy it" in on_one.value.fix
     assert "copy it" in no_directory.value.fix
+    with pytest.raises(CheckFailed) as not_here:
+        make(change(found("a\nb"), 1, target=program("not executable", "/x")))
+    assert "chmod +x" in not_here.value.fix
 
 
 def test_the_engine_needs_no_workdir() -> None:
