@@ -16,6 +16,7 @@ POWER_BRAKE = 0x80
 IN_A_ROW = 3  # samples: a spike is nobody's trouble
 SWAPS = 1 << 20  # bytes a second
 FULL = 0.95  # of a disk
+LOSSY, SEGMENTS = 0.02, 100  # a healthy network sends less than 0.1% again; of so many a second
 SHM_LEAST = 16 << 20  # bytes: with less, NCCL cannot start
 SHM = "/dev/shm"
 
@@ -52,6 +53,11 @@ def every(sample: dict[str, Any]) -> Iterator[tuple[Notice, int]]:
     yield from ((notice, IN_A_ROW) for notice in throttled(sample))
     yield from ((notice, 1) for notice in broken_memory(sample))
     yield from ((notice, 1) for notice in full(sample))
+    sent, resent = sample.get("tcp_sent_per_s", 0), sample.get("tcp_resent_per_s", 0)
+    if sent >= SEGMENTS and resent >= LOSSY * sent:
+        words = f"its network loses packets: TCP sends {resent / sent:.1%} of them again"
+        fix = "ip -s link; is it the cable, or too many senders for one port of the switch?"
+        yield Notice("lossy_network", words, fix), IN_A_ROW
     if sample.get("swap_per_s", 0) > SWAPS:
         words = f"it swaps {size(sample['swap_per_s'], binary=True)} a second"
         words += f", {size(sample['swap_bytes'], binary=True)} of memory are on disk"

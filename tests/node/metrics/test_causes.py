@@ -40,6 +40,12 @@ def told(sample: dict[str, Any], times: int = 10) -> list[str]:
             "it swaps 5 MiB a second, 1 GiB of memory are on disk",
         ),
         ({"swap_per_s": 1000, "swap_bytes": 1 * GB}, None),
+        (
+            {"tcp_sent_per_s": 2000, "tcp_resent_per_s": 196},
+            "its network loses packets: TCP sends 9.8% of them again",
+        ),
+        ({"tcp_sent_per_s": 2000, "tcp_resent_per_s": 20}, None),  # many senders, one receiver
+        ({"tcp_sent_per_s": 8, "tcp_resent_per_s": 4}, None),  # somebody calls who is not there
     ],
 )
 def test_each_cause_is_told_once(sample: dict[str, Any], words: str | None) -> None:
