@@ -3,6 +3,7 @@
     python scripts/bench/views.py [--steps 1000000] [--ranks 64]
     python scripts/bench/views.py --hosts 64     the first screen of top, and its processor time
     python scripts/bench/views.py --sampler      what a node's sampler costs
+    python scripts/bench/views.py --clients 10   the memory of the dashboard while so many look on
 
 The metrics are lines as the engine writes them. The files of the ranks are one file under many
 names, so that the disk of a laptop holds them; each is read as if it were its own.
@@ -11,13 +12,19 @@ names, so that the disk of a laptop holds them; each is read as if it were its o
 from __future__ import annotations
 
 import argparse
+import contextlib
+import http.client
 import json
 import math
 import os
+import pty
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -32,11 +39,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--hosts", type=int, default=0)
     parser.add_argument("--sampler", action="store_true")
+    parser.add_argument("--clients", type=int, default=0)
     options = parser.parse_args()
     if options.sampler:
         sampler()
     elif options.hosts:
         top(options.hosts)
+    elif options.clients:
+        dashboard(options.clients, options.ranks)
     else:
         report(options)
 
@@ -116,41 +126,124 @@ def sample_machines(path: Path, nodes: int, steps: int) -> None:
         os.link(first, path / "outputs" / f"node_{node:02d}_metrics.jsonl")
 
 
-def top(hosts: int) -> None:
-    """Measure the looks of top at hosts on this machine: their own work is on it, too."""
-    from orchestrator.head.connect.ssh_config import SshConfig
-    from orchestrator.head.held.transport import HeldTransport
-    from orchestrator.head.inventory.node_list import read_nodes
-    from orchestrator.head.top.sample import Watch
+def top(hosts: int, seconds: float = 30.0) -> None:
+    """Measure top on a terminal: the first screen of nodes, and its processor time afterwards.
+
+    The hosts' own work is on this machine, too; each of their servers starts with the first look.
+    """
     from orchestrator.local_cluster.cluster import LoopbackCluster
 
     with tempfile.TemporaryDirectory() as name, LoopbackCluster(hosts, Path(name)) as cluster:
-        nodes = read_nodes(Path(name) / "node_ip_list.txt")
-        transport = HeldTransport(SshConfig(Path(name) / "ssh_config"))
-        watch = Watch(transport, nodes, Path(name) / "experiments")
-        load = os.getloadavg()[0]
-        begin = time.perf_counter()
-        first = watch.look()
-        reached = sum(node.checkup is not None for node in first.nodes)
-        took = time.perf_counter() - begin
-        print(
-            f"first look at {reached} of {len(cluster.nodes)} hosts  {took:6.2f} s, load {load:.0f}"
-        )
-        used, begin = time.process_time(), time.perf_counter()
-        looks = 0
-        while time.perf_counter() - begin < 20:
-            watch.look()
-            looks += 1
-            time.sleep(max(0.0, begin + looks - time.perf_counter()))
-        took = time.perf_counter() - begin
-        share = (time.process_time() - used) / took
-        print(f"the head at {looks / took:.2f} looks a second   {share:6.1%} of a core")
-        watch.close()
+        own = [sys.executable, "-m", "orchestrator", "top", "--every", "1"]
+        own += [
+            "--nodes",
+            cluster.node_list,
+            "--ssh-config",
+            cluster.ssh_config,
+            "--experiments",
+            name,
+        ]
+        load, begin = os.getloadavg()[0], time.perf_counter()
+        pid, terminal = pty.fork()
+        if not pid:
+            os.environ.update(TERM="xterm-256color", COLUMNS="140", LINES="80")
+            os.execv(sys.executable, [*map(str, own)])
+        shown = b""
+        first: float | None = None
+        while f"{hosts} of {hosts} nodes".encode() not in shown:
+            shown += os.read(terminal, 1 << 16)
+            if first is None and b" nodes, " in shown:
+                first = time.perf_counter() - begin
+        print(f"first screen of {hosts} hosts {first:6.2f} s, all reached after", end=" ")
+        print(f"{time.perf_counter() - begin:.2f} s, load {load:.0f}")
+        threading.Thread(target=drain, args=(terminal,), daemon=True).start()
+        time.sleep(5.0)  # whoever was late is looked at like the others
+        before = ticks(pid)
+        time.sleep(seconds)
+        used = ticks(pid) - before
+        print(f"top at a look a second    {used / seconds:6.1%} of a core")
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
     for tool in ("nvitop", "gpustat"):
         there = shutil.which(tool) and Path("/dev/nvidiactl").exists()
         print(
             f"{tool}: {'to be timed by hand' if there else 'needs a GPU of NVIDIA: not measured'}"
         )
+
+
+def dashboard(clients: int, nodes: int) -> None:
+    """Let clients look at a job of many nodes that prints and trains, each at another log."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "wide_20260101_000000"
+        make(path, 20_000, nodes * PER_NODE)
+        sample_machines(path, nodes, 20_000)
+        command = [sys.executable, "-u", "-m", "orchestrator", "dashboard", "--port", "0"]
+        with subprocess.Popen(
+            [*command, "--experiments", name],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as server:
+            assert server.stdout is not None
+            found = re.search(r"http://([^/]+)/.*token=(\S+)", server.stdout.readline())
+            assert found is not None
+            begun, over = time.perf_counter(), threading.Event()
+            try:
+                for at in range(clients):
+                    given = (*found.groups(), path.name, at, over)
+                    threading.Thread(target=look_on, args=given, daemon=True).start()
+                go_on(path)
+                status = Path(f"/proc/{server.pid}/status").read_text()
+                used = ticks(server.pid)
+            finally:
+                over.set()
+                server.terminate()
+    peak = int(status.partition("VmHWM:")[2].split()[0]) / 1000
+    share = used / (time.perf_counter() - begun)
+    print(f"{clients} clients, {nodes} nodes: at most {peak:.0f} MB, {share:.0%} of a core")
+
+
+def go_on(path: Path, seconds: int = 60) -> None:
+    """Train and print, as many lines a second on each node as a chatty program does."""
+    experiment = Experiment(path)
+    logs = [experiment.log(node) for node in experiment.read_record().nodes]
+    logs[0].parent.mkdir(exist_ok=True)
+    metrics = path / "outputs" / "rank_00_metrics.jsonl"
+    last = json.loads(metrics.read_text().splitlines()[-1])
+    for second in range(seconds):
+        for log in logs:
+            with log.open("a") as file:
+                file.writelines(f"step {second} of a line that says much {n}\n" for n in range(100))
+        with metrics.open("a") as file:  # every rank's: they are one file
+            file.write(json.dumps({**last, "step": last["step"] + second + 1}) + "\n")
+        time.sleep(1.0)
+
+
+def look_on(where: str, token: str, name: str, node: int, over: threading.Event) -> None:
+    """Be a browser: follow the events of a job and one log, and get the page when it changes."""
+    headers = {"Authorization": f"Bearer {token}"}
+    stream = http.client.HTTPConnection(where, timeout=30)
+    stream.request("GET", f"/api/experiments/{name}/events?node={node}", headers=headers)
+    answer = stream.getresponse()
+    while not over.is_set() and (line := answer.readline()):
+        if line.startswith(b"event: page"):
+            page = http.client.HTTPConnection(where, timeout=60)
+            page.request("GET", f"/api/page?e={name}", headers=headers)
+            page.getresponse().read()
+            page.close()
+    stream.close()
+
+
+def drain(terminal: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 1 << 16):
+            pass
+
+
+def ticks(pid: int) -> float:
+    """Return the seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def sampler() -> None:

@@ -80,6 +80,10 @@ class Watch:
     def look(self) -> Sample:
         """Ask all nodes at once; one that is late is in a later look."""
         self.wait()
+        return self.seen()
+
+    def seen(self) -> Sample:
+        """Return what is known now, of nodes that were never asked as well."""
         nodes = tuple(each.newest() for each in self.watched)
         sample = Sample(time.time(), nodes, tuple(self.jobs(nodes)))
         self.find_streams(sample.jobs)

@@ -178,13 +178,14 @@ class Top(App[None]):
     def __init__(
         self,
         look: Callable[[], Sample],
+        first: Sample,  # shown until the first look is over
         seconds: float,
         deeds: Deeds,
         closer: Callable[[str], None] = lambda _: None,
         alone: str = "",  # the one job that is shown; the screen ends with it
     ) -> None:
         super().__init__()
-        self.look, self.seconds = look, seconds
+        self.look, self.first, self.seconds = look, first, seconds
         self.deeds, self.closer, self.alone = deeds, closer, alone
         self.seen = False  # the one job has been there
         self.sample: Sample | None = None
@@ -207,7 +208,8 @@ class Top(App[None]):
     def on_mount(self) -> None:
         self.nodes.add_columns(*table.NODE_HEADINGS)
         self.jobs.add_columns(*table.JOB_HEADINGS)
-        self.watch_nodes()
+        self.show(self.first)
+        self.call_after_refresh(self.watch_nodes)  # many logins would leave no time to draw
 
     @work(thread=True, exclusive=True)
     def watch_nodes(self) -> None:

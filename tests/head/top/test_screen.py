@@ -14,8 +14,14 @@ from textual.widgets import RichLog
 from orchestrator.errors import NodeError
 from orchestrator.head.top.sample import JobSample, Sample
 from orchestrator.head.top.screen import Deeds, Lines, Question, Ranks, Top
-from tests.head.top.samples import job, rank, sample
+from orchestrator.head.top.watched_node import NodeSample
+from tests.head.top.samples import NOW, job, rank, sample
 
+EVERY = 0.2  # a walk waits until nothing is to be drawn
+FIRST = Sample(NOW, (NodeSample("one", problem="connecting ..."),), ())
+DEEDS = Deeds(
+    log=lambda *_: [], stack=lambda *_: [], events=lambda _: [], stop=str, over=lambda _: False
+)
 Walk = Callable[[Top, Pilot[None]], Awaitable[None]]
 
 
@@ -44,7 +50,7 @@ def drive(
             stop=stop,
             over=over,
         )
-        app = Top(look, 0.01, deeds, closer or (lambda _: None), alone)
+        app = Top(look, FIRST, EVERY, deeds, closer or (lambda _: None), alone)
         async with app.run_test(size=size) as pilot:
             async with asyncio.timeout(30):
                 await until(pilot, lambda: app.sample is samples[-1])
@@ -181,3 +187,25 @@ def test_without_jobs_the_keys_say_so_and_q_leaves() -> None:
         assert not app.is_running
 
     drive(walk, sample())
+
+
+def test_the_nodes_are_named_before_any_has_answered() -> None:
+    answered = Event()
+
+    def look() -> Sample:
+        answered.wait(60)
+        return sample()
+
+    async def run() -> None:
+        app = Top(look, FIRST, EVERY, DEEDS)
+        try:
+            async with app.run_test() as pilot, asyncio.timeout(30):
+                await until(
+                    pilot, lambda: cells(app, "nodes") == [["one", *"------", "connecting ..."]]
+                )
+                answered.set()
+                await until(pilot, lambda: app.nodes.row_count == 3)
+        finally:
+            answered.set()
+
+    asyncio.run(run())

@@ -113,7 +113,7 @@ def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
         watch.closer = job
 
     watch.patience = PATIENCE
-    Top(watch.look, seconds, deeds, closer, alone).run()
+    Top(watch.look, watch.seen(), seconds, deeds, closer, alone).run()
     return EXIT_DONE
 
 
