@@ -48,7 +48,10 @@ def _answer(number: int, frame: FrameType | None) -> None:
         signal.signal(other, signal.SIG_IGN)  # pressing it nine more times changes nothing
     if _undo is not None:
         _undo()
-    os.write(2, b"\ninterrupted\n")
+    try:  # noqa: SIM105 (which needs an import)
+        os.write(2, b"\ninterrupted\n")
+    except OSError:  # its terminal was closed
+        pass
     leave(130)
 
 
@@ -59,10 +62,23 @@ def undo_with(undo: Callable[[], None] | None) -> None:
 
 
 def hold() -> None:
-    """Hold interrupts: a half-started job must be recorded before it can be ended."""
+    """Hold interrupts: a half-started job must be recorded before it can be ended.
+
+    A terminal that is closed meanwhile is held, too: it would leave a job without a head.
+    """
     global _held  # noqa: PLW0603
     if _held is None:
         _held = []
+    try:
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
+            signal.signal(signal.SIGHUP, _answer)
+    except ValueError:  # not in a program's main thread, which has its own answers
+        pass
+
+
+def end_is_wanted() -> bool:
+    """Tell whether somebody has asked for the end since hold(); a closed terminal does not."""
+    return any(number in SIGNALS for number in _held or ())
 
 
 def answer_now() -> None:

@@ -13,6 +13,7 @@ from orchestrator import interrupt
 from orchestrator.errors import EXIT_CHECK, EXIT_USAGE, OrchestratorError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no defect of ours, wherever it is met
+GONE = (errno.EPIPE, errno.EIO)  # as in screen/output.py
 
 
 def complain(text: str) -> None:
@@ -49,6 +50,8 @@ def run(command: click.Command, name: str) -> NoReturn:
         code = EXIT_CHECK
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     interrupt.leave(code if isinstance(code, int) else 0)

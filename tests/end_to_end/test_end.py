@@ -305,13 +305,14 @@ def test_a_node_that_is_lost_for_good(
     assert head.nothing_left()
 
 
-def test_a_terminal_that_is_closed_leaves_the_job(head: Head) -> None:
+@pytest.mark.parametrize("moment", ["logs in", "ready"])
+def test_a_terminal_that_is_closed_leaves_the_job(head: Head, moment: str) -> None:
+    """Also while the job is just being started: it has a head, which goes on in the background."""
     command = head.launch(head.script("save.py", SAVE), "polite")
-    command.wait_for("ready")
-    command.wait_for("ready")
+    command.wait_for(moment)
     command.interrupt(signal.SIGHUP)
     assert command.finish() == 0
-    assert "attach" in command.text
+    assert "still written here" in command.text and "attach" in command.text
     assert head.record["state"] == "running" and head.left(0) and head.left(1)
     stop = head.command("orchestrator", "stop", "--now")
     assert stop.finish() == 0, stop.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator import interrupt
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head.launch import launch as launching
@@ -40,7 +41,7 @@ def follow_up(launched: Launched, arguments: LaunchArguments) -> int:
     from orchestrator.head.commands.ready import connections
 
     keeping = connections.keep_after(launched, say) if launched.record.launch.warm else None
-    if arguments.detach:
+    if arguments.detach and not interrupt.end_is_wanted():
         code = detach(launched, arguments.where)
     else:
         if in_foreground():

@@ -196,9 +196,7 @@ def times_named(record: JobRecord, name: str) -> int:
 
 def refuse_if_stopped(experiment: Experiment) -> None:
     """Raise StoppedEarly if the user has asked for the end while nothing ran."""
-    held = interrupt.release()
-    interrupt.hold()
-    if held or experiment.restarts_are_forbidden:
+    if interrupt.end_is_wanted() or experiment.restarts_are_forbidden:
         raise StoppedEarly("stopped by the user")
 
 

@@ -7,7 +7,7 @@ then, and never sees text as its markup.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import io
 import os
 import shutil
@@ -21,6 +21,7 @@ from orchestrator.head.screen.log_reader import clean
 
 Cell = str | tuple[str, str]  # a text, or a text and its style, such as "bold red"
 UNLIMITED = 1 << 20  # columns
+GONE = (errno.EPIPE, errno.EIO)  # nobody reads any more: a pipe, a terminal that was closed
 SHORT = 20  # columns of a table that are no wider are never wrapped
 
 
@@ -59,7 +60,9 @@ def pass_on(text: str, out: TextIO | None = None) -> bool:
     try:
         out.write(safe(text))
         out.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
         return False
     return True
 
@@ -74,9 +77,12 @@ def typed_line() -> str:
 
 def complain(text: str, end: str = "\n") -> None:
     """Print an error, a note or a question on standard error."""
-    with contextlib.suppress(BrokenPipeError):
+    try:
         sys.stderr.write(safe(text) + end)
         sys.stderr.flush()
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
 
 
 def safe(text: str) -> str:
