@@ -384,16 +384,21 @@ def prune(
 ) -> list[Path]:
     """Remove what is older than the newest `keep` complete ones, at least one; returns their paths.
 
-    The best one stays. One with a problem does not count; without a manifest it may be somebody
-    else's, and stays, as does what is not `own`.
+    A run that went back saves lower steps than it had: these are the newest. The best one stays.
+    One with a problem does not count; without a manifest it may be somebody else's, and stays, as
+    does what is not `own`.
     """
-    checkpoints = [checkpoint for checkpoint in every(directory) if own(checkpoint)]
+
+    def age(checkpoint: Checkpoint) -> tuple[int, int]:
+        return checkpoint.generation, checkpoint.step
+
+    checkpoints = sorted(filter(own, every(directory)), key=age, reverse=True)
     best = directory / BEST
     kept = [checkpoint for checkpoint in checkpoints if counts(checkpoint)][: max(keep, 1)]
     old = [
         checkpoint
         for checkpoint in reversed(checkpoints)
-        if kept and checkpoint.step < kept[-1].step and checkpoint.files
+        if kept and age(checkpoint) < age(kept[-1]) and checkpoint.files
         if not best.exists() or not best.samefile(checkpoint.path)
     ]
     with _as_job_failure(f"old checkpoints in {shown(directory)} could not be removed"):

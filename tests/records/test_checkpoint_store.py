@@ -757,6 +757,17 @@ def test_pruning_keeps_its_promise(kinds: str, keep: int) -> None:
         assert [one.step for one in good(Path(name))] == whole[: max(keep, 1)]
 
 
+@pytest.mark.parametrize(("keep", "left"), [(1, [15]), (2, [30, 15]), (3, [30, 20, 15])])
+def test_what_is_saved_after_going_back_is_not_pruned(
+    tmp_path: Path, keep: int, left: list[int]
+) -> None:
+    """Step 30 was damaged, say, and so was 20: it went on from 10."""
+    for generation, step in ((1, 10), (1, 20), (1, 30), (2, 15)):
+        save(tmp_path, step, progress={"run": {"generation": generation}})
+    checkpoint_store.prune(tmp_path, keep)
+    assert steps(tmp_path) == left
+
+
 def test_pruning_leaves_those_of_another_run(tmp_path: Path) -> None:
     for step in range(1, 7):
         save(tmp_path, step, progress={"run": step % 2})
