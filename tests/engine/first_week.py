@@ -95,6 +95,37 @@ def unfrozen(strategy: str) -> list[float]:
     return [whole, *(float(norm) for norm in distributed.gather_tensors(norms))]
 
 
+def unfrozen_in_low_precision() -> list[float]:
+    """As above, sharded: a block that was frozen as a whole when it was made; and as ddp."""
+    norms = []
+    for strategy in ("ddp", "hybrid_shard"):
+
+        def unfreeze(trainer: Trainer) -> None:
+            trainer.bare.requires_grad_()
+
+        trainer = trainer_of(
+            half_frozen(), strategy=strategy, precision="bf16", on_step_end=unfreeze,
+            find_unused_parameters=strategy == "ddp",
+        )  # fmt: skip
+        trainer.train(loader(), epochs=2, verbose=False)
+        norms.append(sum(float(value.norm()) for value in trainer.state_dict().values()))
+    return norms
+
+
+def all_frozen() -> list[Any]:
+    """A model that is to predict only, and one that is trained by mistake."""
+    trainer = trainer_of(Net().requires_grad_(False))
+    outputs = trainer.predict(loader())
+    return [list(outputs.shape), message(lambda: trainer.train(loader(), epochs=1, verbose=False))]
+
+
+def detached() -> None:
+    def step(model: nn.Module, batch: Any) -> float:
+        return cross_entropy(model(batch[0]), batch[1]).item()
+
+    Trainer(Net(), torch.optim.AdamW, step=step).train(loader(), epochs=1, verbose=False)
+
+
 def another_group() -> None:
     def unfreeze(trainer: Trainer) -> None:
         trainer.optimizer.add_param_group({"params": list(trainer.bare.body.parameters())})
@@ -168,6 +199,9 @@ def first_week(directory: Path) -> None:
     distributed.setup_distributed()
     results = {
         "unfrozen": [unfrozen(strategy) for strategy in ("auto", "hybrid_shard")],
+        "unfrozen in bf16": unfrozen_in_low_precision(),
+        "all frozen": all_frozen(),
+        "detached": message(detached),
         "another group": message(another_group),
         "stranger": message(stranger),
         "two optimizers": message(lambda: Trainer(Net(), [], nn.CrossEntropyLoss())),  # type: ignore[arg-type]

@@ -233,6 +233,7 @@ class Loop:
                     parts.model, lambda model: parts.losses(model, micro.data, micro.size)
                 )
             loss, count = totals["loss"]
+            refuse_detached(loss)
             if complete and used is not None:
                 used.note_forward()
             phases.backward(parts.stepper.scaled(loss, count, real=micro.real))
@@ -444,6 +445,15 @@ class Loop:
         self.state.tokens = self.reporter.tokens
         with self.reporter.estimate.pause():
             save(self.checkpoints, self.parts, self.state, self.scheduler, self.training.endless)
+
+
+def refuse_detached(loss: Tensor) -> None:
+    if not loss.requires_grad:
+        raise UsageError(
+            "the loss depends on no parameter that is trained",
+            "return the tensor itself, not loss.item() or loss.detach(), and leave something"
+            " unfrozen (requires_grad)",
+        )
 
 
 def refuse_other_names(own: tuple[str, ...]) -> None:

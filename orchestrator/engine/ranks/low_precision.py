@@ -44,6 +44,10 @@ def gather_others_as_they_are(model: nn.Module) -> None:
 
 def choose(group: Any, init_dtypes: Callable[[], None]) -> None:
     init_dtypes()
+    if group._orig_dtype is None:  # all of it is frozen, and may be unfrozen later
+        own = {(p.orig_dtype, p.reduce_dtype) for p in group.fsdp_params}
+        if len(own) == 1:
+            ((group._orig_dtype, group._reduce_dtype),) = own
     for parameter in group.fsdp_params:
         info = parameter._module_info
         users = (info.module, *info.shared_modules)

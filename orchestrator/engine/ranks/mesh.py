@@ -273,6 +273,8 @@ class Replicated(nn.DataParallel[nn.Module]):
 
 def copied(model: nn.Module, ranks: Ranks, config: Config) -> nn.Module:
     keys = config.distributed
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return model  # to evaluate or predict; what is unfrozen later, the Stepper sums
     with warnings.catch_warnings():
         # What torch 2.13 offers instead of broadcast_buffers, older ones do not have.
         warnings.filterwarnings("ignore", ".?broadcast_buffers", FutureWarning)

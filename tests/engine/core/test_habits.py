@@ -50,6 +50,11 @@ def test_what_a_team_does_in_its_first_week(tmp_path: Path) -> None:
         (whole, *copies), (sharded, *_) = results["unfrozen"]
         assert copies[0] == copies[1], "what is unfrozen is summed over the ranks, too"
         assert whole == pytest.approx(sharded, abs=1e-5)
+        copied, parted = results["unfrozen in bf16"]
+        assert copied == pytest.approx(parted, abs=1e-4)
+        assert results["all frozen"][0] == [8, 3]
+        assert "depends on no parameter that is trained" in results["all frozen"][1]
+        assert "not loss.item()" in results["detached"]
         assert "give it all of them from the start" in results["another group"]
         assert "a parameter of shape (2, 2) that is not the model's" in results["stranger"]
         assert "a Trainer has one optimizer" in results["two optimizers"]
