@@ -85,6 +85,13 @@ class LrScheduler:
                 "ReduceLROnPlateau looks at the loss of an epoch",
                 'say scheduler_every="epoch"',
             )
+        if self.by_metric and scheduler.mode == "max":
+            raise UsageError(
+                'ReduceLROnPlateau(mode="max") would wait for a loss that grows: a Trainer shows it'
+                " the loss of each epoch",
+                "leave out mode=, or step it in on_epoch_end=:"
+                ' plateau.step(trainer.state.val_metrics["accuracy"])',
+            )
         self.given = self.state()
 
     def after_step(self) -> None:

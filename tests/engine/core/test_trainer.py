@@ -27,6 +27,7 @@ from orchestrator.engine.core.stopping import TrainState
 from orchestrator.engine.data import sharded_loader
 from orchestrator.engine.data.sample_order import Order
 from orchestrator.engine.saving import export, huggingface
+from orchestrator.errors import UsageError
 from tests.engine import trained
 from tests.engine.worlds import Job, run
 
@@ -223,6 +224,16 @@ def test_a_scheduler_goes_on_where_it_was(name: str) -> None:
     for group, own in zip(other[0].param_groups, one[0].param_groups, strict=True):
         group.update({key: value for key, value in own.items() if key != "params"})
     assert rates(*other, 8) == rates(*one, 8)
+
+
+def test_a_plateau_is_one_of_the_loss() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    lowest = LrScheduler(lr_scheduler.ReduceLROnPlateau, optimizer, "epoch")
+    lowest.after_epoch({"loss": 1.0, "accuracy": 0.5})
+    assert lowest.scheduler.best == 1.0
+    highest = lr_scheduler.ReduceLROnPlateau(optimizer, mode="max")
+    with pytest.raises(UsageError, match="would wait for a loss that grows"):
+        LrScheduler(highest, optimizer, "epoch")
 
 
 DEALT = {
