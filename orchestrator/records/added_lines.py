@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from orchestrator import files
 
 PIECE = 8 << 20  # bytes of one look
+LAST = 256  # bytes by which a place is known again: the most of a line, with its time
 
 
 class AddedLines:
-    """A file, and how far it is read. Lines are whole; what is none is passed over."""
+    """A file, and how far it is read. Lines are whole; what is none is passed over.
 
-    def __init__(self, path: Path, at: int = 0, piece: int = PIECE) -> None:
-        self.path, self.at, self.piece = path, at, piece
+    `mark` is a checksum of what stands before that place. A file in which something else stands
+    there was cut off or written anew, however long it is by now: it is read from its beginning.
+    """
+
+    def __init__(
+        self, path: Path, at: int = 0, piece: int = PIECE, mark: int | None = None
+    ) -> None:
+        self.path, self.at, self.piece, self.mark = path, at, piece, mark
 
     def read(self) -> list[dict[str, Any]]:
         """Return what is new, in pieces: an empty list means that there is no more for now."""
@@ -31,17 +39,27 @@ class AddedLines:
     def _piece(self) -> bytes:
         try:
             with files.open_plain(self.path) as file:
-                if os.fstat(file.fileno()).st_size < self.at:
-                    self.at = 0  # written anew
-                file.seek(self.at)
+                if os.fstat(file.fileno()).st_size < self.at or self._is_another(file):
+                    self.at = 0
+                before = self._before(file)
                 data = file.read(self.piece)
         except OSError:
             return b""
         whole, newline, _ = data.rpartition(b"\n")
         if not newline and len(data) == self.piece:
             whole = data  # a line that long is none of ours
-        self.at += len(whole) + len(newline)
-        return whole + newline
+        whole += newline
+        self.at += len(whole)
+        self.mark = zlib.crc32((before + whole)[-LAST:])
+        return whole
+
+    def _before(self, file: BinaryIO) -> bytes:
+        """Read what stands before the place; what is read next is what follows it."""
+        file.seek(max(0, self.at - LAST))
+        return file.read(min(self.at, LAST))
+
+    def _is_another(self, file: BinaryIO) -> bool:
+        return self.mark is not None and zlib.crc32(self._before(file)) != self.mark
 
 
 def parsed(raw: bytes) -> dict[str, Any] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from orchestrator.records.added_lines import AddedLines
 
 
@@ -20,3 +22,19 @@ def test_a_file_that_grows_gives_whole_lines(tmp_path: Path) -> None:
     assert added.read() == [{"a": 3}]
     path.write_text(json.dumps({"a": 4}) + "\n")  # written anew
     assert added.read() == [{"a": 4}]
+
+
+@pytest.mark.parametrize("more", [0, 1, 50])
+def test_a_file_that_was_cut_off_and_grew_again_is_read_from_its_beginning(
+    tmp_path: Path, more: int
+) -> None:
+    """Also where it is as long as it was, or longer."""
+    path = tmp_path / "lines"
+    path.write_bytes(b'{"a": 1}\n{"a": 2}\n')
+    added = AddedLines(path)
+    assert len(added.read()) == 2
+    path.write_bytes(b'{"a": 1}\n{"a": 3}\n' + b'{"a": 4}\n' * more)
+    kept = AddedLines(path, added.at, mark=added.mark)
+    for each in (added, kept):
+        assert [line["a"] for line in each.read()] == [1, 3] + [4] * more
+        assert each.read() == []

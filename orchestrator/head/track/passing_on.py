@@ -6,6 +6,7 @@ How far that is is kept in the experiment: whoever tracks it later goes on from 
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,12 +18,14 @@ from orchestrator.head.track import values
 from orchestrator.records import node_metrics
 from orchestrator.records.added_lines import AddedLines
 from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records.goodput import spans_of
 from orchestrator.records.last_metrics import number
 from orchestrator.trackers.known import KNOWN, Curves
 from orchestrator.trackers.sending import Sending
 
 KEPT = ".tracked_{}_{}"  # of what, by whom: how far each file is passed on
-REACHED = "reached"
+REACHED, FILES = "reached", "files"
+LATER = re.compile(r"rank_00_metrics_([0-9]{1,4})[.]jsonl")
 LARGEST = 1 << 20
 PIECE = 1 << 16  # bytes of a file that are passed on together
 
@@ -43,15 +46,15 @@ class PassingOn:
         options: Mapping[str, Any],
         say: Callable[[str], None],
     ) -> None:
-        self.experiment, self.started = experiment, record.started
+        self.experiment, self.record = experiment, record
         self.kept_in = KEPT.format(self.kind, tracker)
         kept = self.kept()
-        self.reached = kept.pop(REACHED, -1)  # the last step that was told
-        self.files = {name: self.file(name, at) for name, at in kept.items()}
+        self.reached: dict[str, int] = kept.get(REACHED, {})  # of each file the last step told
+        self.files = {name: self.file(name, *at) for name, at in kept.get(FILES, {}).items()}
         self.count = 0
         self.coming: Iterator[Value | None] | None = None  # of the look that is not done yet
         # How many values had to be sent, and how far the files were read then.
-        self.places: deque[tuple[int, dict[str, int]]] = deque()
+        self.places: deque[tuple[int, dict[str, Any]]] = deque()
         first = record.attempts[0].job if record.attempts else record.job
         name = f"{experiment.name} ({self.kind})"
         curves = Curves(
@@ -69,8 +72,9 @@ class PassingOn:
     def outputs(self) -> Path:
         return self.experiment.path / "outputs"
 
-    def look(self) -> bool:
+    def look(self, record: JobRecord) -> bool:
         """Pass on what is new, as far as the tracker has room for it; tell whether that was all."""
+        self.record = record
         self.keep()
         if self.to.failed:
             return True
@@ -98,19 +102,23 @@ class PassingOn:
             yield from lines
             yield None
 
-    def file(self, name: str, at: int = 0) -> AddedLines:
-        return AddedLines(self.outputs / name, at, PIECE)
+    def file(self, name: str, at: int = 0, mark: int | None = None) -> AddedLines:
+        return AddedLines(self.outputs / name, at, PIECE, mark)
 
-    def kept(self) -> dict[str, int]:
+    def kept(self) -> dict[str, Any]:
         try:
             with open_plain(self.experiment.path / self.kept_in) as file:
                 data = json.loads(file.read(LARGEST))
-            return {str(name): int(at) for name, at in data.items() if "/" not in name}
-        except (OSError, ValueError, TypeError, AttributeError):
+            return {
+                FILES: {n: (int(at), int(mark)) for n, (at, mark) in data[FILES].items()},
+                REACHED: {name: int(step) for name, step in data[REACHED].items()},
+            }
+        except (OSError, ValueError, TypeError, AttributeError, KeyError):
             return {}
 
-    def here(self) -> dict[str, int]:
-        return {name: added.at for name, added in self.files.items()} | {REACHED: self.reached}
+    def here(self) -> dict[str, Any]:
+        read = {name: (added.at, added.mark) for name, added in self.files.items() if added.at}
+        return {FILES: read, REACHED: dict(self.reached)}
 
     def keep(self) -> None:
         """Write down how far the tracker has taken what was read, and no further."""
@@ -132,14 +140,51 @@ class OfRanks(PassingOn):
     kind = "training"
 
     def new(self) -> Iterator[Value | None]:
-        for line in self.lines("rank_00_metrics.jsonl"):
+        yield from self.steps("rank_00_metrics.jsonl", "")
+
+    def steps(self, name: str, prefix: str) -> Iterator[Value | None]:
+        for line in self.lines(name):
             if line is None:
                 yield None
                 continue
             step, moment = number(line, "step"), number(line, "time")
-            if step is not None and moment is not None and step >= self.reached:
-                self.reached = int(step)
-                yield values.of_rank(line), int(step), moment
+            if step is None or moment is None:
+                continue
+            if step >= self.reached.get(name, -1):
+                self.reached[name] = int(step)
+                named = {f"{prefix}{each}": v for each, v in values.of_rank(line).items()}
+                yield named, int(step), moment - self.clock(moment)
+
+    def clock(self, moment: float) -> float:
+        """Return how far the clock of rank 0's node was ahead of the head's at a moment of it."""
+        spans = reversed(spans_of(self.record, moment))
+        return next((each.clock for each in spans if moment - each.clock >= each.started), 0.0)
+
+
+class OfLaterTrainers(OfRanks):
+    """Passes on the same of the second Trainer of a program, and of those after it.
+
+    All of them share one run, in which the steps of each begin again.
+    """
+
+    kind = "trainers"
+    axis = "trainer_step"
+
+    @classmethod
+    def are_there(cls, outputs: Path) -> bool:
+        return bool(cls.numbers(outputs))
+
+    @staticmethod
+    def numbers(outputs: Path) -> list[int]:
+        try:
+            names = [path.name for path in outputs.iterdir()]
+        except OSError:
+            return []
+        return sorted(int(found[1]) for name in names if (found := LATER.fullmatch(name)))
+
+    def new(self) -> Iterator[Value | None]:
+        for trainer in self.numbers(self.outputs):
+            yield from self.steps(f"rank_00_metrics_{trainer}.jsonl", f"trainer_{trainer}/")
 
 
 class OfNodes(PassingOn):
@@ -149,12 +194,17 @@ class OfNodes(PassingOn):
     axis = "seconds"
 
     def new(self) -> Iterator[Value | None]:
+        clocks = {node.index: node.clock for node in self.record.nodes}
         for node, paths in node_metrics.every(self.outputs).items():
             for path in paths:
-                host = node_metrics.about(path).host or f"node {node}"
+                host, ahead = "", 0.0
                 for line in self.lines(path.name):
                     if line is None:
                         yield None
-                    elif named := values.of_node(line, host):
-                        moment = number(line, "time") or 0.0
-                        yield named, max(0, int(moment - self.started)), moment
+                        continue
+                    if not host:
+                        host = node_metrics.about(path).host or f"node {node}"
+                        ahead = node_metrics.clocks(paths, clocks.get(node, 0.0))[path]
+                    if named := values.of_node(line, host):
+                        moment = (number(line, "time") or 0.0) - ahead
+                        yield named, max(0, int(moment - self.record.started)), moment

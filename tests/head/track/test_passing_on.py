@@ -16,8 +16,8 @@ from orchestrator.config.launch import Where
 from orchestrator.errors import UsageError
 from orchestrator.head.commands.experiments import track
 from orchestrator.head.track import passing_on
-from orchestrator.head.track.passing_on import OfRanks
-from orchestrator.records.experiment import Experiment
+from orchestrator.head.track.passing_on import OfNodes, OfRanks
+from orchestrator.records.experiment import Attempt, Experiment, NodeRecord
 from orchestrator.trackers import sending
 from orchestrator.trackers.known import KNOWN, Curves, Known
 from tests.head.track.jobs import NOW, job, tell
@@ -102,6 +102,69 @@ def test_others_are_not_served_without_a_word(tmp_path: Path, host: str) -> None
     assert track.token_of(track.Listen("127.0.0.1", 0, None)) == ""
 
 
+def steps(*wanted: int, at: float = NOW) -> list[dict[str, object]]:
+    return [{"time": at + s, "rank": 0, "step": s, "loss": s / 2} for s in wanted]
+
+
+def test_every_trainer_of_a_program_is_told(tmp_path: Path) -> None:
+    """Such as a second fit, an evaluation, the other half of a GAN: steps of each begin again."""
+    made = job(tmp_path, "one", state="done", ended=NOW)
+    tell(made, "rank_00_metrics.jsonl", *steps(1, 2, 3))
+    tell(made, "rank_00_metrics_2.jsonl", *steps(1, 2))
+    tell(made, "rank_00_metrics_12.jsonl", *steps(1))
+    tell(made, "rank_01_metrics_2.jsonl", *steps(7))
+    assert "6 lines" in typed(tmp_path, made)
+    found = curves(made)
+    assert found["loss"] == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    assert found["trainer_2/loss"] == [(1, 0.5), (2, 1.0)]
+    assert found["trainer_12/loss"] == [(1, 0.5)]
+    tell(made, "rank_00_metrics_2.jsonl", *steps(1, 2, 3))
+    assert "1 line of" in typed(tmp_path, made)
+    assert curves(made)["trainer_2/loss"] == [(1, 0.5), (2, 1.0), (3, 1.5)]
+
+
+def test_a_file_that_was_cut_off_and_grew_again_loses_no_step(tmp_path: Path) -> None:
+    """Its first rank went on from step 2, and was further than before when somebody looked."""
+    made = job(tmp_path, "one", state="done", ended=NOW)
+    tell(made, "rank_00_metrics.jsonl", *steps(1, 2, 3, 4))
+    typed(tmp_path, made)
+    tell(made, "rank_00_metrics.jsonl", *steps(1, 2), *steps(*range(3, 40), at=NOW + 0.5))
+    typed(tmp_path, made)
+    assert dict(curves(made)["loss"]) == {step: step / 2 for step in range(1, 40)}
+
+
+def test_moments_are_of_the_heads_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node's own clock is known in the record, and of an earlier attempt that of its node."""
+    node = vars(NodeRecord(0, "a", "a", None, None, "10.0.0.1", "python", 0, 1, clock=3600.0))
+    before = Attempt(1, "x", NOW - 60, NOW + 10, "failed", 1, None, ["b"], clock=-60.0)
+    first = {**vars(before), "restarted": True}
+    made = job(tmp_path, "one", nodes=[node], attempts=[first])
+    tell(
+        made,
+        "rank_00_metrics.jsonl",
+        {"time": NOW - 60, "step": 1, "loss": 1},
+        {"time": NOW + 3620, "step": 2, "loss": 1},
+    )
+    tell(
+        made,
+        "node_00_metrics.jsonl",
+        {"time": NOW + 3600, "about": {"host": "a"}},
+        {"time": NOW + 3605, "cpu": 0.5},
+    )
+    heard: list[tuple[int, float]] = []
+
+    class Clock(Slow):
+        def log(self, _: Mapping[str, float], step: int, moment: float) -> None:
+            heard.append((step, moment))
+
+    monkeypatch.setitem(KNOWN, "slow", Known(Clock().open, "json", "slow"))
+    for kind in (OfRanks, OfNodes):
+        passing = kind(made, made.read_record(), "slow", {}, said.append)
+        passing.look(passing.record)
+        passing.to.close()
+    assert heard == [(1, NOW), (2, NOW + 20), (65, NOW + 5)]
+
+
 class Slow:
     """A tracker that takes a line when it may, and fails at some step."""
 
@@ -138,7 +201,7 @@ def test_a_slow_tracker_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
     tell(made, "rank_00_metrics.jsonl", *({"time": NOW, "step": s, "loss": 1} for s in range(60)))
     passing = steps_of(made, slow, monkeypatch)
     looks = 1
-    while not passing.look():
+    while not passing.look(passing.record):
         slow.may.release()
         looks += 1
     assert looks > 10
@@ -147,7 +210,8 @@ def test_a_slow_tracker_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
     passing.keep()
     assert slow.heard == [(step, "loss") for step in range(60)]
     assert said == []
-    assert steps_of(made, Slow(), monkeypatch).look()  # and none of them again
+    again = steps_of(made, Slow(), monkeypatch)
+    assert again.look(again.record)  # and none of them again
 
 
 def test_what_a_tracker_did_not_take_is_not_passed_over(
@@ -158,17 +222,17 @@ def test_what_a_tracker_did_not_take_is_not_passed_over(
     tell(made, "rank_00_metrics.jsonl", *({"time": NOW, "step": s, "loss": 1} for s in range(40)))
     passing = steps_of(made, slow, monkeypatch)
     slow.may.release(90)
-    passing.look()
+    passing.look(passing.record)
     passing.to.thread.join(60)
     with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
         file.write(json.dumps({"time": NOW, "step": 40, "loss": 1}) + "\n")
-    passing.look()
+    passing.look(passing.record)
     passing.to.close()
     passing.keep()
     later = Slow()
     later.may.release(90)
     passing = steps_of(made, later, monkeypatch)
-    passing.look()
+    passing.look(passing.record)
     passing.to.close()
     assert slow.heard[-1] == (29, "loss")
     assert later.heard[-1] == (40, "loss") and (30, "loss") in later.heard

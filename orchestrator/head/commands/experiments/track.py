@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from orchestrator.config.parse import one_of
 from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
 from orchestrator.head.screen.output import say
 from orchestrator.head.track.exposition import Exposition
-from orchestrator.head.track.passing_on import OfNodes, OfRanks, PassingOn
+from orchestrator.head.track.passing_on import OfLaterTrainers, OfNodes, OfRanks, PassingOn
 from orchestrator.head.track.server import Server
 from orchestrator.records import experiment as experiments
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -49,11 +49,15 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
     if not experiment.hold(TRACKING):
         raise UsageError(f"{experiment.name} is tracked already, by another process")
     passing: list[PassingOn] = []
-    try:
+
+    def begin(kind: type[PassingOn], record: JobRecord) -> None:
         for name in dict.fromkeys(names):
-            for kind in (OfRanks, OfNodes):
-                passing.append(kind(experiment, record, name, given.get(name, {}), say))
-        code = until_over(experiment, record, passing)
+            passing.append(kind(experiment, record, name, given.get(name, {}), say))
+
+    try:
+        for kind in (OfRanks, OfNodes):
+            begin(kind, record)
+        code = until_over(experiment, record, passing, begin)
     finally:
         for each in passing:
             each.to.close()
@@ -64,13 +68,24 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
     return EXIT_FAILED if any(each.to.failed for each in passing) else code
 
 
-def until_over(experiment: Experiment, record: JobRecord, passing: Sequence[PassingOn]) -> int:
-    """Look again and again; after Ctrl-C what was read before is still passed on."""
+def until_over(
+    experiment: Experiment,
+    record: JobRecord,
+    passing: Sequence[PassingOn],
+    begin: Callable[[type[PassingOn], JobRecord], None],
+) -> int:
+    """Look again and again; after Ctrl-C what was read before is still passed on.
+
+    A tracker hears of a run for the later Trainers of a program when there is one.
+    """
     asked = threading.Event()
     before = [signal.signal(number, lambda *_: asked.set()) for number in SIGNALS]
-    told = waits = False
+    told = waits = more = False
     while True:
-        looked = [each.look() for each in passing]
+        if not more and OfLaterTrainers.are_there(experiment.path / "outputs"):
+            more = True
+            begin(OfLaterTrainers, record)
+        looked = [each.look(record) for each in passing]
         whole = all(looked)
         if asked.is_set() or (whole and record.over):
             break
