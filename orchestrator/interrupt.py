@@ -16,11 +16,20 @@ _held: list[int] | None = None
 _before_exit: list[Callable[[], None]] = []
 
 
-def before_exit(call: Callable[[], None]) -> None:
-    """Call this when the process leaves; it must neither wait nor fail."""
-    if not _before_exit:
-        atexit.register(_prepare_exit)
+def before_exit(call: Callable[[], None]) -> Callable[[], None]:
+    """Call this when the process leaves; it must neither wait nor fail.
+
+    Returns what takes it back.
+    """
+    atexit.unregister(_prepare_exit)
+    atexit.register(_prepare_exit)
     _before_exit.append(call)
+
+    def take_back() -> None:
+        if call in _before_exit:
+            _before_exit.remove(call)
+
+    return take_back
 
 
 def leave(code: int) -> NoReturn:
@@ -38,6 +47,15 @@ def answer_at_once() -> None:
     """Install the handlers; to be called first, so that even an import can be interrupted."""
     for number in SIGNALS:
         signal.signal(number, _answer)
+    _answer_hang_up()
+
+
+def _answer_hang_up() -> None:
+    try:
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
+            signal.signal(signal.SIGHUP, _answer)
+    except ValueError:  # not in a program's main thread, which has its own answers
+        pass
 
 
 def _answer(number: int, frame: FrameType | None) -> None:
@@ -69,11 +87,7 @@ def hold() -> None:
     global _held  # noqa: PLW0603
     if _held is None:
         _held = []
-    try:
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
-            signal.signal(signal.SIGHUP, _answer)
-    except ValueError:  # not in a program's main thread, which has its own answers
-        pass
+    _answer_hang_up()
 
 
 def end_is_wanted() -> bool:

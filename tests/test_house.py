@@ -82,7 +82,10 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "files", "interrupt", "protocol", "version"),
         *("head/connect", "head/inventory"),
     },
-    "head/code": {"errors", "files", "protocol", "text", "head/connect", "head/inventory"},
+    "head/code": {
+        *("errors", "files", "interrupt", "protocol", "text"),
+        *("head/connect", "head/inventory"),
+    },
     "head/plan": {"config", "errors", "protocol", "text", "head/inventory"},
     "head/verify": {"config", "text", "head/screen"},
     "head/doctor": {

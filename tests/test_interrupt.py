@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +46,32 @@ def test_nohup_is_respected() -> None:
 def test_a_closed_terminal_does_not_hinder_the_end() -> None:
     closed = HELD + "os.close(2)\n" + AFTERWARDS
     assert said(closed, "SIGINT") == ("True 2\nundone\n", "", 130)
+
+
+LEAVES = """
+import os, signal
+from pathlib import Path
+from orchestrator import interrupt
+from orchestrator.head.code.shared import marker
+interrupt.answer_at_once()
+with marker(Path("directory")):
+    assert os.listdir("directory")
+    os.kill(os.getpid(), signal.{name})
+"""
+STAYS = """
+with marker(Path("directory")):
+    pass
+print(os.listdir("directory"), interrupt._before_exit)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+def test_who_leaves_at_once_leaves_no_file_in_the_users_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "directory").mkdir()
+    assert said(LEAVES, name)[1:] == ("\ninterrupted\n", 130)
+    assert not list((tmp_path / "directory").iterdir())
+    imports = LEAVES.partition("interrupt.answer")[0]
+    assert said(imports + STAYS, name) == ("[] []\n", "", 0)

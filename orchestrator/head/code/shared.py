@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from orchestrator import files
+from orchestrator import files, interrupt
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.head.code.index import signature
 from orchestrator.head.code.listing import MARKER
@@ -37,11 +37,17 @@ def marker(directory: Path) -> Iterator[str]:
     except OSError:
         yield ""
         return
+
+    def remove() -> None:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    forget = interrupt.before_exit(remove)  # Ctrl-C while nodes are reached leaves at once
     try:
         yield str(path)
     finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
+        remove()
+        forget()
 
 
 def check_same(
