@@ -102,7 +102,7 @@ def resume_together(checkpoints: list[Checkpoint], reading: Reading) -> Checkpoi
         seconds = time.perf_counter() - began
         say(
             f"resuming after step {checkpoint.step}, from {checkpoint.path}:"
-            f" {checkpoint.size / 1e6:,.1f} MB verified and read in {seconds:.2f} s;"
+            f" {text.size(checkpoint.size)} verified and read in {seconds:.2f} s;"
             f" {saved_by(checkpoint.progress, checkpoint.created)}"
         )
         return checkpoint
@@ -137,7 +137,7 @@ def resume_apart(
         seconds = time.perf_counter() - began
         say(
             f"resuming after step {checkpoint.step}, from {checkpoint.path} and the other nodes:"
-            f" {came / 1e6:,.1f} MB came from other nodes; verified and read in {seconds:.2f} s;"
+            f" {text.size(came)} came from other nodes; verified and read in {seconds:.2f} s;"
             f" {saved_by(checkpoint.progress, checkpoint.created)}"
         )
         return checkpoint

@@ -71,7 +71,7 @@ def test_each_node_keeps_its_part_and_goes_on_from_it_on_any_layout(tmp_path: Pa
         expected = {step: losses(whole)[step] for step in found}
         assert found == (expected if name == "same" else pytest.approx(expected, abs=1e-5)), name
         assert checkpoints(each)[-1] == "step_00000012"
-    assert " 0.0 MB came from other nodes" in jobs["same"].output()
+    assert " 0 B came from other nodes" in jobs["same"].output()
 
 
 def test_a_copy_stands_in_for_a_disk_that_is_gone(tmp_path: Path) -> None:
