@@ -1,6 +1,6 @@
 """A loop of all-reduces in which one rank kills itself once; when that was, and the next step.
 
-killed_once.py DIRECTORY SECONDS     (the first attempt runs so long)
+killed_once.py DIRECTORY SECONDS     (the first attempt runs so long, unless somebody ends it)
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     again = (out / "killed").exists()
+    (out / f"begun_{rank}").touch()
     end = time.monotonic() + alive
     while not again:
         dist.all_reduce(torch.ones(1))

@@ -70,6 +70,7 @@ class Lost(News):
     """The connection broke; the follower tries to come back."""
 
     why: str
+    silent: float  # seconds since it was last heard of
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ class NodeFollower(threading.Thread):
         self.closing = threading.Event()
         self.order: messages.End | None = None  # the end that the node was asked for
         self.next_beat = 0.0
+        self.heard_at = time.monotonic()
         self.silent = self.idle = 0.0  # seconds since the node last printed, or moved
         self.clock = Clock()
         self.beats: dict[int, float] = {}  # request -> when it was sent
@@ -218,6 +220,9 @@ class NodeFollower(threading.Thread):
         try:
             if self.channel is None:
                 self.channel = self._reopen()
+                if self.closing.is_set():  # nobody waited for it
+                    self.channel.connection.close()
+                    return True
             self._begin(self.channel)
             self._send_order()
             self._stream(self.channel)
@@ -240,7 +245,8 @@ class NodeFollower(threading.Thread):
             channel, self.channel = self.channel, None
             if channel is not None:
                 channel.connection.close()
-            self.post(Lost(self.node.index, error.what))
+            silent = min(HEAD_PATIENCE, time.monotonic() - self.heard_at)  # we may have slept
+            self.post(Lost(self.node.index, error.what, silent))
             self.closing.wait(0.5)
             return False
 
@@ -296,6 +302,7 @@ class NodeFollower(threading.Thread):
     def _stream(self, channel: NodeChannel) -> None:
         silence = f"no word for {HEAD_PATIENCE:.0f} s"
         while True:
+            self.heard_at = time.monotonic()
             self._beat(channel)
             question = self.growing.question()
             if question is not None:

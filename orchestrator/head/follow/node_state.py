@@ -35,6 +35,7 @@ class NodeState:
     ended: Ended | None = None  # the supervisor's last event
     lost_since: float = 0.0  # monotonic; 0: connected
     lost_why: str = ""
+    silent: float = 0.0  # seconds for which it had said nothing when the connection was lost
     given_up: bool = False
     awaited: float = 0.0  # seconds of waiting that the user was last told about
     clock: float = 0.0  # the node's clock minus ours
@@ -49,6 +50,11 @@ class NodeState:
     def away(self) -> float:
         """Return for how many seconds there has been no connection."""
         return time.monotonic() - self.lost_since if self.lost_since else 0.0
+
+    @property
+    def unheard(self) -> float:
+        """Return for how many seconds a node that is away has said nothing."""
+        return self.away + self.silent if self.lost_since else 0.0
 
     def take(self, event: RankEvent) -> None:
         """Note what the event says of its rank."""

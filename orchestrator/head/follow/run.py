@@ -156,7 +156,11 @@ class Run:
         """Take over the channels to the nodes that have ended, if there may be more to ask."""
         if self.judge is None or self.end.left:
             return {}
-        given = {follower.node.index: follower.give_channel() for follower in self.followers}
+        given = {
+            follower.node.index: follower.give_channel()
+            for follower, node in zip(self.followers, self.nodes, strict=True)
+            if node.over  # who was given up may keep its follower waiting for a connection
+        }
         return {index: channel for index, channel in given.items() if channel is not None}
 
     def turn(self, keys: Keys) -> None:
@@ -196,7 +200,7 @@ class Run:
         if isinstance(news, news_of.Happened):
             self.happened(node, news.event)
         elif isinstance(news, news_of.Lost):
-            self.lost(node, news.why)
+            self.lost(node, news)
         elif isinstance(news, news_of.Connected):
             self.set_clock(node, news.clock)
             if node.lost_since:
@@ -339,11 +343,11 @@ class Run:
             node.record = replace(node.record, clock=noted)
             self.changed = True
 
-    def lost(self, node: NodeState, why: str) -> None:
+    def lost(self, node: NodeState, news: news_of.Lost) -> None:
         if not node.lost_since:
-            node.lost_since = time.monotonic()
-            self.say(f"{node.who}: {why}; trying to come back")
-        node.lost_why = why
+            node.lost_since, node.silent = time.monotonic(), news.silent
+            self.say(f"{node.who}: {news.why}; trying to come back")
+        node.lost_why = news.why
 
     # -- ending ------------------------------------------------------------------------------
 
@@ -420,7 +424,7 @@ class Run:
                 else:
                     node.awaited = away
                     self.say(f"{node.who}: {why}; still waiting (--on-node-loss wait)")
-            too_long = not self.end.open and away > self.node_loss_timeout
+            too_long = not self.end.open and node.unheard > self.node_loss_timeout
             given_up = self.end.gives_up(now) or too_long
             if given_up and not node.given_up and away and self.end.outcome is not Outcome.LOST:
                 self.failures.append(failure_of(node, since, "lost", why))

@@ -6,6 +6,7 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,3 +77,26 @@ def test_what_a_killed_supervisor_left_is_ended_and_the_job_may_start_again(tmp_
     assert [(stop.job, stop.node, stop.grace, stop.for_good) for stop in asked] == [
         ("run-1", 0, 0.0, False)
     ]
+
+
+def test_who_is_closed_while_it_comes_back_hangs_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt may run there already."""
+    closed: list[str] = []
+
+    class Channel:
+        connection = SimpleNamespace(close=lambda: closed.append("hung up"))
+
+        def ask(self, request: object, timeout: float) -> None:
+            raise AssertionError("it follows on")
+
+    def reopen() -> Channel:
+        follower.closing.set()
+        return Channel()
+
+    directory = experiment.create(tmp_path, "run")
+    follower = NodeFollower(Any, "run-1", NODES[0], directory, print)  # type: ignore[arg-type]
+    monkeypatch.setattr(follower, "_reopen", reopen)
+    follower.run()
+    assert closed == ["hung up"]

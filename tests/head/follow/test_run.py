@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.launch import Launch
+from orchestrator.head.follow.follower import Lost
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.verdict import Failure
@@ -129,6 +130,51 @@ def test_a_head_that_was_left_behind_does_not_take_itself_for_the_world(
         node.lost_since = time.monotonic() - seconds if seconds else 0.0
     run.check_patience()
     assert (run.end.left, run.end.outcome) == (left, outcome)
+
+
+@pytest.mark.parametrize(
+    ("silent", "over", "given_up"),
+    [
+        (8.0, True, True),  # it has said nothing for longer than the others waited for it
+        (0.0, True, False),  # its connection broke a moment ago
+        (8.0, False, False),  # the job goes on: it may come back
+    ],
+)
+def test_a_lost_node_is_not_waited_for_longer_than_it_was_silent(
+    tmp_path: Path, silent: float, over: bool, given_up: bool
+) -> None:
+    directory = experiment.create(tmp_path, "run")
+    nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
+    run = run_of(
+        directory, replace(job(directory), nodes=nodes, launch=Launch(node_loss_timeout=5))
+    )
+    run.followers = [Deaf(), Deaf()]  # type: ignore[list-item]
+    run.lost(run.nodes[1], Lost(1, "no word", silent))
+    if over:
+        run.give_up_on(run.nodes[1], "no word between node 1 and node 0", 0.0)
+    run.check_patience()
+    assert [node.given_up for node in run.nodes] == [False, given_up]
+
+
+def test_only_of_nodes_that_have_ended_a_channel_is_waited_for(tmp_path: Path) -> None:
+    directory = experiment.create(tmp_path, "run")
+    nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
+    run = run_of(directory, replace(job(directory), nodes=nodes))
+    run.judge = unjudged
+    asked: list[int] = []
+
+    class Giving(Deaf):
+        def __init__(self, index: int) -> None:
+            self.node = nodes[index]
+
+        def give_channel(self) -> None:
+            asked.append(self.node.index)
+
+    run.followers = [Giving(0), Giving(1)]  # type: ignore[list-item]
+    run.nodes[0].close()
+    run.nodes[1].given_up = True
+    run.open_channels()
+    assert asked == [0]
 
 
 def test_what_ends_a_head_that_was_left_behind_does_not_end_its_job(tmp_path: Path) -> None:
