@@ -64,6 +64,7 @@ class About:
     cpus: int = 0
     memory: float = 0.0
     models: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()  # of each GPU, on the PCI bus
     gpus: dict[str, list[float | None]] = field(default_factory=dict)
 
 
@@ -110,12 +111,18 @@ def about(path: Path) -> About:
     for line in lines(path, BEGINNING):
         if isinstance(line.get("about"), dict):
             found = line["about"]
-    models, gpus = found.get("gpus"), found.get("gpu")
+    return described(found)
+
+
+def described(found: dict[str, Any]) -> About:
+    """Read the description of a machine that a line holds."""
+    models, places, gpus = found.get("gpus"), found.get("gpus_at"), found.get("gpu")
     return About(
         host=str(found.get("host", ""))[:255],
         cpus=int(number(found, "cpus") or 0),
         memory=number(found, "memory_bytes") or 0.0,
         models=tuple(map(str, models[:MOST_GPUS])) if isinstance(models, list) else (),
+        places=tuple(map(str, places[:MOST_GPUS])) if isinstance(places, list) else (),
         gpus=columns(gpus),
     )
 
@@ -138,7 +145,10 @@ def notices(path: Path, node: int) -> Iterator[Notice]:
 
 
 class Recent:
-    """The last samples of one file, which grows: each look reads only what is new."""
+    """The last samples of one file, which grows: each look reads only what is new.
+
+    `about` is the machine as it was described last.
+    """
 
     def __init__(self, path: Path, keep: int = 60) -> None:
         self.path = path
@@ -148,10 +158,14 @@ class Recent:
         except OSError:
             size = 0
         self.added = AddedLines(path, max(0, size - keep * SAMPLE))
+        self.about = about(path)
 
     def look(self) -> deque[NodeSample]:
         while lines := self.added.read():
             self.samples.extend(found for line in lines if (found := sample(line)) is not None)
+            for line in lines:
+                if isinstance(line.get("about"), dict):
+                    self.about = described(line["about"])
         return self.samples
 
 

@@ -21,8 +21,8 @@ from orchestrator.head.inventory.node_list import Node
 from orchestrator.protocol.facts import Checkup, Gpu, Load
 from orchestrator.protocol.messages import Examine
 from orchestrator.records.experiment import NodeRecord
+from orchestrator.records.node_metrics import About, Recent
 from orchestrator.records.node_metrics import NodeSample as Streamed
-from orchestrator.records.node_metrics import Recent
 
 ANSWER_SECONDS = 20.0
 RETRY_SECONDS = 5.0  # a node that is lost is tried again so often
@@ -166,7 +166,8 @@ class WatchedNode:
         age = time.monotonic() - self.gpus_at
         if stream is not None and stream.fresh and last is not None and age < HOLDERS_SECONDS:
             load = channel.ask(Examine(workdir="/", parts=("load",)), ANSWER_SECONDS).checkup.load
-            gpus = tuple(with_stream(gpu, i, streamed[-1]) for i, gpu in enumerate(last.gpus or ()))
+            about = stream.recent.about
+            gpus = tuple(with_stream(gpu, about, streamed[-1]) for gpu in last.gpus or ())
             return last.replace(load=load, gpus=gpus)
         checkup = channel.ask(Examine(workdir="/", parts=PARTS), ANSWER_SECONDS).checkup
         self.last, self.gpus_at = checkup, time.monotonic()
@@ -194,8 +195,12 @@ class WatchedNode:
         self.drop()
 
 
-def with_stream(gpu: Gpu, at: int, sample: Streamed) -> Gpu:
-    """Return a GPU as the job's stream saw it last."""
+def with_stream(gpu: Gpu, about: About, sample: Streamed) -> Gpu:
+    """Return a GPU as the job's stream saw it last; as it was where the stream has not seen it."""
+    # By its address: a GPU that is lost is in one list and not in the other.
+    if not gpu.pci or about.places.count(gpu.pci) != 1:
+        return gpu
+    at = about.places.index(gpu.pci)
 
     def value(name: str, unit: float = 1.0) -> int | None:
         column = sample.gpus.get(name, [])

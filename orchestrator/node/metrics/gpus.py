@@ -20,7 +20,7 @@ import signal
 import subprocess
 import time
 import tty
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
 from orchestrator.node.facts import amd, gpus, nvidia, sysfs
@@ -41,10 +41,11 @@ NVIDIA = {
     "ecc_corrected": ("ecc.errors.corrected.volatile.total", 1),
 }
 RENAMED = {"clocks_throttle_reasons.active": "clocks_event_reasons.active"}
-FIRST = ("index", "name")
+FIRST = ("index", "name", "pci.bus_id")
 CONSTANT = ("memory_total_bytes", "watts_most")  # said once
 UNKNOWN_FIELD = re.compile(r'Field "([a-z_.]+)" is not a valid field')
 SILENT = 6  # so many times the interval: an nvidia-smi that says nothing is stuck
+MOST_GPUS = 64
 AGAIN = 300.0  # seconds until another is tried
 MOST = 1 << 16  # bytes of one block
 PRCTL = ctypes.CDLL(None).prctl
@@ -55,12 +56,19 @@ Columns = dict[str, list[Number]]
 
 
 class Nvidia:
-    """One nvidia-smi that goes on; `problem` says why there are no values."""
+    """One nvidia-smi that goes on; `problem` says why there are no values.
 
-    def __init__(self, seconds: float) -> None:
+    Each GPU has the place of its index, also while another one says nothing: it is lost, or its
+    line has not come yet.
+    """
+
+    def __init__(self, seconds: float, root: str = "") -> None:
         self.seconds = seconds
+        self.count = len(gpus.nvidia_cards(root))
         self.fields = {name: field for name, (field, _) in NVIDIA.items()}
         self.models: list[str] = []
+        self.places: list[str] = []  # on the PCI bus
+        self.waited = False  # for the rest of a block
         self.process: subprocess.Popen[bytes] | None = None
         self.terminal = -1
         self.text = ""
@@ -84,8 +92,11 @@ class Nvidia:
         elif time.monotonic() - self.heard > SILENT * self.seconds:
             self.problem = f"nvidia-smi says nothing for {SILENT * self.seconds:.0f} s"
             self.stop(AGAIN)
+        self.waited = 0 < len(self.newest) < self.count and not self.waited
+        if self.waited:
+            return {}
         rows, self.newest = self.newest, {}
-        return self.columns([rows[index] for index in sorted(rows)])
+        return self.columns(rows)
 
     def start(self) -> None:
         names = [*FIRST, *self.fields.values()]
@@ -128,8 +139,9 @@ class Nvidia:
         for line in lines:
             words = [word.strip() for word in line.split(",")]
             number = nvidia.number(words[0])
-            if len(words) == count and number is not None:
+            if len(words) == count and number is not None and 0 <= number < MOST_GPUS:
                 self.newest[number] = words
+                self.count = max(self.count, number + 1)
                 self.heard, self.problem = time.monotonic(), ""
             elif match := UNKNOWN_FIELD.search(line):
                 self.drop(match[1])
@@ -173,12 +185,18 @@ class Nvidia:
         os.close(self.terminal)
         self.process, self.again = None, time.monotonic() + pause if pause else 0.0
 
-    def columns(self, rows: Sequence[Sequence[str]]) -> Columns:
+    def columns(self, rows: Mapping[int, Sequence[str]]) -> Columns:
         if not rows:
             return {}
-        self.models = [row[1] for row in rows]
+        more = [""] * (self.count - len(self.models))
+        self.models, self.places = [*self.models, *more], [*self.places, *more]
+        for index, row in rows.items():
+            self.models[index], self.places[index] = row[1], nvidia.short_pci(row[2])
         return {
-            name: [value(row[len(FIRST) + at], NVIDIA[name][1]) for row in rows]
+            name: [
+                value(rows[index][len(FIRST) + at], NVIDIA[name][1]) if index in rows else None
+                for index in range(self.count)
+            ]
             for at, name in enumerate(self.fields)
         }
 
@@ -209,7 +227,9 @@ class Amd:
         self.devices = [
             device for device in devices if sysfs.number(f"{device}/mem_info_vram_total")
         ]
-        self.models = [card.model for card in gpus.amd_cards(root)] if self.devices else []
+        models = {card.pci: card.model for card in gpus.amd_cards(root)} if self.devices else {}
+        self.places = [sysfs.target(device).lower() for device in self.devices]
+        self.models = [models.get(place, "") for place in self.places]
 
     def look(self) -> Columns:
         each = [self.card(device) for device in self.devices]
@@ -246,25 +266,33 @@ def clock(text: str) -> Number:
 
 
 class Gpus:
-    """All GPUs of this machine, those of NVIDIA first."""
+    """All GPUs of this machine, those of NVIDIA first, each always at the same place."""
 
     def __init__(self, seconds: float, root: str = "") -> None:
-        self.nvidia, self.amd = Nvidia(seconds), Amd(root)
+        self.nvidia, self.amd = Nvidia(seconds, root), Amd(root)
 
     def look(self) -> dict[str, Any]:
         """Return name -> a value for each GPU; empty where there is none, or nothing new."""
-        parts = [columns for columns in (self.nvidia.look(), self.amd.look()) if columns]
-        if len(parts) < 2:
-            return parts[0] if parts else {}
-        names = dict.fromkeys(name for columns in parts for name in columns)
+        first, second = self.nvidia.look(), self.amd.look()
         return {
-            name: [v for each in parts for v in each.get(name, [None] * len(each["use"]))]
-            for name in names
+            name: [
+                *first.get(name, [None] * self.nvidia.count),
+                *second.get(name, [None] * len(self.amd.devices)),
+            ]
+            for name in {**first, **second}
         }
 
     @property
     def models(self) -> list[str]:
-        return [*self.nvidia.models, *self.amd.models]
+        return [*self.of_nvidia(self.nvidia.models), *self.amd.models]
+
+    @property
+    def places(self) -> list[str]:
+        """Return where each is on the PCI bus, as the facts have it; empty: not known yet."""
+        return [*self.of_nvidia(self.nvidia.places), *self.amd.places]
+
+    def of_nvidia(self, known: Sequence[str]) -> list[str]:
+        return [*known, *[""] * (self.nvidia.count - len(known))]
 
     @property
     def problem(self) -> str:

@@ -69,7 +69,8 @@ class Sampler:
 
     def describe(self, gpus: dict[str, Any]) -> None:
         """Say once which GPUs there are, and again when their power limit was changed."""
-        about = {**self.about, "gpus": self.gpus.models, "gpu": gpus}
+        models, places = self.gpus.models, self.gpus.places
+        about = {**self.about, "gpus": models, "gpus_at": places, "gpu": gpus}
         if about != self.about:
             self.about = about
             self.write({"about": about})

@@ -51,10 +51,13 @@ def experiment(
     return made
 
 
+ABOUT = {"cpus": 8, "gpus_at": ["0000:00:00", "0000:01:00"]}
+
+
 def sample_machines(made: Experiment, *, nodes: int = 2, samples: int = 12) -> None:
     """Add what samplers write: the last node's GPUs are too hot from the middle on."""
     for node in range(nodes):
-        lines: list[dict[str, Any]] = [{"about": {"host": f"gpu{node}", "cpus": 8}}]
+        lines: list[dict[str, Any]] = [{"about": {**ABOUT, "host": f"gpu{node}"}}]
         for at in range(samples):
             hot = node == nodes - 1 and at >= samples // 2
             lines.append(

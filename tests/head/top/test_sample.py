@@ -19,9 +19,11 @@ from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.top import progress, ranks, table, watched_node
 from orchestrator.head.top.sample import Watch
-from orchestrator.head.top.watched_node import NodeSample
+from orchestrator.head.top.watched_node import NodeSample, with_stream
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.messages import CheckedUp, Examine
+from orchestrator.records.node_metrics import About
+from orchestrator.records.node_metrics import NodeSample as Streamed
 from tests.head.report.stories import experiment, sample_machines
 from tests.head.top.samples import gpu, load, rank
 
@@ -108,6 +110,17 @@ def test_an_old_answer_is_not_shown_as_one_of_now(refusing: Refusing) -> None:
     node.since -= 2 * watched_node.STALE
     assert node.newest().checkup is None
     assert node.newest().problem == "it has not answered for 12 s"
+
+
+def test_a_gpu_has_the_values_of_its_address() -> None:
+    """One that is lost, or of another make, is in one list and not in the other."""
+    streamed = Streamed(1.0, gpus={"use": [0.1, 0.2, 0.3], "celsius": [1, None]})
+    about = About(places=("0000:00:00", "0000:01:00", "0000:03:00.0"))
+    amd = gpu(0, 50).replace(vendor="amd", pci="0000:03:00.0")
+    shown = [with_stream(each, about, streamed) for each in (gpu(1, 50), amd, gpu(7, 50))]
+    assert [(each.busy, each.temperature) for each in shown] == [(20, 61), (30, 60), (50, 67)]
+    twice = About(places=("0000:00:00", "0000:00:00"))  # parts of one card
+    assert with_stream(gpu(0, 50), twice, streamed).busy == 50
 
 
 class Asked:
