@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -22,8 +23,36 @@ def complain(text: str) -> None:
     output.complain(text)
 
 
+def fill_closed_streams() -> None:
+    """Give what was started without them (`>&-`, a daemon) its three standard streams.
+
+    Else a log file would be opened under their numbers, and Python has no sys.stdout.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+
+
+def output_is_whole() -> bool:
+    """Tell whether all that was printed was written: a full disk may have refused some of it."""
+    output = sys.modules.get("orchestrator.head.screen.output")
+    return output is None or not output.complain_once.cache_info().currsize
+
+
+def here_exists() -> bool:
+    try:
+        return bool(Path.cwd())
+    except FileNotFoundError:
+        return False
+
+
 def run(command: click.Command, name: str) -> NoReturn:
     """Run a command; print every error as a sentence and exit with its code."""
+    fill_closed_streams()
     try:
         code = command.main(prog_name=name, standalone_mode=False)
     except OrchestratorError as error:
@@ -35,7 +64,9 @@ def run(command: click.Command, name: str) -> NoReturn:
         error.show()
         code = error.exit_code
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno == errno.ENOENT and not here_exists():
+            error = OSError(errno.ENOENT, "this directory was removed: go to another")
+        elif error.errno not in FULL:
             raise
         where = f"{error.filename}: " if error.filename else ""
         complain(f"error: {where}{error.strerror}")
@@ -51,7 +82,11 @@ def run(command: click.Command, name: str) -> NoReturn:
     try:
         sys.stdout.flush()
     except OSError as error:
-        if error.errno not in GONE:
+        if error.errno not in (*GONE, *FULL):
             raise
+        if error.errno in FULL:
+            code = code or EXIT_USAGE
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if not output_is_whole():
+        code = code or EXIT_USAGE
     interrupt.leave(code if isinstance(code, int) else 0)

@@ -8,6 +8,7 @@ then, and never sees text as its markup.
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import os
 import shutil
@@ -22,6 +23,7 @@ from orchestrator.head.screen.log_reader import clean
 Cell = str | tuple[str, str]  # a text, or a text and its style, such as "bold red"
 UNLIMITED = 1 << 20  # columns
 GONE = (errno.EPIPE, errno.EIO)  # nobody reads any more: a pipe, a terminal that was closed
+FULL = (errno.ENOSPC, errno.EDQUOT)
 SHORT = 20  # columns of a table that are no wider are never wrapped
 
 
@@ -61,10 +63,17 @@ def pass_on(text: str, out: TextIO | None = None) -> bool:
         out.write(safe(text))
         out.flush()
     except OSError as error:
-        if error.errno not in GONE:
+        if error.errno in FULL:  # a job must not be left half started for that
+            complain_once(f"standard output cannot be written: {error.strerror}")
+        elif error.errno not in GONE:
             raise
         return False
     return True
+
+
+@functools.cache
+def complain_once(text: str) -> None:
+    complain(text)
 
 
 def typed_line() -> str:
