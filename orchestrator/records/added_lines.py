@@ -22,9 +22,14 @@ class AddedLines:
     """
 
     def __init__(
-        self, path: Path, at: int = 0, piece: int = PIECE, mark: int | None = None
+        self,
+        path: Path,
+        at: int = 0,
+        piece: int = PIECE,
+        mark: int | None = None,
+        having: bytes = b"",  # lines without it are none
     ) -> None:
-        self.path, self.at, self.piece, self.mark = path, at, piece, mark
+        self.path, self.at, self.piece, self.mark, self.having = path, at, piece, mark, having
 
     def read(self) -> list[dict[str, Any]]:
         """Return what is new, in pieces: an empty list means that there is no more for now."""
@@ -33,7 +38,9 @@ class AddedLines:
             whole = self._piece()
             if not whole:
                 break
-            found = [line for raw in whole.split(b"\n") if (line := parsed(raw)) is not None]
+            raws = whole.split(b"\n") if self.having in whole else ()
+            lines = (parsed(raw) for raw in raws if self.having in raw)
+            found = [line for line in lines if line is not None]
         return found
 
     def _piece(self) -> bytes:

@@ -7,6 +7,7 @@ A line has the time, the node, and either `about` (the machine), `cause` (a noti
 from __future__ import annotations
 
 import re
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -135,13 +136,28 @@ def samples(path: Path) -> Iterator[NodeSample]:
             yield found
 
 
-def notices(path: Path, node: int) -> Iterator[Notice]:
-    """Yield what the log told of a machine."""
-    for line in lines(path, having=b'"cause":'):
-        when = number(line, "time")
-        if when is not None and isinstance(line.get("cause"), str):
-            text = line.get("text")
-            yield Notice(when, node, line["cause"], text if isinstance(text, str) else "")
+class Notices:
+    """What the log told of one machine in one attempt; each look reads only what is new."""
+
+    def __init__(self, path: Path, node: int) -> None:
+        self.node = node
+        self.added = AddedLines(path, having=b'"cause":')
+        self.known: dict[Notice, None] = {}  # each once, should the file begin anew
+        self.lock = threading.Lock()  # pages are filled at the same time
+
+    def look(self) -> list[Notice]:
+        with self.lock:
+            while lines := self.added.read():
+                found = (notice(line, self.node) for line in lines)
+                self.known.update((each, None) for each in found if each is not None)
+            return list(self.known)
+
+
+def notice(line: dict[str, Any], node: int) -> Notice | None:
+    when, text = number(line, "time"), line.get("text")
+    if when is None or not isinstance(line.get("cause"), str):
+        return None
+    return Notice(when, node, line["cause"], text if isinstance(text, str) else "")
 
 
 class Recent:
@@ -172,13 +188,12 @@ class Recent:
 # -- lines ------------------------------------------------------------------------------------
 
 
-def lines(path: Path, most: int | None = None, having: bytes = b"") -> Iterator[dict[str, Any]]:
-    """Yield the lines of a file, or of its beginning; of those that have some bytes."""
+def lines(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a file, or of its beginning."""
     try:
         with files.open_plain(path) as file:
             while (most is None or file.tell() < most) and (raw := file.readline(LONGEST)):
-                line = parsed(raw) if having in raw else None
-                if line is not None:
+                if (line := parsed(raw)) is not None:
                     yield line
     except OSError:
         return

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from orchestrator.records import node_metrics
-from orchestrator.records.node_metrics import Recent
+import pytest
+
+from orchestrator.records import added_lines, node_metrics
+from orchestrator.records.node_metrics import Notices, Recent
 
 ABOUT = {"time": 1.0, "about": {"host": "gpu1", "cpus": 8, "memory_bytes": 100, "gpus": ["H100"]}}
 LINE = {
@@ -32,7 +34,7 @@ def test_samples_and_what_is_none(tmp_path: Path) -> None:
     assert (second.net, second.gpus, second.disks) == ({}, {}, {})
     about = node_metrics.about(path)
     assert (about.host, about.cpus, about.models) == ("gpu1", 8, ("H100",))
-    assert [notice.cause for notice in node_metrics.notices(path, 0)] == ["x"]
+    assert [notice.cause for notice in Notices(path, 0).look()] == ["x"]
     assert node_metrics.about(tmp_path / "none") == node_metrics.About()
 
 
@@ -45,6 +47,25 @@ def test_files_of_attempts_stand_in_their_order(tmp_path: Path) -> None:
     assert list(found) == [0, 1]
     assert node_metrics.newest(tmp_path, 0) == found[0][-1]
     assert node_metrics.newest(tmp_path, 7) is None
+
+
+def test_notices_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that is open asks for them every few seconds, and the file has megabytes."""
+    path = tmp_path / "node_00_metrics.jsonl"
+    sample = json.dumps({"time": 3, **LINE}) + "\n"
+    path.write_text('{"time": 1, "cause": "x"}\n{"time": "now", "cause": "y"}\n' + sample * 99)
+    read: list[int] = []
+    parsed = added_lines.parsed
+    monkeypatch.setattr(added_lines, "parsed", lambda raw: (read.append(len(raw)), parsed(raw))[1])
+    notices = Notices(path, 0)
+    assert [each.cause for each in notices.look()] == ["x"]
+    assert len(read) == 2, "a sample is none"
+    with path.open("a") as file:
+        file.write(sample + '{"time": 4, "cause": "z", "text": "it is hot"}\n')
+    assert [(each.cause, each.text) for each in notices.look()] == [("x", ""), ("z", "it is hot")]
+    assert len(notices.look()) == 2 and len(read) == 3
+    path.write_text('{"time": 1, "cause": "x"}\n')
+    assert len(notices.look()) == 2, "what was told stays, each once"
 
 
 def test_what_grows_is_read_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from orchestrator.head.report.machines import Machines
 from orchestrator.head.screen.log_reader import tail
 from orchestrator.records import checkpoint_store, manifest, node_metrics
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord
+from orchestrator.records.node_metrics import Notices
 from orchestrator.text import plural, size
 
 POINTS = 1000  # of each curve, as many as a wide screen has room for; shared by all experiments
@@ -28,6 +30,7 @@ LARGEST_DIFF = 200_000
 OF_RANKS = ("step_ms", "data_ms", "forward_backward_ms", "optimizer_ms", "exposed_comm_ms")
 MORE_OF_RANKS = ("memory_peak_bytes", "tokens_per_s")
 MOST_MOMENTS = 200
+MOST_FILES = 4096  # of nodes and attempts whose notices are kept
 
 
 @dataclass(frozen=True)
@@ -170,8 +173,15 @@ def told_of_machines(experiment: Experiment, record: JobRecord) -> list[Moment]:
         Moment(notice.time - ahead, f"{names.get(node, f'node {node}')}: {notice.text}", bad=True)
         for node, paths in node_metrics.every(experiment.path / "outputs").items()
         for path, ahead in node_metrics.clocks(paths, clocks.get(node, 0.0)).items()
-        for notice in node_metrics.notices(path, node)
+        for notice in notices_of(path, node).look()
     ]
+
+
+@functools.lru_cache(MOST_FILES)
+def notices_of(path: Path, node: int) -> Notices:
+    """Keep how far each node's file is read: a page that is open looks again every few seconds,
+    and within a week such a file has 70 MB."""
+    return Notices(path, node)
 
 
 def slow(record: JobRecord) -> list[Moment]:

@@ -91,7 +91,7 @@ def test_notices_are_in_the_stream_once_for_all_attempts(tmp_path: Path) -> None
     assert told == [["shm_full"], []]
     paths = node_metrics.every(tmp_path / "outputs")[0]
     assert [path.name for path in paths] == ["node_00_metrics.jsonl", "node_00_metrics_2.jsonl"]
-    assert [n.text for n in node_metrics.notices(paths[0], 0)] == [
+    assert [n.text for n in node_metrics.Notices(paths[0], 0).look()] == [
         "/dev/shm is full: 1 B free of 64 MiB"
     ]
     assert len(list(node_metrics.samples(paths[1]))) == 2
