@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import socket
 import threading
@@ -12,7 +13,8 @@ from orchestrator.errors import UsageError
 from orchestrator.head.track.exposition import Exposition
 from orchestrator.own_names import is_own
 
-PATIENCE = 10.0  # seconds that a client may take for its request
+PATIENCE = 10.0  # seconds that a client may take for its request, and for the answer
+CLIENTS = 16  # at the same time; others are hung up on
 
 
 class Server(ThreadingHTTPServer):
@@ -23,6 +25,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, place: tuple[str, int], exposition: Exposition, token: str) -> None:
         self.exposition, self.token = exposition, token
         self.one_at_a_time = threading.Lock()
+        self.room = threading.Semaphore(CLIENTS)
         self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         try:
             super().__init__(place, Answer)
@@ -33,6 +36,23 @@ class Server(ThreadingHTTPServer):
                 "name another one with --port",
             ) from error
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, as long as there is room: one that says nothing has some, too."""
+        if not self.room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be had
+            self.room.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.room.release()
+
     def handle_error(self, *_: Any) -> None:
         """A client that is gone is nothing to tell."""
 
@@ -42,7 +62,22 @@ class Answer(BaseHTTPRequestHandler):
     timeout = PATIENCE
     server_version, sys_version = "orchestrator", ""
 
+    def handle(self) -> None:
+        """Hang up on one that has not asked in time: `timeout` is for each of its bytes."""
+        self.late = threading.Timer(PATIENCE, self.hang_up)
+        self.late.daemon = True
+        self.late.start()
+        try:
+            super().handle()
+        finally:
+            self.late.cancel()
+
+    def hang_up(self) -> None:
+        with contextlib.suppress(OSError):  # it is gone already
+            self.connection.shutdown(socket.SHUT_RDWR)
+
     def do_GET(self) -> None:
+        self.late.cancel()
         if not self.server.token and not is_own(self.headers.get("Host", "")):
             self.send_error(421, "another machine is meant")
         elif not self.may_read():

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import UsageError
+from orchestrator.head.track import server as tracking
 from orchestrator.head.track.exposition import HELP, OLD, STAYS, Exposition, written
 from orchestrator.head.track.server import Server
 from orchestrator.records.experiment import JobRecord
 from tests.head.track.jobs import NOW, job, tell
+from tests.node.running import wait_until
 
 GRAFANA = Path(__file__).parents[3] / "config" / "grafana" / "orchestrator.json"
 
@@ -138,6 +143,53 @@ def test_the_server_answers_those_who_know_the_token(server: Server) -> None:
     assert ask(server, "/job.json")[0] == 404
     with pytest.raises(UsageError, match="cannot be listened on"):
         Server(("127.0.0.1", server.server_address[1]), server.exposition, "")
+
+
+def test_who_is_slow_or_many_keeps_no_place(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "PATIENCE", 0.5)
+    place = ("127.0.0.1", server.server_address[1])
+    with contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(place, 60))
+            for _ in range(tracking.CLIENTS)
+        ]
+        hung_up = [threading.Event() for _ in silent]
+        for each, event in zip(silent, hung_up, strict=True):
+            each.sendall(b"GET /metrics HTTP/1.1\r\n")
+            threading.Thread(target=drip, args=(each, event), daemon=True).start()
+        for event in hung_up:
+            assert event.wait(60), "a byte now and then keeps nobody's place"
+        wait_until(partial(answers, server))
+        monkeypatch.setattr(tracking, "PATIENCE", 60.0)
+        for _ in range(tracking.CLIENTS):
+            stack.enter_context(socket.create_connection(place, 60))
+        with socket.create_connection(place, 60) as more:
+            assert more.recv(1) == b"", "there is no room for it"
+    wait_until(partial(answers, server))
+
+
+def drip(connection: socket.socket, hung_up: threading.Event) -> None:
+    """Send a byte of a request again and again, until nobody takes it."""
+    connection.settimeout(0.01)
+    while True:
+        try:
+            connection.sendall(b"a")
+            if not connection.recv(1):
+                break
+        except TimeoutError:
+            continue
+        except OSError:
+            break
+    hung_up.set()
+
+
+def answers(server: Server) -> bool:
+    try:
+        return ask(server, "/metrics")[0] == 200
+    except OSError:  # there is no room yet
+        return False
 
 
 def test_who_needs_no_token_must_mean_this_machine(server: Server) -> None:
