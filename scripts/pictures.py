@@ -2,7 +2,9 @@
 """Make the pictures of the docs from a real run: scripts/pictures.py [OUT]
 
 Two SSH servers on this machine, a finished job, and one that loses a rank and goes on: `top`,
-the report and the dashboard, as they show it. Needs pyte and Chromium.
+the report and the dashboard, as they show it. Needs root, pyte and Chromium: the script runs in a
+PID namespace of its own, as all hosts of this machine see all of its processes, and `top` shows
+the jobs of others, too.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from tests.launching import BIN, PATIENCE, Command, Head  # noqa: E402
 
 COLUMNS, ROWS = 120, 16
 WIDTH, HEIGHT, FIRST_CHARTS = 1200, 910, 625
+ALONE = "PICTURES_ALONE"  # the process that a namespace begins with
 KILLED = 3  # the rank that is killed, on the second node
 SETTINGS = {
     "model.num_layers": 2,
@@ -42,6 +45,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?", default=ROOT / "docs" / "pictures")
     parser.add_argument("--steps", type=int, default=400)
     options = parser.parse_args()
+    alone()
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="cluster-") as name:
         directory = Path(name)
@@ -51,6 +55,16 @@ def main() -> None:
             Browser(directory) as browser,
         ):
             take(Head(cluster, directory / "work"), browser, options.steps, options.out)
+
+
+def alone() -> None:
+    """Go on where no process of anybody else is seen; a shell there waits for all orphans."""
+    if os.environ.get(ALONE) == str(os.getppid()):
+        return
+    if os.geteuid() != 0:
+        raise SystemExit("only root can make a PID namespace: sudo scripts/pictures.py")
+    shell = ["sh", "-c", f'{ALONE}=1 "$@"; exit $?', "sh", sys.executable, *sys.argv]
+    os.execvp("unshare", ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *shell])
 
 
 def take(head: Head, browser: Browser, steps: int, out: Path) -> None:
