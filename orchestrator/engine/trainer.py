@@ -584,7 +584,8 @@ class Trainer:
         reading = loading.Reading(
             self.ranks, self.bare, self.parts.stepper, self._accept, self._say
         )
-        return self._go_on_from(loading.resume(look, reading, room, required=required))
+        fix = loading.unasked(self.config.checkpoint.resume)
+        return self._go_on_from(loading.resume(look, reading, room, required=required, fix=fix))
 
     def _go_on_from(
         self, loaded: checkpoint_store.Checkpoint | None
@@ -685,6 +686,8 @@ class Trainer:
             loaded = self._newest(look, kept, directory)
             if loaded is None and wanted == "auto":
                 self._say(f"nothing to resume from in {directory}: starting anew")
+                if fix := loading.unasked(config.resume):
+                    self._say(f"  {fix}")
         if loaded is None and wanted not in ("auto", "never"):
             loaded = self._load_named(wanted, directory)
         if not saves:

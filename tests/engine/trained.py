@@ -204,6 +204,14 @@ def launched_again(directory: Path) -> None:
         made.train(loader(), epochs=day, save_every="9 epochs", resume=True)
 
 
+def resumes_on_a_disk_of_its_own(directory: Path) -> None:
+    """A script that resumes, on nodes that do not see the head's experiments."""
+    os.environ["ORCHESTRATOR_EXPERIMENT"] = str(directory / "job/0/experiment")
+    for config in ({}, {"checkpoint": {"resume": "auto"}}):
+        made = Trainer(net(), torch.optim.SGD, nn.CrossEntropyLoss(), config=config)
+        made.train(loader(), epochs=1, resume=True)
+
+
 def reads_where_others_write(directory: Path) -> None:
     """Reading leaves all as it is; a second writer is refused, and saves nothing."""
     kept, other = directory / "kept", directory / "kept/.step_00000099.0123abcd.partial"

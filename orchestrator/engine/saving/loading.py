@@ -10,6 +10,7 @@ import contextlib
 import glob
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -28,12 +29,13 @@ from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving import placing
 from orchestrator.engine.saving.checkpoint import SEEN_WITHIN, Say, Steps, first_cause, state_of
 from orchestrator.engine.saving.memory import Found
-from orchestrator.engine.saving.ownership import run_of, saved_by
+from orchestrator.engine.saving.ownership import EXPERIMENT, run_of, saved_by
 from orchestrator.engine.saving.reader import CheckpointReader, TensorPlanner
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
 from orchestrator.records.checkpoint_parts import Candidate
 from orchestrator.records.checkpoint_store import Checkpoint
+from orchestrator.records.experiment import STAMP
 
 # Takes a checkpoint's progress; raises CheckFailed if this program cannot use it.
 Accept = Callable[[Any], None]
@@ -69,11 +71,27 @@ class Reading:
             ) from None
 
 
-def resume(look: Look, reading: Reading, room: Path, *, required: bool) -> Checkpoint | None:
+def unasked(of_config: str) -> str:
+    """Say how the head hears that a script resumes; nothing where it knows it, there is none, or
+    all nodes see its experiments."""
+    name = Path(os.environ.get(EXPERIMENT, "")).name  # one of a node's own has no time
+    own_disk = bool(name) and not STAMP.fullmatch(name)
+    if of_config != "never" or not any(gather(own_disk)):
+        return ""
+    return (
+        "launch with --set checkpoint.resume=auto, and what is on other nodes, of an earlier job,"
+        " is brought to these"
+    )
+
+
+def resume(
+    look: Look, reading: Reading, room: Path, *, required: bool, fix: str = ""
+) -> Checkpoint | None:
     """Read the first that verifies of those that look() finds, and say whose it is.
 
     Where nodes share no disk, they bring each other what they lack; `room` is the place for that.
-    It is an error if one is required, and none of those that there are is whole.
+    It is an error if one is required, and none of those that there are is whole; `fix` is what to
+    try first then.
     """
     checkpoints, shared = agree(look, reading.ranks)
     if shared:
@@ -81,7 +99,8 @@ def resume(look: Look, reading: Reading, room: Path, *, required: bool) -> Check
     found = placing.pool(checkpoints, reading.ranks)
     loaded = resume_apart(checkpoints, found, reading, room)
     if loaded is None and found and required:
-        raise checkpoint_parts.nothing_whole(found)
+        error = checkpoint_parts.nothing_whole(found)
+        raise CheckFailed(error.what, "; or ".join(filter(None, (fix, error.fix))))
     return loaded
 
 
