@@ -51,13 +51,17 @@ class Folder:
         return 0o600 if self.private else mode & 0o777 & ~self.mask
 
 
+def hidden(label: str, name: str) -> str:
+    """Name a file for as long as it is not whole."""
+    return f".orchestrator-{hashlib.sha256(os.fsencode(f'{label}/{name}')).hexdigest()[:16]}.part"
+
+
 class Partial:
     """A file that is being written under a hidden name."""
 
     def __init__(self, folder: Folder, parts: Sequence[str], label: str) -> None:
         self.parts, self.name = parts, parts[-1]
-        token = hashlib.sha256(os.fsencode(f"{label}/{self.name}")).hexdigest()[:16]
-        self.hidden = f".orchestrator-{token}.part"
+        self.hidden = hidden(label, self.name)
         self.stack = contextlib.ExitStack()
         self.directory = self.stack.enter_context(folder.inside(parts[:-1]))
         self.problem = ""
@@ -100,12 +104,18 @@ class Partial:
         """Add what came, as long as nothing has gone wrong; return how much."""
         data = b"" if self.problem else data[: most - self.file.tell()]
         try:
-            self.file.write(data)
+            self.put(data)
         except OSError as error:
             self.problem = error.strerror or str(error)
             return 0
         self.sum.update(data)
         return len(data)
+
+    def put(self, data: bytes | bytearray | memoryview) -> None:
+        """Write all of it: the last room of a disk takes a part, without an error."""
+        left = memoryview(data)
+        while left:
+            left = left[self.file.write(left) :]
 
     def is_as(self, total: str, count: int, size: int) -> bool:
         """Tell whether the range that has come is what the other side read once more."""

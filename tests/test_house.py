@@ -104,7 +104,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/follow", "head/screen"),
     },
     "head/chores": {
-        *("folder", "errors", "files", "protocol", "records"),
+        *("folder", "errors", "files", "protocol", "records", "text"),
         *("head/code", "head/connect", "head/inventory", "head/outputs", "head/screen"),
     },
     "head/resume": {

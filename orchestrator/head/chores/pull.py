@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.errors import OrchestratorError
-from orchestrator.folder import Folder
+from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.folder import Folder, hidden
 from orchestrator.head.chores import gathered
 from orchestrator.head.chores.gathered import Gathering
 from orchestrator.head.chores.numbered_node import NumberedNode
@@ -20,6 +23,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.outputs.fetch import Fetch, Fetched, plain
 from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol.messages import Output, OutputFile, OutputFiles, Outputs, Request
+from orchestrator.text import size
 
 LIST_SECONDS = 600.0
 LARGEST_MANIFEST = 64 << 20  # bytes
@@ -37,6 +41,10 @@ class Source:
     question: Request[OutputFiles]
     into: Folder
     replace: bool  # what is here under the same name
+
+    @property
+    def label(self) -> str:
+        return f"node{self.index}"
 
 
 @dataclass(frozen=True)
@@ -75,13 +83,20 @@ def pull(
     answers = fleet.everywhere(sources, lambda source: ask(transport, source))
     nodes = shared_out([answer for answer in answers if isinstance(answer, Listed)])
     progress.size = sum(file.size for node in nodes for file in (*node.first, *node.again))
+    try:
+        if not dry_run:
+            check_room(nodes)
+    except BaseException:
+        for node in nodes:
+            node.channel.connection.close()
+        raise
 
     def fetch(node: Listed, files: Sequence[OutputFile]) -> Fetched:
         if dry_run:
             return Fetched([file.path for file in files])
         return Fetch(
             *(node.channel, node.place, node.source.into),
-            label=f"node{node.source.index}",
+            label=node.source.label,
             replace=node.source.replace,
             progress=progress.add,
         ).go(files)
@@ -100,6 +115,39 @@ def pull(
         else results[source.index]
         for source, answer in zip(sources, answers, strict=True)
     ]
+
+
+def check_room(nodes: Sequence[Listed]) -> None:
+    """Refuse what has no room on the disks that it is for, before any of it comes."""
+    needs: dict[int, int] = {}
+    places: dict[int, Path] = {}
+    for node in nodes:
+        root = node.source.into.root.absolute()
+        try:
+            place = next(each for each in (root, *root.parents) if each.exists())
+            disk = place.stat().st_dev
+        except OSError:
+            continue  # what it is for tells why
+        needs[disk] = needs.get(disk, 0) + sum(lacking(node, file) for file in node.first)
+        places[disk] = place
+    for disk, need in needs.items():
+        if (free := shutil.disk_usage(places[disk]).free) < need:
+            raise UsageError(
+                f"{size(need)} are to come, and the disk of {places[disk]} has {size(free)} free",
+                "make room there, or name a directory with room: orchestrator pull WHAT DST",
+            )
+
+
+def lacking(node: Listed, file: OutputFile) -> int:
+    """Return how many bytes of a file are not here, by its size and that of a broken fetch."""
+    if file.kind != "file":
+        return 0
+    path = node.source.into.root / file.path
+    have = 0
+    for known in (path, path.with_name(hidden(node.source.label, path.name))):
+        with contextlib.suppress(OSError):
+            have = max(have, known.lstat().st_size)
+    return max(0, file.size - have)
 
 
 def ask(transport: Transport, source: Source) -> Listed:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.chores.push import Cargo, Sending, Sums
@@ -32,6 +33,7 @@ from orchestrator.protocol.timing import HEAD_BEAT
 from orchestrator.protocol.tree import FILE
 
 LONGEST = 86400.0  # seconds: terabytes over a slow line
+HASHES = min(8, os.cpu_count() or 1)  # files that are read at the same time for their checksums
 STALLED_SECONDS = 60.0  # without a byte from a node that has all: what it has is not what was sent
 LABEL = "push"  # as node/server/arrivals.py has it: what broke off is continued from here
 
@@ -110,8 +112,9 @@ class Relay:
             numbers = sorted(set[int]().union(*takers))
             size = sum(self.cargo.files[number].size for number in numbers)
             if self.fanout.pays(len(takers) + WIDTH, size):
-                named = {number: self.named(number) for number in numbers}
-                self.files = {number: file for number, file in named.items() if file is not None}
+                with ThreadPoolExecutor(HASHES) as pool:
+                    named = zip(numbers, pool.map(self.named, numbers), strict=True)
+                    self.files = {number: file for number, file in named if file is not None}
         finally:
             self.planned.set()
 

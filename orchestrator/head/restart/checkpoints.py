@@ -25,7 +25,8 @@ def bring(
         Holder(node.name, node, node.address, channel, (node.first_job, node.first_node))
         for node, channel in zip(gathered.nodes, gathered.channels, strict=True)
     ]
-    search = Search(own, transport, say, partial(refuse_if_stopped, experiment))
+    stopped = partial(refuse_if_stopped, experiment)
+    search = Search(own, transport, say, stopped, experiment.path)
     question = Checkpoints(experiment=experiment.name)
     try:
         if held := search.held(own, question):  # else it saves on a shared disk, or nothing

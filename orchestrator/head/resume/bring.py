@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.outputs.fetch import Fetch
 from orchestrator.head.resume.holder import Holder
+from orchestrator.head.resume.room import Room
 from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol import offer
 from orchestrator.protocol.messages import (
@@ -58,9 +58,14 @@ class Bringing:
     """Bring files of one version of a checkpoint from node to node, over open channels."""
 
     def __init__(
-        self, holders: Sequence[Holder], deliveries: Sequence[Delivery], step: int, version: Version
+        self,
+        holders: Sequence[Holder],
+        deliveries: Sequence[Delivery],
+        step: int,
+        version: Version,
+        place: Path,  # here, for files that come through this machine
     ) -> None:
-        self.holders, self.deliveries = holders, deliveries
+        self.holders, self.deliveries, self.room = holders, deliveries, Room(place)
         self.step, self.version = step, version
         self.givers: dict[tuple[int, str], GivingNode] = {}
         self.calling = {number: threading.Semaphore(AT_ONCE) for number in range(len(holders))}
@@ -149,13 +154,9 @@ class Bringing:
             source, target = self.holders[load.source].name, self.holders[load.target].name
             reason = why or f"{source} may not listen"
             self.through_here.append(f"{target} cannot take files from {source} ({reason})")
-            try:
-                self.take_through_here(load, directory, progress)
-            except OSError as error:  # of this machine
-                raise NodeError(
-                    f"its files cannot come through this machine: {error.strerror}",
-                    "set TMPDIR to a directory with room",
-                ) from error
+            for file in load.files:
+                with self.room.of(file.path, file.size, self.stopped) as here:
+                    self.take_through_here(load, file, directory, here, progress)
 
     def directory_of(self, target: int) -> str:
         """Return where a node has its part of this checkpoint, or is to have it."""
@@ -187,29 +188,28 @@ class Bringing:
             if taken.over:
                 return taken.problem.encode("ascii", "replace").decode()[:200]
 
-    def take_through_here(self, load: Load, directory: str, progress: Progress) -> None:
-        """Fetch the files, and send them on; what has come is not sent again."""
+    def take_through_here(
+        self, load: Load, file: NamedFile, directory: str, place: Path, progress: Progress
+    ) -> None:
+        """Fetch a file, and send it on; what has come is not sent again."""
         source, target = self.holders[load.source], self.holders[load.target]
-        with tempfile.TemporaryDirectory(prefix="orchestrator-") as place:
-            here = Folder(Path(place), private=True)
-            within = load.directory.removeprefix(f"{source.place}/")
-            listed = [source.files[f"{within}/{file.path}"] for file in load.files]
-            with source.lock:
-                fetch = Fetch(source.open, source.place, here, label="resume", replace=True)
-                came = fetch.go(listed)
-            refuse(came.failed)
-            for file in load.files:
-                record = checkpoint_manifest.digest(Path(place, within, file.path))
-                if (record.size, record.sha256) != (file.size, file.sum):
-                    raise NodeError(f"{file.path} on {source.name} is not what its manifest says")
-            cargo = push.load(Path(place, within), directory)
-            numbered = NumberedNode(load.target, Node(target.name))
-            packed = zlib.compress(offer.packed(cargo.files), 1)
-            sums = push.Sums(cargo)
-            sending = push.Sending(target.open, numbered, cargo, sums, progress, packed)
-            with target.lock:
-                sending.offer()
-            refuse(sending.result.failed)
+        within = load.directory.removeprefix(f"{source.place}/")
+        here = Folder(place, private=True)
+        with source.lock:
+            fetch = Fetch(source.open, source.place, here, label="resume", replace=True)
+            came = fetch.go([source.files[f"{within}/{file.path}"]])
+        refuse(came.failed)
+        record = checkpoint_manifest.digest(place / within / file.path)
+        if (record.size, record.sha256) != (file.size, file.sum):
+            raise NodeError(f"{file.path} on {source.name} is not what its manifest says")
+        cargo = push.load(place / within, directory)
+        numbered = NumberedNode(load.target, Node(target.name))
+        packed = zlib.compress(offer.packed(cargo.files), 1)
+        sums = push.Sums(cargo)
+        sending = push.Sending(target.open, numbered, cargo, sums, progress, packed)
+        with target.lock:
+            sending.offer()
+        refuse(sending.result.failed)
 
 
 def refuse(failed: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.head.chores.pull import LIST_SECONDS
@@ -34,8 +35,14 @@ class Search:
     """The nodes of the job that is about to start, and others that may have parts of its state."""
 
     def __init__(
-        self, own: Sequence[Holder], transport: Transport, say: Say, stopped: Stopped
+        self,
+        own: Sequence[Holder],
+        transport: Transport,
+        say: Say,
+        stopped: Stopped,
+        place: Path,  # here, for what nodes cannot take from each other
     ) -> None:
+        self.place = place
         self.own, self.transport, self.say, self.stopped = list(own), transport, say, stopped
         self.others: dict[str, Holder | OrchestratorError] = {}  # by their names: reached once
         self.beats = Beats()  # old nodes may take minutes to answer, or not to
@@ -160,7 +167,7 @@ class Search:
         began = time.monotonic()
         deliveries = checkpoint_parts.to_bring(candidate, range(len(self.own)))
         version = candidate.versions[deliveries[0].manifest]
-        bringing = Bringing(holders, deliveries, candidate.step, version)
+        bringing = Bringing(holders, deliveries, candidate.step, version, self.place)
         bringing.go(into, self.stopped)
         for line in bringing.through_here[:1]:
             more = len(bringing.through_here) - 1

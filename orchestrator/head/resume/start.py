@@ -38,7 +38,7 @@ def bring(start: Start, transport: Transport, say: Say) -> None:
     named = checkpoint.resume if checkpoint.resume != "auto" else None
     directory = checkpoint.directory if named is None else named
     known = list(earlier(start, named))[:MOST_LOOKED_AT]
-    search = Search(start.own, transport, say, lambda: None)
+    search = Search(start.own, transport, say, lambda: None, start.where.experiments)
     try:
         if directory is not None and (named is None or not known):
             # Below the code it is the node's own; and before the first run nobody has anything.

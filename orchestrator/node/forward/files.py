@@ -82,11 +82,9 @@ class Arriving:
                 self.part.file.truncate(0)
                 self.left = named.size
             piece, data = data[: self.left], data[self.left :]
-            while piece:
-                self.part.sum.update(piece)
-                count = self.part.file.write(piece) or 0
-                self.left -= count
-                piece = piece[count:]
+            self.part.put(piece)
+            self.part.sum.update(piece)
+            self.left -= len(piece)
             if not self.left:
                 self.finish(self.part, self.expected.pop())
 

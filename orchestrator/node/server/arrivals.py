@@ -130,7 +130,7 @@ class Arrivals:
             assert self.part is not None
             self.part.file.seek(request.offset)
             self.part.file.truncate()
-            self.part.file.write(data)
+            self.part.put(data)
             if request.sum:
                 self.finish(self.part, request, file)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
+import shutil
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +18,7 @@ from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.resume import bring
 from orchestrator.head.resume.bring import Bringing
 from orchestrator.head.resume.holder import Holder
+from orchestrator.head.resume.room import Room
 from orchestrator.node.forward import give
 from orchestrator.node.server.session import Session
 from orchestrator.protocol.messages import Request
@@ -64,7 +67,7 @@ def bringing(holders: list[Holder], place: Path, size: int) -> Bringing:
     deliveries = [
         Delivery(0, at, SUM, f"{at}.bin", records[f"{at}.bin"]) for at in range(1, len(holders))
     ]
-    return Bringing(holders, deliveries, 5, Version(records, {}, (here,)))
+    return Bringing(holders, deliveries, 5, Version(records, {}, (here,)), place.parent / "here")
 
 
 def test_a_node_is_not_called_by_more_at_once_than_it_hears(
@@ -81,12 +84,55 @@ def test_a_node_is_not_called_by_more_at_once_than_it_hears(
     assert came == [f"{at}.bin" for at in range(1, 9)]
 
 
-def test_a_head_without_a_place_for_files_on_their_way_says_so(
+@pytest.fixture
+def through_here(
     holders: list[Holder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Bringing:
+    """Nobody can take files directly: what the second node lacks comes through this machine."""
+    monkeypatch.setattr(give, "CALLERS", 0)
+    return bringing(holders[:2], tmp_path / "step_5", 10)
+
+
+def test_a_head_without_a_place_for_files_on_their_way_says_so(
+    through_here: Bringing, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(give, "CALLERS", 0)  # nobody can take them directly
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
-    work = bringing(holders[:2], tmp_path / "step_5", 10)
-    with pytest.raises(NodeError, match=r"n1: .*No such file") as error:
-        work.go("", lambda: None)
-    assert "TMPDIR" in error.value.fix
+    (tmp_path / "here").write_text("something else")
+    with pytest.raises(NodeError, match=r"n1: files cannot come .*here: File exists") as error:
+        through_here.go("", lambda: None)
+    assert "make room there" in error.value.fix
+
+
+def test_a_disk_without_room_is_not_filled(
+    through_here: Bringing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free(monkeypatch, 9)
+    with pytest.raises(NodeError, match=r"n1: 1.bin has 10 B and .*here has 9 B free"):
+        through_here.go("", lambda: None)
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_files_wait_for_the_room_that_others_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free(monkeypatch, 15)
+    room, waits, over = Room(tmp_path), threading.Event(), threading.Event()
+    monkeypatch.setattr(sys.modules[Room.__module__], "LOOK_SECONDS", 0.01)
+
+    def second() -> None:
+        with room.of("b", 10, waits.set):
+            over.set()
+
+    with room.of("a", 10, lambda: None) as place:
+        (place / "a").write_text("a")
+        threading.Thread(target=second, daemon=True).start()
+        assert waits.wait(60) and not over.is_set()
+    assert over.wait(60)
+    room = Room(tmp_path)
+    with room.of("a", 15, lambda: None):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Leave so many bytes on the disk."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=count))

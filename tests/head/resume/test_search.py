@@ -58,7 +58,7 @@ def test_nobody_waits_for_another_to_hear_from_the_head(
         Holder(f"n{at}", Node(f"n{at}"), channel=cast(Any, channel))
         for at, channel in enumerate(channels)
     ]
-    looking = search.Search(own, cast(Any, None), print, lambda: None)
+    looking = search.Search(own, cast(Any, None), print, lambda: None, Path())
     try:
         assert looking.held(own, Checkpoints(directory=str(tmp_path))) == []
     finally:
@@ -77,7 +77,7 @@ def test_it_says_for_whom_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         told.set()
 
     own = [Holder("n0", Node("n0"), channel=cast(Any, Silent(Checkpoints, told)))]
-    looking = search.Search(own, cast(Any, None), say, lambda: None)
+    looking = search.Search(own, cast(Any, None), say, lambda: None, Path())
     try:
         looking.held(own, Checkpoints(directory=str(tmp_path)))
     finally:

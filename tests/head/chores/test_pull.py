@@ -1,0 +1,60 @@
+"""What has no room here does not begin to come."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.errors import UsageError
+from orchestrator.folder import Folder, hidden
+from orchestrator.head.chores import pull
+from orchestrator.head.chores.pull import Listed, Source
+from orchestrator.head.inventory.node_list import Node
+from orchestrator.protocol.messages import Files, OutputFile
+
+
+def offered(root: Path, index: int, *files: tuple[str, int]) -> Listed:
+    question = Files(path="x", directory="/")
+    folder = Folder(root, private=False)
+    source = Source(index, f"n{index}", Node(f"n{index}"), question, folder, replace=True)
+    listed = tuple(
+        OutputFile(path=path, kind="file", size=size, mode=0o600, changed=0.0, target="")
+        for path, size in files
+    )
+    return Listed(source, cast(Any, None), "/x", listed)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    disk = SimpleNamespace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
+    return disk
+
+
+def test_what_has_no_room_does_not_begin_to_come(tmp_path: Path, free: SimpleNamespace) -> None:
+    """All directories on one disk count together, also those that are not there yet."""
+    nodes = [
+        offered(tmp_path / "not" / "there", 0, ("a/b", 600)),
+        offered(tmp_path / "other", 1, ("c", 400)),
+    ]
+    free.free = 1000
+    pull.check_room(nodes)
+    free.free = 999
+    with pytest.raises(UsageError, match=r"1 kB are to come, and the disk of .* has 999 B free"):
+        pull.check_room(nodes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_here_needs_no_room(tmp_path: Path, free: SimpleNamespace) -> None:
+    (tmp_path / "whole").write_bytes(b"x" * 500)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / hidden("node0", "begun")).write_bytes(b"x" * 60)
+    free.free = 40
+    pull.check_room([offered(tmp_path, 0, ("whole", 500), ("a/begun", 100))])
+    free.free = 39
+    with pytest.raises(UsageError):
+        pull.check_room([offered(tmp_path, 0, ("whole", 500), ("a/begun", 100))])
