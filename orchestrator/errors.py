@@ -81,6 +81,9 @@ class StoppedEarly(OrchestratorError):
     exit_code = EXIT_STOPPED
 
 
+EMPTY = "is the variable set that it comes from?"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return '; did you mean X?' or nothing, to append to an error about an unknown word."""
     lower = {name.lower(): name for name in known}  # HYBRID_SHARD is hybrid_shard to most people

@@ -19,6 +19,8 @@ from pathlib import Path
 
 from orchestrator import files
 
+IS_DIRECTORY = "a directory has this name"
+
 
 class Folder:
     """A directory here that takes files by the names that a node gives them."""
@@ -29,7 +31,10 @@ class Folder:
         os.umask(self.mask)
 
     def make(self) -> None:
-        self.root.mkdir(mode=0o700 if self.private else 0o777, parents=True, exist_ok=True)
+        try:
+            self.root.mkdir(mode=0o700 if self.private else 0o777, parents=True, exist_ok=True)
+        except FileExistsError:  # of all the system's words the ones that mislead most
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
 
     @contextlib.contextmanager
     def inside(self, parts: Sequence[str], *, make: bool = True) -> Iterator[int]:
@@ -73,8 +78,10 @@ class Partial:
             status = os.lstat(self.name, dir_fd=self.directory)
         except FileNotFoundError:
             return None
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, IS_DIRECTORY)
         if not stat.S_ISREG(status.st_mode):
-            raise FileExistsError(errno.EEXIST, "something else has this name here")
+            raise FileExistsError(errno.EEXIST, "what has this name is no file")
         return status
 
     def open(self) -> int:

@@ -133,6 +133,7 @@ class Cluster:
         The function is sent by cloudpickle with all that it refers to in this program or notebook;
         modules are imported there by name. The nodes need the same minor version of Python.
         """
+        check_callable(function)
         name = getattr(function, "__name__", type(function).__name__)
         options = self._options
         if "name" not in options:
@@ -308,6 +309,16 @@ def as_json(value: object) -> str:
 
 
 # -- functions --------------------------------------------------------------------------------
+
+
+def check_callable(function: object) -> None:
+    """Refuse what no rank could call, before any of them is started."""
+    if not callable(function):
+        raise UsageError(
+            f"{function!r:.80} is no function, it is of type {type(function).__name__}",
+            "name a function without calling it: run(work, 10), not run(work(10)); "
+            "cluster.launch('train.py') starts a script",
+        )
 
 
 @contextlib.contextmanager

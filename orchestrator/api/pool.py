@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from orchestrator.api.cluster import Cluster, sendable
+from orchestrator.api.cluster import Cluster, check_callable, sendable
 from orchestrator.api.job import Job, RemoteTraceback
 from orchestrator.api.options import Options
 from orchestrator.api.pool_process import Background
@@ -378,5 +378,6 @@ class Actor:
 def pickled(function: Callable[..., object], args: object, kwargs: object) -> bytes:
     import cloudpickle  # type: ignore[import-untyped]
 
+    check_callable(function)
     with sendable(getattr(function, "__name__", type(function).__name__)):
         return bytes(cloudpickle.dumps((function, args, kwargs)))

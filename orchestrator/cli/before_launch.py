@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.launch import HELP, PROGRAM, TAKES_PROGRAM, aliases
-from orchestrator.cli.options import GroupedCommand, arguments_from, launch_options
+from orchestrator.cli.options import FILE, GroupedCommand, arguments_from, launch_options
 
 
 @click.command(
@@ -95,7 +95,7 @@ def doctor_command(
 
 
 @click.command("bootstrap", cls=GroupedCommand, params=[*launch_options("nodes")])
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.argument("file", required=False, type=FILE)
 @click.option("--name", metavar="NAME", default="", help="Name the environment on the nodes, too.")
 @click.option(
     "--into",

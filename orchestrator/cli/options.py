@@ -21,10 +21,21 @@ from orchestrator.config.launch import (
     Where,
     options_of,
 )
-from orchestrator.errors import nearest
+from orchestrator.errors import EMPTY, nearest
 
 LAUNCH_OPTIONS = (Where, LaunchArguments, Launch, View)  # the classes whose fields a launch takes
-FILE = click.Path(path_type=Path)
+
+
+class FilePath(click.Path):
+    """A path, which is not empty: `"$DIR"` of a shell that has no DIR is not this directory."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, ctx: Any) -> Any:
+        if value == "":
+            self.fail(f"the path is empty; {EMPTY}", parameter, ctx)
+        return super().convert(value, parameter, ctx)
+
+
+FILE = FilePath(path_type=Path)
 
 
 class Group(click.Group):

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from orchestrator.cli.options import Group, experiment_names, shared
+from orchestrator.cli.options import FILE, FilePath, Group, experiment_names, shared
 from orchestrator.config.launch import Where
 from orchestrator.trackers.known import KNOWN
 
@@ -88,7 +88,7 @@ def checkpoint_verify(where: Where, experiment: str | None, as_json: bool) -> in
 @checkpoint.command("export")
 @shared
 @checkpoint_argument(nargs=-1)
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=FILE)
 @click.option("--step", type=int, help="Export this step. [default: the newest that verifies]")
 @click.option(
     "--dtype",
@@ -125,7 +125,7 @@ def start_report(where: Where, experiment: str | None, as_json: bool) -> int:
 @click.argument("names", metavar="[EXP]...", nargs=-1, shell_complete=experiment_names)
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(path_type=Path, dir_okay=False),
     help="Write the page here. [default: report.html in the experiment's directory]",
 )
 @click.option("--open", "opened", is_flag=True, help="Open it in the browser of this machine.")
@@ -184,7 +184,7 @@ def track(
 @click.option("--host", default="127.0.0.1", help="Listen at this address. [default: 127.0.0.1]")
 @click.option(
     "--token-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(path_type=Path, dir_okay=False),
     help="Answer those only who know the word in this file.",
 )
 def metrics(where: Where, port: int, host: str, token_file: Path | None) -> int:
@@ -273,7 +273,7 @@ def diff(where: Where, first: str, second: str, as_json: bool) -> int:
     shared,
     node_list=click.Option(
         ["--nodes"],
-        type=click.Path(path_type=Path),
+        type=FILE,
         is_flag=False,
         flag_value=ALONE,
         metavar="[FILE]",

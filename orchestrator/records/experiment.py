@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator import files
 from orchestrator.config.launch import Launch
-from orchestrator.errors import UsageError, nearest
+from orchestrator.errors import EMPTY, UsageError, nearest
 from orchestrator.permissions import others
 from orchestrator.protocol.message import decode, parse
 from orchestrator.records import trust
@@ -520,6 +520,8 @@ def find(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment
     Of the parts of a job that was started by hand, on a disk that its machines share, the newest is
     this machine's, if it has one.
     """
+    if wanted == "":
+        raise UsageError("the name of the experiment is empty", EMPTY)
     if wanted is None:
         known = every(root, trusted=trusted)[::-1]
         return next(
@@ -541,6 +543,9 @@ def known(root: Path, wanted: str | None, *, trusted: bool = False) -> Experimen
     return experiment
 
 
+LISTS = "orchestrator prune --list"
+
+
 def missing(root: Path, wanted: str | None) -> UsageError:
     """Return the error for an experiment that is not there, with the name or place that was meant.
 
@@ -552,7 +557,9 @@ def missing(root: Path, wanted: str | None) -> UsageError:
         return UsageError(what, f"name one of those in there, the newest: {inside.path}")
     names = [candidate.name for candidate in every(root)]
     if names:
-        return UsageError(what + (nearest(wanted, names) if wanted else ""))
+        begun = [name for name in names if wanted and name.startswith(wanted)]
+        near = f"; did you mean {begun[-1]!r}?" if begun else nearest(wanted or "", names)
+        return UsageError(what + near, f"the newest is {names[-1]}; {LISTS} shows all")
     return UsageError(
         what,
         "experiments are in the directory where they were launched: go there, or name one by its"

@@ -12,6 +12,7 @@ import pytest
 from orchestrator import Cluster, OrchestratorError
 from orchestrator.api.cluster import as_arguments, merged
 from orchestrator.api.options import Options
+from orchestrator.api.pool import pickled
 
 
 def test_help_names_every_option() -> None:
@@ -39,11 +40,14 @@ def test_later_options_win_one_by_one() -> None:
         ("Cluster().launch('x', args='--a 1')", r"a list: args=\['--a', '1'\]"),
         ("Cluster().launch('x', module='y')", "which one"),
         ("Cluster().launch(args=['x'])", "the built-in engine takes no args"),
+        ("Cluster().run('train.py')", r"'train.py' is no function(.|\n)*launch\('train.py'\)"),
+        ("Cluster().submit(None)", "None is no function"),
+        ("pickled(5, (), {})", "5 is no function"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(call: str, words: str) -> None:
     with pytest.raises(OrchestratorError, match=words):
-        eval(call, {"Cluster": Cluster})
+        eval(call, {"Cluster": Cluster, "pickled": pickled})
 
 
 def test_importing_it_is_light() -> None:

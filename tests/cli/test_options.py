@@ -20,7 +20,7 @@ from orchestrator.cli.before_launch import (
 )
 from orchestrator.cli.launch import launch_arguments, launch_command
 from orchestrator.cli.main import cli
-from orchestrator.cli.options import LAUNCH_OPTIONS
+from orchestrator.cli.options import FILE, LAUNCH_OPTIONS
 from orchestrator.config import load
 from orchestrator.config.launch import (
     COMMON,
@@ -255,3 +255,9 @@ def test_the_shell_completes_options_and_choices() -> None:
         assert found == ["--on-node-loss", "--on-head-loss", "--on-hang"]
         option = next(one for one in launch_command.params if one.name == "on_hang")
         assert [item.value for item in option.shell_complete(context, "l")] == ["leave"]
+
+
+def test_an_empty_path_is_not_the_current_directory() -> None:
+    with pytest.raises(click.BadParameter, match="the path is empty; is the variable set"):
+        FILE.convert("", None, None)
+    assert FILE.convert(".", None, None) == Path()

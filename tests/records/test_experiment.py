@@ -308,7 +308,7 @@ def test_by_name_or_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = find(root, "copied")
     assert found is not None
     assert found.path == elsewhere
-    for wanted in ("b", "a_20260101", "", ".", "experiments"):
+    for wanted in ("b", "a_20260101", ".", "experiments"):
         assert find(root, wanted) is None
 
 
@@ -332,6 +332,10 @@ def test_one_that_is_not_there_is_looked_for_where_it_may_be(
         assert error(wanted).fix.endswith(str(newest.relative_to(tmp_path)))
     monkeypatch.chdir(tmp_path / "project")
     assert "did you mean 'run_20260101_000000'?" in error("run_20260101_00000").what
+    assert "did you mean 'run_2" in error("run").what  # what a name begins with is enough
+    assert error("other").fix.startswith("the newest is run_2")
+    with pytest.raises(UsageError, match="name of the experiment is empty"):
+        find(Path("experiments"), "")  # as of "$EXP" where none is set: not the newest
 
 
 def test_one_that_was_started_elsewhere(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def pull(
     def fetch(node: Listed, files: Sequence[OutputFile]) -> Fetched:
         if dry_run:
             return Fetched([file.path for file in files])
+        make_place(node.source.into)
         return Fetch(
             *(node.channel, node.place, node.source.into),
             label=node.source.label,
@@ -148,6 +149,18 @@ def lacking(node: Listed, file: OutputFile) -> int:
         with contextlib.suppress(OSError):
             have = max(have, known.lstat().st_size)
     return max(0, file.size - have)
+
+
+def make_place(folder: Folder) -> None:
+    """Make the directory that files go into, or say why it cannot be made."""
+    try:
+        folder.make()
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"the directory {folder.root} cannot be made here: {why}",
+            "name a DST that is no file, and where you may write",
+        ) from None
 
 
 def ask(transport: Transport, source: Source) -> Listed:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from orchestrator.errors import NodeError, OrchestratorError, UsageError
+from orchestrator.errors import EMPTY, NodeError, OrchestratorError, UsageError
 from orchestrator.files import digest
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.code.fanout import Fanout
@@ -76,6 +76,8 @@ def load(source: Path, destination: str | None) -> Cargo:
     """List what there is to send. DST is the name of the copy; with a / at its end, its parent."""
     source = source.absolute()
     name = source.name
+    if destination == "":
+        raise UsageError("DST is empty", EMPTY)
     where = destination or str(source)
     if where.endswith("/"):
         where += name

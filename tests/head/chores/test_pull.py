@@ -1,4 +1,4 @@
-"""What has no room here does not begin to come."""
+"""What has no room or place here does not begin to come."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.errors import UsageError
+from orchestrator.errors import EXIT_FAILED, EXIT_NODE, NodeError, UsageError
 from orchestrator.folder import Folder, hidden
 from orchestrator.head.chores import pull
 from orchestrator.head.chores.pull import Listed, Source
+from orchestrator.head.commands.transfer.outcome import exit_code
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.protocol.messages import Files, OutputFile
 
@@ -58,3 +59,13 @@ def test_what_is_here_needs_no_room(tmp_path: Path, free: SimpleNamespace) -> No
     free.free = 39
     with pytest.raises(UsageError):
         pull.check_room([offered(tmp_path, 0, ("whole", 500), ("a/begun", 100))])
+
+
+def test_a_place_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="file/node_0 cannot be made here: not a dir") as raised:
+        pull.make_place(Folder(tmp_path / "file/node_0", private=False))
+    assert exit_code([raised.value], incomplete=False) == EXIT_FAILED  # all nodes were reached
+    assert exit_code([raised.value, NodeError("lost")], incomplete=False) == EXIT_NODE
+    pull.make_place(Folder(tmp_path / "new/node_0", private=False))
+    assert (tmp_path / "new/node_0").is_dir()

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import UsageError
-from orchestrator.folder import Folder, Partial
+from orchestrator.folder import IS_DIRECTORY, Folder, Partial
 from orchestrator.head.chores import push as pushing
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.chores.push import Pushed
+from orchestrator.head.commands.transfer.push import as_text
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.screen.progress import Progress
@@ -127,3 +128,21 @@ def test_what_cannot_be_sent_is_said(tmp_path: Path) -> None:
         pushing.load(tmp_path / "nothing", None)
     with pytest.raises(UsageError, match="in full"):
         pushing.load(tmp_path, "relative")
+    with pytest.raises(UsageError, match="DST is empty"):
+        pushing.load(tmp_path, "")
+
+
+def test_a_name_that_is_taken_there(push: Push, tmp_path: Path) -> None:
+    (tmp_path / "here/file").write_text("x")
+    (tmp_path / "there/file").mkdir(parents=True)
+    part = push("here/file", "there/file")
+    assert part.failed == {"file": IS_DIRECTORY}
+    cargo = pushing.load(tmp_path / "here/file", str(tmp_path / "there/file"))
+    assert (
+        f"write a / at the end: {tmp_path}/there/file/\n"
+        in as_text([part], cargo, [], dry_run=False) + "\n"
+    )
+    assert push("here/file", "there/file/").sent == ["file"]
+    (tmp_path / "plain").write_text("x")
+    with pytest.raises(AssertionError, match="Not a directory"):
+        push("here", "plain")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, OrchestratorError
+from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, OrchestratorError, UsageError
 from orchestrator.head.connect.channel import Declined
 
 
 def exit_code(errors: Sequence[OrchestratorError | None], *, incomplete: bool) -> int:
-    """Return 4 if a node could not be reached, 1 if one refused or not all files have come."""
+    """Return 4 if a node could not be reached, 1 if one refused or not all files have come.
+
+    A UsageError is about this machine: a DST that cannot be made.
+    """
     failed = [error for error in errors if error is not None]
-    if any(not isinstance(error, Declined) for error in failed):
+    if any(not isinstance(error, (Declined, UsageError)) for error in failed):
         return EXIT_NODE
     return EXIT_FAILED if failed or incomplete else EXIT_DONE
 

@@ -14,6 +14,7 @@ from orchestrator.folder import Folder
 from orchestrator.head.chores import pull as pulling
 from orchestrator.head.commands.chores import Chosen, directory
 from orchestrator.head.commands.transfer.outcome import exit_code, in_lines
+from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress
@@ -61,7 +62,15 @@ def pull(options: PullOptions) -> int:
         output.tell(json.dumps({"nodes": shown, "exit_code": code}, indent=1))
     else:
         output.tell(pulled_as_text(parts, dry_run=options.dry_run))
+        if experiment is None and any(isinstance(part.error, Declined) for part in parts):
+            hint_at_experiment(where.experiments, wanted or "")
     return code
+
+
+def hint_at_experiment(root: Path, wanted: str) -> None:
+    """Say that a word was taken for a path of the nodes, where it may be a misspelt experiment."""
+    if "/" not in wanted:
+        output.complain(f"{wanted!r} was taken for a path: {experiments.missing(root, wanted)}")
 
 
 def of_experiment(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator import text
+from orchestrator.folder import IS_DIRECTORY
 from orchestrator.head.chores import push as pushing
 from orchestrator.head.chores.push import Cargo, Pushed
 from orchestrator.head.commands.chores import Chosen
@@ -84,6 +86,9 @@ def as_text(parts: Sequence[Pushed], cargo: Cargo, said: Sequence[str], *, dry_r
         size = "" if dry_run else text.size(part.size)
         rows.append([label, name, count, size, f"{part.kept}", cargo.directory])
         notes += [f"{label}: {path}: {why}" for path, why in part.failed.items()]
+    if cargo.own and any(IS_DIRECTORY in part.failed.values() for part in parts):
+        into = f"{cargo.directory.rstrip('/')}/{os.fsdecode(cargo.files[0].path)}/"
+        notes.append(f"  -> to put the file into that directory, write a / at the end: {into}")
     notes += [f"left out: {what}" for what in cargo.left_out]
     table = output.table(rows, output.look(), headed=True)
     return "\n".join([table, *map(output.printable, notes)])
