@@ -184,9 +184,9 @@ class WatchedNode:
             self.stream = stream
 
     def drop(self) -> None:
-        if self.channel is not None:
-            self.channel.connection.close()
-        self.channel = self.before = None
+        channel, self.channel, self.before = self.channel, None, None  # another thread does, too
+        if channel is not None:
+            channel.connection.close()
 
     def close(self) -> None:
         """Hang up; a thread that is connecting does so when it is connected."""
