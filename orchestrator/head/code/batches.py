@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import CheckFailed, OrchestratorError
 from orchestrator.head.code.scan import Tree, unreadable
 from orchestrator.protocol.tree import Entry
 
@@ -37,6 +37,15 @@ class Batch(NamedTuple):
     size: int  # before
 
 
+def no_place(error: OSError) -> CheckFailed:
+    """Say that there is no room here for contents on their way."""
+    place = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
+    return CheckFailed(
+        f"the code on its way to the nodes cannot wait in {place}: {error.strerror or error}",
+        "make room there, or set TMPDIR to a directory with room",
+    )
+
+
 class Batches:
     """The contents of some files. A node takes batch after batch at its own pace.
 
@@ -50,7 +59,11 @@ class Batches:
         self.directory = tree.directory
         self.size = sum(entry.size for entry in self.entries)
         self.lock = threading.Lock()
-        self.spool = tempfile.TemporaryFile()  # noqa: SIM115  open as long as this is
+        try:
+            self.spool = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  open as long as this
+        except OSError as error:
+            raise no_place(error) from error
+        self.end = 0  # of what is in it
         self.known: list[tuple[int, int, int]] = []  # offset, length, size before compression
         self.source = self.contents()
         self.ahead: deque[tuple[int, Future[bytes]]] = deque()
@@ -68,12 +81,21 @@ class Batches:
                     return None
                 size, future = self.ahead.popleft()
                 data = future.result()
-                offset = self.spool.seek(0, os.SEEK_END)
-                self.spool.write(data)
-                self.spool.flush()
-                self.known.append((offset, len(data), size))
+                self.known.append((self.keep(data), len(data), size))
             offset, length, size = self.known[number]
         return Batch(os.pread(self.spool.fileno(), length, offset), size)
+
+    def keep(self, data: bytes) -> int:
+        """Add a batch to the file, and return where it begins there."""
+        offset, rest = self.end, memoryview(data)
+        try:
+            while rest:
+                count = os.pwrite(self.spool.fileno(), rest, self.end)
+                self.end, rest = self.end + count, rest[count:]
+        except OSError as error:
+            self.error = no_place(error)  # for the other nodes, too: this batch is gone
+            raise self.error from error
+        return offset
 
     def read_ahead(self) -> None:
         """Have the next batches compressed, as many at a time as there are CPUs."""

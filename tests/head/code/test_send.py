@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,3 +171,26 @@ def test_a_disk_that_lags_behind_stops_a_launch(
             shared.check_same(nodes, os.fsencode(work), newer)
         os.utime(work / "a.py", (1, 1))  # it changes meanwhile: nobody can say
         shared.check_same(nodes, os.fsencode(work), newer)
+
+
+def test_a_temporary_directory_without_room_is_an_error_in_words(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each node: the batch that had no room is none that another one may pass over."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    tree = scan(work)
+    own = batches.Batches(tree, range(len(tree.entries)))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, before[1]))
+        for _ in range(2):
+            with pytest.raises(CheckFailed, match=rf"wait in {tmp_path}: File too") as error:
+                for number in range(len(FILES)):
+                    own.get(number)
+        assert "TMPDIR" in error.value.fix
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    own.close()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(CheckFailed, match="none: No such file"):
+        batches.Batches(tree, range(3))
