@@ -229,7 +229,7 @@ class Pool:
                 under_way: dict[int, int] = {}
                 try:
                     for index, part in self._deal(calls, todo, under_way):
-                        results[index] = self._result(part)
+                        results[index] = self._result(part, f", input {index}")
                 except RanksLost as error:
                     for index in under_way.values():
                         losses[index] += 1
@@ -256,8 +256,8 @@ class Pool:
                 ranks.call(part.rank, calls[following])
             yield done, part
 
-    def _result(self, part: Part) -> Any:
-        """Return what a rank returned, or raise what it raised."""
+    def _result(self, part: Part, of: str = "") -> Any:
+        """Return what a rank returned, or raise what it raised; `of` says from which input."""
         if part.kind != RAISED:
             return pickle.loads(part.data) if part.kind == RESULT else None
         self._open.interrupt()  # what the other ranks do is of no use any more
@@ -265,8 +265,8 @@ class Pool:
         try:
             raised = pickle.loads(error)
         except Exception:  # noqa: BLE001  there is none, or its class is not known here
-            raised = JobFailed(f"rank {part.rank}: {summary}")
-        raise raised from RemoteTraceback(f"\n\nrank {part.rank}:\n{text}")
+            raised = JobFailed(f"rank {part.rank}{of}: {summary}")
+        raise raised from RemoteTraceback(f"\n\nrank {part.rank}{of}:\n{text}")
 
     def _ready(self) -> Ranks:
         """Return the ranks once none is busy with a call that was given up."""

@@ -546,13 +546,13 @@ def known(root: Path, wanted: str | None, *, trusted: bool = False) -> Experimen
 LISTS = "orchestrator prune --list"
 
 
-def missing(root: Path, wanted: str | None) -> UsageError:
+def missing(root: Path, wanted: str | None, nor: str = "") -> UsageError:
     """Return the error for an experiment that is not there, with the name or place that was meant.
 
     Whoever comes back in another terminal is in another directory, or names the project's.
     """
     what = f"no experiment {wanted!r}" if wanted else "no experiment"
-    what = f"there is {what} in {root.absolute()}"
+    what = " ".join(filter(None, [f"there is {what} in {root.absolute()}", nor]))
     if wanted and (inside := inside_of(Path(wanted))):
         return UsageError(what, f"name one of those in there, the newest: {inside.path}")
     names = [candidate.name for candidate in every(root)]

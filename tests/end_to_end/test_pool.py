@@ -150,10 +150,15 @@ def exceptions(pool: pools.Pool) -> None:
     assert "rank 1:\nTraceback" in cause and "in odd" in cause and "calls/serve.py" not in cause
     with pytest.raises(JobFailed, match="Picky: no way"):
         pool.run(picky)
-    with pytest.raises(TypeError, match="pickle"):
+    with pytest.raises(TypeError, match=r"cannot be sent back: .*\(a generator; return numbers"):
         pool.run(lambda: (x for x in "ab"))
     with pytest.raises(UsageError, match="cannot be sent to the nodes"):
         pool.run(lambda lock: None, threading.Lock())
+    with pytest.raises(ZeroDivisionError) as divided:
+        pool.map(lambda x: 1 / x, [4, 2, 0, 1])
+    assert ", input 2:\nTraceback" in str(divided.value.__cause__)
+    with pytest.raises(JobFailed, match="input 0: Picky: no way"):
+        pool.map(lambda _: picky(), [5])
     with pytest.raises(ValueError, match="odd"):
         pool.map(lambda x: odd() if rank() == 1 else x, range(8))
     assert pool.run(rank) == [0, 1, 2, 3]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
 import sys
+import termios
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
 
 NOBODY_READS = 128 + signal.SIGPIPE  # as a shell shows what ends by it
 STOPPED = "you stopped it"
+NOT_GIVEN = (
+    "standard input is a pipe (a | or a <<), and the nodes were given nothing of it\n"
+    "  write it to a file, and give that: orchestrator exec ... < FILE; with < /dev/null it is meant"
+)
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,8 @@ def execute(options: ExecOptions) -> int:
     shown.when_broken = lambda: fanout.end("nobody reads its output")
     stopped = answer_interrupts(fanout)
     outcomes = fanout.go()
+    if unread_pipe():
+        output.complain(NOT_GIVEN)
     code = EXIT_STOPPED if stopped else NOBODY_READS if shown.broken else exit_code(outcomes)
     if options.as_json:
         streams = {index: part for index, part in kept.items() if isinstance(part, Kept)}
@@ -144,6 +152,16 @@ def standard_input() -> Input | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     return Input(0, offset, max(0, status.st_size - offset))
+
+
+def unread_pipe() -> bool:
+    """Return whether something was written into a pipe that is our standard input."""
+    try:
+        if not stat.S_ISFIFO(os.fstat(0).st_mode):
+            return False
+        return any(fcntl.ioctl(0, termios.FIONREAD, bytes(4)))
+    except OSError:
+        return False
 
 
 def answer_interrupts(fanout: Fanout) -> list[int]:

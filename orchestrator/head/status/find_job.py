@@ -55,8 +55,10 @@ def find_job(where: Where, wanted: str | None) -> FoundJob | RemoteJob:
     if not where.node_list.exists():
         raise experiments.missing(where.experiments, wanted)
     ssh = HeldTransport(SshConfig(where.ssh_config))
-    record = status.find_on_nodes(ssh, read_nodes(where.node_list), wanted)
-    return RemoteJob(record, ssh, backend_of(record))
+    known = status.find_on_nodes(ssh, read_nodes(where.node_list), wanted)
+    if known is None:
+        raise experiments.missing(where.experiments, wanted, nor="nor on the nodes")
+    return RemoteJob(known, ssh, backend_of(known))
 
 
 def tell_passed_over(root: Path, taken: Experiment | None) -> None:

@@ -191,7 +191,7 @@ def to_json(
 # -- jobs of another head ---------------------------------------------------------------------
 
 
-def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> JobRecord:
+def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> JobRecord | None:
     """Find a job known to the nodes of the list only; the newest where no name is given."""
 
     results = fleet.everywhere(nodes, lambda node: ask_once(ssh, node, Jobs(), ssh.timeout).jobs)
@@ -204,11 +204,7 @@ def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> 
     ]
     if not seen:
         fleet.all_or_table(nodes, results, "")  # a node that is down may be the one that knows it
-        raise UsageError(
-            f"no experiment {wanted!r} is known here or on the nodes"
-            if wanted
-            else "there is no experiment here, and none is known on the nodes"
-        )
+        return None
     newest = newest_of([state for _, state in seen], time.time())
     mine = {state.node: (node, state) for node, state in seen if state.job == newest.job}
     return _record(newest, [mine[index] for index in sorted(mine)], ssh)

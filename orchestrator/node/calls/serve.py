@@ -18,6 +18,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from orchestrator.node.job.run_function import unsendable
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import (
     ASK,
@@ -137,7 +138,11 @@ class Caller:
                 self.running = True
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
                 function, args, kwargs = cloudpickle.loads(data)
-                return RESULT, cloudpickle.dumps(function(*args, **kwargs))
+                result = function(*args, **kwargs)
+                try:
+                    return RESULT, cloudpickle.dumps(result)
+                except Exception as error:  # noqa: BLE001  it is the user's own object
+                    raise unsendable(result, error) from None
             finally:
                 self.running = False
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

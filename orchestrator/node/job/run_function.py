@@ -35,11 +35,16 @@ def keep(cloudpickle: Any, result: Any) -> None:
     except OSError:
         raise
     except Exception as error:  # noqa: BLE001  it is the user's own object
-        kind = type(result).__name__
-        raise TypeError(
-            f"its result cannot be sent back: {error} (a {kind}; return numbers, strings,"
-            " tensors, or lists and dicts of them)"
-        ) from None
+        raise unsendable(result, error) from None
+
+
+def unsendable(result: Any, error: Exception) -> TypeError:
+    """Return the error for a result of which no pickle can be made."""
+    kind = type(result).__name__
+    return TypeError(
+        f"its result cannot be sent back: {error} (a {kind}; return numbers, strings,"
+        " tensors, or lists and dicts of them)"
+    )
 
 
 def keep_error(cloudpickle: Any, error: Exception) -> None:
