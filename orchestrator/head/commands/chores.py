@@ -44,7 +44,7 @@ NOBODY_READS = 128 + signal.SIGPIPE  # as a shell shows what ends by it
 STOPPED = "you stopped it"
 NOT_GIVEN = (
     "standard input is a pipe (a | or a <<), and the nodes were given nothing of it\n"
-    "  write it to a file, and give that: orchestrator exec ... < FILE; with < /dev/null it is meant"
+    "  write it to a file: orchestrator exec ... < FILE; or, where it is for others, < /dev/null"
 )
 
 
