@@ -150,7 +150,7 @@ except KeyError:
     logging.exception('giving up')
     sys.exit(1)
 """),
-        "exit", "^ended with exit code 1, after KeyError: 'lr'$", "last lines above",
+        "exit", "^ended with exit code 1, after KeyError: 'lr'$", "last lines of",
     ),
     "an assertion in a thread": Planted(
         """
@@ -163,7 +163,7 @@ thread.join()
 if rank == 1: sys.exit(2)
 dist.all_reduce(torch.ones(1))
 """,
-        "exit", "^ended with exit code 2, after AssertionError: rows differ", "last lines above",
+        "exit", "^ended with exit code 2, after AssertionError: rows differ", "last lines of",
     ),
     "words at the end, as the engine's": Planted(
         together("sys.exit('3 steps in a row had NaN or inf\\n  try a smaller optimizer.lr')"),

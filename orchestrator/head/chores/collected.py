@@ -108,7 +108,7 @@ def as_json(outcome: Outcome, kept: Kept | None) -> dict[str, Any]:
         if stream:
             stream.file.seek(0)
             data = stream.file.read(LONGEST)
-            shown[f"{name}_bytes"] = stream.size
+        shown[f"{name}_bytes"] = stream.size if stream else 0
         shown[name] = data.decode("utf-8", "replace")
     return shown
 

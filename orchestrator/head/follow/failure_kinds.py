@@ -7,8 +7,11 @@ import re
 # kind, as in job.json -> (its title on the screen, what to do)
 KINDS = {
     "exception": ("an exception", "fix the line that is named; the traceback is above"),
-    "exit": ("it ended itself", "its last lines above say why; the exit code is the program's own"),
-    "signal": ("a signal", "look at its last lines above, and at `dmesg` on that node"),
+    "exit": (
+        "it ended itself",
+        "the last lines of its log say why; the exit code is the program's own",
+    ),
+    "signal": ("a signal", "look at the last lines of its log, and at `dmesg` on that node"),
     "out_of_memory": (
         "out of memory on the host",
         "use smaller batches, fewer DataLoader workers or fewer ranks on that node; `free -g` and"
