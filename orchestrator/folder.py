@@ -20,6 +20,7 @@ from pathlib import Path
 from orchestrator import files
 
 IS_DIRECTORY = "a directory has this name"
+BUSY = "another command or node is writing it here: do it again"
 
 
 class Folder:
@@ -95,8 +96,18 @@ class Partial:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise OSError(errno.EBUSY, "another command is writing it") from None
+            raise OSError(errno.EBUSY, BUSY) from None
+        if not self.is_own():  # it got its name between our open and our lock
+            raise OSError(errno.EBUSY, BUSY)
         return status.st_size
+
+    def is_own(self) -> bool:
+        """Tell whether the hidden name is still that of the file that is open."""
+        try:
+            named = os.lstat(self.hidden, dir_fd=self.directory)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, os.fstat(self.file.fileno()))
 
     def take_over(self) -> int:
         """Begin with a copy of the file that is here."""
@@ -136,6 +147,8 @@ class Partial:
         os.fchmod(self.file.fileno(), mode)
         os.utime(self.file.fileno(), ns=(time_ns, time_ns))
         where = self.directory
+        if not self.is_own():  # nodes that share a disk, where that has no locks
+            raise OSError(errno.EBUSY, BUSY)
         os.rename(self.hidden, self.name, src_dir_fd=where, dst_dir_fd=where)
 
     def discard(self) -> None:

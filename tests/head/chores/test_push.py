@@ -146,3 +146,16 @@ def test_a_name_that_is_taken_there(push: Push, tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("x")
     with pytest.raises(AssertionError, match="Not a directory"):
         push("here", "plain")
+
+
+def test_what_another_has_given_its_name_is_let_alone(tmp_path: Path) -> None:
+    """Nodes that share a disk write one file, and not each such disk has locks."""
+    folder = Folder(tmp_path, private=False)
+    part = Partial(folder, ["file"], LABEL)
+    part.open()
+    part.put(b"whole")
+    (tmp_path / part.hidden).rename(tmp_path / "file")
+    with pytest.raises(OSError, match="another command or node is writing it"):
+        part.publish(0o600, 0)
+    part.close()
+    assert (tmp_path / "file").read_bytes() == b"whole"
