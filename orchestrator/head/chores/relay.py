@@ -35,7 +35,7 @@ from orchestrator.protocol.tree import FILE
 LONGEST = 86400.0  # seconds: terabytes over a slow line
 HASHES = min(8, os.cpu_count() or 1)  # files that are read at the same time for their checksums
 STALLED_SECONDS = 60.0  # without a byte from a node that has all: what it has is not what was sent
-LABEL = "push"  # as node/server/arrivals.py has it: what broke off is continued from here
+LABEL = "push"  # and the node adds its name, as in node/server/arrivals.py, to continue
 
 Say = Callable[[str], None]
 

@@ -122,9 +122,12 @@ def take(request: TakeFiles, umask: int) -> Taking:
         taking.files = len(lacking)
         if not lacking:
             return
+        label = (
+            f"{request.label} {os.uname().nodename}" if request.label else LABEL
+        )  # as arrivals.py
         caller = taking.call(request.giver, request.seconds)
         wanted = [(named.path, named.size) for named in lacking]
-        taking.receive(caller, wanted, Arriving(folder, lacking, request.label or LABEL))
+        taking.receive(caller, wanted, Arriving(folder, lacking, label))
 
     return Taking(work)
 

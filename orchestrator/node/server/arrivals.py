@@ -16,7 +16,7 @@ from orchestrator.protocol.messages import WantedFile, WantedFiles, WriteFile
 from orchestrator.protocol.offer import Offered
 from orchestrator.protocol.tree import DIRECTORY, LINK
 
-LABEL = "push"
+LABEL = f"push {os.uname().nodename}"  # nodes may share this disk, and not its locks
 
 
 class Arrivals:

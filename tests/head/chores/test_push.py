@@ -159,3 +159,5 @@ def test_what_another_has_given_its_name_is_let_alone(tmp_path: Path) -> None:
         part.publish(0o600, 0)
     part.close()
     assert (tmp_path / "file").read_bytes() == b"whole"
+    assert part.hidden != Partial(folder, ["file"], "push another-node").hidden
+    assert os.uname().nodename in LABEL  # so each writes its own
