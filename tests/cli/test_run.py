@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-BIN = Path(sys.executable).parent
+ORCHESTRATOR = shlex.quote(str(Path(sys.executable).with_name("orchestrator")))
 
 
 def sh(text: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -15,25 +16,25 @@ def sh(text: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_directory_that_was_removed(tmp_path: Path) -> None:
-    done = sh(f"mkdir x; cd x; rmdir ../x; {BIN}/orchestrator status", tmp_path)
+    done = sh(f"mkdir x; cd x; rmdir ../x; {ORCHESTRATOR} status", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: this directory was removed: go to another\n"
 
 
 def test_without_standard_streams(tmp_path: Path) -> None:
     """As of a daemon: no file of ours is opened under their numbers."""
-    done = sh(f"{BIN}/orchestrator checkpoint ls nothing >&- <&-", tmp_path)
+    done = sh(f"{ORCHESTRATOR} checkpoint ls nothing >&- <&-", tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
-    done = sh(f"{BIN}/orchestrator --version 2>&- <&-", tmp_path)
+    done = sh(f"{ORCHESTRATOR} --version 2>&- <&-", tmp_path)
     assert done.returncode == 0 and done.stdout.startswith("orchestrator")
-    done = sh(f"{BIN}/orchestrator --version >&- 2>&- <&-", tmp_path)
+    done = sh(f"{ORCHESTRATOR} --version >&- 2>&- <&-", tmp_path)
     assert done.returncode == 0
 
 
 def test_output_onto_a_full_disk(tmp_path: Path) -> None:
     """It is said once, and the exit code tells that the file is not whole."""
     (tmp_path / "list").write_text("127.0.0.1\n127.0.0.2\n")
-    done = sh(f"{BIN}/orchestrator node list --nodes list > /dev/full", tmp_path)
+    done = sh(f"{ORCHESTRATOR} node list --nodes list > /dev/full", tmp_path)
     assert done.returncode == 2
     assert done.stderr == "standard output cannot be written: No space left on device\n"
