@@ -18,7 +18,10 @@ def sh(text: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_a_directory_that_was_removed(tmp_path: Path) -> None:
     done = sh(f"mkdir x; cd x; rmdir ../x; {ORCHESTRATOR} status", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: this directory was removed: go to another\n"
+    *before, last = done.stderr.splitlines()
+    assert last == "error: this directory was removed: go to another"
+    # Where the path of a venv has a space, pip's commands begin as sh, which says so, too.
+    assert all(line.startswith("sh: ") for line in before)
 
 
 def test_without_standard_streams(tmp_path: Path) -> None:
