@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,11 +14,11 @@ from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.chores.shell_line import GRACE
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.transport import Channel, Connection, Transport
+from orchestrator.head.connect.transport import Channel, Connection, Transport, notice_loss
 
 PIECE = 1 << 16
 PATIENCE = GRACE + 5.0  # seconds in which a node ends what it was asked to end
-SILENCE = 30_000  # milliseconds without an acknowledgement after which a connection is dead
+SILENCE = 30.0  # seconds without an acknowledgement after which a connection is dead
 TIMED_OUT = 124  # as timeout(1) has it
 
 
@@ -157,7 +156,7 @@ class Fanout:
 
     def _visit(self, visit: Visit, line: str) -> Outcome:
         connection = self.ssh.connect(self.ssh.config.of_node(visit.node.node))
-        notice_loss(connection)
+        notice_loss(connection, SILENCE)
         if not visit.begin(connection, line, self.ssh.timeout, self.limit):
             return Outcome(visit.node, problem=f"not started ({visit.why})")
         assert visit.channel is not None
@@ -220,11 +219,3 @@ def feed(channel: Channel, given: Input) -> None:
             at += len(data)
     except OSError:
         return
-
-
-def notice_loss(connection: Connection) -> None:
-    """Let the kernel give a silent node up; the keepalives of the connection ask it."""
-    transport = getattr(connection, "transport", None)
-    sock = getattr(transport, "sock", None)  # a connection that is held has none here
-    if isinstance(sock, socket.socket) and hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE)

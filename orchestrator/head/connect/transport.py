@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Protocol
 
@@ -67,3 +68,11 @@ class Transport(Protocol):
     def config(self) -> HostResolver: ...
 
     def connect(self, destination: Destination, timeout: float | None = None) -> Connection: ...
+
+
+def notice_loss(connection: Connection, silence: float) -> None:
+    """Let the kernel give up a node that acknowledges nothing for so many seconds."""
+    transport = getattr(connection, "transport", None)
+    sock = getattr(transport, "sock", None)  # a connection that is held has none here
+    if isinstance(sock, socket.socket) and hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * silence))

@@ -24,6 +24,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import host_keys, open_files
 from orchestrator.head.connect.light_paramiko import paramiko
 from orchestrator.head.connect.ssh import WINDOW, Connection, SshTransport, load_key
+from orchestrator.head.connect.transport import notice_loss
 from orchestrator.head.held import socket_file
 from orchestrator.head.held.ready_server import ReadyServer, Wanted
 from orchestrator.head.held.relay import Relay
@@ -31,7 +32,7 @@ from orchestrator.head.held.route import KnownHops, Route, from_data
 
 TICK = 0.5  # between two looks at whether it is still of use
 FIRST = 30.0  # seconds until it has heard what to hold
-LOST_AFTER = 45_000  # ms without an answer of the node's TCP
+LOST_AFTER = 45.0  # seconds without an answer of the node's TCP
 WAITING = 256  # commands that ask at the same moment: one for each node
 PROGRAM = socket_file.program()
 
@@ -240,7 +241,7 @@ class Holder:
     def _connect(self, entry: Entry, way: SshTransport) -> None:
         try:
             connection = way.connect(entry.route.destination, entry.timeout)
-            notice_loss(connection)
+            notice_loss(connection, LOST_AFTER)
             entry.connection, entry.why = connection, ""
         except OrchestratorError as error:
             entry.why = error.what
@@ -399,13 +400,6 @@ def trust(route: Route, connection: Connection, *, strict: bool) -> None:
         key = link.transport.get_remote_server_key()
         host_keys.check(hop, key, strict=strict, address=link.address)
         link = link.through
-
-
-def notice_loss(connection: Connection) -> None:
-    """Let the system end a connection whose other end is gone."""
-    sock = connection.transport.sock
-    if isinstance(sock, socket.socket):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_AFTER)
 
 
 # -- the process ------------------------------------------------------------------------------
