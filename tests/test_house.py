@@ -59,7 +59,8 @@ ARROWS: dict[str, set[str]] = {
         *("config", "errors", "files", "permissions", "records", "text", "engine/ranks"),
     },
     "engine/observe": {
-        *("config", "errors", "files", "protocol", "trackers", "traces", "engine/ranks"),
+        *("config", "errors", "files", "protocol", "records", "trackers", "traces"),
+        "engine/ranks",
     },
     "engine/core": {
         *("config", "errors", "text", "engine/data", "engine/models", "engine/observe"),

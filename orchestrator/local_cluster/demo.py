@@ -29,7 +29,7 @@ from orchestrator.config.launch import LaunchArguments
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.head.screen import output
 from orchestrator.local_cluster.cluster import LoopbackCluster, sweep
-from orchestrator.records import experiment
+from orchestrator.records import experiment, trainers
 from orchestrator.records.experiment import Experiment
 
 CONFIG = Path("config/demo.yaml")
@@ -179,7 +179,7 @@ def show(cluster: LoopbackCluster, root: Path) -> None:
     experiment = ours(cluster, root)
     if experiment is None:
         return  # it never came to an experiment; the launch has said why
-    steps = read_metrics(experiment.path / "outputs" / "rank_00_metrics.jsonl")
+    steps = read_metrics(experiment.path / "outputs" / trainers.file_name(0))
     if steps:
         first, last = steps[0], steps[-1]
         output.tell(

@@ -1,4 +1,4 @@
-"""Reads the newest metrics of a rank from the end of its file."""
+"""Reads the newest metrics from the end of a file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ LOOKS_BACK = 1 << 16  # bytes
 LARGEST = 1e300  # sums of such values are still finite
 
 
-def last_metrics(experiment: Path, rank: int = 0) -> dict[str, Any]:
-    """Return the last whole line that a rank wrote, which nobody has checked; empty if none."""
-    return last_line(experiment / "outputs" / f"rank_{rank:02d}_metrics.jsonl")
-
-
-def last_line(path: Path) -> dict[str, Any]:
-    """Return the last whole line of one file of metrics; empty if there is none."""
+def last_line(path: Path | None) -> dict[str, Any]:
+    """Return the last whole line of a file of metrics, which nobody has checked; empty if none."""
+    if path is None:
+        return {}
     try:
         with files.open_plain(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOOKS_BACK))

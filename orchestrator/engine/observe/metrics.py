@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from orchestrator import files
+from orchestrator.records import trainers
 
 # -- memory ---------------------------------------------------------------------------------------
 
@@ -48,8 +49,7 @@ class MetricsFile:
         experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
         if not experiment:
             return
-        more = f"_{trainer}" if trainer > 1 else ""
-        self._path = Path(experiment, "outputs", f"rank_{rank:02d}_metrics{more}.jsonl")
+        self._path = Path(experiment, "outputs", trainers.file_name(rank, trainer))
         try:
             # A node may not share the head's disk.
             self._path.parent.mkdir(parents=True, exist_ok=True)

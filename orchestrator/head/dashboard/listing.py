@@ -12,7 +12,6 @@ from typing import Any
 from orchestrator import files
 from orchestrator.errors import UsageError
 from orchestrator.head.top import progress
-from orchestrator.head.top.ranks import ranks as ranks_of
 from orchestrator.records import experiment as experiments
 from orchestrator.records import goodput
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -106,8 +105,7 @@ def row_of(path: Path, record: JobRecord, steps: int | None) -> Row:
     whole = sum(known.values())
     training = known.get("training", 0.0) / whole if whole else 0.0
     cause = record.verdict if record.state in ("failed", "lost") else None
-    each = ranks_of(Experiment(path), record)
-    how_far = progress.of(path, each, steps)
+    how_far, _ = progress.of(path, record, steps)
     return Row(
         name=path.name,
         state=record.state,

@@ -28,9 +28,9 @@ from orchestrator.protocol.messages import (
     Request,
     SumOutput,
 )
+from orchestrator.records import trainers
 from orchestrator.records.experiment import NodeRecord
 
-METRICS = re.compile(r"rank_([0-9]{2,9})_metrics[^/]*[.]jsonl")
 LOOK_SECONDS = 2.0  # between two questions what has grown
 GROWS = re.compile(r".*\.(jsonl|csv|tsv)|(.*/)?[^/]*tfevents[^/]*|profile/.*")
 
@@ -57,8 +57,8 @@ class GrowingFiles:
 
     def was_cut(self, path: str) -> bool:
         """Tell whether it is a file of this node that may be shorter than it was here."""
-        rank = METRICS.match(path)
-        return rank is not None and int(rank[1]) in self.cut
+        known = trainers.parsed(path)
+        return known is not None and known[1] in self.cut
 
     def begin(self) -> None:
         """Begin anew, after a connection that broke with a question on its way."""

@@ -10,7 +10,6 @@ import json
 import math
 import operator
 import os
-import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from orchestrator import files
+from orchestrator.records import trainers
 from orchestrator.records.last_metrics import LARGEST, number
 
-FILE = re.compile(r"rank_(\d{2,6})_metrics(?:_(\d{1,4}))?\.jsonl")
 LONGEST_LINE = 1 << 20
 PLACES = 256  # of a large file, to know when its steps were
 MOST_NAMES = 64
@@ -73,20 +72,6 @@ class _Point:
         return self.total / self.count
 
 
-def metrics_files(outputs: Path) -> dict[int, dict[int, Path]]:
-    """Find the metrics files: the number of the program's Trainer -> rank -> its file."""
-    found: dict[int, dict[int, Path]] = {}
-    try:
-        entries = sorted(os.scandir(outputs), key=lambda entry: entry.name)
-    except OSError:
-        return {}
-    for entry in entries:
-        match = FILE.fullmatch(entry.name)
-        if match and entry.is_file(follow_symlinks=False):
-            found.setdefault(int(match[2] or 1), {})[int(match[1])] = Path(entry.path)
-    return found
-
-
 def span(path: Path) -> tuple[int, int] | None:
     """Return the first and the last step of a file without reading what lies between."""
     with files.open_plain(path) as file:
@@ -100,7 +85,7 @@ def span(path: Path) -> tuple[int, int] | None:
 
 def step_times(outputs: Path) -> list[tuple[int, float]]:
     """Return steps of the lowest rank and when they were logged, few of them where many are."""
-    paths = metrics_files(outputs).get(1, {})
+    paths = trainers.every(outputs).get(1, {})
     if not paths:
         return []
     with files.open_plain(paths[min(paths)]) as file:

@@ -25,6 +25,7 @@ from orchestrator.text import duration, size
 
 WEB = Path(__file__).parent / "web"
 DIGITS = 6  # of a number in the page
+MOST_TRAINERS = 4  # of a program whose figures stand at the top: the last ones
 # Of a node's facts: the key, and the heading of its column.
 FACTS = {
     "hostname": "host name",
@@ -108,25 +109,29 @@ def figures(story: Story) -> Iterator[str]:
     named = [("nodes x ranks", f"{len(record.nodes)} x {ranks // max(1, len(record.nodes))}")]
     if len({node.nproc for node in record.nodes}) > 1:
         named = [("nodes, ranks", f"{len(record.nodes)}, {ranks}")]
-    for training in story.trainings[:1]:
-        known = training.curves
-        if "loss" in known:
-            named.append(("steps", str(known["loss"].steps[-1])))
-            named.append(("last loss", f"{known['loss'].means[-1]:.4g}"))
-        if "eval_loss" in known:
-            named.append(("least held-out loss", f"{min(known['eval_loss'].means):.4g}"))
-        if "tokens_per_s" in known:
-            named.append(("tokens per second", f"{middle(known['tokens_per_s']):,.0f}"))
-        if "step_ms" in known:
-            named.append(("step, median", duration(middle(known["step_ms"]) / 1e3)))
-        for name in ("mfu", "mfu_measured"):
-            if name in known:
-                named.append((choice.NAMES[name], f"{middle(known[name]):.1%}"))
-                break
-        if "memory_peak_bytes" in known:
-            named.append(("peak memory", size(max(known["memory_peak_bytes"].highs))))
+    for training in story.trainings[-MOST_TRAINERS:]:
+        whose = f" (Trainer {training.number})" if len(story.trainings) > 1 else ""
+        named += ((f"{name}{whose}", value) for name, value in of_training(training.curves))
     for name, value in named:
         yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+
+
+def of_training(known: Mapping[str, Curve]) -> Iterator[tuple[str, str]]:
+    if "loss" in known:
+        yield "steps", str(known["loss"].steps[-1])
+        yield "last loss", f"{known['loss'].means[-1]:.4g}"
+    if "eval_loss" in known:
+        yield "least held-out loss", f"{min(known['eval_loss'].means):.4g}"
+    if "tokens_per_s" in known:
+        yield "tokens per second", f"{middle(known['tokens_per_s']):,.0f}"
+    if "step_ms" in known:
+        yield "step, median", duration(middle(known["step_ms"]) / 1e3)
+    for name in ("mfu", "mfu_measured"):
+        if name in known:
+            yield choice.NAMES[name], f"{middle(known[name]):.1%}"
+            break
+    if "memory_peak_bytes" in known:
+        yield "peak memory", size(max(known["memory_peak_bytes"].highs))
 
 
 def middle(curve: Curve) -> float:

@@ -16,7 +16,7 @@ from orchestrator.head.report import curves, machines
 from orchestrator.head.report.curves import Curve, RankMap
 from orchestrator.head.report.machines import Machines
 from orchestrator.head.screen.log_reader import tail
-from orchestrator.records import checkpoint_store, manifest, node_metrics
+from orchestrator.records import checkpoint_store, manifest, node_metrics, trainers
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord
 from orchestrator.records.node_metrics import Notices
 from orchestrator.text import plural, size
@@ -87,7 +87,7 @@ def tell(experiment: Experiment, others: int = 0) -> Story:
 
 def read_trainings(outputs: Path, points: int) -> list[Training]:
     trainings = []
-    for number, paths in sorted(curves.metrics_files(outputs).items()):
+    for number, paths in trainers.every(outputs).items():
         own = curves.curves(paths[min(paths)], points)
         wanted = [name for name in (*OF_RANKS, *MORE_OF_RANKS) if name in own]
         maps = curves.rank_maps(paths, wanted, COLUMNS) if len(paths) > 1 else {}

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from orchestrator.config import resolved
 from orchestrator.errors import UsageError
-from orchestrator.head.top.ranks import RankSample
-from orchestrator.records.last_metrics import last_metrics, number
+from orchestrator.head.top.ranks import RankSample, ranks
+from orchestrator.records import trainers
+from orchestrator.records.experiment import JobRecord
+from orchestrator.records.last_metrics import last_line, number
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Progress:
     rate: float | None = None  # tokens, targets or samples per second
     left: float | None = None  # seconds
     slowest: str = ""  # the rank that keeps the others waiting
+    trainer: int = 1  # whose step it is: the newest that is at work
 
 
 def all_steps(experiment: Path) -> int | None:
@@ -33,21 +36,28 @@ def all_steps(experiment: Path) -> int | None:
     return steps if type(steps) is int else None
 
 
-def of(experiment: Path, ranks: Sequence[RankSample], steps: int | None) -> Progress:
-    """Return the step, the loss and the time that is left, as far as the metrics tell them."""
-    line = last_metrics(experiment, 0)
+def of(
+    experiment: Path, record: JobRecord, steps: int | None
+) -> tuple[Progress, Sequence[RankSample]]:
+    """Return how far a job is, and each of its ranks, as far as the metrics tell it."""
+    trainer, files = trainers.newest(experiment / "outputs")
+    each = ranks(record, files)
+    line = last_line(files[min(files)] if files else None)
+    steps = steps if trainer == 1 else None  # the config's are those of the first
     step, step_ms = number(line, "step"), number(line, "step_ms")
     left = None
     if step is not None and step_ms is not None and steps is not None:
         left = max(0.0, steps - step) * step_ms / 1e3
-    return Progress(
+    how_far = Progress(
         step=None if step is None else int(step),
         steps=None if step is None else steps,
         loss=number(line, "loss"),
         rate=number(line, "tokens_per_s"),
         left=left,
-        slowest=slowest(ranks),
+        slowest=slowest(each),
+        trainer=trainer,
     )
+    return how_far, each
 
 
 def slowest(each: Sequence[RankSample]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.last_metrics import last_metrics, number
+from orchestrator.records.experiment import JobRecord
+from orchestrator.records.last_metrics import last_line, number
+from orchestrator.records.trainers import Files
 
 HEADINGS = ("RANK", "NODE", "STATE", "STEP", "STEP TIME", "OWN TIME", "MEMORY", "")
 NOTABLE = 0.1  # of a step: less is noise
@@ -31,13 +32,13 @@ class RankSample:
         return self.behind > NOTABLE
 
 
-def ranks(found: Experiment, record: JobRecord) -> list[RankSample]:
-    """Return all ranks, in their order, from the record and the last metrics of each."""
+def ranks(record: JobRecord, files: Files) -> list[RankSample]:
+    """Return all ranks, in their order, from the record and the last line in the file of each."""
     samples = []
     for node in record.nodes:
         for rank in range(node.first_rank, node.first_rank + node.nproc):
             state = str(node.ranks.get(str(rank), {}).get("state", node.state))
-            line = last_metrics(found.path, rank)
+            line = last_line(files.get(rank))
             step = number(line, "step")
             own = [number(line, name) for name in ("data_ms", "forward_backward_ms")]
             samples.append(

@@ -14,7 +14,7 @@ from orchestrator.head.connect import open_files
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.top import progress
-from orchestrator.head.top.ranks import RankSample, ranks
+from orchestrator.head.top.ranks import RankSample
 from orchestrator.head.top.watched_node import NodeSample, WatchedNode
 from orchestrator.records import experiment, node_metrics
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -39,6 +39,7 @@ class JobSample:
     left: float | None = None  # seconds
     slowest: str = ""  # the rank that keeps the others waiting
     ranks: tuple[RankSample, ...] = ()  # of the job that is looked at closer
+    trainer: int = 1  # whose step it is, where the program has several
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,6 @@ def placed(sample: JobSample, known: Known, *, closer: bool = False) -> JobSampl
     if closer:
         with contextlib.suppress(OrchestratorError):  # removed while it is looked at
             record = known.experiment.read_record()
-    each = ranks(known.experiment, record)
-    how_far = progress.of(known.experiment.path, each, known.steps)
+    how_far, each = progress.of(known.experiment.path, record, known.steps)
     own = tuple(each) if closer else ()
     return replace(sample, experiment=known.experiment.name, ranks=own, **vars(how_far))

@@ -53,10 +53,14 @@ def job_rows(sample: Sample) -> list[list[str]]:
 
 def job_row(job: JobSample, now: float) -> list[str]:
     step = "-" if job.step is None else str(job.step)
+    if job.steps:
+        step += f" of {job.steps}"
+    if job.trainer > 1 and job.step is not None:
+        step += f" (Trainer {job.trainer})"
     names = ", ".join(job.nodes[:2]) + (f" and {len(job.nodes) - 2} more" * (len(job.nodes) > 2))
     return [
         job.experiment or job.job,
-        f"{step} of {job.steps}" if job.steps else step,
+        step,
         "-" if job.loss is None else f"{job.loss:.4g}",
         "-" if job.left is None else text.duration(job.left),
         job.slowest or "-",

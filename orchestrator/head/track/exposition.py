@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.records import experiment as experiments
-from orchestrator.records import node_metrics
+from orchestrator.records import node_metrics, trainers
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.last_metrics import last_metrics, number
+from orchestrator.records.last_metrics import last_line, number
 from orchestrator.records.node_metrics import NodeSample, Recent
 
 STAYS = 3600.0  # seconds that a job which is over is still told of, so that an alarm sees it
@@ -85,9 +86,14 @@ class Exposition:
         for each, record in self.current(now):
             labels = {"experiment": each.name}
             yield from of_job(record, labels)
+            at_work = trainers.at_work(each.path / "outputs")
             for node in record.nodes:
-                for rank in range(node.first_rank, node.first_rank + node.nproc):
-                    yield from of_rank(each, rank, {**labels, "node": node.name})
+                for trainer, files in at_work.items():
+                    # Of the first one, which most programs have alone, no label tells.
+                    whose = {"trainer": str(trainer)} if trainer > 1 else {}
+                    for rank in range(node.first_rank, node.first_rank + node.nproc):
+                        of = {**labels, "node": node.name, "rank": str(rank), **whose}
+                        yield from of_rank(last_line(files.get(rank)), of)
                 path = node_metrics.newest(each.path / "outputs", node.index)
                 if path is None or record.over:
                     continue
@@ -132,9 +138,7 @@ def of_job(record: JobRecord, labels: dict[str, str]) -> Iterator[Point]:
         yield "job_goodput_ratio", labels, record.goodput.get("training", 0.0) / whole
 
 
-def of_rank(each: Experiment, rank: int, labels: dict[str, str]) -> Iterator[Point]:
-    labels = {**labels, "rank": str(rank)}
-    line = last_metrics(each.path, rank)
+def of_rank(line: Mapping[str, Any], labels: dict[str, str]) -> Iterator[Point]:
     for name, (told, divided) in OF_RANK.items():
         if (value := number(line, name)) is not None:
             yield told, labels, value / divided

@@ -6,7 +6,6 @@ How far that is is kept in the experiment: whoever tracks it later goes on from 
 from __future__ import annotations
 
 import json
-import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.files import open_plain
 from orchestrator.head.track import values
-from orchestrator.records import node_metrics
+from orchestrator.records import node_metrics, trainers
 from orchestrator.records.added_lines import AddedLines
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.goodput import spans_of
@@ -25,7 +24,6 @@ from orchestrator.trackers.sending import Sending
 
 KEPT = ".tracked_{}_{}"  # of what, by whom: how far each file is passed on
 REACHED, FILES = "reached", "files"
-LATER = re.compile(r"rank_00_metrics_([0-9]{1,4})[.]jsonl")
 LARGEST = 1 << 20
 PIECE = 1 << 16  # bytes of a file that are passed on together
 
@@ -140,7 +138,7 @@ class OfRanks(PassingOn):
     kind = "training"
 
     def new(self) -> Iterator[Value | None]:
-        yield from self.steps("rank_00_metrics.jsonl", "")
+        yield from self.steps(trainers.file_name(0), "")
 
     def steps(self, name: str, prefix: str) -> Iterator[Value | None]:
         for line in self.lines(name):
@@ -176,15 +174,12 @@ class OfLaterTrainers(OfRanks):
 
     @staticmethod
     def numbers(outputs: Path) -> list[int]:
-        try:
-            names = [path.name for path in outputs.iterdir()]
-        except OSError:
-            return []
-        return sorted(int(found[1]) for name in names if (found := LATER.fullmatch(name)))
+        every = trainers.every(outputs).items()
+        return [trainer for trainer, files in every if trainer > 1 and 0 in files]
 
     def new(self) -> Iterator[Value | None]:
         for trainer in self.numbers(self.outputs):
-            yield from self.steps(f"rank_00_metrics_{trainer}.jsonl", f"trainer_{trainer}/")
+            yield from self.steps(trainers.file_name(0, trainer), f"trainer_{trainer}/")
 
 
 class OfNodes(PassingOn):

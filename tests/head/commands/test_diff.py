@@ -51,6 +51,15 @@ def found(first: Experiment, second: Experiment) -> diff.Differences:
     return diff.differences(diff.describe(first), diff.describe(second))
 
 
+def test_each_trainer_has_its_last_values(tmp_path: Path) -> None:
+    pair = experiment(tmp_path / "one"), experiment(tmp_path / "two")
+    (pair[1].path / "outputs/rank_00_metrics_2.jsonl").write_text('{"step": 3, "loss": 0.5}\n')
+    assert found(*pair)["results"] == {
+        "last step (Trainer 2)": [None, 3],
+        "last loss (Trainer 2)": [None, 0.5],
+    }
+
+
 def test_equal_ones_do_not_differ(tmp_path: Path) -> None:
     sections = found(experiment(tmp_path / "one"), experiment(tmp_path / "two"))
     assert set(sections) == {

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from orchestrator.records import trainers
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 STARTED = 1_700_000_000.0
@@ -49,6 +50,14 @@ def experiment(
         text = "".join(json.dumps(each) + "\n" for each in lines)
         (path / "outputs" / f"rank_{rank:02d}_metrics.jsonl").write_text(text)
     return made
+
+
+def train_again(made: Experiment, *, ranks: int = 4, steps: int = 7) -> None:
+    """Add what the second Trainer of the same program writes."""
+    for rank in range(ranks):
+        lines = [{**line(rank, step, -1), "loss": 9.0} for step in range(1, steps + 1)]
+        text = "".join(json.dumps(each) + "\n" for each in lines)
+        (made.path / "outputs" / trainers.file_name(rank, 2)).write_text(text)
 
 
 ABOUT = {"cpus": 8, "gpus_at": ["0000:00:00", "0000:01:00"]}

@@ -63,16 +63,6 @@ def test_any_bytes_are_curves(tmp_path_factory: pytest.TempPathFactory, parts: l
     assert curves.rank_maps({0: path, 1: path}, ["x"], 5)["x"].ranks == [0, 1]
 
 
-def test_files_are_found_by_trainer_and_rank(tmp_path: Path) -> None:
-    for name in ("rank_00_metrics.jsonl", "rank_01_metrics.jsonl", "rank_00_metrics_2.jsonl"):
-        (tmp_path / name).touch()
-    (tmp_path / "rank_02_metrics.jsonl").symlink_to("/etc/passwd")
-    (tmp_path / "rank_x_metrics.jsonl").touch()
-    found = curves.metrics_files(tmp_path)
-    assert {number: sorted(ranks) for number, ranks in found.items()} == {1: [0, 1], 2: [0]}
-    assert curves.metrics_files(tmp_path / "none") == {}
-
-
 @pytest.mark.parametrize("whole", [True, False], ids=["read whole", "sampled"])
 def test_the_rank_that_is_slow_for_a_while_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool

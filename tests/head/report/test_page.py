@@ -17,7 +17,7 @@ from orchestrator.errors import UsageError
 from orchestrator.head.commands.experiments import diff, report
 from orchestrator.head.report import charts, page, story
 from orchestrator.records.experiment import Attempt, Experiment
-from tests.head.report.stories import STARTED, experiment
+from tests.head.report.stories import STARTED, experiment, train_again
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -74,6 +74,17 @@ def test_a_training_is_all_there(tmp_path: Path) -> None:
     split = next(chart for chart in data["charts"] if chart["stacked"])
     assert [line["means"][0] for line in split["lines"]] == [1, 60, 5, 34]
     assert all(chart["moments"] == [{"step": 151, "bad": True}] for chart in data["charts"])
+
+
+def test_every_trainer_has_its_name(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run")
+    train_again(made, steps=7)
+    parts = parts_of(made)
+    for words in ("steps (Trainer 1) 200", "steps (Trainer 2) 7", "last loss (Trainer 2) 9"):
+        assert words in parts.words, words
+    assert [line["name"] for line in drawn(parts)["charts"][0]["lines"]] == [
+        *("Trainer 1", "Trainer 2"),
+    ]
 
 
 def test_the_rank_that_keeps_the_others_waiting_is_named_first(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,9 +23,10 @@ from orchestrator.head.top.sample import Watch
 from orchestrator.head.top.watched_node import NodeSample, with_stream
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.messages import CheckedUp, Examine
+from orchestrator.records import trainers
 from orchestrator.records.node_metrics import About
 from orchestrator.records.node_metrics import NodeSample as Streamed
-from tests.head.report.stories import experiment, sample_machines
+from tests.head.report.stories import experiment, sample_machines, train_again
 from tests.head.top.samples import gpu, load, rank
 
 
@@ -51,13 +53,25 @@ def test_the_slowest_rank_is_the_one_that_computes_longer() -> None:
 
 def test_what_the_ranks_wrote_is_beside_what_their_nodes_say(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=30)
-    found = ranks.ranks(made, made.read_record())
+    _, found = progress.of(made.path, made.read_record(), None)
     assert [(one.rank, one.node, one.step, one.slow) for one in found] == [
         (0, "alpha", 30, False),
         (1, "alpha", 30, False),
         (2, "beta", 30, True),
         (3, "beta", 30, False),
     ]
+
+
+def test_the_trainer_that_is_at_work_is_shown(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=30)
+    train_again(made, steps=7)
+    found, each = progress.of(made.path, made.read_record(), 50)
+    assert (found.trainer, found.step, found.steps, found.left) == (2, 7, None, None)
+    assert [one.step for one in each] == [7, 7, 7, 7]
+    first = made.path / "outputs" / trainers.file_name(0)
+    os.utime(first, (time.time() + 90, time.time() + 90))
+    found, _ = progress.of(made.path, made.read_record(), 50)
+    assert (found.trainer, found.step, found.steps) == (1, 30, 50)
 
 
 class Refusing(Transport):

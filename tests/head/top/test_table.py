@@ -22,6 +22,8 @@ def test_each_node_has_a_row() -> None:
 
 def test_each_job_has_a_row() -> None:
     whole = job("train", slowest="rank 3 +40%", nodes=("one", "two", "three"))
+    second = job("gan", step=7, steps=None, left=None, trainer=2)
+    assert table.job_rows(sample(second))[0][:2] == ["gan", "7 (Trainer 2)"]
     foreign = job("x", experiment="", step=None, steps=None, loss=None, rate=None, left=None)
     assert table.job_rows(sample(whole, foreign)) == [
         [

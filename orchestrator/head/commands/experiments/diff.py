@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from orchestrator.config import resolved
@@ -16,14 +17,15 @@ from orchestrator.errors import EXIT_DONE
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Look
 from orchestrator.records import experiment as experiments
-from orchestrator.records import manifest
+from orchestrator.records import manifest, trainers
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.last_metrics import last_metrics
+from orchestrator.records.last_metrics import last_line
 
 Section = dict[str, Any]  # a key, with dots for what is inside, and its value
 Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each
 
 NOTHING = "-"
+MOST_TRAINERS = 8  # of a program: its last ones
 SHORTEST = 24  # columns of a value
 BEFORE = 20  # characters that are shown before the first difference of two long values
 OF_THE_RUN = ("ORCHESTRATOR_EXPERIMENT", "ORCHESTRATOR_JOB", "ORCHESTRATOR_RUN")  # never equal
@@ -108,8 +110,6 @@ def results(experiment: Experiment, record: JobRecord) -> Section:
     ranks = [rank for node in record.nodes for rank in node.ranks.values()]
     peaks = [rank["peak_kb"] for rank in ranks if isinstance(rank.get("peak_kb"), int)]
     verdict = mapping(record.verdict)
-    last = last_metrics(experiment.path)
-    metrics = {name: value for name, value in last.items() if name not in ("time", "rank")}
     section = {
         "state": record.state,
         "exit code": record.exit_code,
@@ -118,7 +118,18 @@ def results(experiment: Experiment, record: JobRecord) -> Section:
         "seconds": None if took is None else round(took, 1),
         "peak memory of a rank, kB": max(peaks, default=None),
     }
-    return {**section, **{f"last {name}": value for name, value in metrics.items()}}
+    return {**section, **last_metrics(experiment.path / "outputs")}
+
+
+def last_metrics(outputs: Path) -> Section:
+    """Return the last line of each Trainer's first rank."""
+    section: Section = {}
+    for trainer, files in list(trainers.every(outputs).items())[-MOST_TRAINERS:]:
+        whose = f" (Trainer {trainer})" if trainer > 1 else ""
+        for name, value in last_line(files[min(files)]).items():
+            if name not in ("time", "rank"):
+                section[f"last {name}{whose}"] = value
+    return section
 
 
 def of_nodes(names: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> Section:

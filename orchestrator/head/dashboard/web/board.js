@@ -89,7 +89,8 @@
     if (row.cause) name.append(element("div", row.cause, "why"));
     const state = row.state + (row.attempt > 1 ? ", attempt " + row.attempt : "");
     cell(state, "", "state state-" + row.state.replace(/[^a-z]/g, ""));
-    cell(row.step == null ? "" : row.steps ? row.step + " of " + row.steps : String(row.step), "step", "number");
+    const whose = row.trainer > 1 ? " (Trainer " + row.trainer + ")" : "";
+    cell(row.step == null ? "" : row.step + (row.steps ? " of " + row.steps : "") + whose, "step", "number");
     cell(number(row.loss), "loss", "number");
     cell(large(row.rate), "speed", "number");
     cell(row.ended ? "" : time(row.left), "left", "number");
