@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -12,14 +13,16 @@ from typing import Protocol
 
 from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.head.chores.numbered_node import NumberedNode
-from orchestrator.head.chores.shell_line import GRACE
-from orchestrator.head.connect import fleet
+from orchestrator.head.chores.shell_line import BEGINS, GRACE
+from orchestrator.head.connect import fleet, login_shell
 from orchestrator.head.connect.transport import Channel, Connection, Transport, notice_loss
 
 PIECE = 1 << 16
+NOISE = 1 << 12  # bytes of what an rc file prints that are kept; a mark is shorter
 PATIENCE = GRACE + 5.0  # seconds in which a node ends what it was asked to end
 SILENCE = 30.0  # seconds without an acknowledgement after which a connection is dead
 TIMED_OUT = 124  # as timeout(1) has it
+NEVER_BEGAN = "its login shell waits"
 
 
 class Receiver(Protocol):
@@ -51,6 +54,23 @@ class Outcome:
     lost: bool = False  # the node could not be reached, or its connection broke
 
 
+class Prologue:
+    """Keeps back what rc files print on one stream, until the command begins."""
+
+    def __init__(self, receiver: Receiver, *, errors: bool) -> None:
+        self.receiver, self.errors = receiver, errors
+        self.begun = False
+        self.said = b""
+
+    def take(self, data: bytes) -> None:
+        if not self.begun:
+            noise, mark, data = (self.said + data).partition(BEGINS)
+            self.begun = bool(mark)
+            self.said = noise[-NOISE:]
+        if self.begun and data:
+            self.receiver.take(data, errors=self.errors)
+
+
 class Visit:
     """One node's part: a connection, and the program at its other end."""
 
@@ -59,13 +79,14 @@ class Visit:
         self.connection: Connection | None = None
         self.channel: Channel | None = None
         self.began = 0.0
+        self.begun = False  # the login shell has come to the command
         self.deadline: float | None = None
         self.why = ""  # why it was ended, if it was
         self.given_up = False
         self.changing = threading.Lock()
 
-    def begin(self, connection: Connection, line: str, wait: float, limit: float | None) -> bool:
-        """Start the program, unless its end came first."""
+    def start(self, connection: Connection, line: str, wait: float) -> bool:
+        """Start the login shell that comes to the program, unless its end came first."""
         with self.changing:
             if self.why:
                 connection.close()
@@ -74,8 +95,17 @@ class Visit:
             self.channel = connection.run(line, wait)
             self.channel.settimeout(None)
             self.began = time.monotonic()
-            self.deadline = None if limit is None else self.began + limit
+            self.deadline = self.began + wait
+        with contextlib.suppress(OSError):  # it left at once; whoever reads hears why
+            self.channel.sendall(login_shell.FIRST_LINE)
         return True
+
+    def begin(self, limit: float | None) -> None:
+        """Give the program its time: from now on it runs."""
+        with self.changing:
+            if not self.why:
+                self.begun = True
+                self.deadline = None if limit is None else self.began + limit
 
     def end(self, why: str) -> None:
         """Ask the supervisor there to end the program: the end of its input tells it."""
@@ -91,6 +121,9 @@ class Visit:
         """End it at its deadline, and hang up where it does not end."""
         if self.deadline is None or now < self.deadline:
             return
+        with self.changing:
+            if not self.begun and not self.why:
+                self.why = NEVER_BEGAN
         if not self.why:
             self.end("timeout")
         elif self.connection is not None and not self.given_up:
@@ -141,9 +174,9 @@ class Fanout:
         """Carry out orders and deadlines, until all is over."""
         while True:
             deadlines = [visit.deadline for visit in self.visits if visit.deadline is not None]
-            wait = 1.0 if self.limit is not None else None  # a deadline may begin meanwhile
+            wait = 1.0  # a deadline may begin meanwhile
             if deadlines:
-                wait = max(0.0, min(deadlines) - time.monotonic())
+                wait = min(wait, max(0.0, min(deadlines) - time.monotonic()))
             try:
                 why = self.orders.get(timeout=wait)
                 if why is None:
@@ -157,29 +190,35 @@ class Fanout:
     def _visit(self, visit: Visit, line: str) -> Outcome:
         connection = self.ssh.connect(self.ssh.config.of_node(visit.node.node))
         notice_loss(connection, SILENCE)
-        if not visit.begin(connection, line, self.ssh.timeout, self.limit):
+        if not visit.start(connection, line, self.ssh.timeout):
             return Outcome(visit.node, problem=f"not started ({visit.why})")
         assert visit.channel is not None
         channel, receiver = visit.channel, self.receiver_of(visit.node)
-        complaints = threading.Thread(
-            target=receive, args=(channel.recv_stderr, receiver, True), daemon=True
-        )
+        out, err = Prologue(receiver, errors=False), Prologue(receiver, errors=True)
+        complaints = threading.Thread(target=receive, args=(channel.recv_stderr, err), daemon=True)
         complaints.start()
         try:
-            if self.given is not None:
-                feed(channel, self.given)
-            receive(channel.recv, receiver, False)
+            if receive(channel.recv, out, until_it_begins=True):
+                visit.begin(self.limit)
+                if self.given is not None:
+                    feed(channel, self.given)
+            receive(channel.recv, out)
             complaints.join()
             code = channel.recv_exit_status()
             lost = not connection.alive
         finally:
             receiver.close()
             connection.close()
-        return outcome_of(visit, code, lost=lost)
+        return outcome_of(visit, code, lost=lost, said=err.said or out.said)
 
 
-def outcome_of(visit: Visit, code: int, *, lost: bool) -> Outcome:
+def outcome_of(visit: Visit, code: int, *, lost: bool, said: bytes) -> Outcome:
     seconds = time.monotonic() - visit.began
+    if visit.why == NEVER_BEGAN:
+        return Outcome(visit.node, None, seconds, login_shell.WAITS, login_shell.TRY, lost=True)
+    if not visit.begun and not visit.why and code >= 0:
+        problem, fix = why_not_begun(code, said)
+        return Outcome(visit.node, None, seconds, problem, fix, lost=True)
     ended = Outcome(visit.node, code if code >= 0 else None, seconds)
     if visit.given_up:
         look = f"look there: orchestrator ssh {visit.node.index}"
@@ -195,16 +234,28 @@ def outcome_of(visit: Visit, code: int, *, lost: bool) -> Outcome:
     return ended
 
 
-def receive(read: Callable[[int], bytes], receiver: Receiver, errors: bool) -> None:
-    """Hand over what comes, no faster than the receiver takes it, until the stream ends."""
-    while True:
+def why_not_begun(code: int, said: bytes) -> tuple[str, str]:
+    """Say why a login shell has ended without coming to the command, and what to try."""
+    if login_shell.TAKEN.encode() in said:
+        return login_shell.INPUT_TAKEN
+    last = login_shell.last_line(said.decode(errors="replace"))
+    problem = f"its login shell ends before the command, with exit code {code}"
+    return problem + (f": {last}" if last else ""), login_shell.LOOK_FOR_EXIT
+
+
+def receive(
+    read: Callable[[int], bytes], stream: Prologue, *, until_it_begins: bool = False
+) -> bool:
+    """Hand over what comes, no faster than the receiver takes it; False once the stream ends."""
+    while not (until_it_begins and stream.begun):
         try:
             data = read(PIECE)
         except OSError:
-            return
+            return False
         if not data:
-            return
-        receiver.take(data, errors=errors)
+            return False
+        stream.take(data)
+    return True
 
 
 def feed(channel: Channel, given: Input) -> None:

@@ -13,21 +13,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import UsageError
+from orchestrator.head.connect.login_shell import FIRST, TAKEN
 
 GRACE = 5  # seconds between SIGTERM and SIGKILL, on the node
 LONGEST = 120_000  # bytes: Linux takes 128 KiB for one word of a command line
 OWN_FAILURE = 125  # as timeout(1) and env(1) have it: the command was not started
 
+BEGINS = b"\norchestrator: here the command begins\n"  # on both streams, after what rc files print
+
 SPECIAL = b"'!\\"
 ESCAPES = {
     byte: f"\\0{byte:03o}" for byte in range(256) if not 0x20 <= byte < 0x7F or byte in SPECIAL
 }
+ESCAPED = BEGINS.decode().replace("\n", "\\n")
 DECODE = 'eval "$(printf %b "$1")"'
 # sshd starts each command in a session of its own. Another server may not: its group is not ours.
+# What was asked of a login shell that gave it up, or was given up, must not run later.
 BEGIN = f"""\
 read -r x x x x group x </proc/$$/stat
 [ "$group" = $$ ] || exec setsid /bin/sh -c '{DECODE}' sh "$1"
+read -r x && [ "$x" = {FIRST} ] || {{ echo {TAKEN} >&2; exit {OWN_FAILURE}; }}
 exec 3<&0 </dev/null
+printf '{ESCAPED}'
+printf '{ESCAPED}' >&2
 """
 # Whole before the command begins, so that no shell gets half of a script.
 RECEIVE = """\

@@ -196,17 +196,18 @@ def show_folded(parts: Sequence[Folding], color: bool | None) -> None:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """Draw the table of exit codes, without a row for each of the many nodes that did well."""
-    good = [outcome.node.index for outcome in outcomes if outcome.code == 0]
-    rows: list[list[output.Cell]] = [["NODE", "NAME", "EXIT CODE", ""]]
+    """Draw the table of exit codes, with one row for all nodes that ended alike, the good last."""
+    alike: dict[tuple[str, str, str], list[NumberedNode]] = {}
     for outcome in outcomes:
-        if outcome.code != 0:
-            code = "-" if outcome.code is None else str(outcome.code)
-            about = outcome.problem or meaning(outcome.code)
-            rows.append([outcome.node.label, outcome.node.node.name, (code, "red"), about])
-            rows += [["", "", "", f"-> {outcome.fix}"]] * bool(outcome.fix)
-    if good:
-        rows.append([in_words(good), text.plural(len(good), "node"), "0", ""])
+        code = "-" if outcome.code is None else str(outcome.code)
+        about = outcome.problem or meaning(outcome.code)
+        alike.setdefault((code, about, outcome.fix), []).append(outcome.node)
+    rows: list[list[output.Cell]] = [["NODE", "NAME", "EXIT CODE", ""]]
+    for (code, about, fix), nodes in sorted(alike.items(), key=lambda item: item[0][0] == "0"):
+        name = nodes[0].node.name if len(nodes) == 1 else text.plural(len(nodes), "node")
+        painted = code if code == "0" else (code, "red")
+        rows.append([in_words([node.index for node in nodes]), name, painted, about])
+        rows += [["", "", "", f"-> {fix}"]] * bool(fix)
     return output.table(rows, output.look(None, sys.stderr), headed=True)
 
 

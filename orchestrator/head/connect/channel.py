@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.errors import NodeError
-from orchestrator.head.connect import server_command
+from orchestrator.head.connect import login_shell, server_command
 from orchestrator.head.connect.transport import Channel, Connection
 from orchestrator.head.inventory.environment import Environment
 from orchestrator.protocol import frames
@@ -139,8 +139,7 @@ class NodeChannel:
         while mark not in noise or noise.endswith(mark):
             data = self._receive(
                 deadline - time.monotonic(),
-                "its login shell never gets to our command: does something wait in its .bashrc? try"
-                " ssh to it with the command `true`",
+                f"{login_shell.WAITS} {login_shell.TRY}",
             )
             if not data or len(noise) > NOISE_LIMIT:
                 raise NodeError(*why_no_server(noise, self._errors(), self.environment))
@@ -279,9 +278,11 @@ def read_message(data: bytes) -> Incoming:
 
 
 def why_no_server(noise: bytes, errors: str, environment: Environment) -> tuple[str, str]:
-    output = (errors or noise.decode(errors="replace").strip())[-300:]
+    output = login_shell.last_line(errors or noise.decode(errors="replace"))
     if b"no-python-here" in noise:
         return no_python(server_command.pythons(environment))
+    if login_shell.TAKEN.encode() in noise and not environment.wrap:
+        return login_shell.INPUT_TAKEN
     old = re.search(rb"old-python ([0-9.]{1,20})", noise)
     if old:
         return (
@@ -299,7 +300,7 @@ def why_no_server(noise: bytes, errors: str, environment: Environment) -> tuple[
         )
     return (
         f"its login shell ends before our program starts{said}",
-        "try: ssh to it with the command `true`; look at its .bashrc for `exit` and `exec`",
+        login_shell.LOOK_FOR_EXIT,
     )
 
 

@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 
+from orchestrator.head.connect.login_shell import FIRST, FIRST_LINE, TAKEN
 from orchestrator.head.inventory.environment import Environment
 
 ACTIVATION_SECONDS = 60  # conda on a busy network disk takes 10
@@ -24,11 +25,14 @@ CHOOSE_PYTHON = (
 READ_PROGRAM = (
     'import sys;sys.version_info<(3,9)and(sys.stdout.write("old-python "+sys.version),sys.exit(9));'
     "sys.path[:]=filter(None,sys.path);"
-    'f=open(0,"rb",0,closefd=False);exec(b"".join(iter(lambda:f.read(1)or exit(9),bytes(1))))'
+    'f=open(0,"rb",0,closefd=False);'
+    f'f.readline(9).strip()==b"{FIRST}"or sys.exit(print("{TAKEN}"));'
+    'exec(b"".join(iter(lambda:f.read(1)or exit(9),bytes(1))))'
 )
 # Runs the script that comes first on standard input, in a line, because csh takes no long words.
 # bash is what activation scripts are written for.
 ACTIVATED = (
+    f'read -r s; [ "$s" = {FIRST} ] || {{ echo "{TAKEN}"; exit 9; }}; '
     'IFS= read -r s; s=$(printf %b "$s"); '
     "command -v bash >/dev/null 2>&1 && "
     'exec bash --noprofile --norc -c "$s" sh "$@"; exec /bin/sh -c "$s" sh "$@"'
@@ -122,8 +126,8 @@ orch_conda() {
 }
 
 orch_module() {
-    for orch_p in "" /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh \
-        "$MODULESHOME/init/sh" "$LMOD_PKG/init/sh" /usr/share/modules/init/sh \
+    for orch_p in "" "$MODULESHOME/init/sh" "$LMOD_PKG/init/sh" /etc/profile.d/modules.sh \
+        /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh /usr/share/modules/init/sh \
         /usr/share/lmod/lmod/init/sh /usr/share/Modules/init/sh /opt/modules/init/sh \
         /opt/apps/lmod/lmod/init/sh /opt/cray/pe/lmod/lmod/init/sh; do
         [ -r "$orch_p" ] && . "$orch_p"
@@ -210,7 +214,8 @@ def patience(environment: Environment) -> float:
 
 def preamble(environment: Environment) -> bytes:
     """Return what goes before our program on standard input."""
-    return encoded(ACTIVATE).encode() + b"\n" if environment.activate else b""
+    script = encoded(ACTIVATE).encode() + b"\n"
+    return (FIRST_LINE + script if environment.activate else b"") + FIRST_LINE
 
 
 def encoded(text: str) -> str:

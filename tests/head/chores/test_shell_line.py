@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import UsageError
-from orchestrator.head.chores.shell_line import Directory, shell_line
+from orchestrator.head.chores.collected import Kept
+from orchestrator.head.chores.fanout import Fanout, Input
+from orchestrator.head.chores.numbered_node import NumberedNode
+from orchestrator.head.chores.shell_line import BEGINS, Directory, shell_line
+from orchestrator.head.connect import login_shell
+from orchestrator.head.connect.ssh_config import Destination
+from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
+from orchestrator.head.inventory.node_list import Node
 
 SHELLS = ("sh", "bash", "zsh", "csh", "tcsh", "fish")
 ODD = [
@@ -36,14 +43,13 @@ def started(line: str, shell: str = "sh", **env: str) -> subprocess.Popen[bytes]
 def run(line: str, shell: str = "sh", given: bytes = b"", **env: str) -> tuple[int, bytes, bytes]:
     process = started(line, shell, **env)
     assert process.stdin and process.stdout and process.stderr
-    if given:
-        process.stdin.write(given)
-        process.stdin.flush()
+    process.stdin.write(login_shell.FIRST_LINE + given)
+    process.stdin.flush()
     code = process.wait(timeout=60)  # its input is open until then
-    said = process.stdout.read(), process.stderr.read()
+    said = [stream.read().partition(BEGINS)[2] for stream in (process.stdout, process.stderr)]
     for stream in (process.stdin, process.stdout, process.stderr):
         stream.close()
-    return code, *said
+    return code, said[0], said[1]
 
 
 @pytest.mark.parametrize("shell", [name for name in SHELLS if shutil.which(name)])
@@ -78,8 +84,8 @@ def test_input_arrives_whole_or_nothing_runs() -> None:
     line = shell_line(["cat"], Directory("/"), 5)
     assert run(line, given=b"a\nb\0c") == (0, b"a\nb\0c", b"")
     process = started(line)
-    out, _ = process.communicate(b"abc", timeout=60)  # and then the connection is cut
-    assert (process.returncode, out) == (125, b"")
+    out, _ = process.communicate(login_shell.FIRST_LINE + b"abc", timeout=60)  # and then it is cut
+    assert (process.returncode, out) == (125, BEGINS)
 
 
 def test_without_input_there_is_none() -> None:
@@ -89,3 +95,51 @@ def test_without_input_there_is_none() -> None:
 def test_a_command_that_is_too_long_is_refused() -> None:
     with pytest.raises(UsageError, match=r"too long.*\n.*sh -s < FILE"):
         shell_line(["echo", "x" * 200_000], Directory("/"))
+
+
+class RcFile(LocalTransport):
+    """This machine, where a login shell runs a text before any command."""
+
+    timeout = 3.0
+
+    def __init__(self, directory: Path, shell: str, text: str) -> None:
+        self.login = directory / "login"
+        self.login.write_text(f'#!/usr/bin/env {shell}\n{text}\neval "$3"\n')
+        self.login.chmod(0o755)
+
+    def connect(self, destination: Destination, timeout: float | None = None) -> ProcessConnection:
+        return ProcessConnection((str(self.login),), "")
+
+
+@pytest.mark.parametrize("shell", [name for name in ("bash", "zsh") if shutil.which(name)])
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("echo noise; echo noise >&2", ""),
+        ("exit 0", "its login shell ends before the command, with exit code 0"),
+        ("echo no such host >&2; exit 3", "with exit code 3: no such host"),
+        ("exec sh", "its login shell ends before the command"),
+        ("exec csh -f", "its login shell ends before the command"),
+        ("cat", "its login shell never gets to our command"),
+    ],
+)
+def test_what_an_rc_file_does(tmp_path: Path, shell: str, text: str, problem: str) -> None:
+    """Either the command runs, and nothing else is shown, or it never does, and that is said."""
+    mark, given = tmp_path / "ran", tmp_path / "given"
+    given.write_text(f"touch {mark}.by.another.shell\n")
+    kept = Kept()
+    with given.open("rb") as file:
+        words = ["sh", "-c", f"cat; touch {mark}"]
+        fanout = Fanout(
+            RcFile(tmp_path, shell, text),
+            [NumberedNode(0, Node("n"))],
+            lambda _: shell_line(words, Directory("/"), given.stat().st_size),
+            lambda _: kept,
+            given=Input(file.fileno(), 0, given.stat().st_size),
+        )
+        (outcome,) = fanout.go()
+    shown = b"".join(kept.out.pieces()), b"".join(kept.err.pieces())
+    assert problem in outcome.problem and outcome.lost == bool(problem)
+    assert (outcome.code, mark.exists()) == ((None, False) if problem else (0, True))
+    assert shown == (b"" if problem else given.read_bytes(), b"")
+    assert not list(tmp_path.glob("ran.by*"))

@@ -166,6 +166,32 @@ def test_any_login_shell(shell: str, home: Path, monkeypatch: pytest.MonkeyPatch
     assert (env["SET"], env["A"]) == ("1", f"it's !1 \\ {home}")
 
 
+@pytest.mark.parametrize("activate", [None, "script:/dev/null"])
+@pytest.mark.parametrize(
+    ("rc", "what"),
+    [
+        ("read x", "reads standard input"),
+        ("head -n1 >&2", "reads standard input"),
+        ("exec </dev/null", "reads standard input"),
+        ("exec sh", "ends before our program starts"),
+        ("exec csh -f", "ends before our program starts"),
+        ("echo one >&2; echo two >&2; exit 3", "ends before our program starts: two"),
+    ],
+)
+def test_an_rc_file_that_takes_our_place(
+    rc: str, what: str, activate: str | None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said in a sentence, and no shell takes our Python for commands."""
+    tools = home / "tools"
+    program(tools / "import", f"#!/bin/sh\ntouch '{home}/ran'\n")  # ImageMagick has one
+    login = home / "login"
+    program(login, f"#!/bin/sh\nPATH='{tools}':$PATH\n{rc}\neval \"$3\"\n")
+    with pytest.raises(NodeError) as refused:
+        environment(Node("n", activate=activate), home, monkeypatch, (str(login),))
+    assert what in refused.value.what and "\n" not in refused.value.what + refused.value.fix
+    assert not (home / "ran").exists()
+
+
 def test_a_command_around_all_of_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = home / "inside"
     inside.mkdir(mode=0o700)
