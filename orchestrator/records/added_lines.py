@@ -30,6 +30,7 @@ class AddedLines:
         having: bytes = b"",  # lines without it are none
     ) -> None:
         self.path, self.at, self.piece, self.mark, self.having = path, at, piece, mark, having
+        self.anew = 0  # how often it was begun anew
 
     def read(self) -> list[dict[str, Any]]:
         """Return what is new, in pieces: an empty list means that there is no more for now."""
@@ -43,11 +44,35 @@ class AddedLines:
             found = [line for line in lines if line is not None]
         return found
 
+    def behind(self) -> int:
+        """Return how many bytes there are that were not read."""
+        try:
+            with files.open_plain(self.path) as file:
+                return self._new(file)
+        except OSError:
+            return 0
+
+    def skip(self) -> None:
+        """Pass over all that there is now; what comes later is read."""
+        try:
+            with files.open_plain(self.path) as file:
+                self.at = os.fstat(file.fileno()).st_size
+                self.mark = zlib.crc32(self._before(file))
+        except OSError:
+            return
+
+    def _new(self, file: BinaryIO) -> int:
+        """Return how many bytes are new; of another file all are."""
+        size = os.fstat(file.fileno()).st_size
+        if size < self.at or self._is_another(file):
+            self.at = 0
+            self.anew += 1
+        return size - self.at
+
     def _piece(self) -> bytes:
         try:
             with files.open_plain(self.path) as file:
-                if os.fstat(file.fileno()).st_size < self.at or self._is_another(file):
-                    self.at = 0
+                self._new(file)
                 before = self._before(file)
                 data = file.read(self.piece)
         except OSError:

@@ -6,6 +6,7 @@ A line has the time, the node, and either `about` (the machine), `cause` (a noti
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections import deque
@@ -108,6 +109,15 @@ def clocks(paths: Sequence[Path], ahead: float) -> dict[Path, float]:
 
 def about(path: Path) -> About:
     """Describe the machine, by the last description near the beginning: GPUs take a moment."""
+    try:
+        status = path.stat()
+    except OSError:
+        return About()
+    return _about(path, status.st_ino, min(status.st_size, BEGINNING))
+
+
+@functools.lru_cache(1024)  # an open page asks every few seconds
+def _about(path: Path, _inode: int, _size: int) -> About:
     found: dict[str, Any] = {}
     for line in lines(path, BEGINNING):
         if isinstance(line.get("about"), dict):

@@ -3,6 +3,7 @@
     python scripts/bench/views.py [--steps 1000000] [--ranks 64]
     python scripts/bench/views.py --hosts 64     the first screen of top, and its processor time
     python scripts/bench/views.py --sampler      what a node's sampler costs
+    python scripts/bench/views.py --open --steps 200000      an open page, while the job goes on
     python scripts/bench/views.py --clients 10   the memory of the dashboard while so many look on
 
 The metrics are lines as the engine writes them. The files of the ranks are one file under many
@@ -39,10 +40,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--hosts", type=int, default=0)
     parser.add_argument("--sampler", action="store_true")
+    parser.add_argument("--open", action="store_true")
     parser.add_argument("--clients", type=int, default=0)
     options = parser.parse_args()
     if options.sampler:
         sampler()
+    elif options.open:
+        open_page(options.steps, options.ranks)
     elif options.hosts:
         top(options.hosts)
     elif options.clients:
@@ -217,6 +221,28 @@ def go_on(path: Path, seconds: int = 60) -> None:
         with metrics.open("a") as file:  # every rank's: they are one file
             file.write(json.dumps({**last, "step": last["step"] + second + 1}) + "\n")
         time.sleep(1.0)
+
+
+def open_page(steps: int, ranks: int) -> None:
+    """Look at a page as the dashboard does: once, and again each time that all ranks went on."""
+    from orchestrator.head.dashboard.pages import Page
+
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "long_20260101_000000"
+        make(path, steps, ranks)
+        sample_machines(path, ranks // PER_NODE, steps)
+        metrics = path / "outputs" / "rank_00_metrics.jsonl"
+        page = Page([Experiment(path)], lambda _: {})
+        for look in range(4):
+            began = time.process_time()
+            parts = page.look() or b""
+            took = time.process_time() - began
+            print(f"look {look}: {took:6.3f} s of a processor, {len(parts) / 1e6:.2f} MB of JSON")
+            with metrics.open("r+b") as file:
+                file.seek(-(1 << 12), os.SEEK_END)
+                last = json.loads(file.read().splitlines()[-1])
+                file.write(json.dumps({**last, "step": steps + look + 1}).encode() + b"\n")
+        print(f"load {os.getloadavg()[0]:.0f}")
 
 
 def look_on(where: str, token: str, name: str, node: int, over: threading.Event) -> None:

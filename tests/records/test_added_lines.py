@@ -24,6 +24,21 @@ def test_a_file_that_grows_gives_whole_lines(tmp_path: Path) -> None:
     assert added.read() == [{"a": 4}]
 
 
+def test_what_is_passed_over_is_not_read_later(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    added = AddedLines(path)
+    assert added.behind() == 0
+    path.write_bytes(b'{"a": 1}\n{"a": 2}\n')
+    assert added.behind() == 18
+    added.skip()
+    assert added.behind() == 0 and added.read() == []
+    with path.open("ab") as file:
+        file.write(b'{"a": 3}\n')
+    assert added.read() == [{"a": 3}] and added.anew == 0
+    path.write_bytes(b'{"a": 4}\n{"a": 5}\n{"a": 6}\n')  # as long as it was
+    assert added.behind() == 27 and added.anew == 1
+
+
 @pytest.mark.parametrize("more", [0, 1, 50])
 def test_a_file_that_was_cut_off_and_grew_again_is_read_from_its_beginning(
     tmp_path: Path, more: int

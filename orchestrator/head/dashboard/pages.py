@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.head.dashboard.listing import fingerprint
@@ -33,10 +33,8 @@ class Page:
 
     def parts(self) -> dict[str, Any]:
         several = len(self.experiments) > 1
-        told = [
-            replace(story.tell(each, len(self.experiments) - 1), logs=[])
-            for each in self.experiments
-        ]
+        others = len(self.experiments) - 1
+        told = [story.tell(each, others, logs=False) for each in self.experiments]
         drawn, data = page.pictures(told)
         differences = self.compared(self.experiments) if several else {}
         details = [

@@ -1,33 +1,21 @@
-"""Reads metrics files into as many points as a screen has: a mean and a range for each.
-
-The lines come from nodes and may be of any length and content, half written, or of a program of the
-user's own: what is no number is passed over.
-"""
+"""Makes curves and maps of ranks of the metrics files: a mean and a range for each point."""
 
 from __future__ import annotations
 
-import json
-import math
 import operator
-import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
 
-from orchestrator import files
-from orchestrator.records import trainers
-from orchestrator.records.last_metrics import LARGEST, number
+from orchestrator.head.report.points import Points
+from orchestrator.head.report.reading import KEPT, Line, Reading, Told
 
-LONGEST_LINE = 1 << 20
-PLACES = 256  # of a large file, to know when its steps were
-MOST_NAMES = 64
-WHOLE = 4 << 20  # bytes of a file that is read from end to end, also where a sample would do
-END = 1 << 16  # bytes at a file's end in which its last line lies
-ABOUT = ("time", "rank", "step")  # where a line belongs; all else is measured
-
-Line = dict[str, Any]
+POINTS = 1000  # of each curve, as many as a wide screen has room for
+COLUMNS = 240  # of a map of ranks
+PLACES = 4  # of each column of a map: of a large file, the lines there are read
+MOST_CELLS = 256 * COLUMNS  # of a map of one metric: that of very many ranks has fewer columns
+ABOUT = ("rank", "step")  # where a line belongs; all else is measured
 
 
 @dataclass(frozen=True)
@@ -49,116 +37,90 @@ class RankMap:
     rows: list[list[float | None]]
 
 
-@dataclass
-class _Point:
-    step: int = 0  # the last of those that share it
-    total: float = 0.0
-    count: int = 0
-    low: float = math.inf
-    high: float = -math.inf
-
-    def add(self, step: int, values: Sequence[float]) -> None:
-        """Add values up to this step, many at once: of a million lines each is taken in C."""
-        known = [value for value in values if abs(value) < LARGEST]  # NaN is not either
-        if known:
-            self.step = max(self.step, step)
-            self.total += math.fsum(known)
-            self.count += len(known)
-            self.low = min(self.low, *known)
-            self.high = max(self.high, *known)
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.count
-
-
-def span(path: Path) -> tuple[int, int] | None:
-    """Return the first and the last step of a file without reading what lies between."""
-    with files.open_plain(path) as file:
-        first = next((step for _, step in _lines(file)), None)
-        file.seek(max(0, os.fstat(file.fileno()).st_size - END))
-        steps = [step for _, step in _lines(file)]
-    if first is None:
-        return None
-    return first, max([first, *steps])
-
-
-def step_times(outputs: Path) -> list[tuple[int, float]]:
-    """Return steps of the lowest rank and when they were logged, few of them where many are."""
-    paths = trainers.every(outputs).get(1, {})
-    if not paths:
-        return []
-    with files.open_plain(paths[min(paths)]) as file:
-        pairs = [(step, number(line, "time")) for line, step in _sample(file, PLACES)]
-    return sorted((step, when) for step, when in pairs if when is not None)
-
-
 def curves(path: Path, points: int) -> dict[str, Curve]:
-    """Read every line of one rank's file into at most `points` points of each metric."""
-    steps = span(path)
-    if steps is None:
-        return {}
-    first, width = steps[0], _width(steps, points)
-    found: dict[str, dict[int, _Point]] = {}
-    waiting: dict[str, list[float]] = {}  # of the column that is being read
-    here = (0, 0)  # this column, and the last step in it
-    with files.open_plain(path) as file:
-        for line, step in _lines(file):
-            column = (step - first) // width
-            if column != here[0]:
-                _settle(waiting, found, *here)
-            here = column, step
-            for name, value in line.items():
-                if type(value) is float or type(value) is int:
-                    if name in waiting:
-                        waiting[name].append(value)
-                    elif name not in ABOUT and len(waiting) < MOST_NAMES:
-                        waiting[name] = [value]
-    _settle(waiting, found, *here)
-    return {name: _curve(kept) for name, each in found.items() if (kept := _counted(each))}
+    """Read one rank's file into at most `points` points of each metric, and of the time."""
+    reading = KEPT.look((path, "curves"), lambda: Reading(path, measured, POINTS))
+    halvings = 0
+    if reading.columns is not None:
+        first, last = reading.columns
+        while (last >> halvings) - (first >> halvings) >= points:
+            halvings += 1
+    every = {name: curve_of(each.halved(halvings)) for name, each in reading.points.items()}
+    return {name: curve for name, curve in every.items() if curve.steps}
 
 
-def _settle(
-    waiting: dict[str, list[float]], found: dict[str, dict[int, _Point]], column: int, step: int
-) -> None:
-    """Make points of the values that wait; a file may come back to a column later."""
-    for name, values in waiting.items():
-        found.setdefault(name, {}).setdefault(column, _Point()).add(step, values)
-        values.clear()
+def measured(line: Line) -> Told | None:
+    """Return what a line says of its step; None for half a line, or somebody else's."""
+    step = line.get("step")
+    if type(step) is not int or not 0 <= step < 1 << 53:
+        return None
+    for name in ABOUT:
+        line.pop(name, None)
+    return step, line
 
 
-def rank_maps(paths: dict[int, Path], names: Sequence[str], columns: int) -> dict[str, RankMap]:
+def curve_of(points: Points) -> Curve:
+    kept = [at for at, count in enumerate(points.counts) if count]
+    return Curve(
+        [points.steps[at] for at in kept],
+        [points.totals[at] / points.counts[at] for at in kept],
+        [points.lows[at] for at in kept],
+        [points.highs[at] for at in kept],
+    )
+
+
+def rank_maps(
+    paths: Mapping[int, Path], names: Sequence[str], columns: int = COLUMNS
+) -> dict[str, RankMap]:
     """Read metrics of all ranks; of large files a few lines for each column."""
-    spans = [steps for path in paths.values() if (steps := span(path))]
-    if not spans:
-        return {}
-    steps = min(first for first, _ in spans), max(last for _, last in spans)
-    width = _width(steps, columns)
-    count = (steps[1] - steps[0]) // width + 1
-    ranks = sorted(paths)
-    rows: dict[str, list[list[float | None]]] = {name: [] for name in names}
-    for rank in ranks:
-        cells: dict[str, dict[int, _Point]] = {name: {} for name in names}
-        with files.open_plain(paths[rank]) as file:
-            for line, step in _sample(file, count):
-                column = (step - steps[0]) // width
-                for name in names:
-                    value = number(line, name)
-                    if value is not None and 0 <= column < count:
-                        cells[name].setdefault(column, _Point()).add(step, [value])
-        for name in names:
-            row = [cells[name].get(column) for column in range(count)]
-            rows[name].append([None if point is None else point.mean for point in row])
-    known = [
-        column
-        for column in range(count)
-        if any(row[column] is not None for each in rows.values() for row in each)
+    columns = max(2, min(columns, MOST_CELLS // max(1, len(paths))))
+    wanted = tuple(names)
+
+    def told(line: Line) -> Told | None:
+        known = measured(line)
+        return known and (known[0], {name: line[name] for name in wanted if name in line})
+
+    readings = [
+        KEPT.look(
+            (paths[rank], wanted, columns),
+            lambda path=paths[rank]: Reading(path, told, columns, columns * PLACES),  # type: ignore[misc]
+        )
+        for rank in sorted(paths)
     ]
-    starts = [steps[0] + column * width for column in known]
+    shift, first, last = common(readings, columns)
+    rows = {name: [row(each, name, shift, first, last) for each in readings] for name in names}
+    known = [
+        at
+        for at in range(last - first + 1)
+        if any(each[at] is not None for every in rows.values() for each in every)
+    ]
+    starts = [first + at << shift for at in known]
     return {
-        name: RankMap(starts, ranks, [[row[column] for column in known] for row in each])
-        for name, each in rows.items()
+        name: RankMap(starts, sorted(paths), [[each[at] for at in known] for each in every])
+        for name, every in rows.items()
+        if known
     }
+
+
+def common(
+    readings: Sequence[Reading], columns: int, begin: int | None = None
+) -> tuple[int, int, int]:
+    """Return columns in which all readings have room: their shift, the first, and the last."""
+    spans = [steps for each in readings if (steps := each.steps) is not None]
+    if not spans:
+        return 0, 0, -1
+    shift = max(each.shift for each in readings)
+    first = min(steps[0] for steps in spans) if begin is None else begin
+    last = max(steps[1] for steps in spans)
+    while (last >> shift) - (first >> shift) >= columns:
+        shift += 1
+    return shift, first >> shift, last >> shift
+
+
+def row(reading: Reading, name: str, shift: int, first: int, last: int) -> list[float | None]:
+    """Return the mean of each column from the first to the last, where there is one."""
+    points = reading.points.get(name, Points())
+    return points.halved(shift - reading.shift).means(first, last)
 
 
 def ahead(found: RankMap) -> tuple[int, float] | None:
@@ -176,48 +138,3 @@ def ahead(found: RankMap) -> tuple[int, float] | None:
 
 def median(values: Sequence[float]) -> float:
     return statistics.median_low(values) if values else 0.0
-
-
-def _width(steps: tuple[int, int], columns: int) -> int:
-    return (steps[1] - steps[0]) // columns + 1
-
-
-def _counted(points: dict[int, _Point]) -> list[_Point]:
-    return [points[column] for column in sorted(points) if points[column].count]
-
-
-def _curve(ordered: Sequence[_Point]) -> Curve:
-    return Curve(
-        [point.step for point in ordered],
-        [point.mean for point in ordered],
-        [point.low for point in ordered],
-        [point.high for point in ordered],
-    )
-
-
-def _sample(file: BinaryIO, columns: int) -> Iterator[tuple[Line, int]]:
-    """Read a small file whole, and of a large one the lines at four places of each column."""
-    size = os.fstat(file.fileno()).st_size
-    if size <= WHOLE:
-        yield from _lines(file)
-        return
-    for place in range(columns * 4):
-        file.seek(size * place // (columns * 4))
-        if place:
-            file.readline(LONGEST_LINE)  # the rest of a line
-        yield from _parsed(file.readline(LONGEST_LINE))
-
-
-def _lines(file: BinaryIO) -> Iterator[tuple[Line, int]]:
-    while raw := file.readline(LONGEST_LINE):
-        yield from _parsed(raw)
-
-
-def _parsed(raw: bytes) -> Iterator[tuple[Line, int]]:
-    try:
-        line = json.loads(raw)
-        step = line["step"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return  # half a line, or somebody else's
-    if type(step) is int and 0 <= step < 1 << 53:
-        yield line, step

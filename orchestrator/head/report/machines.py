@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import files
+from orchestrator.head.report import curves
 from orchestrator.head.report.curves import Curve
+from orchestrator.head.report.reading import KEPT, Line, Reading, Told
 from orchestrator.records import node_metrics
-from orchestrator.records.added_lines import parsed
 from orchestrator.records.experiment import JobRecord
-from orchestrator.records.node_metrics import LONGEST, NodeSample
+from orchestrator.records.node_metrics import NodeSample
 
 COLUMNS = 200
-WHOLE = 1 << 19  # bytes of a file that is read from end to end
-LEAST = 5  # seconds of a column
+LEAST = 5  # seconds of a column, or a multiple
 MOST_DAYS = 400  # a clock that is wrong by years is none of the job's time
 
 
@@ -53,74 +50,44 @@ class Machines:
 
 def read(outputs: Path, record: JobRecord, columns: int = COLUMNS) -> Machines | None:
     """Read the files of all nodes; of large ones a few lines for each column."""
-    every = node_metrics.every(outputs)
     ahead = {node.index: node.clock for node in record.nodes}
-    known = {
-        node: list(told_by(node_metrics.clocks(paths, ahead.get(node, 0.0)), columns))
-        for node, paths in every.items()
+    readings = {
+        node: [
+            reading(path, record.started + more, columns)
+            for path, more in node_metrics.clocks(paths, ahead.get(node, 0.0)).items()
+        ]
+        for node, paths in node_metrics.every(outputs).items()
     }
-    known = {node: kept for node, pairs in known.items() if (kept := since(record, pairs))}
-    if not known:
+    KEPT.make_room()
+    readings = {node: each for node, each in readings.items() if any(one.columns for one in each)}
+    shift, _, last = curves.common([one for each in readings.values() for one in each], columns, 0)
+    if last < 0:
         return None
-    last = max(seconds for pairs in known.values() for seconds, _ in pairs)
-    width = max(LEAST, math.ceil((last + 1) / columns))
-    count = int(last // width) + 1
-    names = dict.fromkeys(name for pairs in known.values() for _, v in pairs for name in v)
+    names = dict.fromkeys(name for each in readings.values() for one in each for name in one.points)
     return Machines(
-        list(known),
-        [at * width for at in range(count)],
-        {name: [row(pairs, name, width, count) for pairs in known.values()] for name in names},
+        list(readings),
+        [at * LEAST << shift for at in range(last + 1)],
+        {name: [row(each, name, shift, last) for each in readings.values()] for name in names},
     )
 
 
-def since(
-    record: JobRecord, pairs: Sequence[tuple[float, dict[str, float]]]
-) -> list[tuple[float, dict[str, float]]]:
-    """Count from the start of the job; a clock that is wrong by years tells nothing."""
-    moved = ((time - record.started, values) for time, values in pairs)
-    return [(at, values) for at, values in moved if 0 <= at < MOST_DAYS * 86400]
+def reading(path: Path, began: float, columns: int) -> Reading:
+    """Read one file; the job began at that time by the clock of its machine."""
+
+    def told(line: Line) -> Told | None:
+        sample = node_metrics.sample(line)
+        if sample is None or not 0 <= sample.time - began < MOST_DAYS * 86400:
+            return None  # a clock that is wrong by years tells nothing
+        return int((sample.time - began) // LEAST), values(sample)
+
+    return KEPT.look((path, began, columns), lambda: Reading(path, told, columns, 2 * columns))
 
 
-def row(
-    pairs: Sequence[tuple[float, Mapping[str, float]]], name: str, width: int, count: int
-) -> list[float | None]:
-    sums, counts = [0.0] * count, [0] * count
-    for seconds, values in pairs:
-        if name in values:
-            sums[int(seconds // width)] += values[name]
-            counts[int(seconds // width)] += 1
-    return [total / of if of else None for total, of in zip(sums, counts, strict=True)]
-
-
-def told_by(paths: Mapping[Path, float], columns: int) -> Iterator[tuple[float, dict[str, float]]]:
-    """Yield the times by the head's clock, and the values; `paths` has how far each is ahead."""
-    for path, ahead in paths.items():
-        for sample in few(path, columns) if large(path) else node_metrics.samples(path):
-            yield sample.time - ahead, values(sample)
-
-
-def large(path: Path) -> bool:
-    try:
-        return path.stat().st_size > WHOLE
-    except OSError:
-        return False
-
-
-def few(path: Path, columns: int) -> Iterator[NodeSample]:
-    """Yield the samples at two places of each column."""
-    try:
-        with files.open_plain(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            for place in range(columns * 2):
-                file.seek(size * place // (columns * 2))
-                if place:
-                    file.readline(LONGEST)  # the rest of a line
-                line = parsed(file.readline(LONGEST))
-                found = node_metrics.sample(line) if line is not None else None
-                if found is not None:
-                    yield found
-    except OSError:
-        return
+def row(readings: Sequence[Reading], name: str, shift: int, last: int) -> list[float | None]:
+    """Return what a node did in each column: in its attempts it may have had several machines."""
+    rows = [curves.row(each, name, shift, 0, last) for each in readings]
+    known = [[value for value in column if value is not None] for column in zip(*rows, strict=True)]
+    return [sum(each) / len(each) if each else None for each in known]
 
 
 def values(sample: NodeSample) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,13 @@ from orchestrator.head.follow.node_logs import log_files
 from orchestrator.head.report import curves, machines
 from orchestrator.head.report.curves import Curve, RankMap
 from orchestrator.head.report.machines import Machines
+from orchestrator.head.report.reading import KEPT
 from orchestrator.head.screen.log_reader import tail
 from orchestrator.records import checkpoint_store, manifest, node_metrics, trainers
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord
 from orchestrator.records.node_metrics import Notices
 from orchestrator.text import plural, size
 
-POINTS = 1000  # of each curve, as many as a wide screen has room for; shared by all experiments
-COLUMNS = 240  # of the map of all ranks
 LINES = 40  # of each node's log
 LARGEST_CONFIG = 1 << 20  # characters
 LARGEST_DIFF = 200_000
@@ -50,6 +49,7 @@ class Training:
     number: int
     curves: dict[str, Curve]  # of the lowest rank
     maps: dict[str, RankMap]
+    times: Curve = field(default_factory=Curve)  # when its steps were logged
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,15 @@ class Story:
     machines: Machines | None = None
 
 
-def tell(experiment: Experiment, others: int = 0) -> Story:
+def tell(experiment: Experiment, others: int = 0, *, logs: bool = True) -> Story:
     """Gather one experiment's story, for a page that shows so many others, too."""
     record = experiment.read_record()
     data = manifest.read(experiment)
-    points = max(200, POINTS // (others + 1))
+    points = max(200, curves.POINTS // (others + 1))
     outputs = experiment.path / "outputs"
-    trainings = read_trainings(outputs, points)
+    with KEPT.alone(outputs):
+        trainings = read_trainings(outputs, points)
+        of_machines = machines.read(outputs, record)
     return Story(
         experiment,
         record,
@@ -80,8 +82,8 @@ def tell(experiment: Experiment, others: int = 0) -> Story:
         config_text(experiment),
         trainings,
         moments(experiment, record, data, trainings),
-        last_lines(experiment, record),
-        machines.read(outputs, record),
+        last_lines(experiment, record) if logs else [],
+        of_machines,
     )
 
 
@@ -89,10 +91,12 @@ def read_trainings(outputs: Path, points: int) -> list[Training]:
     trainings = []
     for number, paths in trainers.every(outputs).items():
         own = curves.curves(paths[min(paths)], points)
+        times = own.pop("time", Curve())
         wanted = [name for name in (*OF_RANKS, *MORE_OF_RANKS) if name in own]
-        maps = curves.rank_maps(paths, wanted, COLUMNS) if len(paths) > 1 else {}
+        maps = curves.rank_maps(paths, wanted) if len(paths) > 1 else {}
         if own:
-            trainings.append(Training(number, own, maps))
+            trainings.append(Training(number, own, maps, times))
+    KEPT.make_room()
     return trainings
 
 
@@ -135,8 +139,10 @@ def moments(
         found.append(Moment(float(verdict["time"]), str(verdict["title"]), bad=True))
     if record.ended:
         found.append(Moment(record.ended, record.state, bad=record.state in ("failed", "lost")))
-    when = curves.step_times(experiment.path / "outputs")
-    found += [placed(moment, when) for moment in (*skipped(trainings), *slow(record))]
+    for training in trainings:
+        found += [placed(moment, training.times) for moment in skipped(training)]
+    first = trainings[0].times if trainings else Curve()
+    found += [placed(moment, first) for moment in slow(record)]
     many = [*checkpoints(experiment), *told_of_machines(experiment, record)]
     found = chosen(found, many)
     found.sort(key=in_order)
@@ -193,19 +199,19 @@ def slow(record: JobRecord) -> list[Moment]:
     ]
 
 
-def placed(moment: Moment, when: Sequence[tuple[int, float]]) -> Moment:
+def placed(moment: Moment, when: Curve) -> Moment:
     """Add the time to a moment of which only the step is known."""
-    time = next((time for step, time in when if step >= (moment.step or 0)), None)
+    times = zip(when.steps, when.highs, strict=True)
+    time = next((time for step, time in times if step >= (moment.step or 0)), None)
     return moment if time is None else replace(moment, time=time)
 
 
-def skipped(trainings: Sequence[Training]) -> list[Moment]:
+def skipped(training: Training) -> Iterator[Moment]:
     """Say how many steps were skipped, where the metrics tell it: they have steps and no times."""
-    all_curves = [training.curves.get("skipped_steps", Curve()) for training in trainings]
-    total = sum(max(curve.highs, default=0.0) for curve in all_curves)
-    pairs = [pair for curve in all_curves for pair in zip(curve.steps, curve.highs, strict=True)]
-    first = [step for step, most in pairs if most]
-    if not total:
-        return []
-    what = f"{plural(int(total), 'step')} skipped for NaN or inf"
-    return [Moment(0.0, what, min(first), bad=True)]
+    curve = training.curves.get("skipped_steps", Curve())
+    total = max(curve.highs, default=0.0)
+    if total:
+        first = next(step for step, most in zip(curve.steps, curve.highs, strict=True) if most)
+        whose = f" (Trainer {training.number})" if training.number > 1 else ""
+        what = f"{plural(int(total), 'step')} skipped for NaN or inf{whose}"
+        yield Moment(0.0, what, first, bad=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.head.report import curves
+from orchestrator.head.report import curves, reading
 
 
 def write(path: Path, lines: list[dict[str, Any]]) -> Path:
@@ -30,12 +30,12 @@ def test_of_many_lines_every_point_keeps_its_range(tmp_path: Path) -> None:
     losses[4_321] = 99.0  # a spike of one step must not get lost
     lines = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
     curve = curves.curves(write(tmp_path / "m", lines), 100)["loss"]
-    assert len(curve.steps) == 100
+    assert 50 < len(curve.steps) <= 100
     assert (max(curve.highs), min(curve.lows)) == (99.0, 1.0)
     at = curve.highs.index(99.0)
-    assert curve.steps[at] - 100 < 4_321 <= curve.steps[at]
+    assert curve.steps[at] - 128 < 4_321 <= curve.steps[at]
     assert curve.steps[-1] == 9_999
-    assert curve.means[at] == pytest.approx(1.98)
+    assert curve.means[at] == pytest.approx(1 + 98 / 128)
 
 
 def test_what_is_no_number_or_no_line_is_passed_over(tmp_path: Path) -> None:
@@ -51,13 +51,13 @@ def test_what_is_no_number_or_no_line_is_passed_over(tmp_path: Path) -> None:
 
 def test_names_without_end_are_not_kept(tmp_path: Path) -> None:
     path = write(tmp_path / "m", [{"step": 1, **{f"m{i}": i for i in range(500)}}])
-    assert len(curves.curves(path, 10)) == curves.MOST_NAMES
+    assert len(curves.curves(path, 10)) == reading.MOST_NAMES
 
 
 @given(st.lists(st.binary(max_size=60), max_size=20))
 def test_any_bytes_are_curves(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
     path = tmp_path_factory.mktemp("any") / "rank_00_metrics.jsonl"
-    path.write_bytes(b"\n".join([*parts, b'{"step": 7, "x": 1}']))
+    path.write_bytes(b"\n".join([*parts, b'{"step": 7, "x": 1}\n']))
     found = curves.curves(path, 10)
     assert found["x"].means == [1.0]
     assert curves.rank_maps({0: path, 1: path}, ["x"], 5)["x"].ranks == [0, 1]
@@ -68,7 +68,7 @@ def test_the_rank_that_is_slow_for_a_while_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     if not whole:
-        monkeypatch.setattr(curves, "WHOLE", 1000)
+        monkeypatch.setattr(reading, "WHOLE", 1000)
     paths = {}
     for rank in range(4):
         lines = [
@@ -77,9 +77,9 @@ def test_the_rank_that_is_slow_for_a_while_is_seen(
         ]
         paths[rank] = write(tmp_path / f"{rank}", lines)
     found = curves.rank_maps(paths, ["step_ms", "nothing"], 100)["step_ms"]
-    assert found.ranks == [0, 1, 2, 3] and len(found.steps) == 100
+    assert found.ranks == [0, 1, 2, 3] and 50 < len(found.steps) <= 100
     assert all(value is not None for row in found.rows for value in row)
-    late = found.steps.index(1520)
+    late = found.steps.index(1504)
     assert [row[late] for row in found.rows] == [20.0, 20.0, 50.0, 20.0]
     assert [row[0] for row in found.rows] == [20.0] * 4
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.report import charts, machines, page, story
+from orchestrator.head.report import charts, machines, page, reading, story
 from tests.head.report.stories import STARTED, experiment, sample_machines
 from tests.head.report.test_page import drawn, parts_of
 
@@ -57,11 +57,11 @@ def test_a_long_stream_is_read_at_some_places_only(tmp_path: Path) -> None:
         for at in range(20_000):
             line = {"time": STARTED + 5 * at, "node": 0, "cpu": at / 20_000, "net": {}}
             file.write(json.dumps({**line, "disks": {"/": [1 << 40, 1 << 41]}}) + "\n")
-    assert path.stat().st_size > machines.WHOLE
+    assert path.stat().st_size > reading.WHOLE
     found = machines.read(made.path / "outputs", made.read_record(), 100)
-    assert found is not None and len(found.columns) == 100
+    assert found is not None and 50 < len(found.columns) <= 100
     curve = found.line("cpu", 0)
-    assert len(curve.means) > 95 and curve.means == sorted(curve.means)
+    assert len(curve.means) > len(found.columns) - 5 and curve.means == sorted(curve.means)
 
 
 def test_events_of_steps_are_placed_on_the_time(tmp_path: Path) -> None:

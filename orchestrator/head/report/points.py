@@ -1,0 +1,98 @@
+"""Sums of one metric over columns of steps: as many as a screen has room for. Pure.
+
+A column has 2**n steps, and where there are too many, each two become one. So a file that is read
+in pieces, as it grows, gives what it gives when it is read at once.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.records.last_metrics import LARGEST
+
+
+class Points:
+    """What is known of each column from `base` on; columns without a value have the count 0."""
+
+    __slots__ = ("base", "counts", "highs", "lows", "steps", "totals")
+
+    def __init__(self) -> None:
+        self.base = 0
+        self.steps = array("q")  # the last one of a column that has a value
+        self.counts = array("q")
+        self.totals, self.lows, self.highs = array("d"), array("d"), array("d")
+
+    def add(self, column: int, step: int, values: Sequence[float]) -> None:
+        """Add values up to this step, many at once: of a million lines each is taken in C."""
+        known = [value for value in values if abs(value) < LARGEST]  # NaN is not either
+        if not known:
+            return
+        at = column - self.base if self.counts else 0
+        if not 0 <= at < len(self.counts):
+            at = self._place(column)
+        self.steps[at] = max(self.steps[at], step)
+        self.counts[at] += len(known)
+        self.totals[at] += math.fsum(known)
+        self.lows[at] = min(self.lows[at], *known)
+        self.highs[at] = max(self.highs[at], *known)
+
+    def halved(self, times: int) -> Points:
+        """Return the same in columns of 2**times as many steps."""
+        found = self
+        for _ in range(times):
+            found = found._pairs()
+        return found
+
+    def means(self, first: int, last: int) -> list[float | None]:
+        """Return the mean of each column from the first to the last, which no value is before."""
+        found: list[float | None] = [None] * (last - first + 1)
+        at = self.base - first
+        for total, count in zip(self.totals, self.counts, strict=True):
+            if count:
+                found[at] = total / count
+            at += 1
+        return found
+
+    def _pairs(self) -> Points:
+        if self.base % 2 and self.counts:
+            self._extend_before(1)
+        if len(self.counts) % 2:
+            self._extend(1)
+        found = Points()
+        found.base = self.base // 2
+        found.steps.extend(map(max, self.steps[::2], self.steps[1::2]))
+        found.counts.extend(map(operator.add, self.counts[::2], self.counts[1::2]))
+        found.totals.extend(map(operator.add, self.totals[::2], self.totals[1::2]))
+        found.lows.extend(map(min, self.lows[::2], self.lows[1::2]))
+        found.highs.extend(map(max, self.highs[::2], self.highs[1::2]))
+        return found
+
+    def _place(self, column: int) -> int:
+        """Make room for a column, which may be before the first: a file may begin anew."""
+        if not self.counts:
+            self.base = column
+        if column < self.base:
+            self._extend_before(self.base - column)
+        else:
+            self._extend(column - self.base - len(self.counts) + 1)
+        return column - self.base
+
+    def _extend(self, count: int) -> None:
+        for each, nothing in self._nothing():
+            each.extend(array(each.typecode, [nothing]) * count)
+
+    def _extend_before(self, count: int) -> None:
+        self.base -= count
+        for each, nothing in self._nothing():
+            each[:0] = array(each.typecode, [nothing]) * count
+
+    def _nothing(self) -> tuple[tuple[array[Any], float], ...]:
+        """Return what stands in a column without values."""
+        return (
+            *((self.steps, 0), (self.counts, 0), (self.totals, 0.0)),
+            *((self.lows, math.inf), (self.highs, -math.inf)),
+        )
