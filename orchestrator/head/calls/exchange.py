@@ -15,8 +15,8 @@ from typing import Any
 
 from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.channel import NodeChannel, nonsense, read_message
-from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.channel import nonsense, read_message
+from orchestrator.head.connect.reach import kept_if_well, serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import CALL, CLOSE, EVERY_RANK, GONE, HEADER, JSON, Splitter
@@ -36,13 +36,9 @@ class NodeCalls:
     def __init__(self, transport: Transport, job: str, node: NodeRecord) -> None:
         self.node = node
         self.ranks = range(node.first_rank, node.first_rank + node.nproc)
-        connection = transport.connect(transport.config.of_node(node))
-        try:
-            self.channel: NodeChannel = open_channel(connection, node, transport.timeout)
+        self.channel = serving(transport, node)
+        with kept_if_well(self.channel):
             self.channel.ask(Call(job=job, node=node.index), ASK_SECONDS)
-        except OrchestratorError:
-            connection.close()
-            raise
 
     def receive(self) -> bytes | None:
         """Return the next frame of a call, or None for one that only shows that the node lives."""

@@ -17,7 +17,7 @@ from orchestrator.head.chores.gathered import Gathering
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.reach import kept_if_well, serving
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.outputs.fetch import Fetch, Fetched, plain
@@ -165,13 +165,9 @@ def make_place(folder: Folder) -> None:
 
 def ask(transport: Transport, source: Source) -> Listed:
     """Reach a node, and ask it what there is to fetch."""
-    connection = transport.connect(transport.config.of_node(source.login))
-    try:
-        channel = open_channel(connection, source.login, transport.timeout)
+    channel = serving(transport, source.login)
+    with kept_if_well(channel):
         listing = channel.ask(source.question, LIST_SECONDS)
-    except BaseException:
-        connection.close()
-        raise
     files = [file for file in listing.files if plain(file.path)]
     manifests = {
         file.path.rpartition("/")[0]: content(channel, listing.place, file)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -55,13 +57,35 @@ def open_channel(connection: Connection, node: Login, timeout: float) -> NodeCha
     return channel
 
 
+def serving(ssh: Transport, node: Login) -> NodeChannel:
+    """Connect to a node, over a connection of its own, and start our server there."""
+    return open_channel(ssh.connect(ssh.config.of_node(node)), node, ssh.timeout)
+
+
+@contextmanager
+def for_now(ssh: Transport, node: Login) -> Iterator[NodeChannel]:
+    """Have our server on a node, and close the connection in the end."""
+    channel = serving(ssh, node)
+    try:
+        yield channel
+    finally:
+        channel.connection.close()
+
+
+@contextmanager
+def kept_if_well(channel: NodeChannel) -> Iterator[None]:
+    """Close the connection only where what is asked of it first fails."""
+    try:
+        yield
+    except BaseException:
+        channel.connection.close()
+        raise
+
+
 def ask_once(ssh: Transport, node: Login, request: Request[A], timeout: float) -> A:
     """Ask a node one thing, over a connection of its own."""
-    connection = ssh.connect(ssh.config.of_node(node))
-    try:
-        return open_channel(connection, node, ssh.timeout).ask(request, timeout)
-    finally:
-        connection.close()
+    with for_now(ssh, node) as channel:
+        return channel.ask(request, timeout)
 
 
 def reach(ssh: Transport, node: Node, request: Probe) -> Reached:
@@ -71,11 +95,8 @@ def reach(ssh: Transport, node: Node, request: Probe) -> Reached:
     connected = time.time()
     channel = open_channel(connection, node, ssh.timeout)
     asked = time.time()
-    try:
+    with kept_if_well(channel):
         probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)
-    except BaseException:
-        connection.close()
-        raise
     answered = time.time()
     # The probe itself takes most of the round trip and reads its clock at the end.
     offset = probed.time - answered + min(0.001, answered - asked)

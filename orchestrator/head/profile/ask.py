@@ -18,7 +18,7 @@ from orchestrator.errors import CheckFailed, JobFailed, NodeError, OrchestratorE
 from orchestrator.folder import Folder
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.clock_offset import Clock
 from orchestrator.head.outputs.fetch import Fetch, plain
@@ -119,9 +119,7 @@ def fetch(
     folder = Folder(outputs, private=True)
 
     def of_node(node: NodeRecord) -> tuple[Clock, dict[str, str]]:
-        connection = transport.connect(transport.config.of_node(node))
-        try:
-            channel = open_channel(connection, node, transport.timeout)
+        with for_now(transport, node) as channel:
             clock = clock_of(channel)
             request = Outputs(job=record.job, node=node.index)
             listing = channel.ask(request, ANSWER_SECONDS)
@@ -136,8 +134,6 @@ def fetch(
                 progress=progress.add,
             ).go(wanted)
             return clock, result.failed
-        finally:
-            connection.close()
 
     answers = fleet.everywhere(record.nodes, of_node)
     progress.clear()

@@ -11,7 +11,7 @@ from orchestrator import interrupt
 from orchestrator.errors import NodeError, OrchestratorError, StoppedEarly
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.failure_kinds import of_a_machine
 from orchestrator.head.recover import growth
@@ -173,8 +173,7 @@ class Gathering:
             except NodeError:
                 channel.connection.close()
                 del self.open[node.name]
-        connection = self.transport.connect(self.transport.config.of_node(node))
-        self.open[node.name] = open_channel(connection, node, self.transport.timeout)
+        self.open[node.name] = serving(self.transport, node)
         return self.open[node.name]
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import Reached, open_channel
+from orchestrator.head.connect.reach import Reached, kept_if_well, serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.doctor.examination import CHECKS
 from orchestrator.head.doctor.findings import BAD, Case, Examined, Needs
@@ -213,15 +213,11 @@ class Growth:
 
     def ask(self, node: NodeRecord) -> Asked:
         """Reach a node, and ask what it is."""
-        connection = self.transport.connect(self.transport.config.of_node(node))
-        channel = open_channel(connection, node, self.transport.timeout)
+        channel = serving(self.transport, node)
         target = ProbeTarget(kind="program", name="sh")
         probe = Probe(cwd="/", workdir=None, peers=(), target=target)
-        try:
+        with kept_if_well(channel):
             return Asked(channel, Facts(**vars(channel.ask(probe, self.transport.timeout))))
-        except BaseException:
-            connection.close()
-            raise
 
     def say_nothing_kept(self, names: Sequence[str]) -> None:
         if time.monotonic() - self.began > max(SETTLED_SECONDS, self.every):

@@ -15,7 +15,7 @@ from pathlib import Path
 from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
 from orchestrator.head.chores.pull import LIST_SECONDS
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.probed_node import listed
 from orchestrator.head.resume.beats import Beats
@@ -91,8 +91,7 @@ class Search:
         """Connect to other nodes, all at once; return those that are there."""
 
         def connect(holder: Holder) -> Holder:
-            connection = self.transport.connect(self.transport.config.of_node(holder.login))
-            holder.channel = open_channel(connection, holder.login, self.transport.timeout)
+            holder.channel = serving(self.transport, holder.login)
             return holder
 
         new = [holder for holder in others if holder.name not in self.others]

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.protocol.facts import Checkup, Gpu, Load
@@ -147,8 +147,7 @@ class WatchedNode:
             self.again_at = time.monotonic() + RETRY_SECONDS
         try:
             if self.channel is None:
-                connection = self.transport.connect(self.transport.config.of_node(self.node))
-                self.channel = open_channel(connection, self.node, self.transport.timeout)
+                self.channel = serving(self.transport, self.node)
             checkup = self.ask(self.channel)
         except OrchestratorError as error:
             self.drop()

@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator import files
 from orchestrator.config.launch import Where
 from orchestrator.errors import EXIT_DONE, UsageError
-from orchestrator.head.connect.reach import open_channel
+from orchestrator.head.connect.reach import for_now
 from orchestrator.head.profile import ask, found, merged, picture, telling
 from orchestrator.head.profile.telling import Reading
 from orchestrator.head.screen import output
@@ -85,12 +85,8 @@ def of_running(
     transport = backend_of(record).transport(record, where.ssh_config)
     first = ask.first_node(record.nodes)
     say(f"asking rank 0 on {first.name} for {options.steps} steps of {experiment.name}")
-    connection = transport.connect(transport.config.of_node(first))
-    try:
-        channel = open_channel(connection, first, transport.timeout)
+    with for_now(transport, first) as channel:
         news = ask.wait_for_traces(channel, record, options.steps, options.timeout, say)
-    finally:
-        connection.close()
     progress = showing("fetching traces", options)
     asked = ask.fetch(transport, record, news, experiment.path / "outputs", progress)
     for why in asked.lacking:
