@@ -143,6 +143,9 @@ def test_who_was_away_at_the_launch_joins_and_is_lost(netns_cluster: Any, tmp_pa
     head.cluster.cut(2)
     command.wait_for("the job goes on with 2 of 3 nodes")
     assert command.finish() == 0, command.text
+    # With the shard of the node that was lost, of which the next one has a copy.
+    layouts = re.findall(r"from memory .*put together from full_shard in (.) shards", command.text)
+    assert layouts == ["2", "3"]
     attempts = head.record["attempts"]
     assert [one["state"] for one in attempts] == ["resized", "lost", "done"]
     assert [len(one["nodes"]) for one in attempts] == [2, 3, 2]

@@ -78,6 +78,22 @@ def model(dim: int = 8, heads: int = 1) -> Bag:
     return Bag(dim, heads)
 
 
+class Counting(Bag):
+    """Has a buffer that is each rank's own, as the running statistics of a BatchNorm are."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.seen += tokens.numel()
+        return super().forward(tokens)
+
+
+def with_buffers(dim: int = 8) -> Bag:
+    return Counting(dim)
+
+
 def without_memory(dim: int = 8) -> Bag:
     with torch.device("meta"):
         return Bag(dim)

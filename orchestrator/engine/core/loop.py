@@ -443,8 +443,7 @@ class Loop:
         state.tokens = self.reporter.tokens
         progress = progress_of(parts, state, self.scheduler, self.training.endless, self.own)
         tensors = whole_state.state_of(parts.bare, parts.stepper)
-        local = {name: mesh.local_tensor(value) for name, value in tensors.items()}
-        memory.save(state.step, local, json.dumps(progress))
+        memory.save(state.step, tensors, json.dumps(progress))
 
     def save(self) -> None:
         assert self.checkpoints is not None

@@ -218,8 +218,8 @@ def verify(checkpoint: Checkpoint, ranks: Ranks) -> list[str]:
 
 def newer_than(look: Look, found: Found) -> Look:
     """Look at what the same run has saved on disk after the state that is in memory."""
-    kept = json.loads(found.state.notes.rest)
-    reached = checkpoint_manifest.generation(kept), found.state.notes.step
+    kept = json.loads(found.notes.rest)
+    reached = checkpoint_manifest.generation(kept), found.notes.step
 
     def later(checkpoint: Checkpoint) -> bool:
         theirs, own = run_of(checkpoint.progress), run_of(kept)
@@ -231,11 +231,11 @@ def newer_than(look: Look, found: Found) -> Look:
 
 def take(found: Found, where: Path, model: nn.Module, stepper: Steps, say: Say) -> Checkpoint:
     """Go on from a state that was kept in memory."""
-    notes = found.state.notes
+    notes = found.notes
     progress = json.loads(notes.rest)
     stepper.prime(progress["stepper"])
     state = state_of(model, stepper)
-    kept = found.state.tensors()
+    kept = found.bring(state)
     shapes = [
         {name: (tuple(local_tensor(value).shape), value.dtype) for name, value in tensors.items()}
         for tensors in (state, kept)
@@ -247,8 +247,9 @@ def take(found: Found, where: Path, model: nn.Module, stepper: Steps, say: Say) 
     stepper.restore(progress["stepper"])
     ranks = text.plural(found.travelled, "rank")
     elsewhere = f"; {ranks} took it from another node" if found.travelled else ""
+    layout = f", put together from {found.layout}" if found.layout else ""
     say(f"resuming after step {notes.step}, from memory ({where}): {text.size(found.size)}"
-        f" verified and read{elsewhere}")  # fmt: skip
+        f" verified and read{elsewhere}{layout}")  # fmt: skip
     return Checkpoint(where, notes.step, progress=progress)
 
 

@@ -3,7 +3,7 @@
 Each rank writes its shard below $ORCHESTRATOR_RESUME_DIR, which outlives the ranks. Of the ranks of
 a node that hold the same shard, one does; a shard that only one node holds is also sent to the next
 node. A state counts only if it is whole over all shards, and its files are written over only when
-the one after it is.
+the one after it is. Ranks of another layout put their parts together from those shards.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from torch import Tensor, nn
 
 from orchestrator import text
 from orchestrator.config.schema import Config
-from orchestrator.engine.ranks.mesh import Mesh
+from orchestrator.engine.ranks.mesh import Mesh, local_tensor
 from orchestrator.engine.ranks.ranks import Ranks, gather, own_group
-from orchestrator.engine.saving import memory_file
-from orchestrator.engine.saving.memory_file import Damaged, Head, Notes, Slot, State
+from orchestrator.engine.saving import memory_file, pieces
+from orchestrator.engine.saving.memory_file import Damaged, Head, Notes, Place, Slot
 from orchestrator.engine.saving.ownership import Run, attempt
-from orchestrator.errors import UsageError
+from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.permissions import others
 
 Say = Callable[[str], None]
@@ -102,25 +102,33 @@ class Entry:
     step: int
     file: str
     head: Head
+    layout: str
+    shards: int  # of its state
     difference: str = ""  # why it is not this program's
 
+    @property
+    def state(self) -> Whole:
+        return Whole(self.attempt, self.turn, self.step, self.layout, self.shards)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, order=True)
 class Whole:
-    """A state of which every shard is there."""
+    """A state of which every shard is there; a later one is greater."""
 
     attempt: str
     turn: int
     step: int
+    layout: str
+    shards: int
 
 
-def newest_whole(held: Sequence[Sequence[Entry]], count: int) -> Whole | None:
+def newest_whole(held: Sequence[Sequence[Entry]]) -> Whole | None:
     """Return the newest state of which all shards are in the memory of some node."""
-    there: dict[tuple[str, int, int], set[int]] = {}
+    there: dict[Whole, set[int]] = {}
     for entry in (entry for entries in held for entry in entries):
-        there.setdefault((entry.attempt, entry.turn, entry.step), set()).add(entry.shard)
-    whole = [key for key, shards in there.items() if shards >= set(range(count))]
-    return Whole(*max(whole)) if whole else None
+        there.setdefault(entry.state, set()).add(entry.shard)
+    whole = (state for state, shards in there.items() if shards >= set(range(state.shards)))
+    return max(whole, default=None)
 
 
 def source_of(
@@ -129,7 +137,7 @@ def source_of(
     """Say from which place a rank takes its shard: its own, or else the first that has it."""
     for there in (place, *range(len(held))):
         for entry in held[there]:
-            if entry.shard == shard and Whole(entry.attempt, entry.turn, entry.step) == whole:
+            if entry.shard == shard and entry.state == whole:
                 return there, entry
     raise AssertionError("a whole state has all shards")
 
@@ -139,11 +147,13 @@ def source_of(
 
 @dataclass(frozen=True)
 class Found:
-    """This rank's shard of the newest whole state, and where it came from."""
+    """The newest whole state: what is no tensor, and how this rank comes to its own tensors."""
 
-    state: State
+    notes: Notes
     size: int  # of all shards that were read
     travelled: int  # ranks that took theirs from another node
+    bring: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]  # given those that they are for
+    layout: str = ""  # of the ranks that kept it, where it is another
 
 
 class Memory:
@@ -155,13 +165,14 @@ class Memory:
         name: str,
         shard: int,
         fingerprint: Mapping[str, str],
+        layout: str,
         say: Say,
         *,
         every: int | None = 1,
         timeout: float = 600.0,
     ) -> None:
         self.where, self.name, self.shard, self.say = where, name, shard, say
-        self.fingerprint, self.every = fingerprint, every
+        self.fingerprint, self.layout, self.every = fingerprint, layout, every
         self.rank, self.world = rank_and_world()
         alone = self.world == 1
         self.group = None if alone else own_group("memory", dist.group.WORLD, timeout)
@@ -233,8 +244,9 @@ class Memory:
         own = [[entry for entry in entries if not entry.difference] for entries in held]
         if strange and not any(own):
             self.say(f"what is in memory is passed over: {strange}")
-        while (whole := newest_whole(own, self.count)) is not None:
-            found, bad = self._read(whole, own)
+        while (whole := newest_whole(own)) is not None:
+            alike = (whole.layout, whole.shards) == (self.layout, self.count)
+            found, bad = (self._read if alike else self._look_over)(whole, own)
             if found is not None:
                 self.resumed = whole
                 return found
@@ -242,9 +254,13 @@ class Memory:
                 [e for e in own[place] if (place, e.file) not in bad] for place in range(len(own))
             ]
         if any(own):
-            there = {entry.shard for entries in own for entry in entries}
-            lost = sorted(set(range(self.count)) - there)
-            what = f"shard {lost[0]} of {self.count} is lost" if lost else "shards of several steps"
+            last = max(entry.state for entries in own for entry in entries)
+            there = {entry.shard for entries in own for entry in entries
+                     if (entry.layout, entry.shards) == (last.layout, last.shards)}  # fmt: skip
+            lost = sorted(set(range(last.shards)) - there)
+            what = (
+                f"shard {lost[0]} of {last.shards} is lost" if lost else "shards of several steps"
+            )
             self.say(f"what is in memory is passed over: no state is whole over all ranks ({what})")
         return None
 
@@ -259,6 +275,7 @@ class Memory:
             except Damaged:
                 continue  # it was being written when its rank ended: that is what the other is for
             yield Entry(int(named[1]), notes.attempt, notes.turn, notes.step, path.name, head,
+                        notes.layout, notes.shards,
                         difference(notes.fingerprint, self.fingerprint))  # fmt: skip
 
     def _read(
@@ -269,8 +286,7 @@ class Memory:
             source_of(shard, place, whole, held)
             for shard, place in zip(self.shards, self.places, strict=True)
         ]
-        members = {place: [r for r, p in enumerate(self.places) if p == place]
-                   for place in self.places}  # fmt: skip
+        members = self._members()
         waiting: list[tuple[Any, Any]] = []
         for rank, (place, entry) in enumerate(sources):
             server = members[place][rank % len(members[place])]
@@ -292,14 +308,97 @@ class Memory:
         bad = {(sources[rank][0], sources[rank][1].file)
                for rank, problem in enumerate(answers) if problem}  # fmt: skip
         if bad:
-            rank, why = next((rank, why) for rank, why in enumerate(answers) if why)
-            self.say(f"WARNING: in memory, the state of step {whole.step} cannot be trusted as rank"
-                     f" {rank} has it: {why}; trying another")  # fmt: skip
+            self._distrusted(whole, answers)
         if bad or state is None:
             return None, bad
         sizes = self._everyone(entry.head.size)
         travelled = sum(there != own for (there, _), own in zip(sources, self.places, strict=True))
-        return Found(state, sum(sizes), travelled), bad
+        own = state
+        return Found(own.notes, sum(sizes), travelled, lambda _: own.tensors()), bad
+
+    def _distrusted(self, whole: Whole, answers: Sequence[str]) -> None:
+        rank, why = next((rank, why) for rank, why in enumerate(answers) if why)
+        self.say(f"WARNING: in memory, the state of step {whole.step} cannot be trusted as rank"
+                 f" {rank} has it: {why}; trying another")  # fmt: skip
+
+    def _members(self) -> dict[int, list[int]]:
+        """List the ranks of each place."""
+        return {place: [rank for rank, other in enumerate(self.places) if other == place]
+                for place in self.places}  # fmt: skip
+
+    # -- a state that another layout has kept ---------------------------------------------------
+
+    def _look_over(
+        self, whole: Whole, held: Sequence[Sequence[Entry]]
+    ) -> tuple[Found | None, set[tuple[int, str]]]:
+        """Verify all shards where they are; or name the files that are damaged."""
+        sources = {
+            (place, shard): source_of(shard, place, whole, held)
+            for place in set(self.places)
+            for shard in range(whole.shards)
+        }
+        own = sorted({entry.file for place, entry in sources.values() if place == self.place})
+        members = self._members()[self.place]
+        states: dict[int, Notes] = {}
+        bad: set[tuple[int, str]] = set()
+        problem = ""
+        for file in own[members.index(self.rank) :: len(members)]:
+            try:
+                state = memory_file.verified(*memory_file.read(self.where / file))
+            except Damaged as error:
+                problem = str(error)
+                bad.add((self.place, file))
+            else:
+                states[int(file.split(".")[-2])] = state.notes
+        answers = self._everyone((problem, bad, states))
+        bad = set().union(*(files for _, files, _ in answers))
+        if bad:
+            self._distrusted(whole, [problem for problem, _, _ in answers])
+            return None, bad
+        notes = {shard: each for _, _, some in answers for shard, each in some.items()}
+        sizes = {entry.shard: entry.head.size for _, entry in sources.values()}
+        ways = [
+            {sources[place, shard][0] for shard in range(whole.shards)} - {place}
+            for place in self.places
+        ]
+        travelled = sum(map(bool, ways))
+        found = Found(
+            *(notes[0], sum(sizes.values()), travelled),
+            functools.partial(self._put_together, sources, notes),
+            whole.layout,
+        )
+        return found, bad
+
+    def _put_together(
+        self,
+        sources: Mapping[tuple[int, int], tuple[int, Entry]],
+        notes: Mapping[int, Notes],
+        tensors: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """Bring each rank its parts of the tensors; if one cannot have them, all hear of it."""
+        members, places = self._members(), memory_file.laid_out(tensors)[0]
+        near = {shard for (place, shard), (there, _) in sources.items()
+                if place == self.place == there}  # fmt: skip
+        kept = {shard: each.tensors for shard, each in notes.items()}
+        wanted, problem = pieces.pieces_for(places, kept, near)
+        if problem := next(filter(None, self._everyone(problem)), ""):
+            raise CheckFailed(f"the state of step {notes[0].step} in {self.where} does not fit this"
+                              f" model: {problem}")  # fmt: skip
+
+        def server(shard: int, rank: int) -> int:
+            there = members[sources[self.places[rank], shard][0]]
+            return there[rank % len(there)] if rank not in there else rank
+
+        @functools.cache
+        def opened(shard: int) -> dict[str, tuple[Place, Tensor]]:
+            _, _, payload = memory_file.read(self.where / sources[self.place, shard][1].file)
+            return {
+                place.name: (place, memory_file.tensor_at(place, payload))
+                for place in notes[shard].tensors
+            }
+
+        exchange = pieces.Exchange(wanted, server, opened, self.rank, self.group)
+        return exchange.bring({place.name: place for place in places})
 
     def _send(self, rank: int, entry: Entry) -> list[tuple[Any, Any]]:
         """Send a file of this node to a rank of another one; what cannot be read, as zeros."""
@@ -349,12 +448,13 @@ class Memory:
             return
         self.turn, self.step = self.turn + 1, step
         problem, payload = "", None
-        notes = Notes(step, self.attempt, self.turn, self.fingerprint, places, rest)
+        notes = Notes(step, self.attempt, self.turn, self.fingerprint, self.layout, self.count,
+                      places, rest)  # fmt: skip
         if self.part.writes:
             try:
                 payload = self.slots[self.shard][0].begin(size)
                 targets = [memory_file.tensor_at(place, payload) for place in places]
-                self.copied = copied_out(list(tensors.values()), targets)
+                self.copied = copied_out([local_tensor(t) for t in tensors.values()], targets)
             except OSError as error:
                 problem = error.strerror or str(error)
         stall = time.perf_counter() - began
@@ -538,9 +638,9 @@ def of_training(
         return None
     shard, count = shard_of(model, mesh, ranks)
     layout = f"{mesh.strategy} in {count} shards"
-    own = {"program": run.program, "model": run.model, "optimizer": optimizer, "layout": layout}
+    own = {"program": run.program, "model": run.model, "optimizer": optimizer}
     timeout = config.distributed.timeout
-    return Memory(where, f"trainer{number}", shard, own, say, every=every, timeout=timeout)
+    return Memory(where, f"trainer{number}", shard, own, layout, say, every=every, timeout=timeout)
 
 
 def shard_of(model: nn.Module, mesh: Mesh, ranks: Ranks) -> tuple[int, int]:

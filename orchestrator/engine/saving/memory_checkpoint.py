@@ -46,7 +46,7 @@ def memory_checkpoint(state: Mapping[str, Any], step: int | None = None) -> None
     tensors: dict[str, Tensor] = {}
     rest = json.dumps(encoded(state, tensors, "state"))
     if step is None:
-        step = (found.state.notes.step if found is not None else 0) + memory.turn + 1
+        step = (found.notes.step if found is not None else 0) + memory.turn + 1
     memory.save(step, tensors, rest)
     memory.settle()
 
@@ -59,10 +59,10 @@ def load_memory_checkpoint() -> dict[str, Any] | None:
     opened = _opened()
     if opened is None or opened[1] is None:
         return None
-    state = opened[1].state
+    found = opened[1]
     try:
-        tensors = {name: value.clone() for name, value in state.tensors().items()}
-        content: dict[str, Any] = decoded(json.loads(state.notes.rest), tensors)
+        tensors = {name: value.clone() for name, value in found.bring({}).items()}
+        content: dict[str, Any] = decoded(json.loads(found.notes.rest), tensors)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckFailed(f"what is in memory is none of a script's states ({error})") from None
     return content
@@ -90,10 +90,10 @@ def _open(
             " does")  # fmt: skip
         return None
     own = {"program": Path(sys.argv[0]).name or "python", "layout": f"{world} ranks"}
-    memory = Memory(where, "script", rank, own, say, timeout=TIMEOUT)
+    memory = Memory(where, "script", rank, own, own["layout"], say, timeout=TIMEOUT)
     found = memory.find()
     if found is not None:
-        say(f"going on after step {found.state.notes.step}, from memory ({where})")
+        say(f"going on after step {found.notes.step}, from memory ({where})")
     return memory, found
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from orchestrator.engine.ranks.agreement import hash_of
 
@@ -30,6 +32,7 @@ HEAD = struct.Struct("<8sQQQqI")
 MAGIC = b"orchmem1"
 FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 LARGEST_NOTES = 1 << 28
+MOST_SHARDS = 1_000_000
 DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
 
@@ -69,12 +72,14 @@ HEAD_SIZE = HEAD.size + 4
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in the file."""
+    """Where a tensor lies in the file, and which part of one that is spread over ranks it is."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    whole: tuple[int, ...]  # the shape of all of it
+    start: tuple[int, ...]  # in each dimension, where this part begins
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,9 @@ class Notes:
     step: int
     attempt: str  # of the job; later ones sort behind
     turn: int  # counts the states of an attempt
-    fingerprint: Mapping[str, str]  # of the program, its model and its layout
+    fingerprint: Mapping[str, str]  # of the program and its model
+    layout: str  # how the tensors are spread, in words,
+    shards: int  # and over how many files
     tensors: tuple[Place, ...]
     rest: str
 
@@ -96,23 +103,39 @@ class Notes:
         try:
             values = json.loads(data)
             places = (
-                Place(str(own["name"]), str(own["dtype"]), tuple(map(int, own["shape"])),
-                      int(own["offset"]))
+                Place(str(own["name"]), str(own["dtype"]), lengths(own["shape"]),
+                      int(own["offset"]), lengths(own["whole"]), lengths(own["start"]))
                 for own in values["tensors"]
             )  # fmt: skip
             known = {str(key): str(value) for key, value in values["fingerprint"].items()}
+            shards = int(values["shards"])
+            if not 0 < shards < MOST_SHARDS:
+                raise ValueError(f"{shards} shards")
             return cls(int(values["step"]), str(values["attempt"]), int(values["turn"]), known,
-                       tuple(places), str(values["rest"]))  # fmt: skip
+                       str(values["layout"]), shards, tuple(places),
+                       str(values["rest"]))  # fmt: skip
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Damaged(f"its notes make no sense ({error})") from None
 
 
+def lengths(value: Any) -> tuple[int, ...]:
+    found = tuple(map(int, value))
+    if any(length < 0 for length in found):
+        raise ValueError(f"no shape: {found}")
+    return found
+
+
 def laid_out(tensors: Mapping[str, Tensor]) -> tuple[tuple[Place, ...], int]:
-    """Give each tensor its place; and the size of all."""
+    """Give this rank's part of each tensor its place; and the size of all."""
     places, offset = [], 0
     for name, tensor in tensors.items():
-        places.append(Place(name, str(tensor.dtype), tuple(tensor.shape), offset))
-        size = tensor.numel() * tensor.element_size()
+        whole = tuple(tensor.shape)
+        shape, start = whole, (0,) * len(whole)
+        if isinstance(tensor, DTensor):
+            mesh, placements = tensor.device_mesh, tensor.placements
+            shape, start = compute_local_shape_and_global_offset(whole, mesh, placements)
+        places.append(Place(name, str(tensor.dtype), tuple(shape), offset, whole, tuple(start)))
+        size = math.prod(shape) * tensor.element_size()
         offset += -(-size // ALIGNED) * ALIGNED
     return tuple(places), max(offset, ALIGNED)
 

@@ -132,27 +132,16 @@ def test_the_newest_state_that_is_whole_is_taken(tmp_path: Path) -> None:
 
 
 def test_what_is_not_this_programs_is_passed_over(tmp_path: Path) -> None:
-    """Another model, another layout: said, and gone on from disk; a later step on disk, too."""
+    """Another model: said, and begun anew; a later step on disk is gone on from, too."""
     first = job(tmp_path, "first", TWO_NODES, SHARDED, until(8), on_disk(tmp_path),
                 {"checkpoint": {"memory_every": 5}})  # fmt: skip
     other = job(tmp_path, "other", TWO_NODES, SHARDED, {"model": {"args": {"dim": 4}}}, until(1))
-    restart = {"ORCHESTRATOR_ATTEMPT": "2"}
-    moved = job(tmp_path, "moved", [2], SHARDED, on_disk(tmp_path, 100), env=restart)
     later = job(tmp_path, "later", TWO_NODES, SHARDED, on_disk(tmp_path, 100))
-    kept = tmp_path / "kept"
     assert run(first) == [[0, 0]]
-    shutil.copytree(tmp_path / "memory", kept)
-    shutil.rmtree(kept / "node1")
-    moved.memory = str(kept)
-    moved.config["fsdp"]["sharding_strategy"] = "ddp"
-    assert run(later, moved, other) == [[0, 0]] * 3, other.output()
+    assert run(later, other) == [[0, 0]] * 2, other.output()
     assert "what is in memory is passed over: it is of another model" in other.output()
     assert "resuming" not in other.output()
-    assert "passed over: it is of another layout (full_shard in 2 shards, here ddp in 1" in (
-        moved.output()
-    )
-    for again in (later, moved):
-        assert f"resuming after step 8, from {tmp_path / 'disk/step_00000008'}" in again.output()
+    assert f"resuming after step 8, from {tmp_path / 'disk/step_00000008'}" in later.output()
 
 
 def test_on_fewer_nodes_copies_of_all_parameters_are_enough(tmp_path: Path) -> None:
@@ -164,6 +153,43 @@ def test_on_fewer_nodes_copies_of_all_parameters_are_enough(tmp_path: Path) -> N
     assert run(fewer) == [[0, 0]], fewer.output()
     assert "resuming after step 7, from memory" in fewer.output()
     assert losses(fewer) == pytest.approx(after(7, whole), abs=1e-5)
+
+
+# By name: the nodes and their strategy, the nodes whose memory is lost, those and the strategy
+# after it, and the harm to what is left.
+OTHER_LAYOUTS: dict[str, tuple[list[int], str, list[int], list[int], str, str]] = {
+    "a node is lost": ([1, 1, 1], "full_shard", [1], [1, 1], "full_shard", "nothing"),
+    "nodes join": ([1, 1], "full_shard", [], [2, 2], "full_shard", "nothing"),
+    "another strategy": ([2, 1], "full_shard", [1], [2], "ddp", "nothing"),
+    "each rank has buffers": ([1, 1, 1], "ddp", [0], [1, 1], "ddp", "nothing"),
+    "wider groups": ([1, 1], "hybrid_shard", [0], [2], "hybrid_shard", "nothing"),
+    "one copy is damaged": ([1, 1, 1], "full_shard", [2], [1, 1], "full_shard", "a flipped byte"),
+    "both are damaged": (
+        *([1, 1, 1], "full_shard", [2], [1, 1], "full_shard"),
+        "a flipped byte in both copies",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_LAYOUTS)
+def test_other_ranks_put_the_state_together_from_memory(tmp_path: Path, name: str) -> None:
+    nodes, strategy, lost, after_it, other, damage = OTHER_LAYOUTS[name]
+    harm, step, _ = HARM[damage]
+    buffers = {"model": {"target": "tests.engine.own:with_buffers"}} if "buffers" in name else {}
+    whole = job(tmp_path, "whole", nodes, fsdp(strategy), buffers, memory="")
+    first = job(tmp_path, "first", nodes, fsdp(strategy), buffers, until(7))
+    assert run(whole, first) == [[0] * sum(nodes)] * 2, first.output()
+    for node in lost:
+        shutil.rmtree(first.memory_of(node))
+    left = [node for node in range(len(nodes)) if node not in lost]
+    for place, node in enumerate(left):
+        first.memory_of(node).rename(tmp_path / "memory" / f"node{place}")
+    harm(tmp_path / "memory")
+    again = job(tmp_path, "again", after_it, fsdp(other), buffers)
+    assert run(again) == [[0] * sum(after_it)], again.output()
+    assert f"resuming after step {step}, from memory" in again.output()
+    assert losses(again) == pytest.approx(after(step, whole), abs=1e-5)
+    assert again.metrics()[-1]["tokens"] == whole.metrics()[-1]["tokens"]
 
 
 def test_killed_at_any_moment_at_most_a_step_is_lost(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def write(slot: Slot, step: int, *, finish: bool = True) -> None:
     for place, value in zip(places, TENSORS.values(), strict=True):
         memory_file.tensor_at(place, payload).copy_(value + step if step > 1 else value)
     if finish:
-        notes = Notes(step, "000001-a", step, {"model": "m"}, places, f"rest {step}")
+        notes = Notes(step, "000001-a", step, {"model": "m"}, "alone", 1, places, f"rest {step}")
         slot.finish(payload, step, notes.packed())
 
 
@@ -106,11 +106,11 @@ def test_notes_that_make_no_sense_are_damage(data: bytes) -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        memory_file.Place("x", "torch.float32", (20,), 0),
-        memory_file.Place("x", "torch.float32", (1,), -64),
-        memory_file.Place("x", "torch.float32", (-1, -4), 0),
-        memory_file.Place("x", "torch.nonsense", (1,), 0),
-        memory_file.Place("x", "torch.float32", (1,), 2),
+        memory_file.Place("x", "torch.float32", (20,), 0, (20,), (0,)),
+        memory_file.Place("x", "torch.float32", (1,), -64, (1,), (0,)),
+        memory_file.Place("x", "torch.float32", (-1, -4), 0, (4, 4), (0, 0)),
+        memory_file.Place("x", "torch.nonsense", (1,), 0, (1,), (0,)),
+        memory_file.Place("x", "torch.float32", (1,), 2, (1,), (0,)),
     ],
 )
 def test_a_tensor_outside_of_the_file_is_damage(place: memory_file.Place) -> None:
@@ -169,29 +169,42 @@ def test_any_node_may_be_lost(ranks: list[tuple[int, int]]) -> None:
             assert shards[source] == shard
 
 
-def entry(shard: int, turn: int, attempt: str = "000001-a") -> Entry:
-    return Entry(shard, attempt, turn, turn, f"t.{shard}.{turn % 2}", Head())
+def entry(shard: int, turn: int, attempt: str = "000001-a", shards: int = 2) -> Entry:
+    layout = f"full_shard in {shards} shards"
+    return Entry(shard, attempt, turn, turn, f"t.{shard}.{turn % 2}", Head(), layout, shards)
+
+
+def whole(turn: int, attempt: str = "000001-a") -> Whole:
+    return entry(0, turn, attempt).state
 
 
 def test_only_what_is_whole_counts_and_steps_never_mix() -> None:
     held = [[entry(0, 6), entry(0, 7)], [entry(1, 6), entry(1, 5)]]
-    assert newest_whole(held, 2) == Whole("000001-a", 6, 6)
-    assert newest_whole([held[0], []], 2) is None
-    assert newest_whole([[entry(0, 7)], [entry(1, 6)]], 2) is None
+    assert newest_whole(held) == whole(6)
+    assert newest_whole([held[0], []]) is None
+    assert newest_whole([[entry(0, 7)], [entry(1, 6)]]) is None
     again = [[entry(0, 7)], [entry(1, 7, "000002-b")]]  # one step, of two attempts
-    assert newest_whole(again, 2) is None
+    assert newest_whole(again) is None
     later = [[*held[0], entry(0, 3, "000002-b")], [*held[1], entry(1, 3, "000002-b")]]
-    assert newest_whole(later, 2) == Whole("000002-b", 3, 3)
+    assert newest_whole(later) == whole(3, "000002-b")
     for order in itertools.permutations(later[0]):
-        assert newest_whole([order, later[1]], 2) == Whole("000002-b", 3, 3)
+        assert newest_whole([order, later[1]]) == whole(3, "000002-b")
+
+
+def test_how_many_shards_a_state_has_it_says_itself() -> None:
+    """An attempt on fewer nodes has others: what it has not all kept yet does not hide the rest."""
+    old = [[entry(shard, 6, shards=3)] for shard in range(3)]
+    new = [entry(0, 1, "000002-b"), entry(1, 1, "000002-b")]
+    assert newest_whole(old) == entry(0, 6, shards=3).state
+    assert newest_whole([*old, new[:1]]) == entry(0, 6, shards=3).state
+    assert newest_whole([*old[:2], new]) == whole(1, "000002-b")
 
 
 def test_a_rank_takes_its_shard_from_its_own_node_if_it_is_there() -> None:
     held = [[entry(0, 7), entry(1, 7)], [entry(1, 7)], []]
-    whole = Whole("000001-a", 7, 7)
-    assert source_of(1, 1, whole, held)[0] == 1
-    assert source_of(1, 2, whole, held)[0] == 0
-    assert source_of(0, 1, whole, held)[0] == 0
+    assert source_of(1, 1, whole(7), held)[0] == 1
+    assert source_of(1, 2, whole(7), held)[0] == 0
+    assert source_of(0, 1, whole(7), held)[0] == 0
 
 
 def test_attempts_sort_as_they_come() -> None:

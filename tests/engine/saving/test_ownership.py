@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from orchestrator.engine.saving import loading, memory
 from orchestrator.engine.saving.memory import Found
-from orchestrator.engine.saving.memory_file import Notes, State
+from orchestrator.engine.saving.memory_file import Notes
 from orchestrator.engine.saving.ownership import later_than
 from orchestrator.records import checkpoint_store
 from tests.records.test_checkpoint_store import save
@@ -53,6 +52,7 @@ def test_what_is_on_disk_counts_if_it_was_saved_after_what_is_in_memory(tmp_path
     for generation, step in ((1, 200), (2, 140), (2, 160), (3, 20)):
         save(tmp_path, step, progress={"run": {"id": "x", "generation": generation}})
     kept = json.dumps({"run": {"id": "x", "generation": 2}})
-    found = Found(State(Notes(150, "000002-a", 1, {}, (), kept), torch.zeros(0)), 0, 0)
+    notes = Notes(150, "000002-a", 1, {}, "alone", 1, (), kept)
+    found = Found(notes, 0, 0, lambda _: {})
     look = loading.newer_than(lambda: checkpoint_store.every(tmp_path), found)
     assert sorted(checkpoint.step for checkpoint in look()) == [20, 160]
