@@ -281,17 +281,21 @@ def why_no_server(noise: bytes, errors: str, environment: Environment) -> tuple[
     output = login_shell.last_line(errors or noise.decode(errors="replace"))
     if b"no-python-here" in noise:
         return no_python(server_command.pythons(environment))
-    if login_shell.TAKEN.encode() in noise and not environment.wrap:
-        return login_shell.INPUT_TAKEN
     old = re.search(rb"old-python ([0-9.]{1,20})", noise)
     if old:
         return (
             f"its Python {old[1].decode()} is too old: 3.9 is needed",
             "name another with python=/path after the node in the list, or --python /path",
         )
+    taken = login_shell.TAKEN.encode() in noise
+    if taken and not environment.wrap:
+        return login_shell.INPUT_TAKEN
+    python = re.search(rb"^python-here (.{1,500})$", noise, re.MULTILINE)
+    if python and not taken:
+        return no_sound_python(python[1].decode(errors="replace"), errors or output)
     if output.startswith("srun: "):
         return f"Slurm starts no step there: {output}", "look at: squeue, scontrol show node"
-    said = f": {output}" if output else ""
+    said = f": {output}" if output and not taken else ""
     if environment.wrap:
         return (
             f"`{environment.wrap}` ends before our program starts{said}",
@@ -301,6 +305,18 @@ def why_no_server(noise: bytes, errors: str, environment: Environment) -> tuple[
     return (
         f"its login shell ends before our program starts{said}",
         login_shell.LOOK_FOR_EXIT,
+    )
+
+
+def no_sound_python(path: str, output: str) -> tuple[str, str]:
+    lines = [line for line in output.splitlines() if not line.startswith("python-here ")]
+    # What Python says when it cannot begin has the place after the error.
+    last = login_shell.last_line("\n".join([line for line in lines if "Error" in line] or lines))
+    said = f": {last}" if last else ""
+    return f"its Python, {path}, ends before our program starts{said}", (
+        f"try there: {path} -c 'import json, selectors'; if that works, look for PYTHONHOME and"
+        " PYTHONPATH in its rc files; if not, name another with python= after the node in the list,"
+        " or --python"
     )
 
 

@@ -18,7 +18,8 @@ ACTIVATION_SECONDS = 60  # conda on a busy network disk takes 10
 # Names are UTF-8 on all machines, whatever locale a login has.
 CHOOSE_PYTHON = (
     'c=$1; shift; for p; do case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
-    'command -v "$p" >/dev/null 2>&1 && exec "$p" -Xutf8 -c "$c"; done; echo "no-python-here"'
+    'command -v "$p" >/dev/null 2>&1 || continue; echo "python-here $p"; '
+    'exec "$p" -Xutf8 -c "$c"; done; echo "no-python-here"'
 )
 # -c puts the login's directory on sys.path, where a json.py of the user's would be found first.
 # Its first statement is for any Python: an old one could not read what comes.

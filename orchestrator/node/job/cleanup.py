@@ -51,7 +51,7 @@ def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
             if not problem:
                 _remove_run(_run(job, node), freed.append)
         except (OSError, ValueError) as error:
-            problem = str(error)
+            problem = processes.in_words(error)
         runs.append(RemovedRun(job=job, node=node, problem=problem))
     old = old_libraries(os.path.basename(library), time.time())
     for path in old:

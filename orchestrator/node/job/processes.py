@@ -10,6 +10,7 @@ cannot be hit.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -336,6 +337,22 @@ def peer(connection: socket.socket) -> Peer:
     size = struct.calcsize("3i")
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     return Peer(*struct.unpack("3i", data)[:2])
+
+
+def in_words(error: BaseException) -> str:
+    """Say what an error of the system means: which limit of the login, or which file and why."""
+    import resource  # not for the probe
+
+    no_process = none_left(error)
+    if no_process or not isinstance(error, OSError) or not error.strerror:
+        return no_process or str(error)
+    if error.errno == errno.EMFILE:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f"its login may have {limit} open files (`ulimit -n`), which is too few"
+    if error.errno == errno.EFBIG:
+        return "its login may not write a file as large as that (`ulimit -f`)"
+    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+    return where + error.strerror
 
 
 def none_left(error: BaseException) -> str:

@@ -584,7 +584,7 @@ def run_job(supervisor: Supervisor, ready: int) -> None:
         supervisor.start()
         os.write(ready, b"ready\n")
     except (OSError, ValueError) as error:  # ValueError: a NUL in a variable
-        reason = processes.none_left(error) or str(error)
+        reason = processes.in_words(error)
         os.write(ready, f"{reason}\n".encode())
         why, now = f"not started: {reason}", time.time()
         supervisor.event(events.Ended(time=now, agent=None, why=why, ranks={}, killed={}, left=()))

@@ -102,7 +102,7 @@ class Session:
         try:
             return HANDLERS[type(request)](self, request)
         except (HookError, OSError, ValueError, RuntimeError) as error:
-            raise Refusal(processes.none_left(error) or str(error)) from error
+            raise Refusal(processes.in_words(error)) from error
 
     def leave_nothing(self) -> None:
         """Discard what no job of this visit took up: parcels and snapshots."""

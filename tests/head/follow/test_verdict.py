@@ -426,7 +426,7 @@ def test_the_verdict_counts_who_failed_the_same_way_by_itself_or_because_of_it()
 
 
 def test_an_end_that_is_of_no_node() -> None:
-    told = not_started("b: [Errno 28] No space left on device", 1.0)
+    told = not_started("b: No space left on device", 1.0)
     assert (told["kind"], told["node"], told["rank"]) == ("disk_full", None, None)
     assert to_lines(told)[-1].startswith("what to do: free some space")
     assert not_started("b: what?", 1.0)["kind"] == "start"

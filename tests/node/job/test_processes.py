@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -18,6 +20,7 @@ from orchestrator.node.job.processes import (
     JobProcesses,
     Process,
     Tagged,
+    in_words,
     look,
     of_job,
     send,
@@ -273,3 +276,18 @@ def test_a_process_that_ends_meanwhile_disturbs_nothing(
     tags = {b"ORCHESTRATOR_JOB=" + job.encode(), b"NODE_RANK=0", b"ORCHESTRATOR_RUN=/run"}
     monkeypatch.setattr(processes, "environment", lambda _: tags)
     assert tagged_jobs() == {Tagged(job, 0, os.getuid(), "/run")}
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/a b"), "/a b: No space left on device"),
+        (OSError(errno.EBUSY, "another fetches into it"), "another fetches into it"),
+        (OSError(errno.EMFILE, "Too many open files", "/a"), r"its login .* \(`ulimit -n`\)"),
+        (OSError(errno.EFBIG, "File too large"), r"its login .* \(`ulimit -f`\)"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), r"\(`ulimit -u`\)"),
+        (ValueError("embedded null byte"), "embedded null byte"),
+    ],
+)
+def test_an_error_of_the_system_is_said_in_words(error: Exception, said: str) -> None:
+    assert re.search(said, in_words(error)) and "Errno" not in in_words(error)
