@@ -38,6 +38,8 @@ READ = 1 << 20  # paramiko moves all that it keeps to the front after every read
 STEP = 1 << 18  # it copies what is left after every 32 KB: 1.7 of 7.6 s with larger pieces
 NOISE_LIMIT = 1 << 20
 LAST_WORDS = 2.0  # seconds for what follows a refusal
+TOO_OLD = "its Python {} is too old: 3.9 is needed"
+ANOTHER_PYTHON = "name one with python=/path after the node in the list, or --python /path"
 
 # What runs on nodes: the node's side, the engine, and what a user's script may import of us there.
 TRAVELS = (
@@ -283,11 +285,8 @@ def why_no_server(noise: bytes, errors: str, environment: Environment) -> tuple[
         return no_python(server_command.pythons(environment))
     old = re.search(rb"old-python ([0-9.]{1,20})", noise)
     if old:
-        return (
-            f"its Python {old[1].decode()} is too old: 3.9 is needed",
-            "name another with python=/path after the node in the list, or --python /path",
-        )
-    taken = login_shell.TAKEN.encode() in noise
+        return TOO_OLD.format(old[1].decode()), ANOTHER_PYTHON
+    taken = login_shell.TAKEN.encode() in noise + errors.encode()
     if taken and not environment.wrap:
         return login_shell.INPUT_TAKEN
     python = re.search(rb"^python-here (.{1,500})$", noise, re.MULTILINE)
@@ -309,6 +308,8 @@ def why_no_server(noise: bytes, errors: str, environment: Environment) -> tuple[
 
 
 def no_sound_python(path: str, output: str) -> tuple[str, str]:
+    if "Unknown option: -X" in output:  # Python 2
+        return TOO_OLD.format(path), ANOTHER_PYTHON
     lines = [line for line in output.splitlines() if not line.startswith("python-here ")]
     # What Python says when it cannot begin has the place after the error.
     last = login_shell.last_line("\n".join([line for line in lines if "Error" in line] or lines))
@@ -328,5 +329,5 @@ def no_python(pythons: Sequence[str]) -> tuple[str, str]:
         )
     return (
         f"there is no Python: neither {', '.join(pythons[:-1])} nor {pythons[-1]}",
-        "name one with python=/path after the node in the list, or --python /path",
+        ANOTHER_PYTHON,
     )

@@ -69,6 +69,7 @@ def test_any_login_shell_takes_a_quoted_word_as_it_is() -> None:
         (["/no/such/python"], "there is no /no/such/python that can be executed"),
         (["/no", "nor-this"], "there is no Python: neither /no nor nor-this"),
         (["old"], "its Python 2.7.18 is too old: 3.9 is needed"),
+        (["two"], "its Python TWO is too old: 3.9 is needed"),
         (["broken"], "its Python, BROKEN, ends before our program starts: Error: no encodings"),
     ],
 )
@@ -87,12 +88,15 @@ def test_a_login_without_a_fitting_python(
     broken.write_text("#!/bin/sh\necho Error: no encodings >&2; echo '<no frame>' >&2; exit 1\n")
     for program in (old, broken):
         program.chmod(0o755)
-    known = {"old": str(old), "broken": str(broken)}
+    two = tmp_path / "two"
+    two.write_text("#!/bin/sh\necho 'Unknown option: -X' >&2; echo usage: ... >&2; exit 2\n")
+    two.chmod(0o755)
+    known = {"old": str(old), "broken": str(broken), "two": str(two)}
     paths = [known.get(python, python) for python in pythons]
     monkeypatch.setattr(server_command, "python_candidates", lambda _: paths)
     with pytest.raises(NodeError) as refused:
         NodeChannel(ProcessConnection((), ""), Environment(), 10).begin(10)
-    assert refused.value.what == words.replace("BROKEN", str(broken))
+    assert refused.value.what == words.replace("BROKEN", str(broken)).replace("TWO", str(two))
 
 
 def test_a_connection_on_which_no_server_starts_is_closed() -> None:
