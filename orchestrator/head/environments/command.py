@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.errors import EXIT_CHECK, EXIT_DONE, EXIT_NODE, UsageError
 from orchestrator.head.connect import fleet
-from orchestrator.head.environments import build, requirements
+from orchestrator.head.environments import build, requirements, wheels
 from orchestrator.head.environments.build import Outcome, Wanted
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.launch.nodes import Nodes, settled, try_all
@@ -51,14 +52,17 @@ def bootstrap(arguments: LaunchArguments, asked: Asked) -> int:
         hear = complain if asked.as_json else say
         outcomes = [*build.make(nodes.reached, wanted, hear), *outcomes]
     freed = pruned(nodes, asked.into) if asked.prune else 0
+    freed_here = wheels.prune(time.time()) if asked.prune else 0
     differ = build.differences(outcomes)
     if asked.as_json:
-        data = {"nodes": [asdict(o) for o in outcomes], "differences": differ, "freed": freed}
+        data = {"nodes": [asdict(o) for o in outcomes], "differences": differ}
+        data |= {"freed": freed, "freed_here": freed_here}
         tell(json.dumps(data, indent=1))
     else:
         show(outcomes, differ, asked)
         if asked.prune:
             say(f"removed old environments: {size(freed)}")
+            say(f"removed downloads that were not used for a month, here: {size(freed_here)}")
     if any(outcome.lost for outcome in outcomes):
         return EXIT_NODE
     return EXIT_CHECK if differ or any(outcome.problem for outcome in outcomes) else EXIT_DONE

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,11 +17,13 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from orchestrator import files
 from orchestrator.errors import CheckFailed
 from orchestrator.head.code import index
 from orchestrator.head.code.scan import Tree
+from orchestrator.head.environments import hashes
 from orchestrator.head.environments.requirements import LOCK, Requirements
 from orchestrator.protocol import tree
 from orchestrator.protocol.tree import FILE, Entry
@@ -27,7 +31,15 @@ from orchestrator.protocol.tree import FILE, Entry
 UV_GLIBC = (40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 28, 17)  # the platforms that uv has names for
 LONGEST = 3600.0  # seconds for a download
 LAST_LINES = 8
+UNUSED = 30 * 86400.0  # seconds after which downloads are old
+LOCKED = "locked.txt"
 PINNED = "pinned.txt"  # exact versions, with hashes where the nodes download
+BUILD = (
+    "build one: python -m pip wheel --no-deps -w wheels {}; and write the path of the wheel in its"
+    " place"
+)
+EDITABLE = re.compile(r"(?:-e|--editable)[ =]\s*(\S.*?)\s*$")
+PLACE = re.compile(r"^(?:[\w.-]+(?:\[[^]]*\])?\s*@\s*)?(?:file://)?")
 
 
 @dataclass(frozen=True)
@@ -175,17 +187,27 @@ def wheels_for(kind: Kind, key: str, sources: Requirements, say: Callable[[str],
     how = "index" if sources.from_index else "wheels"
     own = cache() / how / f"{key}-{kind.libc.replace(' ', '-')}"
     if own.is_dir():
+        os.utime(own)  # those that nobody used for a while are pruned
         return own
     say(f"{kind}: {'resolves' if sources.from_index else 'downloads'} {sources.file}")
     what = f"the requirements of {sources.file} cannot be met for {kind}"
     new = fresh(own)
     try:
         pinned, options = pins(kind, sources, new, what)
-        if not sources.from_index:
+        if Path(pinned).parent == new:  # else it is the user's own file
+            check_projects(Path(pinned), say)
+        locked = new / LOCKED  # of a lock: the hashes are in it
+        allowed = hashes.wanted(locked.read_bytes() if locked.exists() else sources.text)
+        if sources.from_index:
+            Path(pinned).write_text(hashes.keep(Path(pinned).read_text(), allowed, what))
+        else:
             options = [*options, *kind.pip_options, "-d", str(new)]
             run(pip("download", *options, "-r", pinned), what)
+            hashes.check(new, allowed, what)
         for path in new.iterdir():
-            if path.suffix != ".whl" and not (sources.from_index and path.name == PINNED):
+            if path.suffix not in (".whl", ".txt"):
+                raise CheckFailed(f"{what}:\n    {path.name} is no wheel", BUILD.format("PROJECT"))
+            if path.suffix == ".txt" and not (sources.from_index and path.name == PINNED):
                 path.unlink()
         program = uv_for(kind.machine, kind.libc, sources)
         if program is not None:
@@ -210,8 +232,8 @@ def pins(kind: Kind, sources: Requirements, new: Path, what: str) -> tuple[str, 
         return str(sources.file), where(sources)
     file = str(sources.file)
     if sources.file.name == LOCK:
-        file = str(new / "locked.txt")
-        words = ["export", "-q", "--frozen", "--no-dev", "--no-emit-project", "--no-hashes"]
+        file = str(new / LOCKED)
+        words = ["export", "-q", "--frozen", "--no-dev", "--no-emit-project"]
         run([str(uv), *words, "--project", str(sources.file.parent), "-o", file], what)
     pinned = str(new / PINNED)
     words = ["pip", "compile", "-q", "--no-header", "--no-annotate", "--emit-index-url"]
@@ -221,6 +243,38 @@ def pins(kind: Kind, sources: Requirements, new: Path, what: str) -> tuple[str, 
     words += ["--generate-hashes"] if sources.from_index else []
     run([str(uv), *words, "-o", pinned, file], what)
     return pinned, ["--no-deps", *where(sources)]
+
+
+def check_projects(pinned: Path, say: Callable[[str], None]) -> None:
+    """Refuse directories to install; say of editable ones that their code travels by itself."""
+    lines = []
+    for line in pinned.read_text().splitlines(keepends=True):
+        editable = EDITABLE.match(line)
+        if editable:
+            say(
+                f"{editable[1]} is not installed, only what it needs: code travels with each launch"
+            )
+            continue
+        bare = line.partition(" #")[0].partition(" ;")[0].strip()
+        place = PLACE.sub("", bare).partition("[")[0]
+        place = unquote(place) if "file://" in bare else place
+        if place and not place.startswith("-") and Path(place).is_dir():
+            raise CheckFailed(
+                f"{place} is a directory, and the nodes are sent wheels",
+                f"{BUILD.format(shlex.quote(place))}, or -e {place} where what it needs is enough",
+            )
+        lines.append(line)
+    pinned.write_text("".join(lines))
+
+
+def prune(now: float) -> int:
+    """Remove downloads that no bootstrap used for a while; return how many bytes went."""
+    freed: list[int] = []
+    for how in ("index", "wheels"):
+        for path in (cache() / how).glob("*"):
+            if path.is_dir() and now - path.stat().st_mtime > UNUSED:
+                files.delete(path, freed.append)
+    return sum(freed)
 
 
 def as_tree(directory: Path) -> Tree:

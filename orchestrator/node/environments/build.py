@@ -60,8 +60,11 @@ class Build:
         try:
             self.here.prepare()
             with open(f"{self.here.path(self.request.key)}.lock", "wb") as lock:
-                self.step = "waits for another bootstrap"
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    self.step = "waits for another bootstrap"
+                    fcntl.flock(lock, fcntl.LOCK_EX)
                 if self.here.packages(self.request.key) is None:
                     self._make()
             self.here.link_all(self.request.name, self.request.key)
@@ -87,7 +90,7 @@ class Build:
             wheels = sorted(os.path.join(root, n) for n in os.listdir(root) if n.endswith(".whl"))
             pinned = os.path.join(root, "pinned.txt")  # where the node downloads by itself
             what = ["--require-hashes", "-r", pinned] if os.path.exists(pinned) else []
-            what = what or ["--no-index", "--no-deps", *wheels]
+            what = what or (["--no-index", "--no-deps", *wheels] if wheels else [])
             self._install(self.here.path(key), what, len(wheels), os.path.join(root, "uv"))
             self.here.seal(key)
         except BaseException:
@@ -98,10 +101,9 @@ class Build:
             snapshot.remove(os.path.dirname(os.fsencode(root)))
 
     def _install(self, path: str, what: list[str], count: int, uv: str) -> None:
-        python, packages = (
-            sys.executable,
-            f"{count} wheel{'s' * (count > 1)}" if count else "from the index",
-        )
+        python, packages = sys.executable, "from the index" if what else "nothing"
+        if count:
+            packages = f"{count} wheel{'s' * (count > 1)}"
         if self._runs(uv):
             self.step = f"uv installs {packages}"
             cache = f"{path}.cache"  # on the same disk, so that uv links and does not copy
@@ -109,14 +111,16 @@ class Build:
                 common = ["--no-config", "--cache-dir", cache, "--no-python-downloads"]
                 self._call([uv, "venv", *common, "--no-project", "--python", python, path])
                 into = ["--python", f"{path}/bin/python"]
-                self._call([uv, "pip", "install", *common, *into, *what])
+                if what:
+                    self._call([uv, "pip", "install", *common, *into, *what])
             finally:
                 shutil.rmtree(cache, ignore_errors=True)
             return
         self.step = f"pip installs {packages}"
         self._call([python, "-m", "venv", path])
         pip = [f"{path}/bin/python", "-m", "pip", "--isolated", "--disable-pip-version-check"]
-        self._call([*pip, "install", "--no-cache-dir", *what])
+        if what:
+            self._call([*pip, "install", "--no-cache-dir", *what])
 
     def _runs(self, uv: str) -> bool:
         """Tell whether uv is there, for this processor and libc."""

@@ -38,6 +38,11 @@ class Environments:
         problem = others(os.stat(self.root))
         if problem:
             raise ValueError(f"{self.root} {problem}: name another directory with --into")
+        if os.statvfs(self.root).f_flag & os.ST_NOEXEC:
+            raise ValueError(
+                f"{self.root} is on a disk mounted noexec, from which no library can be loaded:"
+                " name another directory with --into"
+            )
 
     def path(self, key: str) -> str:
         if not KEY.fullmatch(key):

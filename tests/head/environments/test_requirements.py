@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from pathlib import Path
 
@@ -112,3 +113,35 @@ def test_differences_are_named() -> None:
         "only: 1 on a; none on b",
         "six: 1 on a; 2 on b",
     ]
+
+
+def test_a_directory_is_no_wheel(tmp_path: Path) -> None:
+    """Editable ones travel as code does; what was to be installed is not left out in silence."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "a project").mkdir()
+    pinned = tmp_path / wheels.PINNED
+    said: list[str] = []
+    pinned.write_text(f"--no-index\n-e {tmp_path}/project\nsix==1.0 ; python_version > '3'\n")
+    wheels.check_projects(pinned, said.append)
+    assert pinned.read_text() == "--no-index\nsix==1.0 ; python_version > '3'\n"
+    assert "project is not installed, only what it needs" in said[0]
+    for line in (
+        "{}",
+        "{}[dev]",
+        "name @ file://{}",
+        "name[dev] @ file://{}/../a%20project  # why",
+    ):
+        pinned.write_text(line.format(tmp_path / "project") + "\n")
+        with pytest.raises(CheckFailed, match=r"project is a directory(.|\n)*pip wheel --no-deps"):
+            wheels.check_projects(pinned, said.append)
+
+
+def test_old_downloads_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheels, "cache", lambda: tmp_path)
+    for name in ("new", "old"):
+        (tmp_path / "wheels" / name).mkdir(parents=True)
+        (tmp_path / "wheels" / name / "a.whl").write_bytes(bytes(5000))
+    now = (tmp_path / "wheels/old").stat().st_mtime
+    os.utime(tmp_path / "wheels/new", (now + wheels.UNUSED, now + wheels.UNUSED))
+    assert wheels.prune(now + wheels.UNUSED + 1) >= 5000
+    assert [path.name for path in (tmp_path / "wheels").iterdir()] == ["new"]

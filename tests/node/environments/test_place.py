@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +66,13 @@ def test_a_directory_of_everybody_is_refused(here: Environments) -> None:
     Path(here.root).chmod(0o777)
     with pytest.raises(ValueError, match="may be written by everybody"):
         here.prepare()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a disk")
+def test_a_disk_from_which_nothing_runs_is_refused(tmp_path: Path) -> None:
+    code = "from orchestrator.node.environments.place import Environments as E; "
+    code += f"E('{tmp_path}/e').prepare()"
+    mount = f"mount -t tmpfs -o noexec,mode=700 none '{tmp_path}' && exec \"$@\""
+    words = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert f"{tmp_path}/e is on a disk mounted noexec" in done.stderr
