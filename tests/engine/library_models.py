@@ -19,6 +19,7 @@ from orchestrator.engine.saving import export
 from tests.engine.trained import message, world
 
 VOCABULARY, CLASSES = 50, 3
+ADAPTED = "with an adapter"
 WIDTHS = {
     "vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
     "intermediate_size": 32, "max_position_embeddings": 64,
@@ -146,6 +147,45 @@ def trained(name: str, directory: Path) -> list[float]:
     return [history[-1]["train_loss"], blocks, expected, exported]
 
 
+def adapted(directory: Path) -> list[float]:
+    """The loss of an evaluation of a model with LoRA, and the same of what peft reads again; the
+    sum of what was trained, and why its checkpoint is not exported."""
+    import peft
+    import transformers
+
+    def base() -> Any:
+        torch.manual_seed(0)
+        config = transformers.GPT2Config(
+            n_layer=2, n_head=2, n_embd=16, vocab_size=VOCABULARY, resid_pdrop=0.0,
+            embd_pdrop=0.0, attn_pdrop=0.0,
+        )  # fmt: skip
+        return transformers.GPT2LMHeadModel(config)
+
+    model = peft.get_peft_model(
+        base(), peft.LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)
+    )
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, 0.5)
+    trainer = Trainer(model, optimizer, step=loss("tokens"), strategy="full_shard")
+    fit = DataLoader(data(), 8 // world())
+    trainer.train(fit, epochs=2, verbose=False)
+    step = trainer.save_checkpoint(directory / "adapted")
+    expected = trainer.evaluate(fit)["loss"]
+    out = directory / "adapter"
+    trainer.save(out)
+    if trainer.ranks.rank:
+        return []
+    assert not (out / "config.json").exists() and not (out / "model.safetensors").exists()
+    refused = message(lambda: export.export(step, directory / "no", layout="huggingface"))
+    assert "its directory is written by peft" in refused, refused
+    again = peft.PeftModel.from_pretrained(base(), out)
+    (batch,) = DataLoader(data(), 8)
+    with torch.no_grad():
+        read = loss("tokens")(again, batch).item()
+    changed = sum(p.abs().sum().item() for n, p in again.named_parameters() if "lora_B" in n)
+    return [expected, read, changed]
+
+
 def all_of_them(directory: Path) -> None:
     sys.path.append(os.environ["LIBRARIES"])
     distributed.setup_distributed()
@@ -154,4 +194,7 @@ def all_of_them(directory: Path) -> None:
         kept: list[Any] = []
         raised = message(lambda name=name, kept=kept: kept.append(trained(name, directory)))
         results[name] = kept[0] if kept else raised
+    lora: list[Any] = []
+    raised = message(lambda: lora.append(adapted(directory)))
+    results[ADAPTED] = lora[0] if lora else raised
     (directory / f"results_{os.environ['RANK']}").write_text(json.dumps(results))

@@ -99,6 +99,11 @@ def write_directory(source: Source, out: Path) -> tuple[int, str]:
 
     The files move to their place when all are written, weights of an earlier export leave it first.
     """
+    if huggingface.OF_ADAPTER in source.configs:
+        raise UsageError(
+            f"step {source.step} is of a model with an adapter: its directory is written by peft",
+            "trainer.save(DIR) in the program, after resume=True; --layout file writes all tensors",
+        )
     parts = huggingface.parts_of(source.entries)
     texts = huggingface.index_of(parts) | source.configs
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as directory:

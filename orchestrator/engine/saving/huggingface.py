@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from orchestrator import files
 from orchestrator.engine.saving.safetensors_file import Entry
 
 LARGEST_FILE = 5 * 10**9  # bytes, as save_pretrained has it
 WEIGHTS = "model.safetensors"
+OF_ADAPTER = "adapter_config.json"
 INDEX = f"{WEIGHTS}.index.json"
 # A config, or the code of a class of the user's own; none of the files with weights.
 PLAIN = re.compile(r"(?!model\.safetensors)[A-Za-z0-9_][A-Za-z0-9_.-]*\.(json|py)")
@@ -64,22 +64,34 @@ def write_texts(directory: Path, texts: Mapping[str, str]) -> None:
         files.replace(directory / name, text, files.AS_USUAL)
 
 
-def configs_of(model: nn.Module, class_name: str) -> dict[str, str]:
+def adapters_of(model: Any) -> dict[str, Any]:
+    """Return the configs of the adapters that peft has put into a model; of any other, nothing."""
+    configs = getattr(model, "peft_config", None)
+    own = isinstance(configs, Mapping) and hasattr(model, "save_pretrained")
+    return {**configs} if own and configs is not None else {}
+
+
+def configs_of(model: Any, class_name: str) -> dict[str, str]:
     """Give the texts of config.json, generation_config.json and what belongs to them by their
     names, as the model's own config writes them; nothing for a model that has none."""
-    texts: dict[str, str] = {}
-    for name in ("config", "generation_config"):
-        config: Any = getattr(model, name, None)
-        if not hasattr(config, "save_pretrained"):
-            continue
-        if name == "config":
-            config.architectures = [class_name]
-        with tempfile.TemporaryDirectory() as directory:
-            config.save_pretrained(Path(directory))
-            for path in sorted(Path(directory).iterdir()):
-                if PLAIN.fullmatch(path.name):
-                    texts[path.name] = path.read_text(encoding="utf-8")
-    return texts
+    for own in adapters_of(model).values():
+        return _texts_of(own)  # with the base model's, from_pretrained would look for its weights
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "save_pretrained"):
+        config.architectures = [class_name]
+    return _texts_of(config) | _texts_of(getattr(model, "generation_config", None))
+
+
+def _texts_of(config: Any) -> dict[str, str]:
+    if not hasattr(config, "save_pretrained"):
+        return {}
+    with tempfile.TemporaryDirectory() as directory:
+        config.save_pretrained(Path(directory))
+        return {
+            path.name: path.read_text(encoding="utf-8")
+            for path in sorted(Path(directory).iterdir())
+            if PLAIN.fullmatch(path.name)
+        }
 
 
 def read_configs(progress: Mapping[str, Any]) -> dict[str, str]:

@@ -31,9 +31,13 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
     Every rank has to call it. What two modules share is one tensor under two names.
     """
     shards_again(model)
+    return _gathered(plain_names.state_dict(model))
+
+
+def _gathered(own: Mapping[str, Any]) -> dict[str, Any]:
     state: dict[str, Any] = {}
     copies: dict[int, Tensor] = {}
-    for name, value in plain_names.state_dict(model).items():
+    for name, value in own.items():
         if not isinstance(value, Tensor):
             state[name] = value
             continue
@@ -70,6 +74,8 @@ def save(model: nn.Module, path: Path, step: int) -> None:
         on_first(path, lambda: _write_torch(path, state))
     elif path.suffix:
         _write_file(model, path, entries_of(model), step)
+    elif huggingface.adapters_of(model):
+        _write_adapter(model, path)
     else:
         _write_directory(model, path, step)
 
@@ -116,6 +122,21 @@ def _write_directory(model: nn.Module, path: Path, step: int) -> None:
     for part in parts:
         _write_file(model, path / part.name, part.entries, step)
     on_first(path, lambda: huggingface.write_texts(path, huggingface.index_of(parts)))
+
+
+def _write_adapter(model: Any, path: Path) -> None:
+    """Let peft write what it trains, and its config: the base model is where it came from."""
+    shards_again(model)
+    adapters = set(huggingface.adapters_of(model))
+    trained = {
+        name
+        for name, parameter in plain_names.parameters(model, every=True)
+        if parameter.requires_grad or adapters & set(name.split("."))
+    }
+    own = {name: value for name, value in plain_names.state_dict(model).items() if name in trained}
+    state = _gathered(own)
+    inner: Any = plain_names.inner(model)
+    on_first(path, lambda: inner.save_pretrained(path, state_dict=state))
 
 
 def entries_of(model: nn.Module) -> list[Entry]:

@@ -97,6 +97,16 @@ NO_STDIN = (
     " argument or a file, and leave out breakpoint()"
 )
 
+# What torch says where a program takes a sharded model for a whole one.
+SHARDED = re.compile(
+    r"got mixed torch\.Tensor and DTensor|FSDP does not support deepcopy"
+    r"|data pointer on an invalid python storage"
+)
+WHOLE = (
+    "the weights are in shards there: trainer.save(PATH) writes whole ones and trainer.state_dict()"
+    " returns them; averages of them are kept as docs/trainer.md has it (Hooks)"
+)
+
 SIGNAL_FIXES = {
     "SIGKILL": "something killed it: a person, a scheduler's limit, or the kernel for lack of"
     " memory (see `dmesg` on that node)",
@@ -206,6 +216,8 @@ def fix_of(kind: str, message: str = "") -> str:
         return NO_STDIN
     if "attempted relative import" in message:
         return "the file is part of a package: launch it as a module, `-m package.module`"
+    if kind == "exception" and SHARDED.search(message):
+        return WHOLE
     if kind == "exception" and message.startswith("FileNotFoundError"):
         return "the file has to be on that node too: share or copy it, or set workdir="
     return KINDS.get(kind, KINDS["exception"])[1]

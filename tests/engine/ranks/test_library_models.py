@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.clusters.require import lacking
-from tests.engine.library_models import MODELS
+from tests.engine.library_models import ADAPTED, MODELS
 from tests.engine.worlds import Job, run
 
 # Not pulled in by what the tests need; their own needs (torch, numpy, ...) are there already.
-PACKAGES = ("transformers>=4.50", "tokenizers", "regex", "typer", "shellingham")
+PACKAGES = ("transformers>=4.50", "tokenizers", "regex", "typer", "shellingham", "peft>=0.15")
 # Their loss looks at the other samples of a batch, which is another one on each rank.
 BY_BATCH = ("clip", "resnet")
 
@@ -42,6 +42,12 @@ def test_models_of_transformers_learn_the_same(tmp_path: Path, libraries: Path) 
         assert codes == [0] * sum(nodes), job.output()
         results.append(json.loads((job.path / "results_0").read_text()))
     alone, sharded = results
+    for results_of in results:
+        assert isinstance(results_of[ADAPTED], list), results_of[ADAPTED]
+        expected, read, changed = results_of[ADAPTED]
+        assert read == pytest.approx(expected, abs=1e-5)
+        assert changed > 0.01
+    assert alone[ADAPTED] == pytest.approx(sharded[ADAPTED], abs=1e-4)
     for name in MODELS:
         assert isinstance(alone[name], list), (name, alone[name])
         assert isinstance(sharded[name], list), (name, sharded[name])

@@ -122,6 +122,8 @@ GROUP_TRACE = """  + Exception Group Traceback (most recent call last):
           "message": "attempted relative import with no known parent package"},
          "ImportError: attempted relative import with no known parent package",
          "launch it as a module, `-m"),
+        ({"type": "RuntimeError", "message": "got mixed torch.Tensor and DTensor"},
+         "RuntimeError: got mixed torch.Tensor and DTensor", "trainer.save(PATH)"),
     ],
 )  # fmt: skip
 def test_an_exception_that_says_little_by_itself(
