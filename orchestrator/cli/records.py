@@ -30,6 +30,12 @@ def places(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
     "--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or set it anew."
 )
 @click.option(
+    "--env-file",
+    multiple=True,
+    metavar="FILE",
+    help="Read variables from this file, in place of those of the launch.",
+)
+@click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one setting of it."
 )
 @click.option("--detach", is_flag=True, help="Start the job and leave it running.")
@@ -37,6 +43,7 @@ def rerun(
     where: Where,
     experiment: str | None,
     env: tuple[str, ...],
+    env_file: tuple[str, ...],
     overrides: tuple[str, ...],
     detach: bool,
 ) -> int:
@@ -47,7 +54,8 @@ def rerun(
     from orchestrator.cli.launch import launch_arguments
     from orchestrator.head.commands.experiments import rerun
 
-    return rerun.rerun(where, experiment, rerun.Again(env, overrides, detach), launch_arguments)
+    again = rerun.Again(env, env_file, overrides, detach)
+    return rerun.rerun(where, experiment, again, launch_arguments)
 
 
 @click.group(cls=Group)

@@ -367,6 +367,7 @@ class Origin:
 
     experiment: str
     directory: Path
+    code: Mapping[str, Any] | None = None  # its revision, as the manifest has it
 
 
 @dataclass(frozen=True)

@@ -53,11 +53,11 @@ def write(tree: Tree, path: Path) -> bool:
 
 def restore(path: Path, digest: str, directory: Path) -> None:
     """Write the tree of that digest into an empty directory; CheckFailed where it is another."""
+    members = readable(path)
     try:
-        members = contents(path)
         listing = trees.packed(entry for entry, _ in members)
         trees.unpacked(listing)  # no path leads out of the directory, or through a link
-    except (OSError, tarfile.TarError, EOFError, Nonsense) as error:
+    except Nonsense as error:
         raise CheckFailed(f"{path} cannot be read: {error}") from error
     if trees.digest_of(listing) != digest:
         raise CheckFailed(f"{path} is not the code that this run had: somebody has changed it")
@@ -73,6 +73,24 @@ def restore(path: Path, digest: str, directory: Path) -> None:
             with open(os.open(where, flags, 0o600), "wb") as file:
                 file.write(content)
                 os.fchmod(file.fileno(), entry.mode)
+
+
+def digests(path: Path) -> dict[str, str]:
+    """Return what is at each path: the beginning of its hash, or where a link leads; its mode."""
+    return {
+        text(entry.path): {FILE: text(entry.value)[:12], LINK: f"-> {text(entry.value)}"}.get(
+            entry.kind, "a directory"
+        )
+        + (", executable" if entry.kind == FILE and entry.mode & 0o100 else "")
+        for entry, _ in readable(path)
+    }
+
+
+def readable(path: Path) -> list[tuple[Entry, bytes]]:
+    try:
+        return contents(path)
+    except (OSError, tarfile.TarError, EOFError, Nonsense) as error:
+        raise CheckFailed(f"{path} cannot be read: {error}") from error
 
 
 def contents(path: Path) -> list[tuple[Entry, bytes]]:

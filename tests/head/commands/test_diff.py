@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.head.code import git_info
+from orchestrator.head.code import archive, git_info
+from orchestrator.head.code.listing import Rules
+from orchestrator.head.code.scan import Limits, Scan
 from orchestrator.head.commands.experiments import diff
 from orchestrator.head.screen.output import PLAIN
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -90,6 +93,32 @@ def test_each_section_names_what_differs(tmp_path: Path) -> None:
     text = diff.to_text(["one", "two"], sections, PLAIN)
     assert "the same: nodes" in text
     assert "optimizer.lr=0.1" in text and "optimizer.lr=0.2" in text  # at the end of a long line
+
+
+def test_files_that_git_does_not_know_differ_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    pair = []
+    for name, texts in (("one", {"a.py": "1", "b.py": "1"}), ("two", {"b.py": "2", "a.py": "1"})):
+        code = tmp_path / f"code of {name}"
+        code.mkdir()
+        for file, content in texts.items():
+            (code / file).write_text(content)
+        tree = Scan(os.fsencode(code), Rules(everything=True), Limits()).tree()
+        workdir = f"/root/.orchestrator/code/snapshots/{name}-0/project"
+        facts = [{"name": "a", "facts": {**FACTS, "workdir": workdir}}]
+        made = experiment(tmp_path / name, code={"commit": "abc"}, tree=tree.digest)
+        assert archive.write(tree, made.path / archive.NAME)
+        data = json.loads((made.path / "manifest.json").read_text())
+        made.write("manifest.json", json.dumps({**data, "nodes": facts}))
+        pair.append(made)
+    rows = diff.differing_files(*pair)
+    assert list(rows) == ["tree", "file b.py"] and len({*rows["file b.py"]}) == 2
+    assert diff.differing_files(pair[0], pair[0]) == {}
+    assert found(*pair)["nodes"] == {}  # a snapshot has another name for each launch
+    (pair[1].path / archive.NAME).unlink()
+    assert list(diff.differing_files(*pair)) == ["tree"]
 
 
 def test_a_record_of_an_earlier_version_lacks_what_it_lacks(tmp_path: Path) -> None:

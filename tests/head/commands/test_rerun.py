@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.launch import launch_arguments
-from orchestrator.config.launch import LaunchArguments, Where
+from orchestrator.config.launch import LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.head.commands.experiments import rerun
@@ -19,10 +19,11 @@ WORDS = ["/usr/bin/master_launch", "--nodes", "list.txt", "--set", "training.see
 
 
 def changed(*words: str, again: Again | None = None, where: Where | None = None) -> LaunchArguments:
-    options = rerun.options_of([*WORDS, *words], EXPERIMENT)
-    arguments = launch_arguments(options)
     directory = Path("/project")
-    return rerun.changed(arguments, where or Where(), again or Again(), EXPERIMENT, directory)
+    options = rerun.options_of([*WORDS, *words], EXPERIMENT, directory)
+    origin = Origin(EXPERIMENT.name, directory, {"commit": "abc"})
+    arguments = launch_arguments(options)
+    return rerun.changed(arguments, where or Where(), again or Again(), origin, EXPERIMENT)
 
 
 def test_settings_are_the_experiments_and_paths_where_they_were_typed() -> None:
@@ -50,9 +51,18 @@ def test_what_was_not_written_down_is_asked_for() -> None:
 
 
 def test_other_commands_are_named() -> None:
-    with pytest.raises(UsageError, match="not started by master_launch, but by: python notebook"):
-        rerun.options_of(["python", "notebook"], EXPERIMENT)
-    assert rerun.options_of(["orchestrator", "launch", "x"], EXPERIMENT) == ["x"]
+    there = Path("/a project")
+    with pytest.raises(UsageError, match=r"not started by(.|\n)*cd '/a project'; python notebook"):
+        rerun.options_of(["python", "notebook"], EXPERIMENT, there)
+    assert rerun.options_of(["orchestrator", "launch", "x"], EXPERIMENT, there) == ["x"]
+
+
+def test_a_file_of_variables_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--env-file /project/gone\.env,(.|\n)*another: --env-f"):
+        changed("--env-file", "gone.env", "train.py")
+    other = Again(env_file=(str(tmp_path / "other.env"),))
+    arguments = changed("--env-file", "gone.env", "train.py", again=other)
+    assert arguments.env_file == (str(tmp_path / "other.env"),)
 
 
 @pytest.mark.parametrize("tree", ["", "0" * 64], ids=["no code", "too large"])

@@ -13,7 +13,8 @@ from typing import Any
 
 from orchestrator.config import resolved
 from orchestrator.config.launch import Where
-from orchestrator.errors import EXIT_DONE
+from orchestrator.errors import EXIT_DONE, CheckFailed
+from orchestrator.head.code import archive
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Look
 from orchestrator.records import experiment as experiments
@@ -26,6 +27,9 @@ Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of ea
 
 NOTHING = "-"
 MOST_TRAINERS = 8  # of a program: its last ones
+MOST_FILES = 30  # of the code
+SNAPSHOT = re.compile(r"/code/snapshots/[^/]+/")  # another for each launch
+SAME = "/code/snapshots/.../"
 SHORTEST = 24  # columns of a value
 BEFORE = 20  # characters that are shown before the first difference of two long values
 OF_THE_RUN = ("ORCHESTRATOR_EXPERIMENT", "ORCHESTRATOR_JOB", "ORCHESTRATOR_RUN")  # never equal
@@ -39,6 +43,7 @@ def diff(where: Where, first: str, second: str, *, as_json: bool, color: bool | 
     pair = [experiments.known(root, name, trusted=trusted) for name in (first, second)]
     described = [describe(experiment) for experiment in pair]
     found = differences(*described)
+    found["code"] |= differing_files(*pair)
     names = [experiment.name for experiment in pair]
     if as_json:
         output.tell(json.dumps({"experiments": names, "differences": found}, indent=1))
@@ -67,7 +72,7 @@ def describe(experiment: Experiment) -> dict[str, Section]:
             "nodes": [node.name for node in record.nodes],
             "ranks per node": [node.nproc for node in record.nodes],
             "master": record.master,
-            **of_nodes(names, [only(each, MACHINE) for each in facts]),
+            **of_nodes(names, [only(everywhere(each), MACHINE) for each in facts]),
         },
         "environment": environment(names, settings, mapping(data.get("head_environment"))),
         "results": results(experiment, record),
@@ -85,6 +90,25 @@ def code(known: Mapping[str, Any], data: Mapping[str, Any]) -> Section:
         digest = hashlib.sha256(text.encode()).hexdigest()[:7]
         section[f"edited {name}"] = f"+{more} -{less} ({digest})"
     return {"directory": data.get("directory"), **section}
+
+
+def differing_files(*experiments: Experiment) -> dict[str, list[Any]]:
+    """Name the files whose contents are not equal in the code that was kept of each."""
+    trees = [manifest.read(experiment).get("tree") for experiment in experiments]
+    if None in trees or len({*map(str, trees)}) == 1:
+        return {}
+    rows: dict[str, list[Any]] = {"tree": [str(tree)[:12] for tree in trees]}
+    try:
+        kept = [archive.digests(experiment.path / archive.NAME) for experiment in experiments]
+    except CheckFailed:  # it was not kept, and the git revision has to do
+        return rows
+    names = sorted({name for each in kept for name in each})
+    differ = [name for name in names if len({each.get(name) for each in kept}) > 1]
+    for name in differ[:MOST_FILES]:
+        rows[f"file {name}"] = [each.get(name) for each in kept]
+    if len(differ) > MOST_FILES:
+        rows["more files that differ"] = [len(differ) - MOST_FILES] * len(kept)
+    return rows
 
 
 def changed_files(diff: str) -> dict[str, str]:
@@ -114,7 +138,7 @@ def results(experiment: Experiment, record: JobRecord) -> Section:
         "state": record.state,
         "exit code": record.exit_code,
         "verdict": verdict.get("message"),
-        "where": verdict.get("where") or None,
+        "where": SNAPSHOT.sub(SAME, str(verdict.get("where") or "")) or None,
         "seconds": None if took is None else round(took, 1),
         "peak memory of a rank, kB": max(peaks, default=None),
     }
@@ -205,6 +229,12 @@ def sequence(data: Any) -> list[Any]:
 
 def only(data: Mapping[str, Any], names: Sequence[str]) -> Section:
     return {name: data[name] for name in names if name in data}
+
+
+def everywhere(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the directory of a launch's own snapshot as if it were that of all."""
+    workdir = SNAPSHOT.sub(SAME, str(facts.get("workdir") or ""))
+    return {**facts, "workdir": workdir} if "workdir" in facts else dict(facts)
 
 
 def flat(data: Mapping[str, Any], before: str = "") -> Section:

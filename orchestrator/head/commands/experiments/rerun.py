@@ -33,6 +33,7 @@ class Again:
     """The user's changes to the launch that is repeated."""
 
     env: tuple[str, ...] = ()
+    env_file: tuple[str, ...] = ()  # in place of those of the launch
     overrides: tuple[str, ...] = ()
     detach: bool = False
 
@@ -43,8 +44,9 @@ def rerun(where: Where, name: str | None, again: Again, parse: Parse) -> int:
     manifest = read_manifest(experiment)
     words = shlex.split(str(manifest.get("command", "")))
     began, directory = Path.cwd(), Path(str(manifest.get("directory", "")))
-    arguments = parse(options_of(words, experiment))
-    arguments = changed(arguments, where, again, experiment, directory)
+    arguments = parse(options_of(words, experiment, directory))
+    origin = Origin(experiment.name, directory, manifest.get("code"))
+    arguments = changed(arguments, where, again, origin, experiment)
     config = load.load(arguments.config_file, arguments.overrides)
     refuse_hidden(config)
     with code_of(experiment, manifest, directory, sync=bool(manifest.get("tree"))) as workdir:
@@ -76,24 +78,31 @@ def read_manifest(experiment: Experiment) -> dict[str, Any]:
     return data
 
 
-def options_of(words: Sequence[str], experiment: Experiment) -> Sequence[str]:
+def options_of(words: Sequence[str], experiment: Experiment, directory: Path) -> Sequence[str]:
     """Return what followed `master_launch` or `orchestrator launch`."""
     program = Path(words[0]).name if words else ""
     if program == "master_launch":
         return words[1:]
     if program in ("orchestrator", "__main__.py") and words[1:2] == ["launch"]:
         return words[2:]
-    shown = shlex.join(words)
+    there = f"cd {shlex.quote(str(directory))}; {shlex.join(words)}"
+    kept = f"its code then is in {shlex.quote(str(experiment.path / archive.NAME))}"
     raise UsageError(
-        f"{experiment.name} was not started by master_launch, but by: {shown}",
-        "run that command again",
+        f"{experiment.name} was not started by master_launch, but by a program, which has what the"
+        " nodes were given only while it runs",
+        f"run the program again: {there}" + (f"; {kept}" if has_code(experiment) else ""),
     )
 
 
+def has_code(experiment: Experiment) -> bool:
+    return (experiment.path / archive.NAME).is_file()
+
+
 def changed(
-    arguments: LaunchArguments, where: Where, again: Again, experiment: Experiment, directory: Path
+    arguments: LaunchArguments, where: Where, again: Again, origin: Origin, experiment: Experiment
 ) -> LaunchArguments:
     """Take the settings from the experiment, and paths from where they were typed."""
+    directory = origin.directory
     hidden = [word for word in arguments.program if REDACTED in word]
     if hidden:
         raise UsageError(
@@ -118,9 +127,9 @@ def changed(
         config_file=experiment.path / "config.yaml",
         overrides=again.overrides,
         env=(*env, *again.env),
-        env_file=tuple(str(directory / name) for name in arguments.env_file),
+        env_file=env_files(arguments, again, directory),
         accelerate_config=accelerate and directory / accelerate,
-        origin=Origin(experiment.name, directory),
+        origin=origin,
         detach=again.detach,
         dry_run=False,
         where=replace(
@@ -128,6 +137,21 @@ def changed(
             experiments=where.experiments.absolute(),
         ),
     )  # fmt: skip
+
+
+def env_files(arguments: LaunchArguments, again: Again, directory: Path) -> tuple[str, ...]:
+    """Return the files given now, or those of the launch, which must still be there."""
+    if again.env_file:
+        return tuple(str(Path(name).absolute()) for name in again.env_file)
+    paths = [directory / name for name in arguments.env_file]
+    gone = [str(path) for path in paths if not path.is_file()]
+    if gone:
+        raise UsageError(
+            f"it was launched with --env-file {', '.join(gone)}, which is not there any more, and"
+            " whose values were not written down",
+            "put it back, or give another: --env-file FILE",
+        )
+    return tuple(map(str, paths))
 
 
 def absolute(path: Path | None) -> Path | None:
@@ -168,7 +192,7 @@ def code_of(
             " in directories of workdir=, or needed none",
             f"cd {shlex.quote(str(directory))}; {manifest.get('command')}",
         )
-    if not kept.is_file():
+    if not has_code(experiment):
         raise CheckFailed(
             f"the code of {experiment.name} was not kept: it was larger than sync.keep",
             "allow more for later runs: --set sync.keep=MEGABYTES",
