@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from orchestrator import text
@@ -110,10 +111,16 @@ def ours(case: Case) -> Iterator[Finding]:
             yield Finding("ours", level, (node.name,), what, fix)
 
 
+def on(node: Examined, *words: str) -> str:
+    """Return what to type here to run a command there; ssh has a shell read it once more."""
+    line = shlex.join(words)
+    return f"ssh {node.name} {line if line == ' '.join(words) else shlex.quote(line)}"
+
+
 def workdir(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         if not facts.workdir_exists:
-            fix = f"ssh {node.name} mkdir -p {facts.workdir}, or workdir= after it in the list"
+            fix = f"{on(node, 'mkdir', '-p', facts.workdir)}, or workdir= after it in the list"
             what = f"{node.name}: there is no directory {facts.workdir}"
             yield Finding("workdir", BAD, (node.name,), what, fix)
         elif facts.disk and not facts.disk.writable:
@@ -133,14 +140,14 @@ def disk(case: Case) -> Iterator[Finding]:
 
 def space(node: Examined, disk: Disk) -> Iterator[Finding]:
     where = f"{disk.mounted} on {node.name}"
-    fix = f"ssh {node.name} df -h {disk.mounted}; orchestrator prune --keep 5 --on-nodes"
+    fix = f"{on(node, 'df', '-h', disk.mounted)}; orchestrator prune --keep 5 --on-nodes"
     if disk.free < DISK_LITTLE:
         level = BAD if disk.free < DISK_LEAST else WARN
         what = f"{where}: {memory(disk.free)} free of {memory(disk.total)}"
         yield Finding("disk", level, (node.name,), what, fix)
     elif disk.inodes and disk.inodes_free < 1000:
         what = f"{where}: {disk.inodes_free} inodes left: no more files"
-        yield Finding("disk", BAD, (node.name,), what, f"ssh {node.name} df -i {disk.mounted}")
+        yield Finding("disk", BAD, (node.name,), what, on(node, "df", "-i", disk.mounted))
 
 
 def shm(case: Case) -> Iterator[Finding]:

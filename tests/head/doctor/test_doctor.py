@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -226,6 +227,14 @@ def test_the_fix_names_the_version_of_most() -> None:
     assert found.fix.endswith("pip install torch==2.13.0")
     (found,) = findings(case({"torch": ""}))
     assert found.fix == "on gpu4: /usr/bin/python3 -m pip install torch==2.13.0"
+
+
+def test_what_to_type_can_be_typed_with_a_space_in_it() -> None:
+    (plain,) = findings(case({"workdir_exists": False}))
+    assert plain.fix.startswith("ssh gpu4 mkdir -p /job, or")
+    (found,) = findings(case({"workdir_exists": False, "workdir": "/my job"}))
+    words = shlex.split(found.fix.partition(", or")[0])
+    assert (words[:2], shlex.split(words[2])) == (["ssh", "gpu4"], ["mkdir", "-p", "/my job"])
 
 
 @pytest.mark.parametrize(
