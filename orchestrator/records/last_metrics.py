@@ -12,6 +12,7 @@ from orchestrator import files
 
 LOOKS_BACK = 1 << 16  # bytes
 LARGEST = 1e300  # sums of such values are still finite
+LONGEST_NAME = 100  # letters
 
 
 def last_line(path: Path | None) -> dict[str, Any]:
@@ -32,6 +33,13 @@ def last_line(path: Path | None) -> dict[str, Any]:
         if isinstance(known, dict):
             return known
     return {}
+
+
+def shortened(name: str) -> str:
+    """Return a metric's name as tables and charts show it: a program may give any."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 40]}...{name[-37:]}"
 
 
 def number(line: Mapping[str, Any], name: str) -> float | None:

@@ -39,8 +39,11 @@ class Guard:
 
     @property
     def cookie(self) -> str:
-        """Name the cookie: a browser gives cookies of one host to all its ports."""
-        return f"orchestrator-{self.port}"
+        """Name the cookie: a browser gives cookies of one host to all its ports.
+
+        Two dashboards of two machines, both on the usual port there, have one host behind ssh -L.
+        """
+        return f"orchestrator-{self.port}-{self.derived('cookie')[:8]}"
 
     @property
     def session(self) -> str:

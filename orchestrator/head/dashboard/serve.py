@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import uvicorn
@@ -24,7 +25,7 @@ def listen(host: str, port: int | None) -> socket.socket:
         try:
             return socket.create_server((host, wanted), family=family)
         except OSError as error:
-            problem = error.strerror
+            problem = os.strerror(error.errno) if error.errno else str(error)
     raise UsageError(f"{host} port {port or PORT}: {problem}", "choose another: --port 0 takes any")
 
 

@@ -90,6 +90,7 @@ class Map:
     summary: str
     scale: float  # what a difference between ranks is compared with; 0: their median
     whose: str = "rank"  # or "node", over the time
+    trainer: int = 0  # where the program has several
 
 
 def charts(stories: Sequence[Story]) -> list[Chart]:
@@ -234,8 +235,9 @@ def maps(story: Story) -> list[list[Map]]:
         whole = curves.median(steps.means)
         each = [map_of(name, known, whole) for name, known in training.maps.items()]
         each.sort(key=lambda pair: -pair[0])
+        trainer = training.number if len(story.trainings) > 1 else 0
         if each:
-            found.append([one for _, one in each])
+            found.append([replace(one, trainer=trainer) for _, one in each])
     return found
 
 

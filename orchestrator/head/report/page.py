@@ -190,6 +190,8 @@ def section(
     for number, (story, each) in enumerate(maps, at[1]):
         options = "".join(f"<option>{escape(one.name)}</option>" for one in each)
         whose = f" of {story.experiment.name}" if several else ""
+        if each[0].trainer:
+            whose += f", Trainer {each[0].trainer}"
         yield (
             f'<figure class="wide"><figcaption><label>Every {each[0].whose}{escape(whose)}:'
             f' <select id="which-{number}">{options}</select></label></figcaption>'

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from orchestrator import files
 from orchestrator.head.report.points import Points
 from orchestrator.records.added_lines import AddedLines, parsed
+from orchestrator.records.last_metrics import shortened
 
 PIECE = 1 << 20  # bytes that are in memory at once
 WHOLE = 1 << 19  # bytes that are read from end to end where a sample would do
@@ -101,8 +102,8 @@ class Reading:
                 if type(value) is float or type(value) is int:
                     if name in waiting:
                         waiting[name].append(value)
-                    elif name in self.points or len(self.points) < MOST_NAMES:
-                        self.points.setdefault(name, Points())
+                    elif (own := shortened(name)) in self.points or (len(self.points) < MOST_NAMES):
+                        self.points.setdefault(own, Points())
                         waiting[name] = [value]
         self.settle(waiting, here, last)
 
@@ -110,7 +111,7 @@ class Reading:
         """Make points of the values that wait; a file may come back to a column later."""
         for name, values in waiting.items():
             if values:
-                self.points[name].add(column, step, values)
+                self.points[shortened(name)].add(column, step, values)
                 values.clear()
 
     def column_of(self, step: int) -> int:

@@ -7,13 +7,17 @@ then, and never sees text as its markup.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import errno
 import functools
 import io
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Container, Sequence
+import termios
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -24,6 +28,15 @@ Cell = str | tuple[str, str]  # a text, or a text and its style, such as "bold r
 UNLIMITED = 1 << 20  # columns
 GONE = (errno.EPIPE, errno.EIO)  # nobody reads any more: a pipe, a terminal that was closed
 FULL = (errno.ENOSPC, errno.EDQUOT)
+# Of bars and small curves, where the terminal's encoding has no such letters.
+DRAWN = {
+    **dict(zip("▏▎▍▌▋▊▉█", "   -==##", strict=True)),
+    **dict(zip("▁▂▃▄▅▆▇", "__..--=", strict=True)),
+}
+# No mouse, no pasted text in brackets, no second screen, and a cursor.
+LEAVES_SCREEN = (
+    b"\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?2004l\x1b[<u\x1b[?1049l\x1b[?25h"
+)
 SHORT = 20  # columns of a table that are no wider are never wrapped
 
 
@@ -54,11 +67,11 @@ def tell(text: str) -> None:
 def pass_on(text: str, out: TextIO | None = None) -> bool:
     """Print text that may end within a line; tell whether anybody reads it.
 
-    A Latin-1 terminal gets what it lacks as escapes such as \\u6f22.
+    A Latin-1 terminal gets what it lacks as escapes such as \\u6f22, and bars of #.
     """
     out = out or sys.stdout
     if isinstance(out, io.TextIOWrapper):
-        out.reconfigure(errors="backslashreplace")
+        out.reconfigure(errors="drawn")
     try:
         out.write(safe(text))
         out.flush()
@@ -69,6 +82,35 @@ def pass_on(text: str, out: TextIO | None = None) -> bool:
             raise
         return False
     return True
+
+
+def in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Replace what an encoding lacks: bars and curves by letters as wide, all else by escapes."""
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    letters = (
+        DRAWN.get(each) or each.encode("ascii", "backslashreplace").decode() for each in lacking
+    )
+    return "".join(letters), error.end
+
+
+codecs.register_error("drawn", in_ascii)
+
+
+def restorer() -> Callable[[], None]:
+    """Return what brings back the terminal as it is now, where a whole screen is left at once."""
+    try:
+        before = termios.tcgetattr(0)
+    except termios.error:
+        return lambda: None
+
+    def restore() -> None:
+        signal.signal(signal.SIGCONT, signal.SIG_IGN)  # at which textual draws its screen again
+        with contextlib.suppress(OSError, termios.error):
+            os.write(2, LEAVES_SCREEN)
+            termios.tcsetattr(0, termios.TCSANOW, before)
+
+    return restore
 
 
 @functools.cache

@@ -168,6 +168,7 @@ class Top(App[None]):
         Binding("e", "events", "events"),
         Binding("s", "stop", "stop"),
         Binding("tab", "focus_next", "nodes/jobs"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
     ]
     CSS = """
     #heading { color: $text-muted; height: 1; }

@@ -6,17 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator.records import node_metrics
-from orchestrator.records.last_metrics import number
+from orchestrator.records.last_metrics import number, shortened
 from orchestrator.records.node_metrics import NodeSample
 
 MOST = 200  # values of one line
-LONGEST = 100  # letters of a name
 
 
 def of_rank(line: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a line that a rank wrote."""
     return {
-        str(name)[:LONGEST]: value
+        shortened(name): value
         for name in list(line)[:MOST]
         if name not in ("time", "rank", "step") and (value := number(line, name)) is not None
     }

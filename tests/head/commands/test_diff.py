@@ -56,10 +56,12 @@ def found(first: Experiment, second: Experiment) -> diff.Differences:
 
 def test_each_trainer_has_its_last_values(tmp_path: Path) -> None:
     pair = experiment(tmp_path / "one"), experiment(tmp_path / "two")
-    (pair[1].path / "outputs/rank_00_metrics_2.jsonl").write_text('{"step": 3, "loss": 0.5}\n')
+    line = json.dumps({"step": 3, "loss": 0.5, "x" * 5000: 1})
+    (pair[1].path / "outputs/rank_00_metrics_2.jsonl").write_text(f"{line}\n")
     assert found(*pair)["results"] == {
         "last step (Trainer 2)": [None, 3],
         "last loss (Trainer 2)": [None, 0.5],
+        f"last {'x' * 60}...{'x' * 37} (Trainer 2)": [None, 1],
     }
 
 

@@ -416,3 +416,10 @@ def test_a_host_that_is_none_is_a_sentence() -> None:
     for host in ("a..b", "x" * 70, "999.1.1.1"):
         with pytest.raises(UsageError, match=f"--host {re.escape(host)}: "):
             serve.listen(host, 0)
+
+
+def test_a_port_that_is_taken_is_said_once() -> None:
+    with serve.listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"^127.0.0.1 port {port}: Address already in use\n"):
+            serve.listen("127.0.0.1", port)

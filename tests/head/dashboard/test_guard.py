@@ -18,6 +18,8 @@ def test_who_is_known() -> None:
     assert not GUARD.knows({GUARD.cookie: "\udcff"}, "Bearer \u00e9")
     assert GUARD.session not in (GUARD.form, GUARD.token)
     assert Guard(1).token != Guard(1).token
+    # Two machines' dashboards on their usual port, both behind ssh -L to one browser.
+    assert Guard(8321).cookie != Guard(8321).cookie
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,16 @@ def test_names_without_end_are_not_kept(tmp_path: Path) -> None:
     assert len(curves.curves(path, 10)) == reading.MOST_NAMES
 
 
+def test_very_long_names_are_cut_and_stay_apart(tmp_path: Path) -> None:
+    first, second = "x" * 5000 + "/a", "x" * 5000 + "/b"
+    path = write(tmp_path / "m", [{"step": step, first: 1.0, second: 2.0} for step in (1, 2)])
+    found = curves.curves(path, 10)
+    assert [len(name) for name in found] == [100, 100]
+    assert [(name[-2:], curve.means) for name, curve in found.items()] == [
+        *(("/a", [1.0, 1.0]), ("/b", [2.0, 2.0])),
+    ]
+
+
 @given(st.lists(st.binary(max_size=60), max_size=20))
 def test_any_bytes_are_curves(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
     path = tmp_path_factory.mktemp("any") / "rank_00_metrics.jsonl"

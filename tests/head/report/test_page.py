@@ -85,6 +85,7 @@ def test_every_trainer_has_its_name(tmp_path: Path) -> None:
     assert [line["name"] for line in drawn(parts)["charts"][0]["lines"]] == [
         *("Trainer 1", "Trainer 2"),
     ]
+    assert "Every rank, Trainer 1:" in parts.words and "Every rank, Trainer 2:" in parts.words
 
 
 def test_the_rank_that_keeps_the_others_waiting_is_named_first(tmp_path: Path) -> None:
@@ -182,6 +183,11 @@ def test_the_command_writes_it_where_it_says(
         report.report(where, both, report.ReportOptions(tmp_path / "no" / "x.html", opened=False))
     with pytest.raises(UsageError, match="at most 8"):
         report.report(where, ["x"] * 9, here)
+    written.unlink()
+    written.mkdir()  # as a disk that may only be read, nothing can be put there
+    with pytest.raises(UsageError, match="--out FILE") as refused:
+        report.report(where, [], here)
+    assert str(written) in str(refused.value)
 
 
 def test_a_line_without_a_range_is_sent_once(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class ReportOptions:
 def report(where: Where, wanted: Sequence[str], options: ReportOptions) -> int:
     if len(wanted) > MOST:
         raise UsageError(f"{len(wanted)} experiments do not fit on one page: at most {MOST}")
-    names: Sequence[str | None] = wanted or [None]  # the newest
+    names: Sequence[str | None] = [*dict.fromkeys(wanted)] or [None]  # the newest
     chosen = [
         experiments.known(where.experiments, name, trusted=where.trust_record) for name in names
     ]
@@ -39,19 +39,21 @@ def report(where: Where, wanted: Sequence[str], options: ReportOptions) -> int:
     several = [diff.describe(experiment) for experiment in chosen] if len(chosen) > 1 else []
     text = page.page(stories, diff.differences(*several) if several else {})
     if options.out is None and len(chosen) == 1:
-        chosen[0].write(NAME, text)
         path = chosen[0].path / NAME
+        write(path, lambda: chosen[0].write(NAME, text))
     else:
         path = options.out or where.experiments / NAME
-        write(path, text)
+        write(path, lambda: files.replace(path, text))
     say(f"{path}: {size(len(text.encode()))}")
     if options.opened and not webbrowser.open(path.absolute().as_uri()):
         say(f"no browser could be started here; copy the file to where there is one: {path}")
     return EXIT_DONE
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, written: Callable[[], None]) -> None:
     try:
-        files.replace(path, text)
+        written()
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", "--out FILE writes the page elsewhere"
+        ) from error

@@ -11,8 +11,10 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from orchestrator import interrupt
 from orchestrator.config.launch import Where
 from orchestrator.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
+from orchestrator.head.commands.chores import NOBODY_READS
 from orchestrator.head.commands.stop import end_job
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.ssh_config import SshConfig
@@ -80,9 +82,11 @@ def tell(watch: Watch, options: TopOptions) -> int:
         sample = watch.look()
         if options.as_json:
             data = table.to_json(sample)
-            output.tell(json.dumps(data, indent=None if options.watch else 1))
+            text = json.dumps(data, indent=None if options.watch else 1)
         else:
-            output.tell(to_text(sample))
+            text = to_text(sample)
+        if not output.pass_on(f"{text}\n") and options.watch:
+            return NOBODY_READS  # | head -1
         if not options.watch:
             lost = any(node.checkup is None for node in sample.nodes)
             return EXIT_NODE if lost else EXIT_DONE
@@ -113,7 +117,9 @@ def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
         watch.closer = job
 
     watch.patience = PATIENCE
+    interrupt.undo_with(output.restorer())  # else a kill leaves the mouse and no cursor behind
     Top(watch.look, watch.seen(), seconds, deeds, closer, alone).run()
+    interrupt.undo_with(None)
     return EXIT_DONE
 
 

@@ -48,13 +48,14 @@
     return [lines[0].steps, ...lines.map((line) => line.means.map((value, i) => (sums[i] += value ?? 0)))];
   }
 
+  const STEPS = [1, 10, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15].flatMap((power) => [power, 2 * power, 5 * power]);
   const SPLITS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
   function axes(unit, timed) {
     const look = { stroke: color("soft"), grid: { stroke: color("rule"), width: 1 }, ticks: { stroke: color("rule") } };
     return [
       timed
         ? { ...look, incrs: SPLITS, space: 70, values: (_, ticks) => ticks.map(clock) }
-        : { ...look, values: (_, ticks) => ticks.map((tick) => show(tick, "")) },
+        : { ...look, incrs: STEPS, values: (_, ticks) => ticks.map((tick) => show(tick, "")) },
       { ...look, size: unit === "B/s" ? 84 : 70, values: (_, ticks) => ticks.map((tick) => show(tick, unit)) },
     ];
   }
