@@ -549,6 +549,15 @@ class Trainer:
 
     # -- checkpoints --------------------------------------------------------------------------
 
+    def keep(self, name: str, holder: Any) -> None:
+        """Have checkpoints, and states in memory, hold something of yours.
+
+        A dict of tensors, numbers, texts and the like, or an object with state_dict() and
+        load_state_dict(). It is alike on all ranks, except for shards of tensors (DTensors), and
+        has all of its tensors before train() or load_checkpoint(), which fill them in place.
+        """
+        self.parts.kept.add(name, holder)
+
     def save_checkpoint(self, directory: str | Path) -> Path:
         """Save into directory/step_NNNNNNNN and wait for it. Every rank calls it."""
         endless = self._training is not None
@@ -581,9 +590,7 @@ class Trainer:
     def _load(
         self, look: loading.Look, room: Path, *, required: bool = True
     ) -> checkpoint_store.Checkpoint | None:
-        reading = loading.Reading(
-            self.ranks, self.bare, self.parts.stepper, self._accept, self._say
-        )
+        reading = loading.Reading(self.ranks, self.bare, self.parts.kept, self._accept, self._say)
         fix = loading.unasked(self.config.checkpoint.resume)
         return self._go_on_from(loading.resume(look, reading, room, required=required, fix=fix))
 
@@ -592,6 +599,8 @@ class Trainer:
     ) -> checkpoint_store.Checkpoint | None:
         if loaded is not None:
             self._say_not_taken(loaded.progress)
+            for name in self.parts.kept.lacking(loaded.progress):
+                self._say(f"WARNING: nothing of {name!r} was saved there: it stays as it is")
             self.state = training_loop.state_of(loaded.progress)
             self._scheduler.restore(loaded.progress.get("scheduler"))
             if before := ownership.run_of(loaded.progress):
@@ -633,8 +642,8 @@ class Trainer:
             newer = self._load(loading.newer_than(look, kept), room, required=False)
         if newer is not None:
             return newer
-        where, stepper = self._memory.where, self.parts.stepper
-        return self._go_on_from(loading.take(kept, where, self.bare, stepper, self._say))
+        where, beside = self._memory.where, self.parts.kept
+        return self._go_on_from(loading.take(kept, where, self.bare, beside, self._say))
 
     def _accept(self, progress: Any) -> None:
         built_in = self._training is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from orchestrator.config.schema import Config
 from orchestrator.engine.core.best import Best
+from orchestrator.engine.core.kept import Kept
 from orchestrator.engine.core.step import Stepper, is_plain
 from orchestrator.engine.core.stop_vote import PROFILE
 from orchestrator.engine.core.stopping import Metrics, StopPolicy, TrainState
@@ -53,6 +55,11 @@ class Parts:
     bare: nn.Module  # without what ddp puts around it
     losses: Loss
     stepper: Stepper
+
+    @functools.cached_property
+    def kept(self) -> Kept:
+        """The optimizer's state, and what the program keeps beside it."""
+        return Kept(self.stepper)
 
 
 Hook = Callable[[], Any]
@@ -442,7 +449,7 @@ class Loop:
         self.reporter.flush()
         state.tokens = self.reporter.tokens
         progress = progress_of(parts, state, self.scheduler, self.training.endless, self.own)
-        tensors = whole_state.state_of(parts.bare, parts.stepper)
+        tensors = whole_state.state_of(parts.bare, parts.kept)
         memory.save(state.step, tensors, json.dumps(progress))
 
     def save(self) -> None:
@@ -556,7 +563,7 @@ def save(
         "configs": configs_of(parts.bare) if checkpoints.writers.first else {},
     }
     best = state.best is not None and state.best_step == state.step
-    checkpoints.save(state.step, parts.bare, parts.stepper, progress, best=best)
+    checkpoints.save(state.step, parts.bare, parts.kept, progress, best=best)
 
 
 def progress_of(
@@ -567,7 +574,7 @@ def progress_of(
         "step": state.step,
         "position": state.position,
         "tokens": state.tokens,
-        "stepper": parts.stepper.progress(),
+        "stepper": parts.kept.progress(),
         "state": dataclasses.asdict(state),
         "scheduler": scheduler.state(),
         "given": {"optimizer": parts.stepper.given, "scheduler": scheduler.given},

@@ -46,8 +46,8 @@ PROBE = 1 << 16  # bytes
 SEEN_WITHIN = 3.0  # seconds until a file of another node shows up on a shared disk (NFS caches)
 
 
-class Steps(Protocol):
-    """The optimizer and its numbers, which are saved with the model."""
+class Beside(Protocol):
+    """What is saved beside the model: the optimizer with its numbers, and what a program keeps."""
 
     def state(self) -> Iterable[tuple[str, Tensor]]: ...
 
@@ -153,14 +153,14 @@ class Checkpoints:
     # -- saving -------------------------------------------------------------------------------
 
     def save(
-        self, step: int, model: nn.Module, stepper: Steps, progress: Any, *, best: bool = False
+        self, step: int, model: nn.Module, beside: Beside, progress: Any, *, best: bool = False
     ) -> None:
         """Copy the state aside and write it; the one before has to be done first."""
         began = time.perf_counter()
         if Checkpoints._saving is not None:
             Checkpoints._saving.wait()
         Checkpoints._saving = self
-        state = state_of(model, stepper)
+        state = state_of(model, beside)
         if self.config.asynchronous:
             state = self._stage(state)
         self.last_saved = step
@@ -426,7 +426,7 @@ def seen(mark: Path) -> bool:
 # -- the state ------------------------------------------------------------------------------------
 
 
-def state_of(model: nn.Module, stepper: Steps) -> dict[str, Tensor]:
+def state_of(model: nn.Module, beside: Beside) -> dict[str, Tensor]:
     """Return all that is saved, by name: the very tensors that train."""
     shards_again(model)
     state: dict[str, Tensor] = {}
@@ -434,8 +434,7 @@ def state_of(model: nn.Module, stepper: Steps) -> dict[str, Tensor]:
         state[f"model.{name}"] = parameter.detach()
     kept = plain_names.state_dict(model).keys()  # of the buffers, those that are to be kept
     state.update({f"model.{name}": b for name, b in plain_names.buffers(model) if name in kept})
-    for name, value in stepper.state():
-        state[f"optim.{name}"] = value
+    state.update(beside.state())
     return state
 
 

@@ -27,7 +27,7 @@ from orchestrator import text
 from orchestrator.engine.ranks.mesh import local_tensor
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving import placing
-from orchestrator.engine.saving.checkpoint import SEEN_WITHIN, Say, Steps, first_cause, state_of
+from orchestrator.engine.saving.checkpoint import SEEN_WITHIN, Beside, Say, first_cause, state_of
 from orchestrator.engine.saving.memory import Found
 from orchestrator.engine.saving.ownership import EXPERIMENT, run_of, saved_by
 from orchestrator.engine.saving.reader import CheckpointReader, TensorPlanner
@@ -48,15 +48,15 @@ class Reading:
 
     ranks: Ranks
     model: nn.Module
-    stepper: Steps
+    beside: Beside
     accept: Accept
     say: Say
 
     def state(self, progress: Any) -> dict[str, Tensor]:
         """Accept the checkpoint, and give the tensors that it is read into."""
         self.accept(progress)
-        self.stepper.prime(progress["stepper"])
-        return state_of(self.model, self.stepper)
+        self.beside.prime(progress["stepper"])
+        return state_of(self.model, self.beside)
 
     def read(
         self, path: Path, shown: Path, state: dict[str, Tensor], group: dist.ProcessGroup | None
@@ -117,7 +117,7 @@ def resume_together(checkpoints: list[Checkpoint], reading: Reading) -> Checkpoi
             continue
         state = reading.state(checkpoint.progress)
         reading.read(checkpoint.path, checkpoint.path, state, host_group())
-        reading.stepper.restore(checkpoint.progress["stepper"])
+        reading.beside.restore(checkpoint.progress["stepper"])
         seconds = time.perf_counter() - began
         say(
             f"resuming after step {checkpoint.step}, from {checkpoint.path}:"
@@ -150,7 +150,7 @@ def resume_apart(
         if manifest is None:
             say(f"WARNING: {short.shortage()} on the nodes of this job; trying the one before it")
             continue
-        reading.stepper.restore(manifest.progress["stepper"])
+        reading.beside.restore(manifest.progress["stepper"])
         path = path_of(own, candidate) or checkpoint_store.final(room, candidate.step)
         checkpoint = Checkpoint(path, **vars(manifest))
         seconds = time.perf_counter() - began
@@ -229,12 +229,12 @@ def newer_than(look: Look, found: Found) -> Look:
     return lambda: [checkpoint for checkpoint in look() if later(checkpoint)]
 
 
-def take(found: Found, where: Path, model: nn.Module, stepper: Steps, say: Say) -> Checkpoint:
+def take(found: Found, where: Path, model: nn.Module, beside: Beside, say: Say) -> Checkpoint:
     """Go on from a state that was kept in memory."""
     notes = found.notes
     progress = json.loads(notes.rest)
-    stepper.prime(progress["stepper"])
-    state = state_of(model, stepper)
+    beside.prime(progress["stepper"])
+    state = state_of(model, beside)
     kept = found.bring(state)
     shapes = [
         {name: (tuple(local_tensor(value).shape), value.dtype) for name, value in tensors.items()}
@@ -244,7 +244,7 @@ def take(found: Found, where: Path, model: nn.Module, stepper: Steps, say: Say) 
         raise CheckFailed(f"the state of step {notes.step} in {where} does not fit this model")
     for name, value in state.items():
         local_tensor(value).copy_(kept[name])
-    stepper.restore(progress["stepper"])
+    beside.restore(progress["stepper"])
     ranks = text.plural(found.travelled, "rank")
     elsewhere = f"; {ranks} took it from another node" if found.travelled else ""
     layout = f", put together from {found.layout}" if found.layout else ""

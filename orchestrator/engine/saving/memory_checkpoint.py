@@ -100,13 +100,16 @@ def _open(
 # -- a state as JSON and tensors ------------------------------------------------------------------
 
 
-def encoded(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    """Write a value as JSON; its tensors go into `tensors`, and it names them."""
+def encoded(value: Any, tensors: dict[str, Tensor], path: str, *, sharded: bool = False) -> Any:
+    """Write a value as JSON; its tensors go into `tensors`, and it names them.
+
+    Tensors may be in shards where whoever keeps them knows what to do with those.
+    """
+    within = functools.partial(encoded, tensors=tensors, sharded=sharded)
     if isinstance(value, Tensor):
-        if isinstance(value, DTensor) or value.layout is not torch.strided:
+        if (isinstance(value, DTensor) and not sharded) or value.layout is not torch.strided:
             raise UsageError(
-                f"{path} is a {type(value).__name__} ({value.layout}), which no memory checkpoint"
-                " holds",
+                f"{path} is a {type(value).__name__} ({value.layout}), which cannot be kept",
                 "give this rank's part of it: value.to_local(), or value.to_dense()",
             )
         tensors[path] = value.detach()
@@ -119,18 +122,18 @@ def encoded(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
         return {"bytes": base64.b64encode(value).decode()}
     for name, kind in LISTS.items():
         if type(value) is kind:
-            return {name: [encoded(v, tensors, f"{path}[{i}]") for i, v in enumerate(value)]}
+            return {name: [within(v, path=f"{path}[{i}]") for i, v in enumerate(value)]}
     for name, own in ORDERED.items():
         if type(value) is own:
             items = [
-                [encoded(key, tensors, path), encoded(inner, tensors, f"{path}[{key!r}]")]
+                [within(key, path=path), within(inner, path=f"{path}[{key!r}]")]
                 for key, inner in value.items()
             ]
             return {name: items}
     if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
-        return {"array": encoded(torch.from_numpy(value.copy()), tensors, path)}
+        return {"array": within(torch.from_numpy(value.copy()), path=path)}
     raise UsageError(
-        f"{path} is a {type(value).__name__}, which no memory checkpoint holds",
+        f"{path} is a {type(value).__name__}, which cannot be kept",
         "give tensors, arrays, numbers, texts, bytes, and lists, tuples and dicts of them",
     )
 

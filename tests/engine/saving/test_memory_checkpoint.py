@@ -113,9 +113,12 @@ def test_what_scripts_save_comes_back(
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (torch.eye(2).to_sparse(), "state['x'] is a Tensor (torch.sparse_coo), which no memory"),
-        (lambda: 0, "state['x'] is a function, which no memory checkpoint holds"),
-        ([{1}], "state['x'][0] is a set, which no memory checkpoint holds"),
+        (
+            torch.eye(2).to_sparse(),
+            "state['x'] is a Tensor (torch.sparse_coo), which cannot be kept",
+        ),
+        (lambda: 0, "state['x'] is a function, which cannot be kept"),
+        ([{1}], "state['x'][0] is a set, which cannot be kept"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_by_its_name(value: Any, words: str) -> None:

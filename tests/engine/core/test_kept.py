@@ -1,0 +1,66 @@
+"""What a program keeps beside its model outlives it, from disk and from memory, on any layout."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.keeping import PLACE, SAVED
+from tests.engine.worlds import Job, run
+
+STEPS = 9
+
+
+def job(path: Path, name: str, nodes: list[int], steps: int, **more: Any) -> Job:
+    call = "tests.engine.keeping:keeping"
+    return Job(str(path / name), nodes, {}, call=call, env={PLACE: str(steps)}, **more)
+
+
+def kept(job: Job, rank: int = 0) -> tuple[list[Any], dict[str, Any]]:
+    told, average = json.loads((job.path / f"kept_{rank}").read_text())
+    return told, average
+
+
+def test_it_goes_on_as_it_was(tmp_path: Path) -> None:
+    """Averages of sharded weights, too: with the values of a run that was never interrupted."""
+    whole = job(tmp_path / "apart", "whole", [2], STEPS)
+    begun, later = [whole], {}
+    for where, nodes in itertools.product(("disk", "memory"), ([2], [1])):
+        path = tmp_path / f"{where} {nodes}"
+        memory = {"memory": str(path / "memory")} if where == "memory" else {}
+        begun.append(job(path, "first", [2], SAVED, **memory))
+        place = "memory" if memory else str(path / "saved")
+        later[place, sum(nodes)] = job(path, "again", nodes, STEPS, **memory)
+    assert run(*begun) == [[0, 0]] * len(begun), begun[-1].output()
+    codes = run(*later.values())
+    told, average = kept(whole)
+    assert told == [STEPS, [2.0 * STEPS] * 2, STEPS, "('a', b'b')", [float(STEPS)] * 2]
+    for ((place, ranks), again), ended in zip(later.items(), codes, strict=True):
+        assert ended == [0] * ranks, again.output()
+        assert f"resuming after step {SAVED}, from {place}" in again.output()
+        for rank in range(ranks):
+            own, values = kept(again, rank)
+            assert own == told and values.keys() == average.keys()
+            for name, value in values.items():
+                assert value == pytest.approx(average[name], abs=1e-5), name
+
+
+def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
+    asked = Job(str(tmp_path / "job"), [1], {}, call="tests.engine.keeping:refusals")
+    assert run(asked) == [[0]], asked.output()
+    said = json.loads((asked.path / "said").read_text())
+    words = [
+        "each thing needs a name of its own",
+        "the dict is empty, and a resume fills what is there",
+        "a int cannot be saved",
+        "sets['x'] is a set, which cannot be kept",
+        "other tensors than in the checkpoint: counts['more']",
+        "nothing was refused",
+    ]
+    for one, expected in zip(said, words, strict=True):
+        assert expected in one, one
+    assert "WARNING: nothing of 'average' was saved there: it stays as it is" in asked.output()
