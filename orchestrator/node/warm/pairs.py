@@ -159,11 +159,11 @@ def connect(pair: Pair) -> socket.socket:
     return connect_in(pair.directory, seconds=ANSWER_SECONDS)
 
 
-def ask(pair: Pair) -> dict[str, Any]:
-    """Ask a pair how it is; nothing where it does not answer."""
+def ask(pair: Pair, question: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Ask a pair, first of all how it is; nothing where it does not answer."""
     try:
         with connect(pair) as client:
-            frames.send(client, {"do": "look"})
+            frames.send(client, question or {"do": "look"})
             return frames.receive(client)[0]
     except (OSError, EOFError, ValueError):
         return {}
@@ -183,8 +183,10 @@ def start(spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int) -> st
     if why:
         return why
     others = all_pairs()
-    if any(pair.key == key for pair in others):
-        return ""
+    for pair in others:
+        if pair.key == key:  # it may have been made for longer, or for less
+            ask(pair, {"do": "stay", "seconds": spec.warm})
+            return ""
     for pair in others[: max(0, len(others) - MOST + 1)]:
         end(pair)
     os.makedirs(root(), mode=0o700, exist_ok=True)

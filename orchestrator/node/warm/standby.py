@@ -133,7 +133,9 @@ class Standby:
     def serve(self, caller: socket.socket) -> None:
         question, files = frames.receive(caller)
         try:
-            if question["do"] == "look":
+            if question["do"] == "stay":
+                self.until = time.monotonic() + float(question["seconds"])
+            if question["do"] in ("look", "stay"):
                 idle = max(0.0, self.until - time.monotonic())
                 state = {"ready": bool(self.ready), "left": idle, "agent": self.agent.pid}
                 frames.send(caller, {**state, "skipped": self.skip})

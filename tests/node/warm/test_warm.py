@@ -211,6 +211,16 @@ def test_it_leaves_after_its_time(node: WarmNode) -> None:
     wait_until(lambda: not pairs.all_pairs() and not list(Path(pairs.root()).iterdir()), "its end")
 
 
+def test_it_stays_for_as_long_as_the_last_job_said(node: WarmNode) -> None:
+    """One that was made for the next attempt of a job is kept afterwards, but not for its hour."""
+    job, _ = node.run(HELLO)
+    spec = job.run.read_spec()
+    for seconds in (3600.0, 60.0, 3600.0):
+        assert pairs.start(spec.replace(warm=seconds), job.run, os.environ, 0o022) == ""
+        (pair,) = pairs.all_pairs()
+        assert seconds - 60 < pairs.ask(pair)["left"] <= seconds
+
+
 MEMORY = "MemTotal:       1000 kB\nMemFree:           1 kB\nMemAvailable:   {} kB\n"
 STALLS = "some avg10=0.00 avg60={} avg300=1.22 total=5\nfull avg10=99.00 avg60=99.00 total=5\n"
 
