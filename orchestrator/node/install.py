@@ -5,6 +5,7 @@ nothing else of ours.
 """
 
 import binascii
+import contextlib
 import json
 import os
 import shutil
@@ -36,7 +37,8 @@ def install(digest, checksum, size, nonce):
             refuse(nonce, "%s: chmod go-w %s there, or set ORCHESTRATOR_HOME" % (what, path))
         os.makedirs(os.path.join(home, "lib"), exist_ok=True)
         provide(blob, checksum, library)
-        os.utime(library)  # those that nobody used for a while are pruned
+        with contextlib.suppress(OSError):  # of a disk that went read-only, on which jobs may run
+            os.utime(library)  # those that nobody used for a while are pruned
     except OSError as error:
         what = "its %s cannot be written: %s" % (home, error.strerror)
         refuse(nonce, what + "; ORCHESTRATOR_HOME, set in its .bashrc, names another place")

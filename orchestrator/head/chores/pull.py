@@ -17,7 +17,7 @@ from orchestrator.head.chores.gathered import Gathering
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import kept_if_well, serving
+from orchestrator.head.connect.reach import attending, kept_if_well
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.outputs.fetch import Fetch, Fetched, plain
@@ -165,7 +165,7 @@ def make_place(folder: Folder) -> None:
 
 def ask(transport: Transport, source: Source) -> Listed:
     """Reach a node, and ask it what there is to fetch."""
-    channel = serving(transport, source.login)
+    channel = attending(transport, source.login)
     with kept_if_well(channel):
         listing = channel.ask(source.question, LIST_SECONDS)
     files = [file for file in listing.files if plain(file.path)]

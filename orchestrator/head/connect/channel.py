@@ -101,6 +101,10 @@ class Declined(NodeError):
         self.kind = kind
 
 
+class NotActive(NodeError):
+    """The node is there, and its environment cannot be activated."""
+
+
 def nonsense(error: Nonsense) -> NodeError:
     return NodeError(f"the node broke the protocol: {error}")
 
@@ -148,7 +152,7 @@ class NodeChannel:
             noise += data
         rest = noise.partition(mark)[2]
         if rest.startswith((b"!", b"?")):
-            raise NodeError(*self._refusal(rest))
+            raise self._refusal(rest)
         self.rest = memoryview(rest)
         greeting = self.message(deadline, "its program does not greet")
         if not isinstance(greeting, Greeting):
@@ -251,7 +255,7 @@ class NodeChannel:
             return ""
         return self.channel.recv_stderr(1 << 16).decode(errors="replace").strip()[-500:]
 
-    def _refusal(self, text: bytes) -> tuple[str, str]:
+    def _refusal(self, text: bytes) -> NodeError:
         """Read to the end why there is no server, and what to do about it."""
         with contextlib.suppress(NodeError):
             deadline = time.monotonic() + LAST_WORDS
@@ -259,8 +263,9 @@ class NodeChannel:
                 text += data
         reason = text[1:].decode(errors="replace").partition("\n")[0].strip()
         if text.startswith(b"!") or not self.environment.activate:
-            return reason, ""
-        return server_command.why_not_active(self.environment.activate, reason, self._errors())
+            return NodeError(reason)
+        activate, errors = self.environment.activate, self._errors()
+        return NotActive(*server_command.why_not_active(activate, reason, errors))
 
     def _send(self, data: bytes) -> None:
         try:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.errors import NodeError
+from orchestrator.head.connect.channel import NodeChannel, NotActive
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.inventory.environment import Environment, chosen
@@ -62,10 +63,38 @@ def serving(ssh: Transport, node: Login) -> NodeChannel:
     return open_channel(ssh.connect(ssh.config.of_node(node)), node, ssh.timeout)
 
 
+def attending(ssh: Transport, node: Login) -> NodeChannel:
+    """Do so for what starts nothing there: to look after jobs, to end them, to fetch files.
+
+    That must not hang on an environment that was removed or renamed meanwhile, or that waits for a
+    disk: where it cannot be activated, our server does without.
+    """
+    try:
+        return serving(ssh, node)
+    except NotActive as error:
+        bare = LoginWithout(node.host, node.user, node.port, node.python, wrap=node.wrap)
+        try:
+            return serving(ssh, bare)
+        except NodeError:
+            raise error from None
+
+
+@dataclass(frozen=True)
+class LoginWithout:
+    """A login on a node, without its environment."""
+
+    host: str
+    user: str | None
+    port: int | None
+    python: str | None
+    activate: None = None
+    wrap: str | None = None
+
+
 @contextmanager
 def for_now(ssh: Transport, node: Login) -> Iterator[NodeChannel]:
-    """Have our server on a node, and close the connection in the end."""
-    channel = serving(ssh, node)
+    """Have our server on a node, to look after something, and close the connection in the end."""
+    channel = attending(ssh, node)
     try:
         yield channel
     finally:

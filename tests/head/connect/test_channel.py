@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,13 @@ from orchestrator.errors import NodeError
 from orchestrator.head.connect import reach as reaching
 from orchestrator.head.connect import server_command
 from orchestrator.head.connect.channel import NodeChannel, library
-from orchestrator.head.connect.reach import open_channel, reach
+from orchestrator.head.connect.reach import ask_once, open_channel, reach
 from orchestrator.head.connect.server_command import READ_PROGRAM, quote
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
 from orchestrator.head.inventory.environment import Environment
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.protocol.messages import Probe, ProbeTarget
+from orchestrator.protocol.messages import Jobs, Probe, ProbeTarget
 
 # The tests' own Python finds our sources by an editable install, which a node does not have.
 ALONE = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n"
@@ -126,6 +127,20 @@ def test_a_node_that_cannot_be_asked_is_left(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(NodeError):
         reach(Transport(), Node("here", python=sys.executable), probe)
     assert [login.closed for login in logins] == [True]
+
+
+def test_a_job_can_be_looked_after_where_its_environment_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was renamed, or its disk is away: the job that runs in it must be ended all the same."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    node = Node("here", activate=f"script:{tmp_path}/gone", wrap="env INSIDE=1")
+    assert ask_once(LocalTransport(), node, Jobs(), 30).jobs == ()
+    probe = Probe(cwd="/", workdir=None, peers=(), target=ProbeTarget(kind="program", name="sh"))
+    with pytest.raises(NodeError, match="there is no file"):  # nothing starts without it
+        reach(LocalTransport(), node, probe)
+    with pytest.raises(NodeError, match="there is no file"):  # the reason is the first one
+        ask_once(LocalTransport(), replace(node, python="/no/such/python"), Jobs(), 30)
 
 
 class Login(ProcessConnection):

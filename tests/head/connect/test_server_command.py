@@ -192,6 +192,18 @@ def test_an_rc_file_that_takes_our_place(
     assert not (home / "ran").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a disk")
+def test_a_home_that_went_read_only_can_be_looked_at(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What our last visit left there is enough to see what runs, and to end it."""
+    environment(Node("n"), home, monkeypatch)
+    own = r'mount --bind "$HOME" "$HOME" && mount -o remount,bind,ro "$HOME" && touch "$HOME/x"'
+    around = f"unshare -m sh -c '{own} 2>/dev/null || exec \"$@\"' sh"
+    assert environment(Node("n", wrap=around), home, monkeypatch)["HOME"] == str(home)
+    assert not (home / "x").exists()
+
+
 def test_a_command_around_all_of_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = home / "inside"
     inside.mkdir(mode=0o700)
