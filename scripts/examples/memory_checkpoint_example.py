@@ -14,7 +14,7 @@ torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(8, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 step = 0
-if (state := orchestrator.load_memory_checkpoint()) is not None:
+if (state := orchestrator.load_memory_checkpoint(replicated=True)) is not None:
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     step = state["step"]
@@ -27,7 +27,7 @@ while step < 200:
     optimizer.zero_grad()
     step += 1
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-    orchestrator.memory_checkpoint(state)
+    orchestrator.memory_checkpoint(state, replicated=True)
     if dist.get_rank() == 0 and step % 50 == 0:
         print(f"step {step}  loss {loss.item():.6f}")
 dist.destroy_process_group()

@@ -31,15 +31,18 @@ ORDERED: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict
 LISTS: dict[str, type[list[Any]] | type[tuple[Any, ...]]] = {"list": list, "tuple": tuple}
 
 
-def memory_checkpoint(state: Mapping[str, Any], step: int | None = None) -> None:
+def memory_checkpoint(
+    state: Mapping[str, Any], step: int | None = None, *, replicated: bool = False
+) -> None:
     """Keep this rank's state in memory; every rank calls it, after the same steps.
 
     It returns when the state is copied; the rest happens beside the next step. A step that is left
     out counts the calls. Tensors, numpy's arrays, numbers, texts, and lists, tuples and dicts of
-    them are kept as they are. Where the launch gave no memory that outlives the ranks, it does
-    nothing but to say so.
+    them are kept as they are. A replicated state is the same on all ranks, as under DDP: each node
+    keeps it once, and any number of ranks goes on from it. Where the launch gave no memory that
+    outlives the ranks, it does nothing but to say so.
     """
-    opened = _opened()
+    opened = _opened(replicated)
     if opened is None:
         return
     memory, found = opened
@@ -51,12 +54,13 @@ def memory_checkpoint(state: Mapping[str, Any], step: int | None = None) -> None
     memory.settle()
 
 
-def load_memory_checkpoint() -> dict[str, Any] | None:
+def load_memory_checkpoint(*, replicated: bool = False) -> dict[str, Any] | None:
     """Return this rank's state as an earlier attempt of the job kept it last, on the CPU.
 
-    None at the first start, or where no state is whole over all ranks. Every rank calls it.
+    None at the first start, or where no state is whole over all ranks. Every rank calls it, and
+    says `replicated` as memory_checkpoint() does.
     """
-    opened = _opened()
+    opened = _opened(replicated)
     if opened is None or opened[1] is None:
         return None
     found = opened[1]
@@ -68,17 +72,26 @@ def load_memory_checkpoint() -> dict[str, Any] | None:
     return content
 
 
-def _opened() -> tuple[Memory, Found | None] | None:
-    rank, world = rank_and_world()
-    return _open(rank, world, dist.group.WORLD if world > 1 else None)
-
-
-@functools.cache
-def _open(
-    rank: int, world: int, group: dist.ProcessGroup | None
-) -> tuple[Memory, Found | None] | None:
+def _opened(replicated: bool) -> tuple[Memory, Found | None] | None:
     """Open the memory once for each process group, and find what is there."""
+    rank, world = rank_and_world()
+    group = dist.group.WORLD if world > 1 else None
+    if (rank, world, group) not in _OPEN:
+        _OPEN[rank, world, group] = replicated, _open(rank, world, replicated)
+    before, opened = _OPEN[rank, world, group]
+    if before != replicated:
+        raise UsageError(
+            "memory_checkpoint() and load_memory_checkpoint() differ in whether all ranks have the"
+            " same state",
+            "say replicated=True in both, or in neither",
+        )
+    return opened
 
+
+_OPEN: dict[Any, tuple[bool, tuple[Memory, Found | None] | None]] = {}
+
+
+def _open(rank: int, world: int, replicated: bool) -> tuple[Memory, Found | None] | None:
     def say(text: str) -> None:
         if rank == 0:
             sys.stdout.write(text + "\n")
@@ -89,8 +102,10 @@ def _open(
         say(f"no state is kept in memory: {VARIABLE} is not set, which a launch with --max-restarts"
             " does")  # fmt: skip
         return None
-    own = {"program": Path(sys.argv[0]).name or "python", "layout": f"{world} ranks"}
-    memory = Memory(where, "script", rank, own, own["layout"], say, timeout=TIMEOUT)
+    layout = "the same on all ranks" if replicated else f"{world} ranks"
+    own = {"program": Path(sys.argv[0]).name or "python", "layout": layout}
+    shard = 0 if replicated else rank
+    memory = Memory(where, "script", shard, own, layout, say, timeout=TIMEOUT)
     found = memory.find()
     if found is not None:
         say(f"going on after step {found.notes.step}, from memory ({where})")

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import runpy
+import shutil
 import signal
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -28,8 +29,8 @@ def example(directory: Path) -> None:
     """Run the example; rank 1 is killed right after the state of step 60, if KILLED is set."""
     keep = orchestrator.memory_checkpoint
 
-    def keep_and_die(state: dict[str, Any]) -> None:
-        keep(state)
+    def keep_and_die(state: dict[str, Any], **how: bool) -> None:
+        keep(state, **how)
         if state["step"] == 60 and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -54,6 +55,32 @@ def test_the_example_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
     assert int(step[1]) in (59, 60)
     lines = [line for line in whole.output().splitlines() if line.startswith("step ")]
     assert lines[1:] == [line for line in again.output().splitlines() if line.startswith("step ")]
+
+
+def test_a_state_that_all_ranks_have_serves_any_number_of_them(tmp_path: Path) -> None:
+    """Each node has it once; a node that is new takes it from another one."""
+    memory, call = str(tmp_path / "memory"), f"{MODULE}:example"
+    first = Job(str(tmp_path / "first"), [2, 2], {}, memory=memory, env={"KILLED": "1"}, call=call)
+    assert run(first)[0][1] == -9
+    kept = [sorted(path.name for path in first.memory_of(node).iterdir()) for node in (0, 1)]
+    assert kept == [["script.0.0", "script.0.1"]] * 2
+    for name, nodes in (("fewer", [1]), ("more", [1, 1, 1])):
+        shutil.copytree(memory, tmp_path / f"memory of {name}")
+        again = Job(
+            str(tmp_path / name), nodes, {}, memory=str(tmp_path / f"memory of {name}"), call=call
+        )
+        assert run(again) == [[0] * len(nodes)], again.output()
+        assert re.search(r"going on after step (59|60), from memory", again.output())
+
+
+def test_both_calls_say_whether_all_ranks_have_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_checkpoint, "_OPEN", {})
+    monkeypatch.delenv("ORCHESTRATOR_RESUME_DIR", raising=False)
+    assert orchestrator.load_memory_checkpoint() is None
+    with pytest.raises(UsageError, match="differ in whether all ranks have the same state"):
+        orchestrator.memory_checkpoint({}, replicated=True)
 
 
 def of_every_kind() -> dict[str, Any]:
@@ -94,20 +121,20 @@ def test_what_scripts_save_comes_back(
     monkeypatch.setenv("ORCHESTRATOR_RESUME_DIR", str(tmp_path))
     state = of_every_kind()
     for number in range(3):
-        memory_checkpoint._open.cache_clear()  # as a new process would
+        memory_checkpoint._OPEN.clear()  # as a new process would
         found = orchestrator.load_memory_checkpoint()
         assert (found is None) == (number == 0)
         assert found is None or same(state, found)
         state["step"] = number
         orchestrator.memory_checkpoint(state)
-        opened = memory_checkpoint._opened()
+        opened = memory_checkpoint._opened(replicated=False)
         assert opened is not None
         opened[0].close()
     assert "going on after step 2, from memory" in capsys.readouterr().out
     assert found is not None
     assert type(found["model"]) is OrderedDict
     assert type(found["scheduler"]["milestones"]) is Counter
-    memory_checkpoint._open.cache_clear()
+    memory_checkpoint._OPEN.clear()
 
 
 @pytest.mark.parametrize(
