@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Union
 
@@ -22,6 +23,7 @@ AS_USUAL = 0o666  # less the umask: of a file that the user asked for
 GONE = ".gone-"  # in the name of a directory that is being deleted: .NAME.gone-0123abcd
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOUNTS = "/proc/self/mountinfo"
+ABANDONED = 3600.0  # seconds
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a network file system that has no such call
 
 
@@ -188,6 +190,33 @@ def delete(
     except OSError as error:
         note(error)
     return problems
+
+
+def delete_abandoned(directory: Name, prefix: str) -> None:
+    """Delete files and directories of this name that a killed process has left here.
+
+    Whoever still uses one writes into it: those to which nothing was done for an hour are nobody's.
+    """
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            path = os.path.join(directory, name)
+            if name.startswith(prefix) and time.time() - last_change(path) > ABANDONED:
+                if not os.path.isdir(path) or os.path.islink(path):
+                    os.unlink(path)
+                else:
+                    delete(path)
+
+
+def last_change(path: str) -> float:
+    """Return when a file, or one in a directory, was changed last; now, where that is hidden."""
+    try:
+        status = os.lstat(path)
+        if status.st_uid != os.getuid():
+            return time.time()
+        inside = os.listdir(path) if stat.S_ISDIR(status.st_mode) else []
+        return max([status.st_mtime, *(last_change(os.path.join(path, name)) for name in inside)])
+    except OSError:
+        return time.time()
 
 
 def mounts_below(path: Name) -> list[str]:

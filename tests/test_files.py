@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,3 +107,21 @@ def test_what_cannot_go_is_named_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert files.delete("gone", dir_fd=root) == ["gone/a/busy: Device or resource busy"]
     os.close(root)
     assert [path.name for path in (tmp_path / "gone").rglob("*")] == ["a", "busy"]
+
+
+def test_what_a_killed_process_left_goes_when_it_is_old(tmp_path: Path) -> None:
+    for name in (".mine-old", ".mine-new", ".mine-in-use", "other-old"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep/file").touch()
+    (tmp_path / ".mine-file").touch()
+    (tmp_path / ".mine-link").symlink_to(tmp_path / "other-old")
+    before = time.time() - files.ABANDONED - 60
+    for path in [*tmp_path.rglob("*")]:
+        if not path.is_relative_to(tmp_path / ".mine-new") and path != (
+            tmp_path / ".mine-in-use/deep/file"
+        ):
+            os.utime(path, (before, before), follow_symlinks=False)
+    files.delete_abandoned(tmp_path, ".mine-")
+    assert {path.name for path in tmp_path.iterdir()} == {".mine-new", ".mine-in-use", "other-old"}
+    assert (tmp_path / "other-old/deep/file").exists()
+    files.delete_abandoned(tmp_path / "no such", ".mine-")

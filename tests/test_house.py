@@ -109,7 +109,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/code", "head/connect", "head/inventory", "head/outputs", "head/screen"),
     },
     "head/resume": {
-        *("config", "folder", "errors", "protocol", "records", "text"),
+        *("config", "folder", "errors", "files", "protocol", "records", "text"),
         *("head/chores", "head/connect", "head/inventory", "head/outputs", "head/screen"),
     },
     "head/slurm": {

@@ -36,7 +36,7 @@ def install(digest, checksum, size, nonce):
             )
             refuse(nonce, "%s: chmod go-w %s there, or set ORCHESTRATOR_HOME" % (what, path))
         os.makedirs(os.path.join(home, "lib"), exist_ok=True)
-        provide(blob, checksum, library)
+        fresh = provide(blob, checksum, library)
         with contextlib.suppress(OSError):  # of a disk that went read-only, on which jobs may run
             os.utime(library)  # those that nobody used for a while are pruned
     except OSError as error:
@@ -45,7 +45,7 @@ def install(digest, checksum, size, nonce):
     sys.path.insert(0, library)
     from orchestrator.node.server.server import main
 
-    main(nonce, umask)
+    main(nonce, umask, fresh=fresh)
 
 
 def loose_levels(home):
@@ -63,9 +63,9 @@ def loose_levels(home):
 
 
 def provide(blob, checksum, library):
-    """Unpack the library, unless it is there, whole and ours alone."""
+    """Unpack the library, unless it is there, whole and ours alone; tell whether it was not."""
     if is_sound(library, checksum):
-        return
+        return False
     new, damaged = hidden(library), hidden(library)
     try:
         unpack(json.loads(zlib.decompress(blob).decode("ascii")), new)
@@ -78,6 +78,7 @@ def provide(blob, checksum, library):
     finally:
         for left in (new, damaged):
             shutil.rmtree(left, ignore_errors=True)
+    return True
 
 
 def hidden(library):

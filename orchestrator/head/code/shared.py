@@ -31,6 +31,7 @@ def marker(directory: Path) -> Iterator[str]:
     Where none can be written its name is empty: then no node counts as one that shares the disk.
     """
     path = directory / f"{os.fsdecode(MARKER)}{secrets.token_hex(8)}"
+    files.delete_abandoned(directory, os.fsdecode(MARKER))
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         os.close(os.open(path, flags, 0o600))

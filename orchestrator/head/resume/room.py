@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from orchestrator import files
 from orchestrator.errors import NodeError
 from orchestrator.text import size
 
@@ -30,6 +31,7 @@ class Room:
         """Give room for so many bytes, waiting for others who have it now; NodeError: too few."""
         try:
             self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.delete_abandoned(self.place, PREFIX)
             with self.changed:
                 while (free := shutil.disk_usage(self.place).free) < self.taken + count:
                     if not self.taken:

@@ -53,16 +53,22 @@ def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
         except (OSError, ValueError) as error:
             problem = processes.in_words(error)
         runs.append(RemovedRun(job=job, node=node, problem=problem))
+    libraries = remove_libraries(library, freed.append)
+    for path in [*_interrupted("runs"), *_interrupted("lib")]:
+        files.delete(path, freed.append)
+    return RemovedRuns(runs=tuple(runs), freed=sum(freed), libraries=libraries)
+
+
+def remove_libraries(library: str, seen: Callable[[int], None] = lambda _: None) -> int:
+    """Remove the libraries that nobody needs but this one; return how many there were."""
     old = old_libraries(os.path.basename(library), time.time())
     for path in old:
         directory, name = os.path.split(path)
         hidden = os.path.join(directory, files.hidden_name(name))
         with contextlib.suppress(OSError):  # it costs little and stays until the next time
             files.hide(path, hidden)
-            files.delete(hidden, freed.append)
-    for path in [*_interrupted("runs"), *_interrupted("lib")]:
-        files.delete(path, freed.append)
-    return RemovedRuns(runs=tuple(runs), freed=sum(freed), libraries=len(old))
+            files.delete(hidden, seen)
+    return len(old)
 
 
 def _run(job: str, node: int) -> RunDir:

@@ -146,7 +146,8 @@ class ChannelServer:
         self.send(JSON, json.dumps(data).encode("ascii"))
 
 
-def main(nonce: str, umask: int) -> None:
+def main(nonce: str, umask: int, *, fresh: bool) -> None:
+    """Serve one visit of a head; `fresh` is the first one of these sources on this node."""
     os.write(1, f"\n{nonce}\n".encode())
     session = Session(umask)
     server = ChannelServer(session)
@@ -162,5 +163,7 @@ def main(nonce: str, umask: int) -> None:
         sys.exit(f"the head broke the protocol: {error}")
     finally:
         session.leave_nothing()
+        if fresh:
+            session.leave_no_library()
     if step and session.supervisor is not None:
         session.supervisor.wait()  # Slurm kills what is left of a step when its task ends: this one

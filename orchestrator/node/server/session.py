@@ -117,6 +117,11 @@ class Session:
         if self.code is not None:
             self.code.leave()
 
+    def leave_no_library(self) -> None:
+        """Remove earlier versions of these sources, which nobody has used for a week."""
+        with contextlib.suppress(OSError, ValueError):
+            cleanup.remove_libraries(LIBRARY)
+
     # -- before a launch ---------------------------------------------------------------------
 
     @answers(messages.Probe)

@@ -19,6 +19,7 @@ from orchestrator.head.connect.subprocess_transport import ProcessConnection
 from orchestrator.head.inventory.environment import check
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.protocol.messages import Hook
+from tests.node.running import wait_until
 
 SECONDS = 30.0
 # What `conda shell.posix hook` prints is a function that asks the program what to evaluate.
@@ -202,6 +203,18 @@ def test_a_home_that_went_read_only_can_be_looked_at(
     around = f"unshare -m sh -c '{own} 2>/dev/null || exec \"$@\"' sh"
     assert environment(Node("n", wrap=around), home, monkeypatch)["HOME"] == str(home)
     assert not (home / "x").exists()
+
+
+def test_a_new_edition_removes_those_that_nobody_used_for_a_week(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, recent = (home / ".orchestrator/lib" / (digit * 16) for digit in "01")
+    for path in (old, recent):
+        path.mkdir(parents=True)
+    os.utime(old, (1, 1))
+    environment(Node("n"), home, monkeypatch)
+    wait_until(lambda: not old.exists(), "its removal")  # when the head has left
+    assert recent.exists()
 
 
 def test_a_command_around_all_of_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
