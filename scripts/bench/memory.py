@@ -1,10 +1,11 @@
 """Measure what it costs to keep the state in memory at every step of half a second, on two ranks.
 
-    python scripts/bench/memory.py [--megabytes 40] [--json]
+    python scripts/bench/memory.py [--megabytes 40] [--rounds 1] [--json]
 
-Beside it: none, and a checkpoint on disk at every step. Two kinds of steps: one in which the host
-waits, as it does while a GPU computes, and one in which it computes itself on all cores. On one
-node, and on two (each rank has memory of its own), where each shard is sent to the other.
+Beside it: none, and a checkpoint on disk at every step, one after the other in each round. Two
+kinds of steps: one in which the host waits, as it does while a GPU computes, and one in which it
+computes itself on all cores. On one node, and on two (each rank has memory of its own), where each
+shard is sent to the other.
 
 A busy machine makes steps longer, but not the processor time that a step takes. So where the host
 waits, that time is counted too: of the thread that trains, which the step waits for, and of all
@@ -41,19 +42,23 @@ HOW = ("none", "memory", "memory, sent to the other node", "disk")
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure states that are kept in memory.")
     parser.add_argument("--megabytes", type=int, default=40, help="of each rank's state")
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank(options.megabytes, options.rank)
+        rank(options.megabytes, options.rounds, options.rank)
         return
     about = machine(Path(sys.executable))
     with tempfile.TemporaryDirectory(dir=MEMORY) as memory:
         words = ["--nproc-per-node", str(RANKS), str(Path(__file__))]
-        words += ["--megabytes", str(options.megabytes), "--rank", memory]
+        words += ["--megabytes", str(options.megabytes), "--rounds", str(options.rounds)]
+        words += ["--rank", memory]
         command = [sys.executable, "-m", "torch.distributed.run", *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, timeout=600)
+        subprocess.run(
+            command, check=True, env=environment, stdout=subprocess.DEVNULL, timeout=1800
+        )
         files = [Path(memory, f"found_{number}") for number in range(RANKS)]
         by_rank = [json.loads(file.read_text(encoding="ascii")) for file in files]
     found = {
@@ -101,14 +106,14 @@ class Wide(nn.Module):
         return out
 
 
-def rank(megabytes: int, memory: Path) -> None:
+def rank(megabytes: int, rounds: int, memory: Path) -> None:
     """Train with each in turn, in the same processes, and write what a step took."""
     number = int(os.environ["RANK"])
     factor = torch.randn(512, 512)
     times = work(factor)
-    found = {}
+    steps: dict[str, list[Seconds]] = {}
     for host in ("waits", "computes"):
-        for how in HOW:
+        for how in HOW * rounds:
             os.environ.pop("ORCHESTRATOR_RESUME_DIR", None)
             if how.startswith("memory"):
                 # What lies in another directory is another node's memory.
@@ -116,13 +121,15 @@ def rank(megabytes: int, memory: Path) -> None:
                 own.mkdir(mode=0o700, exist_ok=True)
                 os.environ["ORCHESTRATOR_RESUME_DIR"] = str(own)
             disk = DISK / memory.name if how == "disk" else None
-            found[f"{host}: {how}"] = measured(
-                megabytes, factor, times * (host == "computes"), disk
-            )
-    Path(memory, f"found_{number}").write_text(json.dumps(found), encoding="ascii")
+            found = measured(megabytes, factor, times * (host == "computes"), disk)
+            steps.setdefault(f"{host}: {how}", []).extend(found)
+    medians = {
+        name: [*map(statistics.median, zip(*own, strict=True))] for name, own in steps.items()
+    }
+    Path(memory, f"found_{number}").write_text(json.dumps(medians), encoding="ascii")
 
 
-def measured(megabytes: int, factor: Tensor, times: int, disk: Path | None) -> Seconds:
+def measured(megabytes: int, factor: Tensor, times: int, disk: Path | None) -> list[Seconds]:
     begun: list[Seconds] = []
 
     def step(model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
@@ -143,8 +150,7 @@ def measured(megabytes: int, factor: Tensor, times: int, disk: Path | None) -> S
     if disk is not None and trainer.ranks.rank == 0:
         shutil.rmtree(disk)
     pairs = itertools.pairwise(begun[FIRST:])
-    steps = [[b - a for a, b in zip(*pair, strict=True)] for pair in pairs]
-    return Seconds(*map(statistics.median, zip(*steps, strict=True)))
+    return [Seconds(*(b - a for a, b in zip(*pair, strict=True))) for pair in pairs]
 
 
 def work(factor: Tensor) -> int:
