@@ -254,7 +254,8 @@ def look_on(where: str, token: str, name: str, node: int, over: threading.Event)
     while not over.is_set() and (line := answer.readline()):
         if line.startswith(b"event: page"):
             page = http.client.HTTPConnection(where, timeout=60)
-            page.request("GET", f"/api/page?e={name}", headers=headers)
+            packed = {**headers, "Accept-Encoding": "gzip"}  # as browsers do
+            page.request("GET", f"/api/page?e={name}", headers=packed)
             page.getresponse().read()
             page.close()
     stream.close()

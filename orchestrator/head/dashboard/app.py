@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -250,7 +251,12 @@ class Handlers:
 
     async def page(self, request: Request) -> Response:
         topic = await self.board.page(chosen(request))
-        return answer_of(topic, await topic.fresh(PAGE_SECONDS))
+        value = await topic.fresh(PAGE_SECONDS)
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return answer_of(topic, gzip.decompress(value))
+        answer = answer_of(topic, value)
+        answer.headers["content-encoding"] = "gzip"
+        return answer
 
     async def search(self, request: Request) -> Response:
         found = await self.board.find(request.path_params["name"])

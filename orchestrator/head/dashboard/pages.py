@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +24,13 @@ class Page:
     seen: list[Any] = field(default_factory=list)
 
     def look(self) -> bytes | None:
-        """Return the parts of the page as one line of JSON; None: they are what they were."""
+        """Return the parts of the page as JSON, packed; None: they are what they were."""
         now = [fingerprint(each) for each in self.experiments]
         if now == self.seen:
             return None
         text = json.dumps(self.parts(), separators=(",", ":"), allow_nan=False)
         self.seen = now
-        return text.encode()
+        return gzip.compress(text.encode(), 3, mtime=0)
 
     def parts(self) -> dict[str, Any]:
         several = len(self.experiments) > 1

@@ -234,7 +234,7 @@ def maps(story: Story) -> list[list[Map]]:
         steps = training.curves.get("step_ms", Curve())
         whole = curves.median(steps.means)
         each = [map_of(name, known, whole) for name, known in training.maps.items()]
-        each.sort(key=lambda pair: -pair[0])
+        each.sort(key=lambda pair: -pair[0] if pair[0] >= NOTABLE else 0.0)  # noise has no order
         trainer = training.number if len(story.trainings) > 1 else 0
         if each:
             found.append([replace(one, trainer=trainer) for _, one in each])

@@ -149,7 +149,10 @@ Maps = Sequence[tuple[Story, list[Map]]]
 
 
 def pictures(stories: Sequence[Story]) -> tuple[str, dict[str, Any]]:
-    """Return the places of all charts and maps, and what the script draws there."""
+    """Return the places of all charts and maps, and what the script draws there.
+
+    All that changes with each step is in the latter: an open page keeps its places, and its zoom.
+    """
     charts, machines = choice.charts(stories), choice.of_machines(stories)
     maps = [(story, each) for story in stories for each in choice.maps(story)]
     machine_maps = [(story, each) for story in stories if (each := choice.machine_maps(story))]
@@ -184,8 +187,7 @@ def section(
         wide = ' class="wide"' if chart.stacked else ""
         yield (
             f"<figure{wide}><figcaption>{escape(chart.title)}</figcaption>"
-            f'<div class="plot" id="chart-{number}" role="img"'
-            f' aria-label="{escape(in_words(chart))}"></div></figure>'
+            f'<div class="plot" id="chart-{number}" role="img"></div></figure>'
         )
     for number, (story, each) in enumerate(maps, at[1]):
         options = "".join(f"<option>{escape(one.name)}</option>" for one in each)
@@ -196,7 +198,7 @@ def section(
             f'<figure class="wide"><figcaption><label>Every {each[0].whose}{escape(whose)}:'
             f' <select id="which-{number}">{options}</select></label></figcaption>'
             f'<canvas class="map" id="map-{number}" role="img"></canvas>'
-            f'<p id="words-{number}" aria-live="polite">{escape(each[0].summary)}</p></figure>'
+            f'<p id="words-{number}" aria-live="polite"></p></figure>'
         )
     yield "</div></section>"
 
@@ -232,6 +234,7 @@ def drawing(charts: Sequence[Chart], maps: Sequence[tuple[Story, list[Map]]]) ->
                 "unit": chart.unit,
                 "stacked": chart.stacked,
                 "over": chart.over,
+                "words": in_words(chart),
                 "moments": [{"step": mark.step, "bad": mark.bad} for mark in chart.marks],
                 "lines": [line_data(line.name, line.curve) for line in chart.lines],
             }

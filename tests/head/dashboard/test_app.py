@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gzip
 import json
 import re
 import threading
@@ -238,7 +239,11 @@ def test_what_is_appended_is_seen(site: Site) -> None:
         with metrics.open("a") as file:
             file.write(json.dumps({**line(0, 6, 2), "loss": 0.125}) + "\n")
         await pages
-        (loss, *_) = json.loads(topic.value)["data"]["charts"]
+        packed = await site.ask(
+            f"/api/page?e={RUN}", headers={**site.own, "accept-encoding": "gzip"}
+        )
+        assert packed.headers["content-encoding"] == "gzip" and packed.body == topic.value
+        (loss, *_) = json.loads(gzip.decompress(topic.value))["data"]["charts"]
         assert loss["lines"][0]["means"][-1] == 0.125
         await until(lambda: not topic.readers and not site.board.streams)
 

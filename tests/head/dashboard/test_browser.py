@@ -80,9 +80,40 @@ def see_it_grow(browser: Browser, path: Path) -> None:
     with log.open("a") as file:
         file.write("<b>now</b>\n")
     browser.until("document.getElementById('log').textContent.includes('<b>now</b>')")
+    browser.eval(MOUSE)
+    browser.eval("zoom(0.5, 0.9)")
+    browser.until("first() > 150")
     with (path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
         file.write(json.dumps(line(0, 401, 2)) + "\n")
     browser.until("document.getElementById('heading').innerText.includes('401')")
+    browser.until("document.getElementById('chart-0').ariaLabel.includes('at step 401')")
+    # The chart is the one that it was, and shows what was chosen in it.
+    assert browser.eval("over === document.querySelector('#chart-0 .u-over')")
+    assert 150 < browser.eval("first()") < 300
+
+
+MOUSE = """
+window.over = document.querySelector('#chart-0 .u-over');
+const mouse = (kind, share, on = over) => {
+  const { left, top, width, height } = over.getBoundingClientRect();
+  const at = { clientX: left + share * width, clientY: top + height / 2, movementX: 1 };
+  on.dispatchEvent(new MouseEvent(kind, { ...at, bubbles: true, button: 0, buttons: 1 }));
+};
+window.zoom = (from, to) => {
+  over.scrollIntoView();
+  mouse('mouseenter', from);
+  mouse('mousemove', from);
+  mouse('mousedown', from);
+  mouse('mousemove', to);
+  mouse('mouseup', to, document);
+};
+// The step at the left edge of what is shown.
+window.first = () => {
+  mouse('mouseenter', 0.01);
+  mouse('mousemove', 0.01);
+  return +document.querySelector('#chart-0 .u-legend .u-value').textContent;
+};
+"""
 
 
 SERVER = """

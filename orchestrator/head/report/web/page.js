@@ -61,13 +61,13 @@
   }
 
   // Small marks below the curve where something happened.
-  function marks(moments) {
+  function marks(known) {
     return {
       hooks: {
         draw: (plot) => {
           const { left, top, width, height } = plot.bbox;
           plot.ctx.save();
-          for (const moment of moments) {
+          for (const moment of known()) {
             const x = plot.valToPos(moment.step, "x", true);
             if (x < left || x > left + width) continue;
             plot.ctx.fillStyle = color(moment.bad ? "bad" : "soft");
@@ -81,6 +81,7 @@
 
   function draw(chart, place) {
     place.replaceChildren();
+    place.setAttribute("aria-label", chart.words);
     const timed = chart.over === "time";
     const series = [timed ? { label: "time", value: (_, at) => clock(at) } : { label: "step" }];
     const bands = [];
@@ -88,7 +89,7 @@
     if (chart.stacked) {
       chart.lines.forEach((line, i) => {
         const name = "line-" + (i % 8);
-        const own = (plot, number, s, at) => show(at == null ? null : chart.lines[i].means[at], chart.unit);
+        const own = (plot, number, s, at) => show(at == null ? null : chart.lines[i].means[at], chart.unit);  // not the sum
         series.push({ label: line.name, stroke: color(name), fill: faint(name), value: own, points: { show: false } });
         if (i) bands.push({ series: [i + 1, i] });
       });
@@ -108,12 +109,13 @@
     const fromZero = chart.stacked || (timed && ["ratio", "bytes", "B/s", "W"].includes(chart.unit));
     const size = () => ({ width: Math.max(240, place.clientWidth), height: 240 });
     const options = {
-      ...size(), series, bands, axes: axes(chart.unit, timed), plugins: [marks(chart.moments)],
+      ...size(), series, bands, axes: axes(chart.unit, timed), plugins: [marks(() => chart.moments)],
       scales: { x: { time: false }, y: fromZero ? { range: (_, low, high) => [0, high * 1.05 || 1] } : {} },
       cursor: { drag: { x: true, y: false } },
       legend: { show: true },
     };
-    const plot = new uPlot(options, chart.stacked ? stacked(chart.lines) : joined(chart), place);
+    const rows_of = () => (chart.stacked ? stacked(chart.lines) : joined(chart));
+    const plot = new uPlot(options, rows_of(), place);
     // The edges of a range need no line of their own in the legend.
     let at = 1;
     const rows = place.querySelectorAll(".u-legend .u-series");
@@ -125,8 +127,18 @@
         at += 2;
       }
     }
-    return () => plot.setSize(size());
+    // Show what has come since, and stay where somebody has zoomed in.
+    const go_on = (fresh) => {
+      const { min, max } = plot.scales.x;
+      const zoomed = min > plot.data[0][0] || max < plot.data[0].at(-1);
+      chart = fresh;
+      place.setAttribute("aria-label", chart.words);
+      plot.setData(rows_of(), !zoomed);
+    };
+    return { place, shape: shape(chart), resize: () => plot.setSize(size()), go_on };
   }
+  // Two charts of one shape differ in their values alone.
+  const shape = (chart) => JSON.stringify([chart.unit, chart.stacked, chart.over, chart.lines.map((line) => [line.name, Boolean(line.lows), line.steps.length < 3])]);
 
   // A row for each rank; the color is the distance from the median of all ranks at that time, in
   // parts of a step (or of that median).
@@ -164,12 +176,17 @@
     };
     canvas.onmouseleave = () => { words.textContent = map.summary; };
     canvas.setAttribute("aria-label", map.summary);
-    words.textContent = map.summary;
+    if (words.textContent !== map.summary) words.textContent = map.summary;
   }
 
-  let resizers = [];
+  let drawn = [];
   function drawAll() {
-    resizers = data.charts.map((chart, i) => draw(chart, document.getElementById("chart-" + i)));
+    drawn = data.charts.map((chart, i) => {
+      const place = document.getElementById("chart-" + i), before = drawn[i];
+      if (!before || before.place !== place || before.shape !== shape(chart)) return draw(chart, place);
+      before.go_on(chart);
+      return before;
+    });
     data.maps.forEach((maps, i) => {
       const select = document.getElementById("which-" + i);
       const again = () => drawMap(maps[select.selectedIndex], document.getElementById("map-" + i), document.getElementById("words-" + i));
@@ -180,10 +197,10 @@
   }
   globalThis.drawReport = (fresh) => { data = fresh; drawAll(); };
   drawAll();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawn = []; drawAll(); });
   let waiting = 0;
   addEventListener("resize", () => {
     cancelAnimationFrame(waiting);
-    waiting = requestAnimationFrame(() => resizers.forEach((resize) => resize()));
+    waiting = requestAnimationFrame(() => drawn.forEach((each) => each.resize()));
   });
 })();
