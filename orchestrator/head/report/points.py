@@ -16,12 +16,15 @@ from orchestrator.records.last_metrics import LARGEST
 
 
 class Points:
-    """What is known of each column from `base` on; columns without a value have the count 0."""
+    """What is known of each column from `base` on; columns without a value have the count 0.
 
-    __slots__ = ("base", "counts", "highs", "lows", "steps", "totals")
+    Without ranges only their means are known: a map of many ranks has very many columns.
+    """
 
-    def __init__(self) -> None:
-        self.base = 0
+    __slots__ = ("base", "counts", "highs", "lows", "ranges", "steps", "totals")
+
+    def __init__(self, *, ranges: bool = True) -> None:
+        self.base, self.ranges = 0, ranges
         self.steps = array("q")  # the last one of a column that has a value
         self.counts = array("q")
         self.totals, self.lows, self.highs = array("d"), array("d"), array("d")
@@ -34,11 +37,18 @@ class Points:
         at = column - self.base if self.counts else 0
         if not 0 <= at < len(self.counts):
             at = self._place(column)
-        self.steps[at] = max(self.steps[at], step)
         self.counts[at] += len(known)
         self.totals[at] += math.fsum(known)
+        if not self.ranges:
+            return
+        self.steps[at] = max(self.steps[at], step)
         self.lows[at] = min(self.lows[at], *known)
         self.highs[at] = max(self.highs[at], *known)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that it takes."""
+        return len(self.counts) * 8 * len(self._nothing())
 
     def halved(self, times: int) -> Points:
         """Return the same in columns of 2**times as many steps."""
@@ -62,7 +72,7 @@ class Points:
             self._extend_before(1)
         if len(self.counts) % 2:
             self._extend(1)
-        found = Points()
+        found = Points(ranges=self.ranges)
         found.base = self.base // 2
         found.steps.extend(map(max, self.steps[::2], self.steps[1::2]))
         found.counts.extend(map(operator.add, self.counts[::2], self.counts[1::2]))
@@ -92,7 +102,7 @@ class Points:
 
     def _nothing(self) -> tuple[tuple[array[Any], float], ...]:
         """Return what stands in a column without values."""
-        return (
-            *((self.steps, 0), (self.counts, 0), (self.totals, 0.0)),
-            *((self.lows, math.inf), (self.highs, -math.inf)),
-        )
+        sums = (self.counts, 0), (self.totals, 0.0)
+        if not self.ranges:
+            return sums
+        return (*sums, (self.steps, 0), (self.lows, math.inf), (self.highs, -math.inf))

@@ -24,8 +24,7 @@ PIECE = 1 << 20  # bytes that are in memory at once
 WHOLE = 1 << 19  # bytes that are read from end to end where a sample would do
 LONGEST_LINE = 1 << 20
 MOST_NAMES = 64
-# Columns of metrics that are kept, 40 bytes each: of the files that were looked at last.
-MOST_KEPT = 600_000
+MOST_KEPT = 24 << 20  # bytes of sums: of the files that were looked at last
 
 Line = dict[str, Any]
 Told = tuple[int, Mapping[str, Any]]  # a step, and what a line says of it
@@ -34,7 +33,7 @@ Told = tuple[int, Mapping[str, Any]]  # a step, and what a line says of it
 class Reading:
     """One file, in at most so many columns of steps.
 
-    With `places`, of what has grown by much only lines at so many places are read.
+    With `places`, of what has grown by much only lines at so many places are read, for their means.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Reading:
 
     @property
     def size(self) -> int:
-        return sum(len(each.counts) for each in self.points.values())
+        return sum(each.size for each in self.points.values())
 
     def look(self) -> None:
         """Read what is new; a file that was cut off or written anew is read from its beginning."""
@@ -103,7 +102,7 @@ class Reading:
                     if name in waiting:
                         waiting[name].append(value)
                     elif (own := shortened(name)) in self.points or (len(self.points) < MOST_NAMES):
-                        self.points.setdefault(own, Points())
+                        self.points.setdefault(own, Points(ranges=not self.places))
                         waiting[name] = [value]
         self.settle(waiting, here, last)
 
