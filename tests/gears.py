@@ -35,6 +35,7 @@ SLOW = [
     "tests/head/dashboard/test_browser.py",
     "tests/head/report/test_browser.py",
     "tests/head/top/test_screen.py",
+    "tests/head/top/test_terminal.py",
     "tests/head/track/test_passing_on.py::test_each_line_once",
     "tests/launchers/test_accelerate.py::test_by_hand_the_nodes",
     "tests/launchers/test_accelerate.py::test_the_files_for_each_node",

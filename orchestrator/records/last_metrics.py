@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -11,12 +12,18 @@ from typing import Any
 from orchestrator import files
 
 LOOKS_BACK = 1 << 16  # bytes
+MOST_LINES = 16
+OF_A_STEP = "step_ms"  # in the line of a step
 LARGEST = 1e300  # sums of such values are still finite
 LONGEST_NAME = 100  # letters
 
 
-def last_line(path: Path | None) -> dict[str, Any]:
-    """Return the last whole line of a file of metrics, which nobody has checked; empty if none."""
+def last_values(path: Path | None) -> dict[str, Any]:
+    """Return what a file of metrics says last of each value, which nobody has checked.
+
+    The line that ends an epoch has only what the epoch came to: the loss and the speed stand in the
+    line of a step before it.
+    """
     if path is None:
         return {}
     try:
@@ -25,14 +32,21 @@ def last_line(path: Path | None) -> dict[str, Any]:
             lines = file.read(LOOKS_BACK).split(b"\n")
     except OSError:  # it has none, or they stay on the node
         return {}
-    for line in reversed(lines):
-        try:
-            known = json.loads(line)
-        except (ValueError, RecursionError):  # empty, or cut off by the end of the job
-            continue
-        if isinstance(known, dict):
-            return known
-    return {}
+    known: dict[str, Any] = {}
+    found = (line for raw in reversed(lines) if (line := _parsed(raw)) is not None)
+    for line in itertools.islice(found, MOST_LINES):
+        known = {**line, **known}
+        if OF_A_STEP in line:
+            break
+    return known
+
+
+def _parsed(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):  # empty, or cut off by the end of the job
+        return None
+    return line if isinstance(line, dict) else None
 
 
 def shortened(name: str) -> str:

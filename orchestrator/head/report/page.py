@@ -117,8 +117,9 @@ def figures(story: Story) -> Iterator[str]:
 
 
 def of_training(known: Mapping[str, Curve]) -> Iterator[tuple[str, str]]:
+    if known:
+        yield "steps", str(max(curve.steps[-1] for curve in known.values()))
     if "loss" in known:
-        yield "steps", str(known["loss"].steps[-1])
         yield "last loss", f"{known['loss'].means[-1]:.4g}"
     if "eval_loss" in known:
         yield "least held-out loss", f"{min(known['eval_loss'].means):.4g}"

@@ -11,7 +11,7 @@ from orchestrator.errors import UsageError
 from orchestrator.head.top.ranks import RankSample, ranks
 from orchestrator.records import trainers
 from orchestrator.records.experiment import JobRecord
-from orchestrator.records.last_metrics import last_line, number
+from orchestrator.records.last_metrics import last_values, number
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def of(
     """Return how far a job is, and each of its ranks, as far as the metrics tell it."""
     trainer, files = trainers.newest(experiment / "outputs")
     each = ranks(record, files)
-    line = last_line(files[min(files)] if files else None)
+    line = last_values(files[min(files)] if files else None)
     steps = steps if trainer == 1 else None  # the config's are those of the first
     step, step_ms = number(line, "step"), number(line, "step_ms")
     left = None

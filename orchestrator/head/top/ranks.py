@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from orchestrator.records.experiment import JobRecord
-from orchestrator.records.last_metrics import last_line, number
+from orchestrator.records.last_metrics import last_values, number
 from orchestrator.records.trainers import Files
 
 HEADINGS = ("RANK", "NODE", "STATE", "STEP", "STEP TIME", "OWN TIME", "MEMORY", "")
@@ -38,7 +38,7 @@ def ranks(record: JobRecord, files: Files) -> list[RankSample]:
     for node in record.nodes:
         for rank in range(node.first_rank, node.first_rank + node.nproc):
             state = str(node.ranks.get(str(rank), {}).get("state", node.state))
-            line = last_line(files.get(rank))
+            line = last_values(files.get(rank))
             step = number(line, "step")
             own = [number(line, name) for name in ("data_ms", "forward_backward_ms")]
             samples.append(

@@ -13,7 +13,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.records import experiment as experiments
 from orchestrator.records import node_metrics, trainers
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.last_metrics import last_line, number
+from orchestrator.records.last_metrics import last_values, number
 from orchestrator.records.node_metrics import NodeSample, Recent
 
 STAYS = 3600.0  # seconds that a job which is over is still told of, so that an alarm sees it
@@ -93,7 +93,7 @@ class Exposition:
                     whose = {"trainer": str(trainer)} if trainer > 1 else {}
                     for rank in range(node.first_rank, node.first_rank + node.nproc):
                         of = {**labels, "node": node.name, "rank": str(rank), **whose}
-                        yield from of_rank(last_line(files.get(rank)), of)
+                        yield from of_rank(last_values(files.get(rank)), of)
                 path = node_metrics.newest(each.path / "outputs", node.index)
                 if path is None or record.over:
                     continue

@@ -20,7 +20,7 @@ from orchestrator.head.screen.output import Cell, Look
 from orchestrator.records import experiment as experiments
 from orchestrator.records import manifest, trainers
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.last_metrics import last_line, shortened
+from orchestrator.records.last_metrics import last_values, shortened
 
 Section = dict[str, Any]  # a key, with dots for what is inside, and its value
 Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each
@@ -150,7 +150,7 @@ def last_metrics(outputs: Path) -> Section:
     section: Section = {}
     for trainer, files in list(trainers.every(outputs).items())[-MOST_TRAINERS:]:
         whose = f" (Trainer {trainer})" if trainer > 1 else ""
-        for name, value in last_line(files[min(files)]).items():
+        for name, value in last_values(files[min(files)]).items():
             if name not in ("time", "rank"):
                 section[f"last {shortened(name)}{whose}"] = value
     return section

@@ -1,0 +1,46 @@
+"""What a file of metrics says last, from its end alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.records.last_metrics import LOOKS_BACK, last_values
+
+STEP = {"time": 1.0, "step": 640, "loss": 0.5, "step_ms": 30.0}
+EPOCH = {"time": 2.0, "step": 640, "epoch": 5, "train_loss": 0.25}
+
+
+def write(path: Path, *lines: dict[str, Any], end: str = "") -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + end)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lines", "end", "expected"),
+    [
+        ([], "", {}),
+        ([{**STEP, "step": 1}, STEP], "", STEP),
+        ([STEP, EPOCH], "", {**STEP, **EPOCH}),
+        ([STEP, *[EPOCH] * 3], '{"step": 641, "lo', {**STEP, **EPOCH}),
+        ([EPOCH, {**STEP, "step": 641}], "", {**STEP, "step": 641}),  # of an epoch before
+        ([{**STEP, "loss": 1.0}, {**STEP, "loss": None}], "null\n[1]\n", {**STEP, "loss": None}),
+        ([{"acc": 1, "n": 1}, {"loss": 2, "n": 2}], "", {"acc": 1, "loss": 2, "n": 2}),
+    ],
+)
+def test_each_value_is_the_last_one(
+    tmp_path: Path, lines: list[dict[str, Any]], end: str, expected: dict[str, Any]
+) -> None:
+    assert last_values(write(tmp_path / "m", *lines, end=end)) == expected
+
+
+def test_no_more_than_the_end_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "m", {"far": 1}, {"x": "y" * LOOKS_BACK}, {"near": 2})
+    assert last_values(path) == {"near": 2}
+    (tmp_path / "link").symlink_to(path)
+    assert (
+        last_values(tmp_path / "link") == last_values(tmp_path / "none") == last_values(None) == {}
+    )
