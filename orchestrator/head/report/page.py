@@ -89,11 +89,11 @@ def digest(text: str) -> str:
 def heading(story: Story) -> Iterator[str]:
     record = story.record
     look = {"done": "good", "failed": "bad", "lost": "bad"}.get(record.state, "")
-    end = record.ended or time.time()
+    lasted = max(0.0, (record.ended or time.time()) - record.started)  # clocks differ
     yield f"<header><h1>{escape(story.experiment.name)}</h1>"
     yield (
         f'<p><span class="state {look}">{escape(record.state)}</span>'
-        f" after {duration(end - record.started)}"
+        f" after {duration(lasted)}"
         f' <span class="soft">{escape(clock(record.started))}</span></p>'
     )
     if record.verdict and record.state != "stopped":

@@ -69,7 +69,7 @@ class Story:
 def tell(experiment: Experiment, others: int = 0, *, logs: bool = True) -> Story:
     """Gather one experiment's story, for a page that shows so many others, too."""
     record = experiment.read_record()
-    data = manifest.read(experiment)
+    data, unread = manifest_of(experiment)
     points = max(200, curves.POINTS // (others + 1))
     outputs = experiment.path / "outputs"
     with KEPT.alone(outputs):
@@ -81,7 +81,7 @@ def tell(experiment: Experiment, others: int = 0, *, logs: bool = True) -> Story
         data,
         config_text(experiment),
         trainings,
-        moments(experiment, record, data, trainings),
+        [*moments(experiment, record, data, trainings), *unread],
         last_lines(experiment, record) if logs else [],
         of_machines,
     )
@@ -98,6 +98,14 @@ def read_trainings(outputs: Path, points: int) -> list[Training]:
             trainings.append(Training(number, own, maps, times))
     KEPT.make_room()
     return trainings
+
+
+def manifest_of(experiment: Experiment) -> tuple[dict[str, Any], list[Moment]]:
+    """Return the manifest, or why there is none: a copy may have ended half-way."""
+    try:
+        return manifest.read(experiment), []
+    except UsageError as error:
+        return {}, [Moment(0.0, error.what, bad=True)]
 
 
 def config_text(experiment: Experiment) -> str:

@@ -137,6 +137,18 @@ def test_attempts_are_told_and_marked(tmp_path: Path) -> None:
     assert {"step": 7, "bad": True} in drawn(parts)["charts"][0]["moments"]
 
 
+def test_of_a_copy_that_ended_half_way_the_rest_is_shown(tmp_path: Path) -> None:
+    made, whole = experiment(tmp_path / "run", steps=5), experiment(tmp_path / "whole", steps=5)
+    made.write("manifest.json", '{"nodes": [')
+    made.write("config.yaml", "a: [")
+    made.write_record(dataclasses.replace(made.read_record(), started=STARTED + 1e9))
+    for parts in (parts_of(made), parts_of(made, whole)):
+        assert "manifest.json cannot be read" in parts.words and "Loss" in parts.words
+        assert "after 0" in parts.words  # and not before it began, whatever the clocks say
+    section = compared([made, whole])["code"]
+    assert "cannot be read" in section["not read"][0] and section["not read"][1] is None
+
+
 def test_several_are_compared(tmp_path: Path) -> None:
     one, two = experiment(tmp_path / "one"), experiment(tmp_path / "two", steps=50)
     two.write("config.yaml", "optimizer:\n  lr: 0.7\n")

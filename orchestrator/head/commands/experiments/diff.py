@@ -7,13 +7,14 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config import resolved
 from orchestrator.config.launch import Where
-from orchestrator.errors import EXIT_DONE, CheckFailed
+from orchestrator.errors import EXIT_DONE, CheckFailed, UsageError
 from orchestrator.head.code import archive
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Look
@@ -26,6 +27,7 @@ Section = dict[str, Any]  # a key, with dots for what is inside, and its value
 Differences = dict[str, dict[str, list[Any]]]  # section -> key -> a value of each
 
 NOTHING = "-"
+UNREAD = "not read"
 MOST_TRAINERS = 8  # of a program: its last ones
 MOST_FILES = 30  # of the code
 SNAPSHOT = re.compile(r"/code/snapshots/[^/]+/")  # another for each launch
@@ -57,16 +59,17 @@ def diff(where: Where, first: str, second: str, *, as_json: bool, color: bool | 
 
 def describe(experiment: Experiment) -> dict[str, Section]:
     """Gather what can differ, in sections; what an earlier version did not write is missing."""
-    record, data = experiment.read_record(), manifest.read(experiment)
+    record = experiment.read_record()
+    data = known(lambda: manifest.read(experiment))
     nodes = [mapping(node) for node in sequence(data.get("nodes"))]
     facts = [mapping(node.get("facts")) for node in nodes]
     names = [str(node.get("name")) for node in nodes]
     settings = [mapping(node.get("environment")) for node in nodes]
     own = {"orchestrator": data.get("orchestrator"), "python of the head": data.get("python")}
     return {
-        "code": code(mapping(data.get("code")), data),
+        "code": {**code(mapping(data.get("code")), data), UNREAD: data.get(UNREAD)},
         "command": {"command": shlex.join(record.command[1:]), "start": record.launch.start},
-        "config": flat(resolved.read(experiment.path)),
+        "config": flat(known(lambda: resolved.read(experiment.path))),
         "versions": {**own, **of_nodes(names, [only(each, VERSIONS) for each in facts])},
         "nodes": {
             "nodes": [node.name for node in record.nodes],
@@ -92,9 +95,17 @@ def code(known: Mapping[str, Any], data: Mapping[str, Any]) -> Section:
     return {"directory": data.get("directory"), **section}
 
 
+def known(read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """Read a file, or say why not: a copy may have ended half-way, and all else can be compared."""
+    try:
+        return dict(read())
+    except UsageError as error:
+        return {UNREAD: error.what}
+
+
 def differing_files(*experiments: Experiment) -> dict[str, list[Any]]:
     """Name the files whose contents are not equal in the code that was kept of each."""
-    trees = [manifest.read(experiment).get("tree") for experiment in experiments]
+    trees = [known(partial(manifest.read, each)).get("tree") for each in experiments]
     if None in trees or len({*map(str, trees)}) == 1:
         return {}
     rows: dict[str, list[Any]] = {"tree": [str(tree)[:12] for tree in trees]}

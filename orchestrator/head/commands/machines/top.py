@@ -32,7 +32,6 @@ from orchestrator.head.top.ranks import RankSample
 from orchestrator.head.top.sample import EVERY, JobSample, Sample, Watch
 from orchestrator.protocol.messages import AskStuck
 from orchestrator.records import experiment as experiments
-from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment
 
 LINES = 200  # of each node's log
@@ -161,7 +160,7 @@ def event_lines(where: Where, job: JobSample) -> Sequence[str]:
     found = known(where, job)
     record = found.read_record()
     lines = []
-    for moment in story.moments(found, record, manifest.read(found), ()):
+    for moment in story.moments(found, record, story.manifest_of(found)[0], ()):
         when = time.strftime("%H:%M:%S", time.localtime(moment.time)) if moment.time else "        "
         step = "" if moment.step is None else f"step {moment.step}"
         more = f" ({step})" if step not in moment.what else ""
