@@ -74,7 +74,7 @@ ARROWS: dict[str, set[str]] = {
         *("config", "errors", "files", "records", "trackers", "engine/core", "engine/data"),
         *("engine/models", "engine/observe", "engine/ranks", "engine/saving", "traces"),
     },
-    "distributed": {"engine/ranks"},
+    "distributed": {"engine/ranks", "engine/saving"},
     "head": set(),
     "head/inventory": {"errors", "host_ranges", "protocol", "text"},
     "head/screen": {"text"},

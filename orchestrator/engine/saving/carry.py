@@ -14,12 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from orchestrator.engine.ranks.ranks import gather, host_group
 from orchestrator.engine.saving.safetensors_file import memory
+from orchestrator.errors import JobFailed, UsageError
 from orchestrator.files import AS_USUAL, sync_directory
+from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_manifest import FileRecord
 
 PIECE = 4 << 20  # bytes
@@ -189,3 +193,88 @@ def of_nodes(nodes: Sequence[tuple[int, str]]) -> Mapping[int, list[int]]:
     for rank, (node, _) in enumerate(nodes):
         ranks.setdefault(node, []).append(rank)
     return ranks
+
+
+# -- for a script that saves on rank 0 alone ------------------------------------------------------
+
+
+def copy_to_nodes(path: str | Path) -> int:
+    """Give every node what rank 0 has at a path, a file or a directory; return how many files came.
+
+    Every rank calls it, with the path as it is on its own node. What a node has already stays, and
+    nodes that see the disk of rank 0 get nothing.
+    """
+    path = Path(path)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return 0
+    group, rank = host_group(), dist.get_rank()
+    offered: Any = offer(path) if rank == 0 else None
+    told = gather((os.environ.get("GROUP_RANK") or os.uname().nodename, offered))
+    nodes, offered = [node for node, _ in told], told[0][1]
+    if isinstance(offered, str):
+        raise UsageError(offered, "rank 0 writes it before all ranks call copy_to_nodes()")
+    receives = nodes.index(nodes[rank]) == rank and nodes[rank] != nodes[0]
+    wanted = gather([name for name in offered if lacks(path / name, offered[name])]
+                    if receives else [])  # fmt: skip
+    errands = [
+        Errand(0, target, name, offered[name].record)
+        for target, names in enumerate(wanted)
+        for name in names
+    ]
+    problem = ""
+    try:
+        for errand in errands:
+            if errand.target == rank:
+                (path / errand.name).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"{error.filename}: {error.strerror}"
+    refuse(gather(problem), path)
+    problems = carry(errands, rank, group, lambda errand: path / errand.name,
+                     lambda errand: path / errand.name)  # fmt: skip
+    refuse(gather(next((f"{e.name}: {why}" for e, why in problems.items()), "")), path)
+    return len(errands)
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A file of rank 0's, and what shows that another rank sees the very same one."""
+
+    record: FileRecord
+    identity: tuple[int, int]  # its inode, and when it was changed
+
+
+def offer(path: Path) -> dict[str, Offered] | str:
+    """Describe the files at a path; or say why there are none."""
+    try:
+        files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+        if not files:
+            return f"rank 0 has no file {path}" if not path.is_dir() else f"{path} is empty"
+        found = {}
+        for file in files:
+            name = "" if file == path else str(file.relative_to(path))
+            found[name] = Offered(checkpoint_store.digest(file), identity_of(file))
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    return found
+
+
+def identity_of(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
+
+
+def lacks(path: Path, offered: Offered) -> bool:
+    """Tell whether this node lacks a file, or has another one there."""
+    try:
+        if path.stat().st_size != offered.record.size:
+            return True
+        same = identity_of(path) == offered.identity
+        return not same and checkpoint_store.digest(path) != offered.record
+    except OSError:
+        return True
+
+
+def refuse(problems: Sequence[str], path: Path) -> None:
+    for rank, problem in enumerate(problems):
+        if problem:
+            raise JobFailed(f"{path} has not come to the node of rank {rank}: {problem}")

@@ -102,6 +102,7 @@ SHARDED = re.compile(
     r"got mixed torch\.Tensor and DTensor|FSDP does not support deepcopy"
     r"|data pointer on an invalid python storage"
 )
+ON_ONE_NODE = re.compile(r"FileNotFoundError|ValueError: Can't find a valid checkpoint at")
 WHOLE = (
     "the weights are in shards there: trainer.save(PATH) writes whole ones and trainer.state_dict()"
     " returns them; averages of them are kept as docs/trainer.md has it (Hooks)"
@@ -218,8 +219,11 @@ def fix_of(kind: str, message: str = "") -> str:
         return "the file is part of a package: launch it as a module, `-m package.module`"
     if kind == "exception" and SHARDED.search(message):
         return WHOLE
-    if kind == "exception" and message.startswith("FileNotFoundError"):
-        return "the file has to be on that node too: share or copy it, or set workdir="
+    if kind == "exception" and ON_ONE_NODE.match(message):
+        return (
+            "the file has to be on that node too: share or copy it, or set workdir=; what rank 0"
+            " saved comes to all nodes with orchestrator.distributed.copy_to_nodes(path)"
+        )
     return KINDS.get(kind, KINDS["exception"])[1]
 
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+from orchestrator import distributed
+from orchestrator.engine.saving import carry
 from orchestrator.engine.saving.carry import AT_ONCE, Errand, waves
 from orchestrator.engine.saving.parts import errands_of
 from orchestrator.records.checkpoint_manifest import FileRecord
+from tests.engine.trained import message
+from tests.engine.worlds import Job, run
 
 FILE = FileRecord(1, "0" * 64)
 NODES = [(0, "a"), (0, "a"), (1, "b"), (2, "c")]
@@ -34,3 +44,60 @@ def test_no_rank_has_more_files_open_than_it_should() -> None:
             assert len([1 for _, each in wave if each.target == rank]) <= AT_ONCE
     ring = [Errand(n, (n + 1) % 8, str(n), FILE) for n in range(8)]
     assert len(waves(ring)) == 1  # all at the same time
+
+
+# -- a script that saves on rank 0 alone ----------------------------------------------------------
+
+
+def all_of(path: Path) -> list[Path]:
+    return [file for file in sorted(path.rglob("*")) if file.is_file()]
+
+
+def saves_on_rank_0(directory: Path) -> None:
+    """Three nodes, of which the last sees the disk of the first."""
+    distributed.setup_distributed()
+    rank, node = int(os.environ["RANK"]), int(os.environ["GROUP_RANK"])
+    place = directory / f"node{node % 2}"
+    path = place / "a checkpoint"
+    if rank == 0:
+        (path / "inner").mkdir(parents=True)
+        (path / "weights").write_bytes(random.Random(1).randbytes(3 * carry.PIECE + 5))
+        (path / "inner/empty").touch()
+        (path / "kept").write_text("new")
+        place.joinpath("one.pt").write_text("alone")
+    elif node == 1 and os.environ["LOCAL_RANK"] == "0":
+        path.mkdir(parents=True)
+        (path / "kept").write_text("old")
+        (path / "own").write_text("own")
+    said = [
+        distributed.copy_to_nodes(path),
+        distributed.copy_to_nodes(path),
+        distributed.copy_to_nodes(str(place / "one.pt")),
+        message(distributed.copy_to_nodes, place / "nothing"),
+    ]
+    files = [
+        {file.relative_to(there).as_posix(): file.read_bytes().hex()[:99] for file in all_of(there)}
+        for there in (directory / "node0", place)
+    ]
+    said.append(files[1].pop("a checkpoint/own", "") if node == 1 else "")
+    said.append(files[0] == files[1])
+    distributed.barrier()
+    if rank == 1:
+        shutil.rmtree(path)
+        path.write_text("in the way")
+    said.append(message(distributed.copy_to_nodes, path))
+    (directory / f"said_{rank}").write_text(json.dumps(said))
+
+
+def test_what_rank_0_saved_comes_to_all_nodes(tmp_path: Path) -> None:
+    asked = Job(str(tmp_path), [1, 2, 1], {}, call=f"{__name__}:saves_on_rank_0")
+    assert run(asked) == [[0] * 4], asked.output(1)
+    first = tmp_path / "node0"
+    for rank in range(4):
+        said = json.loads((tmp_path / f"said_{rank}").read_text())
+        came, again, one, refused, own, same, failed = said
+        assert (came, again, one, same) == (3, 0, 1, True)
+        assert own == (b"own".hex() if rank in (1, 2) else "")
+        assert refused.startswith(f"UsageError: rank 0 has no file {first / 'nothing'}")
+        assert "has not come to the node of rank 1: " in failed and "Not a directory" in failed
+    assert (first / "a checkpoint/kept").read_text() == "new"

@@ -124,6 +124,8 @@ GROUP_TRACE = """  + Exception Group Traceback (most recent call last):
          "launch it as a module, `-m"),
         ({"type": "RuntimeError", "message": "got mixed torch.Tensor and DTensor"},
          "RuntimeError: got mixed torch.Tensor and DTensor", "trainer.save(PATH)"),
+        ({"type": "ValueError", "message": "Can't find a valid checkpoint at /a/checkpoint-30"},
+         "ValueError: Can't find a valid checkpoint at /a/checkpoint-30", "copy_to_nodes(path)"),
     ],
 )  # fmt: skip
 def test_an_exception_that_says_little_by_itself(
