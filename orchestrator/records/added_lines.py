@@ -40,8 +40,7 @@ class AddedLines:
             if not whole:
                 break
             raws = whole.split(b"\n") if self.having in whole else ()
-            lines = (parsed(raw) for raw in raws if self.having in raw)
-            found = [line for line in lines if line is not None]
+            found = together([raw for raw in raws if raw and self.having in raw])
         return found
 
     def behind(self) -> int:
@@ -92,6 +91,17 @@ class AddedLines:
 
     def _is_another(self, file: BinaryIO) -> bool:
         return self.mark is not None and zlib.crc32(self._before(file)) != self.mark
+
+
+def together(raws: list[bytes]) -> list[dict[str, Any]]:
+    """Read many lines at once, in half the time; where one is none, each by itself."""
+    try:
+        lines = json.loads(b"[%s]" % b",".join(raws))
+    except (ValueError, RecursionError):
+        lines = []
+    if len(lines) != len(raws):
+        lines = map(parsed, raws)
+    return [line for line in lines if isinstance(line, dict)]
 
 
 def parsed(raw: bytes) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ LOOKS_BACK = 1 << 16  # bytes
 MOST_LINES = 16
 OF_A_STEP = "step_ms"  # in the line of a step
 LARGEST = 1e300  # sums of such values are still finite
+LARGEST_STEP = 1 << 53  # whole numbers up to it are floats, too
 LONGEST_NAME = 100  # letters
 
 
@@ -54,6 +55,14 @@ def shortened(name: str) -> str:
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[: LONGEST_NAME - 40]}...{name[-37:]}"
+
+
+def step_of(line: Mapping[str, Any]) -> int | None:
+    """Return the step that a line is of; None where it has none that can be counted."""
+    step = number(line, "step")
+    if step is None or not 0 <= step < LARGEST_STEP or step != int(step):
+        return None
+    return int(step)
 
 
 def number(line: Mapping[str, Any], name: str) -> float | None:

@@ -237,7 +237,7 @@ def open_page(steps: int, ranks: int) -> None:
             began = time.process_time()
             parts = page.look() or b""
             took = time.process_time() - began
-            print(f"look {look}: {took:6.3f} s of a processor, {len(parts) / 1e6:.2f} MB of JSON")
+            print(f"look {look}: {took:6.3f} s of a processor, {len(parts) / 1e6:.2f} MB, packed")
             with metrics.open("r+b") as file:
                 file.seek(-(1 << 12), os.SEEK_END)
                 last = json.loads(file.read().splitlines()[-1])

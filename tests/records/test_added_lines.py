@@ -24,6 +24,13 @@ def test_a_file_that_grows_gives_whole_lines(tmp_path: Path) -> None:
     assert added.read() == [{"a": 4}]
 
 
+@pytest.mark.parametrize("odd", ["nonsense", '{"b": 2}, {"c": 3}', "5", '{"b": [1', "[" * 10**5])
+def test_a_line_that_is_none_takes_no_other_with_it(tmp_path: Path, odd: str) -> None:
+    path = tmp_path / "lines"
+    path.write_text(f'{{"a": 1}}\n{odd}\n\n{{"a": 2}}\n2]}}\n{{"a": 3}}\n')
+    assert AddedLines(path).read() == [{"a": 1}, {"a": 2}, {"a": 3}]
+
+
 def test_what_is_passed_over_is_not_read_later(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     added = AddedLines(path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.records.last_metrics import LOOKS_BACK, last_values
+from orchestrator.records.last_metrics import LOOKS_BACK, last_values, step_of
 
 STEP = {"time": 1.0, "step": 640, "loss": 0.5, "step_ms": 30.0}
 EPOCH = {"time": 2.0, "step": 640, "epoch": 5, "train_loss": 0.25}
@@ -35,6 +35,17 @@ def test_each_value_is_the_last_one(
     tmp_path: Path, lines: list[dict[str, Any]], end: str, expected: dict[str, Any]
 ) -> None:
     assert last_values(write(tmp_path / "m", *lines, end=end)) == expected
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        *((0, 0), (7, 7), (7.0, 7), ((1 << 53) - 1, (1 << 53) - 1)),
+        *((step, None) for step in (-3, 7.5, 10**30, 1 << 53, float("nan"), True, "7", None)),
+    ],
+)
+def test_what_can_be_counted_is_a_step(step: Any, expected: int | None) -> None:
+    assert step_of({"step": step}) == expected
 
 
 def test_no_more_than_the_end_is_read(tmp_path: Path) -> None:

@@ -54,9 +54,11 @@ def test_notices_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path = tmp_path / "node_00_metrics.jsonl"
     sample = json.dumps({"time": 3, **LINE}) + "\n"
     path.write_text('{"time": 1, "cause": "x"}\n{"time": "now", "cause": "y"}\n' + sample * 99)
-    read: list[int] = []
-    parsed = added_lines.parsed
-    monkeypatch.setattr(added_lines, "parsed", lambda raw: (read.append(len(raw)), parsed(raw))[1])
+    read: list[bytes] = []
+    together = added_lines.together
+    monkeypatch.setattr(
+        added_lines, "together", lambda raws: (read.extend(raws), together(raws))[1]
+    )
     notices = Notices(path, 0)
     assert [each.cause for each in notices.look()] == ["x"]
     assert len(read) == 2, "a sample is none"

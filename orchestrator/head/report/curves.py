@@ -10,6 +10,7 @@ from pathlib import Path
 
 from orchestrator.head.report.points import Points
 from orchestrator.head.report.reading import KEPT, Line, Reading, Told
+from orchestrator.records.last_metrics import LARGEST_STEP, step_of
 
 POINTS = 1000  # of each curve, as many as a wide screen has room for
 COLUMNS = 240  # of a map of ranks
@@ -52,8 +53,10 @@ def curves(path: Path, points: int) -> dict[str, Curve]:
 def measured(line: Line) -> Told | None:
     """Return what a line says of its step; None for half a line, or somebody else's."""
     step = line.get("step")
-    if type(step) is not int or not 0 <= step < 1 << 53:
-        return None
+    if type(step) is not int or not 0 <= step < LARGEST_STEP:  # of a million lines, nearly none
+        step = step_of(line)
+        if step is None:
+            return None
     for name in ABOUT:
         line.pop(name, None)
     return step, line

@@ -9,7 +9,7 @@ from orchestrator.head.recover import policy
 from orchestrator.head.recover.policy import Decision
 from orchestrator.records import trainers
 from orchestrator.records.experiment import RESIZED, Attempt, Experiment, JobRecord
-from orchestrator.records.last_metrics import last_values
+from orchestrator.records.last_metrics import last_values, step_of
 
 MORE_NODES = "more nodes were free"  # said by a head that has taken over in between
 
@@ -71,4 +71,4 @@ def step_reached(outputs: Path) -> int | None:
     """Return the last step of which a metrics file of the engine tells, if there is one."""
     every = trainers.every(outputs).values()
     lines = [last_values(path) for files in every for path in files.values()]
-    return max((step for line in lines if isinstance(step := line.get("step"), int)), default=None)
+    return max((step for line in lines if (step := step_of(line)) is not None), default=None)

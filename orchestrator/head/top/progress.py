@@ -11,7 +11,7 @@ from orchestrator.errors import UsageError
 from orchestrator.head.top.ranks import RankSample, ranks
 from orchestrator.records import trainers
 from orchestrator.records.experiment import JobRecord
-from orchestrator.records.last_metrics import last_values, number
+from orchestrator.records.last_metrics import last_values, number, step_of
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ def of(
     each = ranks(record, files)
     line = last_values(files[min(files)] if files else None)
     steps = steps if trainer == 1 else None  # the config's are those of the first
-    step, step_ms = number(line, "step"), number(line, "step_ms")
+    step, step_ms = step_of(line), number(line, "step_ms")
     left = None
     if step is not None and step_ms is not None and steps is not None:
         left = max(0.0, steps - step) * step_ms / 1e3
     how_far = Progress(
-        step=None if step is None else int(step),
+        step=step,
         steps=None if step is None else steps,
         loss=number(line, "loss"),
         rate=number(line, "tokens_per_s"),

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from orchestrator.records.experiment import JobRecord
-from orchestrator.records.last_metrics import last_values, number
+from orchestrator.records.last_metrics import last_values, number, step_of
 from orchestrator.records.trainers import Files
 
 HEADINGS = ("RANK", "NODE", "STATE", "STEP", "STEP TIME", "OWN TIME", "MEMORY", "")
@@ -39,7 +39,6 @@ def ranks(record: JobRecord, files: Files) -> list[RankSample]:
         for rank in range(node.first_rank, node.first_rank + node.nproc):
             state = str(node.ranks.get(str(rank), {}).get("state", node.state))
             line = last_values(files.get(rank))
-            step = number(line, "step")
             own = [number(line, name) for name in ("data_ms", "forward_backward_ms")]
             samples.append(
                 RankSample(
@@ -47,7 +46,7 @@ def ranks(record: JobRecord, files: Files) -> list[RankSample]:
                     node.name,
                     node.index,
                     state,
-                    None if step is None else int(step),
+                    step_of(line),
                     number(line, "step_ms"),
                     sum(part or 0.0 for part in own) if any(own) else None,
                     number(line, "memory_bytes"),

@@ -18,7 +18,7 @@ from orchestrator.records import node_metrics, trainers
 from orchestrator.records.added_lines import AddedLines
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.goodput import spans_of
-from orchestrator.records.last_metrics import number
+from orchestrator.records.last_metrics import number, step_of
 from orchestrator.trackers.known import KNOWN, Curves
 from orchestrator.trackers.sending import Sending
 
@@ -145,13 +145,13 @@ class OfRanks(PassingOn):
             if line is None:
                 yield None
                 continue
-            step, moment = number(line, "step"), number(line, "time")
+            step, moment = step_of(line), number(line, "time")
             if step is None or moment is None:
                 continue
             if step >= self.reached.get(name, -1):
-                self.reached[name] = int(step)
+                self.reached[name] = step
                 named = {f"{prefix}{each}": v for each, v in values.of_rank(line).items()}
-                yield named, int(step), moment - self.clock(moment)
+                yield named, step, moment - self.clock(moment)
 
     def clock(self, moment: float) -> float:
         """Return how far the clock of rank 0's node was ahead of the head's at a moment of it."""
