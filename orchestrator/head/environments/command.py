@@ -102,10 +102,21 @@ def show(outcomes: Sequence[Outcome], differ: Sequence[str], asked: Asked) -> No
         complain("the nodes differ:\n  " + "\n  ".join(differ))
     whole = [outcome for outcome in outcomes if not outcome.problem]
     if whole and len(whole) == len(outcomes) and not differ:
-        paths = sorted({usual(outcome.path) for outcome in whole})
-        say("in the node list: " + ", or ".join(f"activate=venv:{path}" for path in paths))
+        for line in how_to_activate(whole):
+            say(f"in the node list{line}")
         if not asked.into:
             say(f"or for all nodes: --activate bootstrap{':' if asked.name else ''}{asked.name}")
+
+
+def how_to_activate(whole: Sequence[Outcome]) -> list[str]:
+    """Say what goes into the node list, and after which nodes where it is not the same for all."""
+    nodes: dict[str, list[str]] = {}
+    for outcome in whole:
+        nodes.setdefault(usual(outcome.path), []).append(outcome.node)
+    after = {
+        path: f", after {', '.join(names)}" * (len(nodes) > 1) for path, names in nodes.items()
+    }
+    return [f"{after[path]}: activate=venv:{path}" for path in nodes]
 
 
 def usual(path: str) -> str:

@@ -16,11 +16,14 @@ class Keys:
 
     def __init__(self) -> None:
         self._saved: list[object] | None = None
+        self._early = ""
 
     def __enter__(self) -> Keys:
         if in_foreground():
             self._saved = termios.tcgetattr(0)
-            tty.setcbreak(0)  # keys at once; Ctrl-C stays a signal
+            tty.setcbreak(0, termios.TCSADRAIN)  # keys at once; Ctrl-C stays a signal
+            early = self.pressed()  # while the job was being started
+            self._early = early if early and not early.strip("d") else ""  # else it is for a shell
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -30,8 +33,9 @@ class Keys:
     def pressed(self) -> str:
         if self._saved is None or not in_foreground():
             return ""
-        if not select.select([0], [], [], 0)[0]:
-            return ""
+        early, self._early = self._early, ""
+        if early or not select.select([0], [], [], 0)[0]:
+            return early
         return os.read(0, 64).decode("utf-8", "replace")
 
 

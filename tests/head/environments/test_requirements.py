@@ -11,6 +11,7 @@ import pytest
 from orchestrator.errors import CheckFailed, NodeError, UsageError
 from orchestrator.head.environments import build, requirements, wheels
 from orchestrator.head.environments.build import Outcome
+from orchestrator.head.environments.command import how_to_activate
 from orchestrator.head.environments.wheels import Kind
 from orchestrator.protocol.messages import EnvironmentState
 
@@ -145,3 +146,15 @@ def test_old_downloads_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     os.utime(tmp_path / "wheels/new", (now + wheels.UNUSED, now + wheels.UNUSED))
     assert wheels.prune(now + wheels.UNUSED + 1) >= 5000
     assert [path.name for path in (tmp_path / "wheels").iterdir()] == ["new"]
+
+
+def test_where_nodes_have_other_paths_each_is_told_its_own() -> None:
+    common = "/root/.orchestrator/environments"
+    same = [Outcome("a", f"{common}/{'0' * 16}"), Outcome("b", f"/home/b{common[5:]}/{'0' * 16}")]
+    place = "activate=venv:~/.orchestrator/environments"
+    assert how_to_activate(same) == [f": {place}/{'0' * 16}"]
+    other = [*same, Outcome("c", f"{common}/{'1' * 16}")]
+    assert how_to_activate(other) == [
+        f", after a, b: {place}/{'0' * 16}",
+        f", after c: {place}/{'1' * 16}",
+    ]
