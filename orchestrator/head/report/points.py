@@ -14,6 +14,9 @@ from typing import Any
 
 from orchestrator.records.last_metrics import LARGEST
 
+NONE: array[Any] = array("d")
+OBJECTS = 500  # bytes
+
 
 class Points:
     """What is known of each column from `base` on; columns without a value have the count 0.
@@ -25,9 +28,11 @@ class Points:
 
     def __init__(self, *, ranges: bool = True) -> None:
         self.base, self.ranges = 0, ranges
-        self.steps = array("q")  # the last one of a column that has a value
-        self.counts = array("q")
-        self.totals, self.lows, self.highs = array("d"), array("d"), array("d")
+        self.counts, self.totals = array("q"), array("d")
+        self.steps, self.lows, self.highs = NONE, NONE, NONE
+        if ranges:
+            self.steps = array("q")  # the last one of a column that has a value
+            self.lows, self.highs = array("d"), array("d")
 
     def add(self, column: int, step: int, values: Sequence[float]) -> None:
         """Add values up to this step, many at once: of a million lines each is taken in C."""
@@ -47,8 +52,8 @@ class Points:
 
     @property
     def size(self) -> int:
-        """Return the bytes that it takes."""
-        return len(self.counts) * 8 * len(self._nothing())
+        """Return the bytes that it takes, nearly."""
+        return OBJECTS + len(self.counts) * 8 * len(self._nothing())
 
     def halved(self, times: int) -> Points:
         """Return the same in columns of 2**times as many steps."""
@@ -74,9 +79,11 @@ class Points:
             self._extend(1)
         found = Points(ranges=self.ranges)
         found.base = self.base // 2
-        found.steps.extend(map(max, self.steps[::2], self.steps[1::2]))
         found.counts.extend(map(operator.add, self.counts[::2], self.counts[1::2]))
         found.totals.extend(map(operator.add, self.totals[::2], self.totals[1::2]))
+        if not self.ranges:
+            return found
+        found.steps.extend(map(max, self.steps[::2], self.steps[1::2]))
         found.lows.extend(map(min, self.lows[::2], self.lows[1::2]))
         found.highs.extend(map(max, self.highs[::2], self.highs[1::2]))
         return found

@@ -24,7 +24,7 @@ PIECE = 1 << 20  # bytes that are in memory at once
 WHOLE = 1 << 19  # bytes that are read from end to end where a sample would do
 LONGEST_LINE = 1 << 20
 MOST_NAMES = 64
-MOST_KEPT = 24 << 20  # bytes of sums: of the files that were looked at last
+MOST_KEPT = 16 << 20  # bytes of sums: of the files that were looked at last
 
 Line = dict[str, Any]
 Told = tuple[int, Mapping[str, Any]]  # a step, and what a line says of it
