@@ -13,7 +13,7 @@ from typing import Protocol
 
 from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.head.chores.numbered_node import NumberedNode
-from orchestrator.head.chores.shell_line import BEGINS, GRACE
+from orchestrator.head.chores.shell_line import BEGINS, GO, GRACE
 from orchestrator.head.connect import fleet, login_shell
 from orchestrator.head.connect.transport import Channel, Connection, Transport, notice_loss
 
@@ -101,11 +101,14 @@ class Visit:
         return True
 
     def begin(self, limit: float | None) -> None:
-        """Give the program its time: from now on it runs."""
+        """Let the program run, and give it its time, unless its end came first."""
         with self.changing:
-            if not self.why:
-                self.begun = True
-                self.deadline = None if limit is None else self.began + limit
+            if self.why or self.channel is None:
+                return
+            self.begun = True
+            self.deadline = None if limit is None else self.began + limit
+            with contextlib.suppress(OSError):
+                self.channel.sendall(f"{GO}\n".encode())
 
     def end(self, why: str) -> None:
         """Ask the supervisor there to end the program: the end of its input tells it."""
@@ -200,7 +203,7 @@ class Fanout:
         try:
             if receive(channel.recv, out, until_it_begins=True):
                 visit.begin(self.limit)
-                if self.given is not None:
+                if self.given is not None and visit.begun:
                     feed(channel, self.given)
             receive(channel.recv, out)
             complaints.join()
@@ -215,7 +218,7 @@ class Fanout:
 def outcome_of(visit: Visit, code: int, *, lost: bool, said: bytes) -> Outcome:
     seconds = time.monotonic() - visit.began
     if visit.why == NEVER_BEGAN:
-        return Outcome(visit.node, None, seconds, login_shell.WAITS, login_shell.TRY, lost=True)
+        return Outcome(visit.node, None, seconds, login_shell.WAITS, login_shell.IF_SLOW, lost=True)
     if not visit.begun and not visit.why and code >= 0:
         problem, fix = why_not_begun(code, said)
         return Outcome(visit.node, None, seconds, problem, fix, lost=True)

@@ -20,6 +20,7 @@ LONGEST = 120_000  # bytes: Linux takes 128 KiB for one word of a command line
 OWN_FAILURE = 125  # as timeout(1) and env(1) have it: the command was not started
 
 BEGINS = b"\norchestrator: here the command begins\n"  # on both streams, after what rc files print
+GO = "go"  # what answers it, unless the head has given the login shell up by then
 
 SPECIAL = b"'!\\"
 ESCAPES = {
@@ -28,14 +29,15 @@ ESCAPES = {
 ESCAPED = BEGINS.decode().replace("\n", "\\n")
 DECODE = 'eval "$(printf %b "$1")"'
 # sshd starts each command in a session of its own. Another server may not: its group is not ours.
-# What was asked of a login shell that gave it up, or was given up, must not run later.
+# What was asked of a login shell that was given up must not run later.
 BEGIN = f"""\
 read -r x x x x group x </proc/$$/stat
 [ "$group" = $$ ] || exec setsid /bin/sh -c '{DECODE}' sh "$1"
 read -r x && [ "$x" = {FIRST} ] || {{ echo {TAKEN} >&2; exit {OWN_FAILURE}; }}
-exec 3<&0 </dev/null
 printf '{ESCAPED}'
 printf '{ESCAPED}' >&2
+read -r x && [ "$x" = {GO} ] || exit {OWN_FAILURE}
+exec 3<&0 </dev/null
 """
 # Whole before the command begins, so that no shell gets half of a script.
 RECEIVE = """\

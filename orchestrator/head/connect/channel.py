@@ -145,7 +145,7 @@ class NodeChannel:
         while mark not in noise or noise.endswith(mark):
             data = self._receive(
                 deadline - time.monotonic(),
-                f"{login_shell.WAITS} {login_shell.TRY}",
+                f"{login_shell.WAITS} {login_shell.IF_SLOW}",
             )
             if not data or len(noise) > NOISE_LIMIT:
                 raise NodeError(*why_no_server(noise, self._errors(), self.environment))

@@ -16,6 +16,7 @@ TAKEN = "input-was-taken"
 FILES = ".bashrc, .zshenv, .cshrc or config.fish"  # whichever its shell reads without a terminal
 TRY = "try: ssh to it with the command `true`"
 WAITS = f"its login shell never gets to our command: does something wait, or read, in its {FILES}?"
+IF_SLOW = f"{TRY}; one that is only slow needs a longer --connect-timeout"
 INPUT_TAKEN = (
     f"something in its {FILES} reads standard input, which is for our program",
     "let it read only on a terminal; in bash and zsh: [ -t 0 ] && read ...",

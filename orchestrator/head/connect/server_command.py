@@ -234,11 +234,12 @@ def why_not_active(activate: str, reason: str, errors: str) -> tuple[str, str]:
     """Say why an environment is not active, with the last lines of its shell, and what to try."""
     last = " / ".join([line.strip() for line in errors.splitlines() if line.strip()][-3:])[-300:]
     kind, _, value = activate.partition(":")
+    typed = value[:2] + shlex.quote(value[2:]) if value[:2] == "~/" else shlex.quote(value)
     by_hand = {
-        "venv": f". {value}/bin/activate",
-        "conda": f"conda activate {value}",
+        "venv": f". {typed}/bin/activate",
+        "conda": f"conda activate {typed}",
         "module": f"module load {value.replace(',', ' ')}",
-        "script": f". {value}",
+        "script": f". {typed}",
         "bootstrap": "ls ~/.orchestrator/environments",
     }
     said = f" ({last})" if last else ""

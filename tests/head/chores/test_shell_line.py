@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,19 @@ from orchestrator.errors import UsageError
 from orchestrator.head.chores.collected import Kept
 from orchestrator.head.chores.fanout import Fanout, Input
 from orchestrator.head.chores.numbered_node import NumberedNode
-from orchestrator.head.chores.shell_line import BEGINS, Directory, shell_line
+from orchestrator.head.chores.shell_line import BEGINS, GO, Directory, shell_line
 from orchestrator.head.connect import login_shell
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
 from orchestrator.head.inventory.node_list import Node
+from tests.node.running import wait_until
 
 SHELLS = ("sh", "bash", "zsh", "csh", "tcsh", "fish")
 ODD = [
     *("a b", "it's", '"', "!x !!", "\\n \\0 \\\\", "new\nline", "$HOME `id` $(id)", "é漢ā"),
     *("*?[a]{b,c}", "%s %b", "~", "-n", "", os.fsdecode(b"\xff\x81\x88"), "#", "\t", "^&;|<>()"),
 ]
+FIRST = login_shell.FIRST_LINE + f"{GO}\n".encode()
 PRINT = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
 
 
@@ -43,7 +46,7 @@ def started(line: str, shell: str = "sh", **env: str) -> subprocess.Popen[bytes]
 def run(line: str, shell: str = "sh", given: bytes = b"", **env: str) -> tuple[int, bytes, bytes]:
     process = started(line, shell, **env)
     assert process.stdin and process.stdout and process.stderr
-    process.stdin.write(login_shell.FIRST_LINE + given)
+    process.stdin.write(FIRST + given)
     process.stdin.flush()
     code = process.wait(timeout=60)  # its input is open until then
     said = [stream.read().partition(BEGINS)[2] for stream in (process.stdout, process.stderr)]
@@ -84,8 +87,15 @@ def test_input_arrives_whole_or_nothing_runs() -> None:
     line = shell_line(["cat"], Directory("/"), 5)
     assert run(line, given=b"a\nb\0c") == (0, b"a\nb\0c", b"")
     process = started(line)
-    out, _ = process.communicate(login_shell.FIRST_LINE + b"abc", timeout=60)  # and then it is cut
+    out, _ = process.communicate(FIRST + b"abc", timeout=60)  # and then it is cut
     assert (process.returncode, out) == (125, BEGINS)
+
+
+@pytest.mark.parametrize("said", [b"", b"exit\n", b"go\n", b"another\ngo\n"])
+def test_nothing_runs_before_the_head_has_said_so(said: bytes) -> None:
+    process = started(shell_line(["true"], Directory("/")))
+    process.communicate(said, timeout=60)
+    assert process.returncode == 125
 
 
 def test_without_input_there_is_none() -> None:
@@ -100,9 +110,8 @@ def test_a_command_that_is_too_long_is_refused() -> None:
 class RcFile(LocalTransport):
     """This machine, where a login shell runs a text before any command."""
 
-    timeout = 3.0
-
     def __init__(self, directory: Path, shell: str, text: str) -> None:
+        self.timeout = 3.0
         self.login = directory / "login"
         self.login.write_text(f'#!/usr/bin/env {shell}\n{text}\neval "$3"\n')
         self.login.chmod(0o755)
@@ -143,3 +152,20 @@ def test_what_an_rc_file_does(tmp_path: Path, shell: str, text: str, problem: st
     assert (outcome.code, mark.exists()) == ((None, False) if problem else (0, True))
     assert shown == (b"" if problem else given.read_bytes(), b"")
     assert not list(tmp_path.glob("ran.by*"))
+
+
+def test_what_was_given_up_does_not_run_later(tmp_path: Path) -> None:
+    """A login shell that waits, and does not read, comes to the command when all is over."""
+    os.mkfifo(tmp_path / "gate")
+    ssh = RcFile(tmp_path, "bash", f"read x <{tmp_path}/gate")
+    ssh.timeout = 0.2
+    node = NumberedNode(0, Node("n"))
+    line = shell_line(["touch", str(tmp_path / "ran")], Directory("/"))
+    fanout = Fanout(ssh, [node], lambda _: line, lambda _: Kept())
+    with ThreadPoolExecutor() as threads:
+        outcomes = threads.submit(fanout.go)
+        wait_until(lambda: fanout.visits[0].given_up, "the limit")
+        (tmp_path / "gate").write_text("\n")
+        (outcome,) = outcomes.result(timeout=60)  # of a process, its end is waited for
+    assert outcome.problem == login_shell.WAITS
+    assert not (tmp_path / "ran").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -146,7 +147,9 @@ def test_a_script(bash: bool, home: Path, monkeypatch: pytest.MonkeyPatch) -> No
         script.write_text(text)
         assert what in refusal(node, home, monkeypatch).what
     script.unlink()
-    assert "there is no file" in refusal(node, home, monkeypatch).what
+    refused = refusal(node, home, monkeypatch)
+    assert "there is no file" in refused.what
+    assert shlex.split(refused.fix.partition("there: ")[2]) == [".", str(script)]
 
 
 def test_one_that_never_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
