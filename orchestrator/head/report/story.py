@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator import files
 from orchestrator.config import resolved
 from orchestrator.errors import UsageError
 from orchestrator.head.follow.node_logs import log_files
@@ -81,7 +82,7 @@ def tell(experiment: Experiment, others: int = 0, *, logs: bool = True) -> Story
         data,
         config_text(experiment),
         trainings,
-        [*moments(experiment, record, data, trainings), *unread],
+        [*moments(experiment, record, data, trainings), *unread, *closed(outputs)],
         last_lines(experiment, record) if logs else [],
         of_machines,
     )
@@ -106,6 +107,17 @@ def manifest_of(experiment: Experiment) -> tuple[dict[str, Any], list[Moment]]:
         return manifest.read(experiment), []
     except UsageError as error:
         return {}, [Moment(0.0, error.what, bad=True)]
+
+
+def closed(outputs: Path) -> Iterator[Moment]:
+    """Name the metrics that this login may not read: a container leaves them to root."""
+    for paths in trainers.every(outputs).values():
+        path = paths[min(paths)]
+        try:
+            files.open_plain(path).close()
+        except OSError as error:
+            what = f"{path.name} cannot be read: {error.strerror}; its curves are missing here"
+            yield Moment(0.0, what, bad=True)
 
 
 def config_text(experiment: Experiment) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
@@ -147,6 +148,24 @@ def test_of_a_copy_that_ended_half_way_the_rest_is_shown(tmp_path: Path) -> None
         assert "after 0" in parts.words  # and not before it began, whatever the clocks say
     section = compared([made, whole])["code"]
     assert "cannot be read" in section["not read"][0] and section["not read"][1] is None
+
+
+def test_metrics_that_may_not_be_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = experiment(tmp_path / "run", steps=5).path / "outputs"
+    (outputs / "rank_00_metrics.jsonl").chmod(0)
+    outputs.chmod(0o755)
+    monkeypatch.chdir(outputs)  # what is above it is closed to nobody, too
+    me = os.geteuid()
+    if me == 0:
+        os.seteuid(65534)
+    try:
+        (told,) = story.closed(Path())
+    finally:
+        os.seteuid(me)
+    assert told.what.startswith("rank_00_metrics.jsonl cannot be read: Permission denied")
+    assert not [*story.closed(outputs)] or me != 0
 
 
 def test_several_are_compared(tmp_path: Path) -> None:
