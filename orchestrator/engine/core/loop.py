@@ -103,11 +103,24 @@ class LrScheduler:
 
     def after_step(self) -> None:
         if self.scheduler is not None and self.every == "step":
-            self.scheduler.step()
+            self._step()
 
     def after_epoch(self, metrics: Metrics) -> None:
         if self.scheduler is not None and self.every == "epoch":
-            self.scheduler.step(*([metrics["loss"]] if self.by_metric else []))
+            self._step(*([metrics["loss"]] if self.by_metric else []))
+
+    def _step(self, *loss: float) -> None:
+        try:
+            self.scheduler.step(*loss)
+        except ValueError:
+            total = getattr(self.scheduler, "total_steps", None)
+            if total is None or self.scheduler.last_epoch <= total:
+                raise
+            raise UsageError(
+                f"{type(self.scheduler).__name__} is over after its {total} steps",
+                "make it with the steps of the whole training; one that is resumed goes on as it"
+                " was saved, so that a longer training begins anew with its weights (weights=)",
+            ) from None
 
     def state(self) -> dict[str, Any] | None:
         """Give what JSON keeps: a checkpoint's progress is written so."""

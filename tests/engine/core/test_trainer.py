@@ -233,6 +233,19 @@ def test_a_scheduler_goes_on_where_it_was(name: str) -> None:
     assert rates(*other, 8) == rates(*one, 8)
 
 
+def test_a_scheduler_that_is_over_says_so() -> None:
+    """Resumed, it has the steps that it was saved with, and not those of a longer training."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    saved = LrScheduler(lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3), optimizer, "step")
+    longer = LrScheduler(lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9), optimizer, "step")
+    longer.restore(saved.state())
+    optimizer.step()
+    for _ in range(3):
+        longer.after_step()
+    with pytest.raises(UsageError, match="OneCycleLR is over after its 3 steps"):
+        longer.after_step()
+
+
 def test_a_plateau_is_one_of_the_loss() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     lowest = LrScheduler(lr_scheduler.ReduceLROnPlateau, optimizer, "epoch")
