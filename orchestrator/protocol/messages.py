@@ -334,6 +334,19 @@ class AskKept(Request[Kept], do="kept"):
     node: int
 
 
+class Saved(Message):
+    """Files in which a program has saved something, by their names below where it runs."""
+
+    names: tuple[str, ...]
+
+
+class AskSaved(Request[Saved], do="saved"):
+    """Ask what the program has saved on this node in files of its own, since the job began."""
+
+    job: str
+    node: int
+
+
 class GetReady(Request[Nothing], do="get_ready"):
     """Start processes that wait for a later attempt, by what is here of the job's first one."""
 

@@ -19,7 +19,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.node_logs import NodeLogs, open_logs
 from orchestrator.head.recover import policy
-from orchestrator.head.restart import checkpoints, separator
+from orchestrator.head.restart import checkpoints, lone_files, separator
 from orchestrator.head.restart.gather import (
     Gathered,
     Gathering,
@@ -80,6 +80,7 @@ def again(
             gathered = gathering.run()
             prove_the_end(record, gathered)
             checkpoints.bring(experiment, record, gathered, transport, say)
+            lone_files.warn(record, gathered, say)
             return start(experiment, record, gathered, say)
         except NotBack as error:
             final = given_up(record, error)

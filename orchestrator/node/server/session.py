@@ -287,6 +287,12 @@ class Session:
 
         return messages.Kept(at=kept.last(RunDir(request.job, request.node)))
 
+    @answers(messages.AskSaved)
+    def saved(self, request: messages.AskSaved) -> messages.Saved:
+        from orchestrator.node.job.attempts import kept  # not for every job
+
+        return messages.Saved(names=tuple(kept.saved(RunDir(request.job, request.node))))
+
     @answers(messages.GetReady)
     def get_ready(self, request: messages.GetReady) -> Nothing:
         from orchestrator.node.warm import next_attempt

@@ -1,4 +1,5 @@
-"""Says what a later attempt of a job could go on from here: a state in memory, or a checkpoint."""
+"""Says what a later attempt of a job could go on from here: a state in memory, a checkpoint, or a
+file of the program's own."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from orchestrator.node.job.run_directory import RunDir
 
 STEP = re.compile(r"step_[0-9]{8,}")
+SAVED = re.compile(r"[^.].*\.(pt|pth|ckpt|bin|safetensors|npz|pkl|h5|keras)")
+MOST_LOOKED_AT, DEEPEST, MOST_NAMED = 10_000, 5, 200
 
 
 def last(run: RunDir) -> float:
@@ -31,3 +34,26 @@ def when(entry: os.DirEntry[str]) -> float:
         return entry.stat(follow_symlinks=False).st_mtime
     except OSError:
         return 0.0
+
+
+def saved(run: RunDir) -> list[str]:
+    """Name the files in which the program has saved something since the job began: where it runs,
+    and in the outputs of its experiment."""
+    spec = run.read_spec()
+    began = os.stat(run.spec).st_mtime
+    outputs = os.path.join(spec.env.get("ORCHESTRATOR_EXPERIMENT", ""), "outputs")
+    found: list[str] = []
+    for name, root in (("outputs", outputs), ("", spec.workdir)):
+        waiting = [(root, name, 0)]
+        looked = 0
+        while waiting and looked < MOST_LOOKED_AT:
+            path, label, depth = waiting.pop()
+            for entry in files(path):
+                looked += 1
+                own = os.path.join(label, entry.name)
+                if depth < DEEPEST and entry.is_dir(follow_symlinks=False):
+                    if not entry.name.startswith("."):
+                        waiting.append((entry.path, own, depth + 1))
+                elif SAVED.fullmatch(entry.name) and when(entry) >= began:
+                    found.append(own)
+    return sorted(found)[:MOST_NAMED]

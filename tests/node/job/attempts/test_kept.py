@@ -46,3 +46,22 @@ def test_what_is_there(
     other.create()
     other.write_spec(FIRST.replace(env={}))
     assert kept.last(other) == 0.0
+
+
+def test_what_the_program_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since the job began, where it runs and in its outputs; a large directory ends the search."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    run = RunDir("e-abc", 0)
+    run.create()
+    own = {"ORCHESTRATOR_EXPERIMENT": str(tmp_path / "experiment")}
+    run.write_spec(FIRST.replace(env=own, workdir=str(tmp_path / "work")))
+    names = ["work/last.ckpt", "work/a b/model.pt", "experiment/outputs/best.safetensors"]
+    others = ["work/train.py", "work/.hidden/x.pt", "work/.x.pt", "work/1/2/3/4/5/6/deep.pt"]
+    for name in (*names, *others, "work/before.pt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    os.utime(tmp_path / "work/before.pt", (1.0, 1.0))
+    (tmp_path / "work/away").symlink_to("/usr")
+    assert kept.saved(run) == ["a b/model.pt", "last.ckpt", "outputs/best.safetensors"]
+    monkeypatch.setattr(kept, "MOST_LOOKED_AT", 1)
+    assert len(kept.saved(run)) <= 2

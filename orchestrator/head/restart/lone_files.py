@@ -1,0 +1,55 @@
+"""Before the next attempt: says what the program has saved on some of its nodes only.
+
+Where nodes share no disk, ranks on the others do not find it, and would begin anew beside those
+that go on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.head.connect import fleet
+from orchestrator.head.restart.gather import Gathered, Say
+from orchestrator.head.screen.output import printable
+from orchestrator.protocol.messages import AskSaved
+from orchestrator.records.experiment import JobRecord
+
+ANSWER_SECONDS = 10.0
+
+
+def warn(record: JobRecord, gathered: Gathered, say: Say) -> None:
+    """Name files that not all nodes have; a node that does not answer is not waited for."""
+    parts = [record.first_part(node) for node in gathered.nodes]
+    asked = [
+        (channel, AskSaved(job=job, node=part))
+        for channel, (job, part) in zip(gathered.channels, parts, strict=True)
+    ]
+    answers = fleet.everywhere(asked, lambda pair: pair[0].ask(pair[1], ANSWER_SECONDS))
+    # A node that is new to the job knows nothing of it, and has none of its files.
+    names = {
+        index: () if isinstance(answer, OrchestratorError) else answer.names
+        for index, answer in enumerate(answers)
+    }
+    if found := lone(names):
+        say(f"WARNING: {printable(found)}")
+
+
+def lone(names: Mapping[int, Sequence[str]]) -> str:
+    """Say what only some nodes have; files of which each node has its own differ in numbers."""
+    owners: dict[str, set[int]] = {}
+    for node, own in names.items():
+        for name in own:
+            owners.setdefault(re.sub(r"[0-9]+", "#", name), set()).add(node)
+    missing = [(key, nodes) for key, nodes in owners.items() if len(nodes) < len(names)]
+    if not missing:
+        return ""
+    key, nodes = missing[0]
+    first = next(n for n in names[min(nodes)] if re.sub(r"[0-9]+", "#", n) == key)
+    more = f" and {len(missing) - 1} more" if missing[1:] else ""
+    where = ", ".join(f"node {node}" for node in sorted(nodes))
+    return (
+        f"saved on {where} only: {first}{more}; ranks on other nodes find nothing there, and"
+        " orchestrator.distributed.copy_to_nodes(path) brings what rank 0 saves to all nodes"
+    )
