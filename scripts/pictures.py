@@ -21,7 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from orchestrator.records.last_metrics import last_metrics  # noqa: E402
+from orchestrator.records import trainers  # noqa: E402
+from orchestrator.records.last_metrics import last_values, step_of  # noqa: E402
 from scripts.capture import draw, glimpse  # noqa: E402
 from tests.browser import Browser  # noqa: E402
 from tests.clusters.loopback import FaultyLoopback  # noqa: E402
@@ -129,10 +130,14 @@ def terminal(head: Head, path: Path, step: int) -> None:
 def await_step(head: Head, count: int, step: int) -> None:
     """Wait until the newest of so many experiments has written a line of this step."""
     deadline = time.monotonic() + PATIENCE
-    while len(head.experiments) < count or last_metrics(head.experiment).get("step", 0) < step:
+    while len(head.experiments) < count or reached(head.experiment) < step:
         if time.monotonic() > deadline:
             raise SystemExit(f"no step {step} within {PATIENCE:.0f} s")
         time.sleep(0.1)
+
+
+def reached(experiment: Path) -> int:
+    return step_of(last_values(experiment / "outputs" / trainers.file_name(0))) or 0
 
 
 def kill(head: Head, rank: int) -> None:
