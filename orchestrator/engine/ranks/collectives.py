@@ -142,7 +142,7 @@ def _number(name: str, default: int) -> int:
 
 def barrier() -> None:
     """Return when every rank is here."""
-    if _together("barrier"):
+    if together("barrier"):
         dist.barrier(group=ranks.host_group())
 
 
@@ -157,7 +157,7 @@ def all_reduce_tensor(tensor: Tensor, op: str = "sum") -> Tensor:
     if op == "mean" and not value.dtype.is_floating_point and not value.dtype.is_complex:
         value = value.to(torch.float64)
     world = 1
-    if _together(f"all_reduce_tensor ({op}) of {_shown(own)}"):
+    if together(f"all_reduce_tensor ({op}) of {_shown(own)}"):
         dist.all_reduce(value, OPS[op], group=_group(value))
         world = dist.get_world_size()
     if op == "mean":
@@ -169,7 +169,7 @@ def all_reduce_tensor(tensor: Tensor, op: str = "sum") -> Tensor:
 def gather_tensors(tensor: Tensor) -> list[Tensor]:
     """Return all ranks' tensors, in order of rank, on every rank; their shapes may differ."""
     own = _own(tensor)
-    if not _together(f"gather_tensors of {own.dtype}"):
+    if not together(f"gather_tensors of {own.dtype}"):
         return [own.clone()]
     described = ranks.gather((tuple(own.shape), str(own.dtype)))
     for rank, (_, dtype) in enumerate(described):
@@ -194,12 +194,12 @@ def broadcast_object(value: T, src: int = 0) -> T:
     if not 0 <= src < world:
         raise UsageError(f"src is {src}, but the ranks are 0 to {world - 1}")
     holder = [value]
-    if _together(f"broadcast_object from rank {src}"):
+    if together(f"broadcast_object from rank {src}"):
         dist.broadcast_object_list(holder, src=src, group=ranks.host_group())
     return holder[0]
 
 
-def _together(what: str) -> bool:
+def together(what: str) -> bool:
     """Return whether there are other ranks; in debug mode, wait until all are here."""
     if not dist.is_initialized():
         if get_node_info()["world_size"] == 1:

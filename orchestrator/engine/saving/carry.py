@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from orchestrator.engine.ranks.collectives import together
 from orchestrator.engine.ranks.ranks import gather, host_group
 from orchestrator.engine.saving.safetensors_file import memory
 from orchestrator.errors import JobFailed, UsageError
@@ -198,21 +199,28 @@ def of_nodes(nodes: Sequence[tuple[int, str]]) -> Mapping[int, list[int]]:
 # -- for a script that saves on rank 0 alone ------------------------------------------------------
 
 
-def copy_to_nodes(path: str | Path) -> int:
+def copy_to_nodes(path: str | Path, *, missing_ok: bool = False) -> int:
     """Give every node what rank 0 has at a path, a file or a directory; return how many files came.
 
     Every rank calls it, with the path as it is on its own node. What a node has already stays, and
-    nodes that see the disk of rank 0 get nothing.
+    nodes that see the disk of rank 0 get nothing. Where rank 0 has nothing it is an error, or, with
+    missing_ok, nothing happens.
     """
     path = Path(path)
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if not together("copy_to_nodes"):
         return 0
     group, rank = host_group(), dist.get_rank()
     offered: Any = offer(path) if rank == 0 else None
     told = gather((os.environ.get("GROUP_RANK") or os.uname().nodename, offered))
     nodes, offered = [node for node, _ in told], told[0][1]
+    if not offered and missing_ok:
+        return 0
+    if not offered:
+        raise UsageError(
+            f"rank 0 has no file at {path}", "it is written there before all ranks call this"
+        )
     if isinstance(offered, str):
-        raise UsageError(offered, "rank 0 writes it before all ranks call copy_to_nodes()")
+        raise JobFailed(offered)
     receives = nodes.index(nodes[rank]) == rank and nodes[rank] != nodes[0]
     wanted = gather([name for name in offered if lacks(path / name, offered[name])]
                     if receives else [])  # fmt: skip
@@ -244,11 +252,9 @@ class Offered:
 
 
 def offer(path: Path) -> dict[str, Offered] | str:
-    """Describe the files at a path; or say why there are none."""
+    """Describe the files at a path; or say why they cannot be read."""
     try:
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-        if not files:
-            return f"rank 0 has no file {path}" if not path.is_dir() else f"{path} is empty"
         found = {}
         for file in files:
             name = "" if file == path else str(file.relative_to(path))
