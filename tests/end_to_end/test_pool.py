@@ -184,9 +184,13 @@ def interrupts(pool: pools.Pool) -> None:
         (directory / f"stuck_{rank()}").touch()
         time.sleep(600)
 
+    def all_are() -> bool:
+        sent = not pool._open.broken  # ranks may be there before we know that all was sent
+        return sent and all((here / f"stuck_{number}").exists() for number in range(4))
+
     here = Path.cwd()  # which the nodes share
     with pytest.raises(KeyboardInterrupt):
-        interrupt_when(lambda: all((here / f"stuck_{number}").exists() for number in range(4)))
+        interrupt_when(all_are)
         pool.run(stuck, here)
     assert pool.run(rank) == [0, 1, 2, 3]
 

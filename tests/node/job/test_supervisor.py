@@ -532,7 +532,7 @@ def test_torchrun_is_not_waited_for_once_all_ranks_have_ended(
 def test_torchrun_that_is_not_there(new_job: NewJob, tmp_path: Path) -> None:
     job = new_job()
     spec = job.spec(script(tmp_path, ""), agent=["/no/such/python"])
-    with pytest.raises(AssertionError, match="No such file or directory: '/no/such/python'"):
+    with pytest.raises(AssertionError, match="/no/such/python: No such file or directory"):
         job.start(spec)
     ended = job.wait()
     assert ended["agent"] is None
