@@ -125,3 +125,12 @@ def test_what_a_killed_process_left_goes_when_it_is_old(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {".mine-new", ".mine-in-use", "other-old"}
     assert (tmp_path / "other-old/deep/file").exists()
     files.delete_abandoned(tmp_path / "no such", ".mine-")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
+def test_what_somebody_else_left_stays(tmp_path: Path) -> None:
+    (tmp_path / ".mine-a").touch()
+    os.chown(tmp_path / ".mine-a", 12345, -1)
+    os.utime(tmp_path / ".mine-a", (1, 1))
+    files.delete_abandoned(tmp_path, ".mine-")
+    assert (tmp_path / ".mine-a").exists()

@@ -97,6 +97,13 @@ def test_what_is_no_file_of_ours_is_neither_read_nor_written(tmp_path: Path) -> 
     assert (tmp_path / "theirs").read_bytes() == b"precious"
 
 
+@pytest.mark.parametrize("shards", [0, -1, 10**9])
+def test_a_state_of_no_shards_is_none(shards: int) -> None:
+    """It would be whole wherever it is."""
+    with pytest.raises(Damaged, match="shards"):
+        Notes.unpacked(Notes(1, "000001-a", 1, {}, "alone", shards, (), "").packed())
+
+
 @given(st.binary(max_size=200))
 def test_notes_that_make_no_sense_are_damage(data: bytes) -> None:
     with pytest.raises(Damaged):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config.launch import Where
 from orchestrator.head.code import archive, git_info
 from orchestrator.head.code.listing import Rules
 from orchestrator.head.code.scan import Limits, Scan
@@ -98,7 +99,7 @@ def test_each_section_names_what_differs(tmp_path: Path) -> None:
 
 
 def test_files_that_git_does_not_know_differ_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     pair = []
@@ -118,6 +119,9 @@ def test_files_that_git_does_not_know_differ_too(
     rows = diff.differing_files(*pair)
     assert list(rows) == ["tree", "file b.py"] and len({*rows["file b.py"]}) == 2
     assert diff.differing_files(pair[0], pair[0]) == {}
+    where = Where(experiments=tmp_path, trust_record=True)
+    assert diff.diff(where, "one", "two", as_json=False, color=False) == 0
+    assert "file b.py" in capsys.readouterr().out
     assert found(*pair)["nodes"] == {}  # a snapshot has another name for each launch
     (pair[1].path / archive.NAME).unlink()
     assert list(diff.differing_files(*pair)) == ["tree"]

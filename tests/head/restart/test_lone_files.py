@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from orchestrator.head.restart.lone_files import lone
+from orchestrator.errors import NodeError
+from orchestrator.head.restart.gather import Gathered
+from orchestrator.head.restart.lone_files import lone, warn
+from orchestrator.protocol.messages import AskSaved, Saved
+from tests.head.restart.test_gather import node, record
 
 
 @pytest.mark.parametrize(
@@ -30,3 +37,24 @@ from orchestrator.head.restart.lone_files import lone
 def test_what_is_told(names: dict[int, list[str]], said: str) -> None:
     told = lone(names)
     assert told.startswith(said) and bool(told) == bool(said)
+
+
+def test_each_node_is_asked_for_its_part_and_a_new_one_has_nothing() -> None:
+    asked: list[AskSaved] = []
+
+    def channel(*names: str, gone: bool = False) -> Any:
+        def ask(request: AskSaved, _: float) -> Saved:
+            asked.append(request)
+            if gone:
+                raise NodeError("no such job here")
+            return Saved(names=names)
+
+        return SimpleNamespace(ask=ask)
+
+    said: list[str] = []
+    channels = [channel("a.pt\x1b[2J"), channel(gone=True)]
+    gathered = Gathered([node(0, "a"), node(1, "b")], cast("Any", channels))
+    warn(record("ab"), gathered, said.append)
+    assert sorted((request.job, request.node) for request in asked) == [("run-1", 0), ("run-1", 1)]
+    assert len(said) == 1 and said[0].startswith("WARNING: saved on node 0 only: a.pt")
+    assert "\x1b" not in said[0], "what a node says is not written to the terminal as it is"

@@ -9,6 +9,8 @@ import pytest
 
 from orchestrator.node.job.attempts import kept
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.server.session import Session
+from orchestrator.protocol.messages import AskSaved
 from tests.node.server.test_next_spec import FIRST
 
 CHECKPOINT = "experiment/outputs/checkpoints/step_00000007"
@@ -62,6 +64,7 @@ def test_what_the_program_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / name).touch()
     os.utime(tmp_path / "work/before.pt", (1.0, 1.0))
     (tmp_path / "work/away").symlink_to("/usr")
-    assert kept.saved(run) == ["a b/model.pt", "last.ckpt", "outputs/best.safetensors"]
+    found = Session().saved(AskSaved(job="e-abc", node=0)).names
+    assert found == ("a b/model.pt", "last.ckpt", "outputs/best.safetensors")
     monkeypatch.setattr(kept, "MOST_LOOKED_AT", 1)
     assert len(kept.saved(run)) <= 2
