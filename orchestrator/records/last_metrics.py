@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from orchestrator import files
+from orchestrator.records.added_lines import parsed
 
 LOOKS_BACK = 1 << 16  # bytes
 MOST_LINES = 16
@@ -34,20 +34,12 @@ def last_values(path: Path | None) -> dict[str, Any]:
     except OSError:  # it has none, or they stay on the node
         return {}
     known: dict[str, Any] = {}
-    found = (line for raw in reversed(lines) if (line := _parsed(raw)) is not None)
+    found = (line for raw in reversed(lines) if (line := parsed(raw)) is not None)
     for line in itertools.islice(found, MOST_LINES):
         known = {**line, **known}
         if OF_A_STEP in line:
             break
     return known
-
-
-def _parsed(raw: bytes) -> dict[str, Any] | None:
-    try:
-        line = json.loads(raw)
-    except (ValueError, RecursionError):  # empty, or cut off by the end of the job
-        return None
-    return line if isinstance(line, dict) else None
 
 
 def shortened(name: str) -> str:

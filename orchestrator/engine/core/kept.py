@@ -1,4 +1,4 @@
-"""What a program keeps beside its model and optimizer: averages of weights, states of its own.
+"""Holds what a program keeps beside its model and optimizer: averages of weights, its own states.
 
 Checkpoints and states in memory hold it. A resume fills its tensors in place, so they have to be
 there by then, sharded as they will be; all else is given back as it was.

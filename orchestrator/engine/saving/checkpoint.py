@@ -47,7 +47,7 @@ SEEN_WITHIN = 3.0  # seconds until a file of another node shows up on a shared d
 
 
 class Beside(Protocol):
-    """What is saved beside the model: the optimizer with its numbers, and what a program keeps."""
+    """Give what is saved beside the model: the optimizer's state, and what a program keeps."""
 
     def state(self) -> Iterable[tuple[str, Tensor]]: ...
 

@@ -50,7 +50,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one rank takes of a tensor from one shard."""
+    """Name what one rank takes of a tensor from one shard."""
 
     name: str
     shard: int

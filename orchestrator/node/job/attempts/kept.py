@@ -4,8 +4,10 @@ file of the program's own."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
+import time
 from collections.abc import Iterator
 
 from orchestrator.node.job.run_directory import RunDir
@@ -13,6 +15,7 @@ from orchestrator.node.job.run_directory import RunDir
 STEP = re.compile(r"step_[0-9]{8,}")
 SAVED = re.compile(r"[^.].*\.(pt|pth|ckpt|bin|safetensors|npz|pkl|h5|keras)")
 MOST_LOOKED_AT, DEEPEST, MOST_NAMED = 10_000, 5, 200
+LOOKING = 0.1  # seconds: the next attempt waits for it
 
 
 def last(run: RunDir) -> float:
@@ -42,18 +45,21 @@ def saved(run: RunDir) -> list[str]:
     spec = run.read_spec()
     began = os.stat(run.spec).st_mtime
     outputs = os.path.join(spec.env.get("ORCHESTRATOR_EXPERIMENT", ""), "outputs")
-    found: list[str] = []
+    found, until = [], time.monotonic() + LOOKING
     for name, root in (("outputs", outputs), ("", spec.workdir)):
-        waiting = [(root, name, 0)]
-        looked = 0
-        while waiting and looked < MOST_LOOKED_AT:
-            path, label, depth = waiting.pop()
-            for entry in files(path):
-                looked += 1
-                own = os.path.join(label, entry.name)
-                if depth < DEEPEST and entry.is_dir(follow_symlinks=False):
-                    if not entry.name.startswith("."):
-                        waiting.append((entry.path, own, depth + 1))
-                elif SAVED.fullmatch(entry.name) and when(entry) >= began:
-                    found.append(own)
+        for own, entry in itertools.islice(below(root, name), MOST_LOOKED_AT):
+            if time.monotonic() > until:
+                break
+            if SAVED.fullmatch(entry.name) and when(entry) >= began:
+                found.append(own)
     return sorted(found)[:MOST_NAMED]
+
+
+def below(path: str, name: str, depth: int = 0) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield the files in a directory, with their names, and those below it, not in hidden ones."""
+    for entry in files(path):
+        own = os.path.join(name, entry.name)
+        if not entry.is_dir(follow_symlinks=False):
+            yield own, entry
+        elif depth < DEEPEST and not entry.name.startswith("."):
+            yield from below(entry.path, own, depth + 1)
