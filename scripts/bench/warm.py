@@ -1,9 +1,10 @@
 """Measure a warm start, a cold one and torchrun by hand: to the first all-reduce on all ranks.
 
-    python scripts/bench/warm.py [--shapes 2x2 4x2] [--idle 60]
+    python scripts/bench/warm.py [--shapes 2x2 4x2] [--idle 60] [--step]
 
 All in turns on the same hosts, with the same program and torch (launch.py). What is left to wait is
 ready before each warm start. Also printed: its memory, and the CPU that it takes while it waits.
+With --step, to the first step of an optimizer under DDP (first_step.py).
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ from ground import (
 
 BY_HAND = "torchrun by hand over ssh"
 READY_SECONDS = 60.0
-STEPS = {"program": "program begins", "group": "group is made", "all_reduce": "all-reduce is done"}
+STEPS = {
+    "program": "program begins",
+    "group": "group is made",
+    "all_reduce": "all-reduce is done",
+    "step": "step is done",
+}
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -48,9 +54,12 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["2x2", "4x2"], help="nodes x ranks")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--idle", type=float, default=60.0, help="seconds to watch what waits")
+    parser.add_argument("--step", action="store_true", help="to the first step of an optimizer")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     require_root()
+    if options.step:
+        launch.PROGRAM = "first_step.py"
     python = Path(sys.executable)
     about = machine(python)
     results = {}
@@ -63,8 +72,10 @@ def main() -> None:
         "shapes": {shape: {c.name: c.samples for c in found} for shape, found in results.items()},
         "waiting": waiting,
     }
-    title = f"From the command to the first all-reduce on all ranks (median of {options.repeat})"
-    show(options.json, title, about, render(results, waiting), data)
+    last = "step" if options.step else "all_reduce"
+    what = "step" if options.step else "all-reduce"
+    title = f"From the command to the first {what} on all ranks (median of {options.repeat})"
+    show(options.json, title, about, render(results, waiting, last), data)
 
 
 def contenders(python: Path, ranks: int) -> list[Contender]:
@@ -148,15 +159,16 @@ def ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def render(results: Mapping[str, list[Contender]], waiting: Mapping[str, float]) -> str:
-    head = ["", "", *STEPS.values(), "of torchrun"]
+def render(results: Mapping[str, list[Contender]], waiting: Mapping[str, float], last: str) -> str:
+    shown = {step: words for step, words in STEPS.items() if step in ("program", "group", last)}
+    head = ["", "", *shown.values(), "of torchrun"]
     rows = []
     for shape, found in results.items():
-        theirs = next(one for one in found if one.name == BY_HAND).median("all_reduce")
+        theirs = next(one for one in found if one.name == BY_HAND).median(last)
         for one in found:
-            mine = one.median("all_reduce")
+            mine = one.median(last)
             part = f"{mine / theirs:.2f}" if mine and theirs else one.missing
-            steps = [one.median(step) for step in STEPS]
+            steps = [one.median(step) for step in shown]
             rows.append([shape, one.name, *(f"{s:.2f} s" if s else "" for s in steps), part])
     memory = f"{waiting['bytes'] / 2**20:.0f} MiB"
     idle = f"waiting on one node: {memory}, {waiting['of_a_core']:.4%} of a core"

@@ -8,12 +8,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import importlib
+import importlib.machinery
+import json
 import os
 import socket
 import sys
 import threading
 import time
+import types
 from typing import Any
 
 PATIENCE = 60.0  # seconds to wait for the master; after that torchrun itself goes on waiting
@@ -23,9 +25,23 @@ def main() -> None:
     sys.path[0] = os.getcwd()  # as -m has it
     gc.disable()  # importing torch makes a million objects, none of them garbage: 0.1 s of 0.9
     torchrun = importlib.import_module("torch.distributed.run")
+    import_ahead()
     gc.freeze()  # forked ranks share these pages until one of them writes to them
     gc.enable()
     run(torchrun)
+
+
+def import_ahead() -> None:
+    """Import here what each rank of a program that trains would import for itself."""
+    name = "torch_env"
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py")
+    torch_env: Any = types.ModuleType(name)  # without a trace in sys.modules: ranks would see it
+    importlib.machinery.SourceFileLoader(name, path).exec_module(torch_env)
+    with contextlib.suppress(Exception):  # whoever needs it will hear what is wrong with it
+        with open(os.path.join(os.environ["ORCHESTRATOR_RUN"], "spec.json"), "rb") as file:
+            spec = json.load(file)
+        if torch_env.will_train(spec["target"], spec["workdir"], os.environ):
+            importlib.import_module(torch_env.OF_OPTIMIZERS)
 
 
 def run(torchrun: Any) -> None:

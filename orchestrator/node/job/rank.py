@@ -109,12 +109,7 @@ class Rank:
         target = self.spec["target"]
         if target["kind"] not in ("script", "module") or "torch" not in sys.modules:
             return ""
-        path = os.path.join(self.spec["workdir"], target["name"])
-        if target["kind"] == "module":
-            path = os.path.join(self.spec["workdir"], *target["name"].split("."))
-            path = path if os.path.isdir(path) else path + ".py"
-        if os.path.isdir(path):
-            path = os.path.join(path, "__main__.py")
+        path = torch_env.file_of(target, self.spec["workdir"])
         name = torch_env.set_early(path, os.environ)
         return f"{os.path.basename(path)} sets {name} before it imports torch" if name else ""
 

@@ -1,7 +1,8 @@
-"""Finds the variables that torch reads while it is imported and that a program sets before that.
+"""Reads from a program's source what it does with torch: variables set too late, and training.
 
-A rank forked from torchrun has imported torch already. If the program's own file sets such a
-variable before it imports torch, the rank starts afresh; if another module does, it says so.
+A rank forked from torchrun has imported torch already. If the program's own file sets a variable
+that torch reads then before it imports torch, the rank starts afresh; if another module does, it
+says so. A program that trains makes torch import as much again: torchrun does that for all ranks.
 Imports nothing of ours: rank.py loads it by its path, into the process of the user's program.
 """
 
@@ -16,7 +17,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 READ_AT_IMPORT = re.compile(r"(OMP|GOMP|KMP|MKL|OPENBLAS|NUMEXPR|DNNL|ONEDNN|ATEN|PYTORCH|TORCH)_?")
-READ_LATER = re.compile(r"(PYTORCH_(\w+_)?ALLOC_CONF|TORCH_NCCL_\w+|TORCHELASTIC_\w+)$")
+READ_LATER = re.compile(
+    r"(PYTORCH_(\w+_)?ALLOC_CONF|TORCH_NCCL_\w+|TORCHELASTIC_\w+|TORCHINDUCTOR_CACHE_DIR)$"
+)
+# An optimizer imports this when it is made: without it, 1.7 s in each rank.
+OF_OPTIMIZERS = "torch._dynamo"
+READ_BY_OPTIMIZERS = re.compile("TORCHDYNAMO_|TORCHINDUCTOR_|TORCH_COMPILE_")
+TRAINS = re.compile(
+    rb"\boptim|Trainer\b|\bbackward\(|\b(lightning|accelerate|deepspeed|fully_shard)\b"
+)
+IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([\w.]+)(?:[ \t]+import[ \t]+(\w+))?", re.M)
+MOST_FILES = 50
+MOST_BYTES = 1 << 20
 
 
 def matters(name: str) -> bool:
@@ -35,13 +47,75 @@ def set_early(path: str, environ: Mapping[str, str]) -> str:
         return ""  # Python itself says what is wrong
     nodes: list[Any] = list(ast.walk(tree))
     torch = min((n.lineno for n in nodes if imports_torch(n)), default=sys.maxsize)
+    early = ((name, node) for name, node in changes(nodes, environ) if node.lineno < torch)
+    return next(early, ("", None))[0]
+
+
+def changes(nodes: list[Any], environ: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """Yield what a program sets of what torch reads when it is imported, and where."""
     for node in nodes:
         for name, value in settings(node):
             constant = ast.literal_eval(value) if isinstance(value, ast.Constant) else None
-            early = getattr(node, "lineno", torch) < torch
-            if early and matters(name) and environ.get(name) != constant:
-                return name
-    return ""
+            if matters(name) and environ.get(name) != constant:
+                yield name, node
+
+
+def file_of(target: Mapping[str, Any], workdir: str) -> str:
+    """Return the file that Python would run; one that is not there is some installed module's."""
+    path = os.path.join(workdir, target["name"])
+    if target["kind"] == "module":
+        path = os.path.join(workdir, *target["name"].split("."))
+        path = path if os.path.isdir(path) else path + ".py"
+    return os.path.join(path, "__main__.py") if os.path.isdir(path) else path
+
+
+def will_train(target: Mapping[str, Any], workdir: str, environ: Mapping[str, str]) -> bool:
+    """Tell whether the program's own files train, and set nothing that an optimizer's import reads.
+
+    To be wrong costs time alone: what is imported here is imported by each rank otherwise.
+    """
+    if target["kind"] not in ("script", "module"):
+        return False
+    path = file_of(target, workdir)
+    installed = target["kind"] == "module" and not os.path.isfile(path)
+    found = installed and "train" in target["name"]
+    for source in sources(path, workdir):
+        found = found or bool(TRAINS.search(source))
+        if b"environ" in source or b"putenv" in source:
+            try:
+                nodes = list(ast.walk(ast.parse(source)))
+            except (SyntaxError, ValueError, RecursionError):
+                return False
+            if any(changes(nodes, environ)):
+                return False
+    return found
+
+
+def sources(path: str, workdir: str) -> Iterator[bytes]:
+    """Yield a program's file, and those that it imports from beside it or from where it runs."""
+    places = list(dict.fromkeys([os.path.dirname(path), workdir]))
+    files = [path]
+    for at in range(MOST_FILES):
+        if at == len(files):
+            return
+        try:
+            with open(files[at], "rb") as file:
+                source = file.read(MOST_BYTES)
+        except OSError:
+            continue
+        yield source
+        for match in IMPORT.finditer(source):
+            module, name = (os.fsdecode(word or b"") for word in match.groups())
+            if module.startswith("."):  # of its own package
+                places.append(os.path.dirname(files[at]))
+            stem = os.path.join(*(module.strip(".") or name).split("."))
+            tails = (
+                stem + ".py",
+                os.path.join(stem, "__init__.py"),
+                os.path.join(stem, name + ".py"),
+            )
+            near = (os.path.join(place, tail) for place in dict.fromkeys(places) for tail in tails)
+            files += [one for one in near if one not in files and os.path.isfile(one)]
 
 
 def imports_torch(node: Any) -> bool:
@@ -82,15 +156,19 @@ def constant_name(key: ast.AST | None, value: ast.AST) -> Iterator[tuple[str, as
 class Watched(os._Environ):  # type: ignore[type-arg]
     """os.environ, which says once when a variable comes too late for torch."""
 
+    ahead = False  # what optimizers import is there, and the program has not made any
+
     def __setitem__(self, name: Any, value: Any) -> None:
         before = self.get(name)
         super().__setitem__(name, value)
-        if before != value and matters(name) and not has_torch():
+        if before == value or not matters(name):
+            return
+        if (Watched.ahead and READ_BY_OPTIMIZERS.match(name)) or not has_torch():
             os.environ.__class__ = os._Environ
             sys.stderr.write(
-                f"orchestrator: {name} is set before the program imports torch, but this rank was"
-                f" forked from a process that has imported it: --env {name}={value} sets it in"
-                " time, --start plain imports torch anew\n"
+                f"orchestrator: {name} is set too late: this rank was forked from a process that"
+                " has imported what reads it in torch."
+                f" --env {name}={value} sets it in time, --start plain imports torch anew\n"
             )
 
 
@@ -115,4 +193,5 @@ def of_torch(thing: object) -> bool:
 def watch() -> None:
     """Say it when a variable is set too late."""
     if "torch" in sys.modules:
+        Watched.ahead = OF_OPTIMIZERS in sys.modules
         os.environ.__class__ = Watched

@@ -18,4 +18,5 @@ def broken_by_a_fork() -> Any:
 
 
 if __name__ == "no_torch":  # the stand-in imports it, and nothing of the tests does
-    sys.modules["torch"] = types.ModuleType("torch")
+    for name in ("torch", "torch._dynamo"):
+        sys.modules[name] = types.ModuleType(name)

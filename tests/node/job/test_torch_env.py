@@ -48,3 +48,51 @@ def test_what_is_set_before_torch_is_imported(tmp_path: Path, source: str, name:
 def test_a_program_without_a_source_sets_nothing(tmp_path: Path) -> None:
     assert torch_env.set_early(str(tmp_path), {}) == ""
     assert torch_env.set_early(str(tmp_path / "missing.py"), {}) == ""
+
+
+@pytest.mark.parametrize(
+    ("files", "trains"),
+    [
+        ({"train.py": "import torch\nsgd = torch.optim.SGD(p, lr=0.1)"}, True),
+        ({"train.py": "from orchestrator import Trainer"}, True),
+        ({"train.py": "import lightning as L"}, True),
+        ({"train.py": "import torch.distributed as dist\ndist.all_reduce(t)"}, False),
+        ({"train.py": "import own", "own.py": "loss.backward()"}, True),
+        ({"train.py": "import sys, os\nfrom lib.steps import go", "lib/steps.py": "optim"}, True),
+        ({"train.py": "from lib import steps", "lib/steps.py": "optimizer.step()"}, True),
+        ({"train.py": "from lib import a", "lib/__init__.py": "from .b import c",
+          "lib/b.py": "from . import d", "lib/d.py": "optim"}, True),
+        ({"train.py": "def f():\n    import own", "own.py": "import train\noptim"}, True),
+        ({"train.py": "import os", "own.py": "optim"}, False),
+        ({"train/__main__.py": "optim"}, True),
+        # An optimizer's import would come too early for these.
+        ({"train.py": "import torch, os\nos.environ['TORCHDYNAMO_DISABLE'] = '1'\noptim"}, False),
+        ({"train.py": "import own\noptim", "own.py": "import os\nos.putenv('TORCH_LOGS', 'x')"},
+         False),
+        ({"train.py": "import os\nos.environ['OMP_NUM_THREADS'] = '2'\noptim"}, True),
+        ({"train.py": "import os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = d\noptim"}, True),
+        ({"train.py": "import os\nos.environ['A'] = '2' optim"}, False),  # is no Python
+        ({}, False),
+    ],
+)  # fmt: skip
+def test_a_program_that_trains_is_known_by_its_source(
+    tmp_path: Path, files: dict[str, str], trains: bool
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    folder = (tmp_path / "train").is_dir()
+    kinds = {"script": "train" if folder else "train.py", "module": "train"}
+    for kind, name in kinds.items():
+        target = {"kind": kind, "name": name}
+        expected = trains or (kind == "module" and not files)  # its name says so
+        found = torch_env.will_train(target, str(tmp_path), {"OMP_NUM_THREADS": "2"})
+        assert found == expected, kind
+    assert not torch_env.will_train({"kind": "program", "name": "train.py"}, str(tmp_path), {})
+
+
+def test_a_program_of_many_files_is_not_read_for_long(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import m0")
+    for number in range(torch_env.MOST_FILES + 1):
+        (tmp_path / f"m{number}.py").write_text(f"import m{number + 1}")
+    assert len(list(torch_env.sources(str(tmp_path / "train.py"), str(tmp_path)))) == 50
