@@ -210,9 +210,9 @@ def copy_to_nodes(path: str | Path, *, missing_ok: bool = False) -> int:
     if not together("copy_to_nodes"):
         return 0
     group, rank = host_group(), dist.get_rank()
-    offered: Any = offer(path) if rank == 0 else None
-    told = gather((os.environ.get("GROUP_RANK") or os.uname().nodename, offered))
-    nodes, offered = [node for node, _ in told], told[0][1]
+    # First of all the nodes: until a rank of rank 0's node is here, it may still be writing there.
+    nodes = gather(os.environ.get("GROUP_RANK") or os.uname().nodename)
+    offered: Any = gather(offer(path) if rank == 0 else None)[0]
     if not offered and missing_ok:
         return 0
     if not offered:

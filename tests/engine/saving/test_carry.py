@@ -15,6 +15,7 @@ from orchestrator.engine.saving.parts import errands_of
 from orchestrator.records.checkpoint_manifest import FileRecord
 from tests.engine.trained import message
 from tests.engine.worlds import Job, run
+from tests.node.running import wait_until
 
 FILE = FileRecord(1, "0" * 64)
 NODES = [(0, "a"), (0, "a"), (1, "b"), (2, "c")]
@@ -63,7 +64,6 @@ def saves_on_rank_0(directory: Path) -> None:
         (path / "weights").write_bytes(random.Random(1).randbytes(3 * carry.PIECE + 5))
         (path / "inner/empty").touch()
         (path / "kept").write_text("new")
-        place.joinpath("one.pt").write_text("alone")
     elif node == 1 and os.environ["LOCAL_RANK"] == "0":
         path.mkdir(parents=True)
         (path / "kept").write_text("old")
@@ -71,7 +71,7 @@ def saves_on_rank_0(directory: Path) -> None:
     said = [
         distributed.copy_to_nodes(path),
         distributed.copy_to_nodes(path),
-        distributed.copy_to_nodes(str(place / "one.pt")),
+        saved_by_rank_3(directory, str(place / "one.pt")),
         message(distributed.copy_to_nodes, place / "nothing"),
         distributed.copy_to_nodes(place / "nothing", missing_ok=True),
     ]
@@ -87,6 +87,19 @@ def saves_on_rank_0(directory: Path) -> None:
         path.write_text("in the way")
     said.append(message(distributed.copy_to_nodes, path))
     (directory / f"said_{rank}").write_text(json.dumps(said))
+
+
+def saved_by_rank_3(directory: Path, file: str) -> int:
+    """Rank 3 writes to the disk of rank 0, too, and is not done when rank 0 begins to copy."""
+    begun, wait = directory / "begun", carry.gather
+    if os.environ["RANK"] == "3":
+        wait_until(begun.exists)
+        Path(file).write_text("alone")
+    carry.gather = lambda what: (begun.touch(), wait(what))[1]
+    try:
+        return distributed.copy_to_nodes(file)
+    finally:
+        carry.gather = wait
 
 
 def test_what_rank_0_saved_comes_to_all_nodes(tmp_path: Path) -> None:
