@@ -103,6 +103,12 @@ SHARDED = re.compile(
     r"|data pointer on an invalid python storage"
 )
 ON_ONE_NODE = re.compile(r"FileNotFoundError|ValueError: Can't find a valid checkpoint at")
+# What torch.distributed.checkpoint says where a rank cannot read what others have written.
+IN_PARTS = re.compile(r"CheckpointException: .*No such file or directory")
+PARTS = (
+    "torch.distributed.checkpoint wants one directory on a disk that all nodes share: write to one;"
+    " without one, orchestrator.memory_checkpoint(state) and the Trainer keep what a restart needs"
+)
 WHOLE = (
     "the weights are in shards there: trainer.save(PATH) writes whole ones and trainer.state_dict()"
     " returns them; averages of them are kept as docs/trainer.md has it (Hooks)"
@@ -219,6 +225,8 @@ def fix_of(kind: str, message: str = "") -> str:
         return "the file is part of a package: launch it as a module, `-m package.module`"
     if kind == "exception" and SHARDED.search(message):
         return WHOLE
+    if kind == "exception" and IN_PARTS.match(message):
+        return PARTS
     if kind == "exception" and ON_ONE_NODE.match(message):
         return (
             "the file has to be on that node too: share or copy it, or set workdir=; what rank 0"

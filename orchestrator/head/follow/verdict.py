@@ -98,9 +98,10 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
     evidence = "\n".join([message, *last_lines(trace)])
     if error.type in ("SyntaxError", "IndentationError", "TabError"):
         where = users_line(trace) or where
-    worker = IN_A_WORKER.match(text)
-    if worker:  # the line that failed is in the worker's traceback, not where the rank waited
+    if TRACEBACK in text:  # of a process that the rank waited for: the line that failed is in it
         where = users_line(text) or where
+    worker = IN_A_WORKER.match(text)
+    if worker:
         message = f"{(last_lines(text) or [message])[-1]} ({worker[1]})"
         evidence = "\n".join([message, *last_lines(text)])
     kind = failure_kinds.of_text(evidence) or "exception"
@@ -119,6 +120,8 @@ def described(kind: str, text: str, trace: str) -> str:
     """Return an exception in words, with the one inside it where it says little by itself."""
     if text.startswith("\n"):  # mp.spawn's has the traceback of the process that failed
         return f"{kind}: {(last_lines(text) or [text.strip()])[-1]}"
+    if TRACEBACK in text:  # so has that of torch.distributed.checkpoint, of another rank
+        return f"{kind}: {first_line(text)}: {(last_lines(text) or [''])[-1]}"
     group = trace.partition("- 1 ---")[2] if "sub-exception" in first_line(text) else ""
     inside = IN_A_GROUP.search(group)
     if inside:

@@ -7,6 +7,7 @@ step is the program's own. Attempts that get nowhere end after three, with their
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ PASSING = {
     "torchrun": "torchrun failed",
     "start": "it could not be started",
 }
+# Which node's snapshot of the code a path is in; two nodes may report one failure.
+SNAPSHOT = re.compile(r"/\S*?/code/snapshots/[^/\s]+/")
 MOST_IDLE = 3  # attempts in a row without progress
 ALIVE_SECONDS = 120.0  # an attempt whose steps are unknown has got somewhere when it ran so long,
 YOUNG_SECONDS = 900.0  # but not if the one before met the same at the same age, before this one:
@@ -107,7 +110,8 @@ def is_same(one: Attempt, other: Attempt) -> bool:
     def told(attempt: Attempt) -> tuple[Any, ...]:
         verdict = attempt.verdict or {}
         message = str(verdict.get("message", "")).partition("\n")[0]
-        return verdict.get("kind"), verdict.get("where"), message, attempt.step
+        where, message = (SNAPSHOT.sub("", str(text)) for text in (verdict.get("where"), message))
+        return verdict.get("kind"), where, message, attempt.step
 
     return told(one) == told(other)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
+from orchestrator.head.follow.failure_kinds import PARTS
 from orchestrator.head.restart.gather import Gathered, Say
 from orchestrator.head.screen.output import printable
 from orchestrator.protocol.messages import AskSaved
@@ -39,17 +40,23 @@ def warn(record: JobRecord, gathered: Gathered, say: Say) -> None:
 def lone(names: Mapping[int, Sequence[str]]) -> str:
     """Say what only some nodes have; files of which each node has its own differ in numbers."""
     owners: dict[str, set[int]] = {}
+    firsts: dict[str, str] = {}
     for node, own in names.items():
         for name in own:
-            owners.setdefault(re.sub(r"[0-9]+", "#", name), set()).add(node)
-    missing = [(key, nodes) for key, nodes in owners.items() if len(nodes) < len(names)]
+            key = re.sub(r"[0-9]+", "#", name)
+            owners.setdefault(key, set()).add(node)
+            firsts.setdefault(key, name)
+    missing = [key for key, nodes in owners.items() if len(nodes) < len(names)]
     if not missing:
         return ""
-    key, nodes = missing[0]
-    first = next(n for n in names[min(nodes)] if re.sub(r"[0-9]+", "#", n) == key)
+    for key in missing:
+        directory, _, name = firsts[key].rpartition("/")
+        if name == ".metadata":
+            return f"each node has its own part alone of {directory or '.'}: {PARTS}"
     more = f" and {len(missing) - 1} more" if missing[1:] else ""
-    where = ", ".join(f"node {node}" for node in sorted(nodes))
+    where = ", ".join(f"node {node}" for node in sorted(owners[missing[0]]))
     return (
-        f"saved on {where} only: {first}{more}; ranks on other nodes find nothing there, and"
-        " orchestrator.distributed.copy_to_nodes(path) brings what rank 0 saves to all nodes"
+        f"saved on {where} only: {firsts[missing[0]]}{more}; ranks on other nodes find nothing"
+        " there, and orchestrator.distributed.copy_to_nodes(path) brings what rank 0 saves to all"
+        " nodes"
     )

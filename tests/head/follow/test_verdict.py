@@ -84,6 +84,13 @@ Traceback (most recent call last):
     fn(i, *args)
 ValueError: bad batch
 """
+UNREAD = "FileNotFoundError: [Errno 2] No such file or directory: 'out/__2_0.distcp'"
+CHECKPOINT = f"""CheckpointException ranks:dict_keys([2, 3])
+Traceback (most recent call last): (RANK 2)
+  File "/p/site-packages/torch/distributed/checkpoint/utils.py", line 193, in reduce_scatter
+    local_data = map_fun()
+{UNREAD}
+"""
 GROUP_TRACE = """  + Exception Group Traceback (most recent call last):
   |   File "/w/train.py", line 3, in <module>
   |     asyncio.run(main())
@@ -107,6 +114,9 @@ GROUP_TRACE = """  + Exception Group Traceback (most recent call last):
     [
         ({"type": "ProcessRaisedException", "message": SPAWNED},
          "ProcessRaisedException: ValueError: bad batch", "fix the line"),
+        ({"type": "CheckpointException", "message": CHECKPOINT},
+         "CheckpointException: CheckpointException ranks:dict_keys([2, 3]): " + UNREAD,
+         "on a disk that all nodes share"),
         ({"type": "ExceptionGroup", "traceback": GROUP_TRACE,
           "message": "unhandled errors in a TaskGroup (2 sub-exceptions)"},
          "ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions): KeyError: 'lr'",

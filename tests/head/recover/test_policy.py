@@ -15,6 +15,12 @@ BUG = {"kind": "exception", "message": "ValueError: 3", "where": "train.py:7 in 
 OTHER_BUG = {**BUG, "where": "train.py:9 in step"}
 
 
+def of_node(number: int) -> dict[str, str]:
+    """The same, told by a node that has its own snapshot of the code."""
+    path = f"/root/.orchestrator/code/snapshots/0a1b2c3d-{number}/x/train.py"
+    return {**BUG, "where": f"{path}:7 in step", "message": f"ValueError: {path} is odd"}
+
+
 def attempts(*ends: tuple[dict[str, Any], int | None], **more: Any) -> list[Attempt]:
     """Attempts that ended so, each with the step that it had reached; None: not known."""
     return [
@@ -45,6 +51,7 @@ def attempts(*ends: tuple[dict[str, Any], int | None], **more: Any) -> list[Atte
         ([(BUG, 10)], 3, True),
         ([(BUG, 10), (BUG, 10)], 3, False),
         ([(BUG, None), (BUG, None)], 3, False),
+        ([(of_node(0), None), (of_node(1), None)], 3, False),
         ([(BUG, 10), (KILLED, 12), (BUG, 10)], 9, False),
         ([(BUG, 10), (OTHER_BUG, 10)], 3, True),
         ([(BUG, 10), (BUG, 20)], 3, True),  # bad data now and then

@@ -31,6 +31,8 @@ from tests.head.restart.test_gather import node, record
             },
             "saved on node 0 only: c-30/model.bin and 2 more; ranks on other",
         ),
+        # torch.distributed.checkpoint's, which no copy of rank 0's part makes whole.
+        ({0: ["a.pt", "s_4/.metadata"], 1: []}, "each node has its own part alone of s_4: torch"),
         ({0: ["a.pt"], 1: ["a.pt"], 2: []}, "saved on node 0, node 1 only: a.pt; ranks on other"),
     ],
 )

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from orchestrator.node.job.run_directory import RunDir
 
 STEP = re.compile(r"step_[0-9]{8,}")
-SAVED = re.compile(r"[^.].*\.(pt|pth|ckpt|bin|safetensors|npz|pkl|h5|keras)")
+SAVED = re.compile(r"\.metadata|[^.].*\.(pt|pth|ckpt|bin|safetensors|npz|pkl|h5|keras)")
+OURS = re.compile(r"outputs/checkpoints/step_[0-9]{8,}/.*")  # a start brings them itself
 MOST_LOOKED_AT, DEEPEST, MOST_NAMED = 10_000, 5, 200
 LOOKING = 0.1  # seconds: the next attempt waits for it
 
@@ -50,8 +51,9 @@ def saved(run: RunDir) -> list[str]:
         for own, entry in itertools.islice(below(root, name), MOST_LOOKED_AT):
             if time.monotonic() > until:
                 break
-            if SAVED.fullmatch(entry.name) and when(entry) >= began:
-                found.append(own)
+            if OURS.fullmatch(own) or not SAVED.fullmatch(entry.name) or when(entry) < began:
+                continue
+            found.append(own)
     return sorted(found)[:MOST_NAMED]
 
 

@@ -58,13 +58,20 @@ def test_what_the_program_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     own = {"ORCHESTRATOR_EXPERIMENT": str(tmp_path / "experiment")}
     run.write_spec(FIRST.replace(env=own, workdir=str(tmp_path / "work")))
     names = ["work/last.ckpt", "work/a b/model.pt", "experiment/outputs/best.safetensors"]
-    others = ["work/train.py", "work/.hidden/x.pt", "work/.x.pt", "work/1/2/3/4/5/6/deep.pt"]
+    names += ["work/step4/.metadata"]
+    others = [
+        "experiment/outputs/checkpoints/step_00000004/.metadata",
+        "work/train.py",
+        "work/.hidden/x.pt",
+        "work/.x.pt",
+        "work/1/2/3/4/5/6/deep.pt",
+    ]
     for name in (*names, *others, "work/before.pt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     os.utime(tmp_path / "work/before.pt", (1.0, 1.0))
     (tmp_path / "work/away").symlink_to("/usr")
     found = Session().saved(AskSaved(job="e-abc", node=0)).names
-    assert found == ("a b/model.pt", "last.ckpt", "outputs/best.safetensors")
+    assert found == ("a b/model.pt", "last.ckpt", "outputs/best.safetensors", "step4/.metadata")
     monkeypatch.setattr(kept, "MOST_LOOKED_AT", 1)
     assert len(kept.saved(run)) <= 2
