@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.launch import hook
 from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.request import Request
-from orchestrator.head.plan import accelerate, nccl_env, plan
+from orchestrator.head.plan import accelerate, nccl_env, own_ranks, plan
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import Layout
 
@@ -31,8 +32,11 @@ def make_plan(
         planned = accelerate.planned(planned, by, probed, agreed)
     if hook_text:
         planned = hook.run(planned, nodes, hook_text, config.launch.hook, request.secrets)
-    planned = replace(planned, notes=(*request.notes, *nodes.notes, *planned.notes))
-    return warned(planned, probed)
+    most = max(node.nproc for node in planned.nodes)
+    file = Path(request.target.name)
+    own = own_ranks.warning(file, planned.nodes[0].target.kind, most)
+    notes = [*request.notes, *nodes.notes, *planned.notes, *([own] if own else [])]
+    return warned(replace(planned, notes=tuple(notes)), probed)
 
 
 def warned(planned: Plan, probed: Sequence[ProbedNode]) -> Plan:
