@@ -7,6 +7,8 @@ import os
 import time
 
 from orchestrator.node.job import processes
+from orchestrator.node.job.beside import py_spy
+from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.events import RankStarted, Started
 from orchestrator.protocol.messages import RankStacks
@@ -14,6 +16,7 @@ from orchestrator.protocol.timing import STACKS_SIGNAL
 
 IMPORTS = b"i"  # the question what a rank has imported
 PATIENCE = 3.0  # for all ranks of a node to write down where they are
+SEEN_IN = 3.0  # seconds in which py-spy has to tell it of the others
 LARGEST = 1 << 20  # characters of stacks and of collectives, per rank
 TICKS = os.sysconf("SC_CLK_TCK")
 BUSY = 0.05  # of a core: less is a loop that only waits
@@ -92,7 +95,7 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
 
     Waits for none longer than a moment: one that is stopped, or stuck in the kernel, says nothing.
     One that does not catch the signal, such as a shell script, would be killed by it: it is not
-    asked, and its state is all that is known of it.
+    asked. Of those that say nothing, its state is known, and what py-spy sees where there is one.
     """
     ours = {process.pid: process for process in processes.of_job(run.job, run.node)}
     first = run.read_spec().first_rank
@@ -111,13 +114,31 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and not all(answered(run, *who) for who in awaited):
         time.sleep(0.05)  # a file that another process writes rings no bell
-    return {
+    answers = {
         rank: RankStacks(
             state=ours[pid].state,
             stacks=read(stacks(run, local), before),
             collectives=read(collectives(run, local), 0),
         )
         for rank, (pid, local, before) in asked.items()
+    }
+    silent = {rank: asked[rank][0] for rank, answer in answers.items() if not answer.stacks}
+    for rank, text in seen(run, silent, list(ours.values())).items():
+        answers[rank] = answers[rank].replace(stacks=text[:LARGEST])
+    return answers
+
+
+def seen(run: RunDir, silent: dict[int, int], ours: list[Process]) -> dict[int, str]:
+    """Return what py-spy sees of the Pythons of ranks that say nothing: rank -> PID."""
+    asked = py_spy.program(run.read_spec().agent[0]) if silent else None
+    if asked is None:
+        return {}
+    of_rank = {rank: py_spy.pythons(pid, ours) for rank, pid in silent.items()}
+    found = py_spy.stacks(asked, [one for some in of_rank.values() for one in some], SEEN_IN)
+    # The oldest comes last, as the main thread does: it is the program, others work for it.
+    return {
+        rank: "\n".join(found[one.pid] for one in reversed(some) if one.pid in found)
+        for rank, some in of_rank.items()
     }
 
 

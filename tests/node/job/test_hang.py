@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from orchestrator.head.follow import hang_report
 from orchestrator.node.job import hang
-from tests.node.running import Job, script, wait_until
+from tests.node.running import PYTHON, Job, script, wait_until
 
 WAITS = """
 import os, sys
@@ -39,6 +43,37 @@ def test_who_cannot_answer_is_not_harmed(new_job: Callable[..., Job], tmp_path: 
     job.end("enough", 0.5)
     job.wait()
     assert job.ended() == {0: -15, 1: -15}
+
+
+BELOW = """
+import os, threading
+def works():
+    open("never").read()
+threading.Thread(target=works).start()
+print("waits below", flush=True)
+open("never").read()
+"""
+
+
+def test_a_python_below_a_shell_script_is_seen_by_py_spy(
+    new_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    if os.geteuid() and scope.exists() and scope.read_text() != "0\n":
+        pytest.skip("this kernel lets nobody but root look into other processes")
+    os.mkfifo(tmp_path / "never")
+    (tmp_path / "below.py").write_text(BELOW)
+    words = ["sh", "-c", f"{shlex.quote(PYTHON)} below.py; true"]
+    text = f"import os\nos.execvp('sh', {words})"
+    job = new_job()
+    job.start(job.spec(script(tmp_path, text), workdir=tmp_path))
+    wait_until(lambda: job.said("waits below", "0"))
+    (answer,) = hang.collect(job.run).values()
+    stuck = hang_report.of_rank(0, 0, answer)
+    assert stuck.where == f"{tmp_path}/below.py:7 <module>()"
+    assert f'File "{tmp_path}/below.py", line 4 in works' in answer.stacks
+    job.end("enough", 0.5)
+    job.wait()
 
 
 SUMS = """

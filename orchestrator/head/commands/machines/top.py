@@ -151,7 +151,11 @@ def stack_lines(
     question = AskStuck(job=record.job, node=rank.index)
     stuck = ask_once(transport, node, question, STACK_SECONDS).stuck.get(rank.rank)
     if stuck is None or not stuck.stacks.strip():
-        return [f"rank {rank.rank} has not answered: it does not run, or it hangs in the kernel"]
+        why = "it does not run, it is no Python program, or it hangs in the kernel"
+        return [
+            f"rank {rank.rank} has not answered: {why}",
+            "where py-spy is installed on the node, what such a rank runs is seen all the same",
+        ]
     return stuck.stacks.splitlines()
 
 
