@@ -1,6 +1,6 @@
 """Measure what it costs to keep the state in memory at every step of half a second, on two ranks.
 
-    python scripts/bench/memory.py [--megabytes 40] [--rounds 1] [--json]
+    python scripts/bench/memory.py [--megabytes 40] [--frozen 0] [--rounds 1] [--json]
 
 Beside it: none, and a checkpoint on disk at every step, one after the other in each round. Two
 kinds of steps: one in which the host waits, as it does while a GPU computes, and one in which it
@@ -10,6 +10,9 @@ shard is sent to the other.
 A busy machine makes steps longer, but not the processor time that a step takes. So where the host
 waits, that time is counted too: of the thread that trains, which the step waits for, and of all
 threads; what they take more than with none, in parts of the 0.5 s.
+
+--frozen 95 makes 95% of the state weights that are not trained, as with LoRA. `holds` is what there
+is then in the memory or on the disk of both ranks together, once the training is over.
 """
 
 from __future__ import annotations
@@ -42,18 +45,19 @@ HOW = ("none", "memory", "memory, sent to the other node", "disk")
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure states that are kept in memory.")
     parser.add_argument("--megabytes", type=int, default=40, help="of each rank's state")
+    parser.add_argument("--frozen", type=int, default=0, help="of it, in percent")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank(options.megabytes, options.rounds, options.rank)
+        rank(options.megabytes, options.frozen / 100, options.rounds, options.rank)
         return
     about = machine(Path(sys.executable))
     with tempfile.TemporaryDirectory(dir=MEMORY) as memory:
         words = ["--nproc-per-node", str(RANKS), str(Path(__file__))]
-        words += ["--megabytes", str(options.megabytes), "--rounds", str(options.rounds)]
-        words += ["--rank", memory]
+        words += ["--megabytes", str(options.megabytes), "--frozen", str(options.frozen)]
+        words += ["--rounds", str(options.rounds), "--rank", memory]
         command = [sys.executable, "-m", "torch.distributed.run", *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run(
@@ -72,10 +76,13 @@ def main() -> None:
         row = [host, how, f"{seconds.wall * 1e3:.1f} ms", f"{seconds.wall / none.wall:.3f}"]
         if host == "waits":
             row += [more(seconds.own, none.own), more(seconds.threads, none.threads)]
-        rows.append([*row, "", ""][:6])
+        rows.append([*[*row, "", ""][:6], f"{seconds.held / 1e6:,.0f} MB"])
     head = ["in a step the host", "kept at every step", "takes", "of none"]
-    text = table([*head, "processor: the step's thread", "all threads"], rows)
-    title = f"States of {options.megabytes} MB on each of {RANKS} ranks, at every step"
+    text = table([*head, "processor: the step's thread", "all threads", "holds"], rows)
+    title = (
+        f"States of {options.megabytes} MB on each of {RANKS} ranks, of which {options.frozen}% are"
+        " frozen, at every step"
+    )
     show(options.json, title, about, text, {name: one._asdict() for name, one in found.items()})
 
 
@@ -85,6 +92,7 @@ class Seconds(NamedTuple):
     wall: float
     own: float  # the thread that trains
     threads: float  # all threads of the rank
+    held: float = 0.0  # bytes at the end, of all ranks
 
 
 def more(seconds: float, none: float) -> str:
@@ -97,16 +105,17 @@ def more(seconds: float, none: float) -> str:
 class Wide(nn.Module):
     """Much state, and little to compute with it."""
 
-    def __init__(self, parameters: int) -> None:
+    def __init__(self, trained: int, frozen: int) -> None:
         super().__init__()
-        self.rows = nn.Embedding(parameters // 64, 64)
+        self.rows = nn.Embedding(trained // 64, 64)
+        self.body = nn.Embedding(frozen // 64, 64).requires_grad_(False) if frozen else None
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.rows(x)
-        return out
+        return out if self.body is None else out + self.body(x)
 
 
-def rank(megabytes: int, rounds: int, memory: Path) -> None:
+def rank(megabytes: int, frozen: float, rounds: int, memory: Path) -> None:
     """Train with each in turn, in the same processes, and write what a step took."""
     number = int(os.environ["RANK"])
     factor = torch.randn(512, 512)
@@ -121,7 +130,8 @@ def rank(megabytes: int, rounds: int, memory: Path) -> None:
                 own.mkdir(mode=0o700, exist_ok=True)
                 os.environ["ORCHESTRATOR_RESUME_DIR"] = str(own)
             disk = DISK / memory.name if how == "disk" else None
-            found = measured(megabytes, factor, times * (host == "computes"), disk)
+            kept = [disk] if disk else [*memory.glob(f"{host}_{how}_*")] * (how != "none")
+            found = measured(megabytes, frozen, factor, times * (host == "computes"), disk, kept)
             steps.setdefault(f"{host}: {how}", []).extend(found)
     medians = {
         name: [*map(statistics.median, zip(*own, strict=True))] for name, own in steps.items()
@@ -129,7 +139,9 @@ def rank(megabytes: int, rounds: int, memory: Path) -> None:
     Path(memory, f"found_{number}").write_text(json.dumps(medians), encoding="ascii")
 
 
-def measured(megabytes: int, factor: Tensor, times: int, disk: Path | None) -> list[Seconds]:
+def measured(
+    megabytes: int, frozen: float, factor: Tensor, times: int, disk: Path | None, kept: list[Path]
+) -> list[Seconds]:
     begun: list[Seconds] = []
 
     def step(model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
@@ -141,16 +153,27 @@ def measured(megabytes: int, factor: Tensor, times: int, disk: Path | None) -> l
         return model(batch).square().sum(), len(batch)
 
     torch.manual_seed(0)
-    model = Wide(megabytes * 1_000_000 * RANKS // 12)  # a weight and two moments, of 4 bytes each
+    size = megabytes * 1_000_000 * RANKS  # a weight of 4 bytes, and two moments if it is trained
+    model = Wide(int(size * (1 - frozen)) // 12, int(size * frozen) // 4)
     config: dict[str, Any] = {"checkpoint": {"memory_every": 1}}
     trainer = Trainer(model, torch.optim.AdamW, step=step, strategy="full_shard", config=config)
     more: dict[str, Any] = {"save_every": "1 steps", "save_to": disk} if disk is not None else {}
     data = [torch.arange(8)] * (STEPS * RANKS)
     trainer.train(data, max_period=f"{STEPS} steps", **more)
+    held = held_in(kept)
     if disk is not None and trainer.ranks.rank == 0:
         shutil.rmtree(disk)
     pairs = itertools.pairwise(begun[FIRST:])
-    return [Seconds(*(b - a for a, b in zip(*pair, strict=True))) for pair in pairs]
+    return [
+        Seconds(*(b - a for a, b in zip(one[:3], other[:3], strict=True)), held)
+        for one, other in pairs
+    ]
+
+
+def held_in(directories: list[Path]) -> int:
+    """Add up what files take; one that has several names counts once."""
+    files = [path.stat() for each in directories for path in each.rglob("*") if path.is_file()]
+    return sum({one.st_ino: one.st_blocks * 512 for one in files}.values())
 
 
 def work(factor: Tensor) -> int:

@@ -463,7 +463,7 @@ class Loop:
         state.tokens = self.reporter.tokens
         progress = progress_of(parts, state, self.scheduler, self.training.endless, self.own)
         tensors = whole_state.state_of(parts.bare, parts.kept)
-        memory.save(state.step, tensors, json.dumps(progress))
+        memory.save(state.step, tensors, json.dumps(progress), whole_state.frozen_of(parts.bare))
 
     def save(self) -> None:
         assert self.checkpoints is not None

@@ -438,6 +438,21 @@ def state_of(model: nn.Module, beside: Beside) -> dict[str, Tensor]:
     return state
 
 
+def frozen_of(model: nn.Module) -> set[str]:
+    """Name what nothing trains: frozen weights, and buffers of integers, as quantised weights are.
+
+    Nobody relies on it: what changes all the same is saved as it is.
+    """
+    names = {name for name, weight in plain_names.parameters(model) if not weight.requires_grad}
+    kept = plain_names.state_dict(model).keys()
+    buffers = {
+        name
+        for name, buffer in plain_names.buffers(model)
+        if name in kept and buffer.dim() and not (buffer.is_floating_point() or buffer.is_complex())
+    }
+    return {f"model.{name}" for name in names | buffers}
+
+
 def disk_problem(directory: Path) -> str:
     """Say what the disk says when it is written to: torch's writer hides it in a number."""
     probe = directory / f".probe_{os.getpid()}"

@@ -3,12 +3,15 @@
 Each rank writes its shard below $ORCHESTRATOR_RESUME_DIR, which outlives the ranks. Of the ranks of
 a node that hold the same shard, one does; a shard that only one node holds is also sent to the next
 node. A state counts only if it is whole over all shards, and its files are written over only when
-the one after it is. Ranks of another layout put their parts together from those shards.
+the one after it is. Frozen weights are written and sent once, as the constant part of the shard,
+for as long as they are to the bit what they were. Ranks of another layout put their parts together
+from those shards.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import math
 import os
@@ -17,7 +20,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +34,16 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.ranks.mesh import Mesh, local_tensor
 from orchestrator.engine.ranks.ranks import Ranks, gather, own_group
 from orchestrator.engine.saving import memory_file, pieces
-from orchestrator.engine.saving.memory_file import Damaged, Head, Notes, Place, Slot
+from orchestrator.engine.saving.memory_file import (
+    ConstantPart,
+    Content,
+    Damaged,
+    Head,
+    Notes,
+    Place,
+    Slot,
+    State,
+)
 from orchestrator.engine.saving.ownership import Run, attempt
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.permissions import others
@@ -105,6 +117,16 @@ class Entry:
     layout: str
     shards: int  # of its state
     difference: str = ""  # why it is not this program's
+    constant: tuple[str, Head] | None = None  # the file with its constant part
+
+    @property
+    def files(self) -> tuple[tuple[str, Head], ...]:
+        own = (self.file, self.head)
+        return (own, self.constant) if self.constant is not None else (own,)
+
+    @property
+    def size(self) -> int:
+        return sum(head.size for _, head in self.files)
 
     @property
     def state(self) -> Whole:
@@ -181,9 +203,13 @@ class Memory:
         self.step = -1  # of the state that was kept last
         self.resumed: Whole | None = None
         self.slots: dict[int, list[Slot]] = {}  # by shard; the first of each is written next
+        self.constant: ConstantPart | None = None  # of the own shard
+        self.before: tuple[State, bool] | None = None  # that was read, and whether it lay here
+        self.named: dict[int, list[str]] = {}  # by shard: the constant parts of the last states
+        self.intact: set[str] = set()  # constant parts of others that are here
         self.thread: threading.Thread | None = None
         self.copied: torch.cuda.Event | None = None
-        self.needs: list[int] = []  # bytes of one state, by place
+        self.needs: list[tuple[int, int]] = []  # by place: bytes of two states, of what is constant
         self.problem = ""
         self.prepared = False
         self.kept = 0  # states
@@ -272,11 +298,18 @@ class Memory:
                 continue
             try:
                 head, notes = memory_file.look(path)
+                constant = None
+                if notes.constant is not None:
+                    file = self._constant_file(int(named[1]), notes.constant.attempt)
+                    constant = file, memory_file.look(self.where / file)[0]
             except Damaged:
                 continue  # it was being written when its rank ended: that is what the other is for
             yield Entry(int(named[1]), notes.attempt, notes.turn, notes.step, path.name, head,
                         notes.layout, notes.shards,
-                        difference(notes.fingerprint, self.fingerprint))  # fmt: skip
+                        difference(notes.fingerprint, self.fingerprint), constant)  # fmt: skip
+
+    def _constant_file(self, shard: int, attempt: str) -> str:
+        return f"{self.name}.{shard}.{attempt}"
 
     def _read(
         self, whole: Whole, held: Sequence[Sequence[Entry]]
@@ -296,10 +329,10 @@ class Memory:
         problem, state = "", None
         try:
             if place == self.place:
-                content = memory_file.read(self.where / entry.file)
+                contents = self._contents(entry)
             else:
-                content = self._fetch(members[place][self.rank % len(members[place])], entry)
-            state = memory_file.verified(*content)
+                contents = self._fetch(members[place][self.rank % len(members[place])], entry)
+            state = memory_file.verified(*contents)
         except Damaged as error:
             problem = str(error)
         for work, _ in waiting:
@@ -311,7 +344,8 @@ class Memory:
             self._distrusted(whole, answers)
         if bad or state is None:
             return None, bad
-        sizes = self._everyone(entry.head.size)
+        self.before = state, place == self.place
+        sizes = self._everyone(entry.size)
         travelled = sum(there != own for (there, _), own in zip(sources, self.places, strict=True))
         own = state
         return Found(own.notes, sum(sizes), travelled, lambda _: own.tensors()), bad
@@ -337,26 +371,26 @@ class Memory:
             for place in set(self.places)
             for shard in range(whole.shards)
         }
-        own = sorted({entry.file for place, entry in sources.values() if place == self.place})
+        own = {entry.file: entry for place, entry in sources.values() if place == self.place}
         members = self._members()[self.place]
         states: dict[int, Notes] = {}
         bad: set[tuple[int, str]] = set()
         problem = ""
-        for file in own[members.index(self.rank) :: len(members)]:
+        for file in sorted(own)[members.index(self.rank) :: len(members)]:
             try:
-                state = memory_file.verified(*memory_file.read(self.where / file))
+                state = memory_file.verified(*self._contents(own[file]))
             except Damaged as error:
                 problem = str(error)
                 bad.add((self.place, file))
             else:
-                states[int(file.split(".")[-2])] = state.notes
+                states[own[file].shard] = state.notes
         answers = self._everyone((problem, bad, states))
         bad = set().union(*(files for _, files, _ in answers))
         if bad:
             self._distrusted(whole, [problem for problem, _, _ in answers])
             return None, bad
         notes = {shard: each for _, _, some in answers for shard, each in some.items()}
-        sizes = {entry.shard: entry.head.size for _, entry in sources.values()}
+        sizes = {entry.shard: entry.size for _, entry in sources.values()}
         ways = [
             {sources[place, shard][0] for shard in range(whole.shards)} - {place}
             for place in self.places
@@ -379,7 +413,7 @@ class Memory:
         members, places = self._members(), memory_file.laid_out(tensors)[0]
         near = {shard for (place, shard), (there, _) in sources.items()
                 if place == self.place == there}  # fmt: skip
-        kept = {shard: each.tensors for shard, each in notes.items()}
+        kept = {shard: each.all_tensors for shard, each in notes.items()}
         wanted, problem = pieces.pieces_for(places, kept, near)
         if problem := next(filter(None, self._everyone(problem)), ""):
             raise CheckFailed(f"the state of step {notes[0].step} in {self.where} does not fit this"
@@ -391,33 +425,35 @@ class Memory:
 
         @functools.cache
         def opened(shard: int) -> dict[str, tuple[Place, Tensor]]:
-            _, _, payload = memory_file.read(self.where / sources[self.place, shard][1].file)
-            return {
-                place.name: (place, memory_file.tensor_at(place, payload))
-                for place in notes[shard].tensors
-            }
+            entry = sources[self.place, shard][1]
+            return memory_file.assembled(*self._contents(entry)).placed()
 
         exchange = pieces.Exchange(wanted, server, opened, self.rank, self.group)
         return exchange.bring({place.name: place for place in places})
 
+    def _contents(self, entry: Entry) -> list[Content]:
+        return [memory_file.read(self.where / file) for file, _ in entry.files]
+
     def _send(self, rank: int, entry: Entry) -> list[tuple[Any, Any]]:
-        """Send a file of this node to a rank of another one; what cannot be read, as zeros."""
-        try:
-            _, notes, payload = memory_file.read(self.where / entry.file)
-        except Damaged:
-            notes, payload = (
-                bytes(entry.head.notes),
-                torch.zeros(entry.head.size, dtype=torch.uint8),
-            )
-        messages = payload[: entry.head.size], as_tensor(notes)
+        """Send files of this node to a rank of another one; what cannot be read, as zeros."""
+        messages = []
+        for file, head in entry.files:
+            try:
+                _, notes, payload = memory_file.read(self.where / file)
+            except Damaged:
+                notes, payload = bytes(head.notes), torch.zeros(head.size, dtype=torch.uint8)
+            messages += [payload[: head.size], as_tensor(notes)]
         return [(dist.isend(message, rank, self.group), message) for message in messages]
 
-    def _fetch(self, rank: int, entry: Entry) -> tuple[Head, bytes, Tensor]:
-        payload = torch.empty(entry.head.size, dtype=torch.uint8)
-        notes = torch.empty(entry.head.notes, dtype=torch.uint8)
-        for message in (payload, notes):
-            dist.recv(message, rank, self.group)
-        return entry.head, as_bytes(notes), payload
+    def _fetch(self, rank: int, entry: Entry) -> list[Content]:
+        contents = []
+        for _, head in entry.files:
+            payload = torch.empty(head.size, dtype=torch.uint8)
+            notes = torch.empty(head.notes, dtype=torch.uint8)
+            for message in (payload, notes):
+                dist.recv(message, rank, self.group)
+            contents.append((head, as_bytes(notes), payload))
+        return contents
 
     # -- keeping ------------------------------------------------------------------------------
 
@@ -437,24 +473,33 @@ class Memory:
                          f" cost more than {COST:.0%} (checkpoint.memory_every)")  # fmt: skip
         return step % self.every == 0
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], rest: str) -> None:
-        """Keep a state; the one before has to be done first. Every rank calls it."""
+    def save(
+        self, step: int, tensors: Mapping[str, Tensor], rest: str, frozen: Iterable[str] = ()
+    ) -> None:
+        """Keep a state; the one before has to be done first. Every rank calls it.
+
+        Those that are frozen are written once, as long as nothing changes them.
+        """
+        if self.constant is not None and self.constant.copies.sums:
+            torch.cuda.current_stream().synchronize()  # what the step still takes is not our cost
         began = time.perf_counter()
         self.wait()
-        places, size = memory_file.laid_out(tensors)
         if not self.prepared:
-            self._prepare(size)
+            self._prepare({name: tensors[name] for name in frozen}, tensors)
+        elif self.constant is not None and not self.off:
+            self.constant.leave_changed(tensors)
         if self.off:
             return
         self.turn, self.step = self.turn + 1, step
         problem, payload = "", None
+        constant = self.constant.described() if self.constant is not None else None
+        places, size = memory_file.laid_out(changing(tensors, constant))
         notes = Notes(step, self.attempt, self.turn, self.fingerprint, self.layout, self.count,
-                      places, rest)  # fmt: skip
+                      places, rest, constant)  # fmt: skip
         if self.part.writes:
             try:
                 payload = self.slots[self.shard][0].begin(size)
-                targets = [memory_file.tensor_at(place, payload) for place in places]
-                self.copied = copied_out([local_tensor(t) for t in tensors.values()], targets)
+                self._copy(tensors, notes, payload)
             except OSError as error:
                 problem = error.strerror or str(error)
         stall = time.perf_counter() - began
@@ -463,6 +508,16 @@ class Memory:
             target=self._finish, args=(payload, notes, problem, began, stall), daemon=True
         )
         self.thread.start()
+
+    def _copy(self, tensors: Mapping[str, Tensor], notes: Notes, payload: Tensor) -> None:
+        """Copy what changes, and the constant part if it is not there yet."""
+        places = [(place, payload) for place in notes.tensors]
+        if self.constant is not None and self.constant.content is None:
+            constant = self.constant.begin(tensors)
+            places += [(place, constant) for place in self.constant.places.values()]
+        values = [local_tensor(tensors[place.name]) for place, _ in places]
+        targets = [memory_file.tensor_at(place, where) for place, where in places]
+        self.copied = copied_out(values, targets)
 
     def settle(self) -> None:
         """Let no GPU change the tensors before they are copied. Called before they change."""
@@ -504,26 +559,59 @@ class Memory:
         if self.thread is not None:
             self.thread.join(LEAVING)
 
-    def _prepare(self, size: int) -> None:
-        """Find room for two states of each shard, or say that there is none."""
-        sizes = self._everyone(size if self.part.writes else 0)
-        every = parts(self.places, self.shards)
-        needs = [0] * (max(self.places) + 1)
-        for rank, part in enumerate(every):
-            needs[self.places[rank]] += sizes[rank] + sum(
-                sizes[source] for _, source in part.sources
-            )
-        own = [self.shard] * self.part.writes + [shard for shard, _ in self.part.sources]
-        for shard in own:
+    def _prepare(self, frozen: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+        """Find room for two states of each shard, and its constant part; or say there is none."""
+        if self.first:
+            self._remove_unnamed()
+        size, once, attempt = 0, 0, ""
+        if self.part.writes:
+            part = self.constant = self._constant_part(frozen)
+            once, attempt = (part.size, part.attempt) if part is not None else (0, "")
+            constant = part.described() if part is not None else None
+            size = memory_file.laid_out(changing(tensors, constant))[1]
+        sizes = self._everyone((size, once, attempt))
+        needs, reused = [(0, 0)] * (max(self.places) + 1), set()
+        for rank, own in enumerate(parts(self.places, self.shards)):
+            place = self.places[rank]
+            for source in (rank, *(source for _, source in own.sources)):
+                size, once, attempt = sizes[source]
+                needs[place] = needs[place][0] + 2 * size, needs[place][1] + once
+                if attempt and place == self.place:
+                    reused.add(self._constant_file(self.shards[source], attempt))
+        shards = [self.shard] * self.part.writes + [shard for shard, _ in self.part.sources]
+        for shard in shards:
             files = [Slot(self.where / f"{self.name}.{shard}.{index}") for index in range(2)]
             self.slots[shard] = files[::-1] if is_newer(files, self.resumed) else files
-        need = 2 * needs[self.place]
-        lacking = short_of(self.where, need, self.name) if self.first else ""
+        need = sum(needs[self.place])
+        lacking = short_of(self.where, need, self.name, reused) if self.first else ""
         self._stop_if(self._everyone(lacking))
         self.needs = needs
         self.prepared = True
         if not self.off:
             self._say_size()
+
+    def _constant_part(self, frozen: Mapping[str, Tensor]) -> ConstantPart | None:
+        """Go on with what an earlier attempt has written, as far as it is still so; or begin anew.
+
+        Where that is on other nodes only, it is written again, under the same name.
+        """
+        before, self.before = self.before, None
+        places, size = memory_file.laid_out(frozen)
+        if not frozen:
+            return None
+        if before is not None and (kept := before[0].constant) is not None:
+            same = memory_file.unchanged(kept, frozen)
+            all_of_it = len(same) == len(kept.notes.tensors)
+            most = 2 * sum(map(memory_file.size_of, same)) >= size
+            if same and most and (before[1] or all_of_it):
+                attempt = kept.notes.attempt
+                path = self.where / self._constant_file(self.shard, attempt)
+                part = ConstantPart(path, attempt, same, kept.payload.numel())
+                if before[1]:
+                    part.take(frozen)
+                return part
+        path = self.where / self._constant_file(self.shard, self.attempt)
+        return ConstantPart(path, self.attempt, places, size)
 
     def _finish(
         self, payload: Tensor | None, notes: Notes, problem: str, began: float, stall: float
@@ -535,6 +623,8 @@ class Memory:
                 if self.copied is not None:
                     self.copied.synchronize()
                 packed = notes.packed()
+                if self.constant is not None and self.constant.content is None:
+                    self.constant.finish(notes)
                 head = self.slots[self.shard][0].finish(payload, notes.turn, packed)
         except OSError as error:
             problem = error.strerror or str(error)
@@ -557,43 +647,109 @@ class Memory:
             files.reverse()
         if self.kept == 1 and self.first:
             self._remove_others()
+        if self.part.writes:
+            self._name(self.shard, notes.constant.attempt if notes.constant is not None else "")
+        for shard, named in self.named.items():
+            if self.kept <= 2 or len(set(named)) > 1:
+                self._remove_unnamed(shard)
 
     def _exchange(self, head: Head, notes: bytes, payload: Tensor | None) -> str:
-        """Send the own shard to the next node, and receive those of the node before."""
+        """Send the own shard to the next node, and receive those of the node before.
+
+        Constant parts come first, where the other says that it lacks them.
+        """
         sent: list[tuple[Any, Tensor]] = []
-        if self.part.to is not None:
-            messages = [as_tensor(head.packed())]
+
+        def send(messages: Sequence[Tensor], rank: int) -> None:
+            sent.extend((dist.isend(each, rank, self.group), each) for each in messages)
+
+        to, own = self.part.to, self.constant
+        constant = own.content if own is not None and own.places else None
+        if to is not None:
+            offer = Offer(head, constant[0], own.attempt) if own and constant else Offer(head)
+            send([as_tensor(offer.packed())], to)
+        offered = [
+            (shard, source, Offer.unpacked(as_bytes(self._received(OFFER_SIZE, source))))
+            for shard, source in self.part.sources
+        ]
+        lacks = [self._lacks(shard, offer) for shard, _, offer in offered]
+        for (_, source, _), lacking in zip(offered, lacks, strict=True):
+            send([torch.tensor([lacking], dtype=torch.uint8)], source)
+        if to is not None:
+            if self._received(1, to).item() and constant is not None:
+                send([constant[2], as_tensor(constant[1])], to)
             if head.size and payload is not None:
-                messages += [payload, as_tensor(notes)]
-            sent = [(dist.isend(message, self.part.to, self.group), message)
-                    for message in messages]  # fmt: skip
+                send([payload, as_tensor(notes)], to)
         problem = ""
-        for shard, source in self.part.sources:
-            problem = self._receive(shard, source) or problem
+        for (shard, source, offer), lacking in zip(offered, lacks, strict=True):
+            if lacking:
+                file = self._constant_file(shard, offer.attempt)
+                problem = self._receive(Slot(self.where / file), offer.constant, source) or problem
+                self.intact.add(file)
+            if offer.head.size:  # else the rank that sends knows why
+                problem = self._receive(self.slots[shard][0], offer.head, source) or problem
+            self._name(shard, offer.attempt)
         for work, _ in sent:
             work.wait()
         return problem
 
-    def _receive(self, shard: int, source: int) -> str:
-        first = torch.empty(memory_file.HEAD_SIZE, dtype=torch.uint8)
-        dist.recv(first, source, self.group)
-        head = Head.unpacked(as_bytes(first))
-        if not head.size:
-            return ""  # the rank that sends knows why
-        slot, problem = self.slots[shard][0], ""
+    def _received(self, size: int, source: int) -> Tensor:
+        message = torch.empty(size, dtype=torch.uint8)
+        dist.recv(message, source, self.group)
+        return message
+
+    def _lacks(self, shard: int, offer: Offer) -> bool:
+        """Tell whether a constant part is to be sent; one of an earlier attempt is verified."""
+        file = self._constant_file(shard, offer.attempt)
+        if not offer.attempt or file in self.intact:
+            return False
+        try:
+            content = memory_file.read(self.where / file)
+            attempt = memory_file.verified(content).notes.attempt
+        except Damaged:
+            return True
+        own, other = content[0], offer.constant
+        alike = (own.size, own.digest, attempt) == (other.size, other.digest, offer.attempt)
+        if alike:
+            self.intact.add(file)
+        return not alike
+
+    def _receive(self, slot: Slot, head: Head, source: int) -> str:
+        """Receive a file; say why it could not be kept."""
+        problem = ""
         try:
             payload = slot.begin(head.size)
         except OSError as error:
             payload, problem = torch.empty(head.size, dtype=torch.uint8), str(error)
-        notes = torch.empty(head.notes, dtype=torch.uint8)
-        for message in (payload, notes):
-            dist.recv(message, source, self.group)
+        dist.recv(payload, source, self.group)
+        notes = self._received(head.notes, source)
         if not problem:
             try:
                 slot.publish(head, as_bytes(notes))
             except OSError as error:
                 problem = str(error)
         return problem
+
+    def _name(self, shard: int, attempt: str) -> None:
+        """Note the constant part that a state of a shard has named."""
+        self.named[shard] = [*self.named.get(shard, []), attempt][-3:]
+
+    def _remove_unnamed(self, only: int | None = None) -> None:
+        """Remove the constant parts that no state of this node names any more."""
+        constant, named = [], set()
+        for path in self.where.glob(f"{self.name}.*"):
+            shard, _, end = path.name.removeprefix(f"{self.name}.").partition(".")
+            if only is not None and shard != str(only):
+                continue
+            if memory_file.ATTEMPT.fullmatch(end):
+                constant.append(path)
+            with contextlib.suppress(Damaged):
+                notes = memory_file.look(path)[1]
+                if notes.constant is not None:
+                    named.add(self._constant_file(int(shard), notes.constant.attempt))
+        for path in constant:
+            if path.name not in named:
+                path.unlink(missing_ok=True)
 
     def _remove_others(self) -> None:
         """Remove what ranks of an earlier layout have left here: all that counts is whole now."""
@@ -603,9 +759,10 @@ class Memory:
             if place == self.place:
                 shards |= {shard} if part.writes else set()
                 shards |= {shard for shard, _ in part.sources}
-        own = {f"{self.name}.{shard}.{index}" for shard in shards for index in range(2)}
         for path in self.where.glob(f"{self.name}.*"):
-            if path.name not in own and re.fullmatch(r"[0-9]+\.[01]", path.name.partition(".")[2]):
+            number, _, end = path.name.removeprefix(f"{self.name}.").partition(".")
+            ours = end in ("0", "1") or memory_file.ATTEMPT.fullmatch(end)
+            if ours and number.isdecimal() and int(number) not in shards:
                 path.unlink(missing_ok=True)
 
     def _say_size(self) -> None:
@@ -616,9 +773,11 @@ class Memory:
         elif len(set(self.places)) > 1:
             copied = "; each shard is on several nodes anyway, nothing is sent"
         often = f"every {self.every} steps" if self.every and self.every > 1 else "every step"
+        states, once = max(self.needs, key=sum)
+        constant = f" with their {text.size(once)} of frozen weights only once" if once else ""
         self.say(
             f"the state will be kept in memory {often}, in {self.where}: up to"
-            f" {text.size(2 * max(self.needs))} on a node, for two states{copied}"
+            f" {text.size(states + once)} on a node, for two states{constant}{copied}"
         )
 
 
@@ -702,9 +861,49 @@ def is_newer(files: Sequence[Slot], resumed: Whole | None) -> bool:
     return held[0] > held[1]
 
 
-def short_of(where: Path, need: int, name: str) -> str:
-    """Say what is lacking for so many bytes, beside those that our files have already."""
-    have = sum(path.stat().st_blocks * 512 for path in where.glob(f"{name}.*"))
+def changing(
+    tensors: Mapping[str, Tensor], constant: memory_file.Constant | None
+) -> dict[str, Tensor]:
+    """Leave out what is in the constant part."""
+    there = {place.name for place in constant.tensors} if constant is not None else set()
+    return {name: value for name, value in tensors.items() if name not in there}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a rank says of a state before it sends it to the next node."""
+
+    head: Head
+    constant: Head = Head()  # noqa: RUF009 (it is frozen)
+    attempt: str = ""  # which wrote the constant part
+
+    def packed(self) -> bytes:
+        name = self.attempt.encode().ljust(LONGEST_ATTEMPT)
+        return self.head.packed() + self.constant.packed() + name
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Offer:
+        size = memory_file.HEAD_SIZE
+        attempt = data[2 * size :].decode(errors="replace").strip()
+        if attempt and not memory_file.ATTEMPT.fullmatch(attempt):
+            raise Damaged("the constant part has no name")
+        return cls(Head.unpacked(data[:size]), Head.unpacked(data[size : 2 * size]), attempt)
+
+
+LONGEST_ATTEMPT = 32
+OFFER_SIZE = 2 * memory_file.HEAD_SIZE + LONGEST_ATTEMPT
+
+
+def short_of(where: Path, need: int, name: str, reused: Container[str] = ()) -> str:
+    """Say what is lacking for so many bytes, beside those that our files have already.
+
+    Constant parts that are not used again stay until the first state is whole.
+    """
+    have = sum(
+        path.stat().st_blocks * 512
+        for path in where.glob(f"{name}.*")
+        if path.name in reused or path.name.endswith((".0", ".1"))
+    )
     free = {"free there": shutil.disk_usage(where).free, "available": available()}
     what, least = min(free.items(), key=lambda item: item[1])
     if need - have <= least * (1 - KEPT_FREE):

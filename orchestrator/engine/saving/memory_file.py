@@ -1,7 +1,8 @@
 """One shard of a training's state in memory: a file that outlives the process that wrote it.
 
 A file is whole, or it is nothing: its first block, which says what is in it, is cleared before
-anything else changes and is written last. So a shard has two of them, filled in turn.
+anything else changes and is written last. So a shard has two of them, filled in turn. What stays
+the same from state to state is in a third, the constant part, which both name: it is written once.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import json
 import math
 import mmap
 import os
+import re
 import stat
 import struct
 import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from orchestrator.engine.ranks.agreement import hash_of
+from orchestrator.engine.ranks.mesh import local_tensor
+from orchestrator.engine.ranks.unchanged import Copies, same_bits
 
 BLOCK = 4096  # what stands before the tensors; they begin on a page
 ALIGNED = 64  # bytes; each tensor begins at a multiple, whatever its dtype
@@ -33,6 +37,7 @@ MAGIC = b"orchmem1"
 FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 LARGEST_NOTES = 1 << 28
 MOST_SHARDS = 1_000_000
+ATTEMPT = re.compile(r"[0-9]{6,12}-[0-9a-f]{8}")
 DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
 
@@ -68,6 +73,7 @@ class Head:
 
 
 HEAD_SIZE = HEAD.size + 4
+Content = tuple[Head, bytes, Tensor]  # of a file: its notes, and all bytes of its tensors
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,14 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Constant:
+    """The tensors of a state that are in its constant part."""
+
+    attempt: str  # that wrote it: the end of the file's name
+    tensors: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
 class Notes:
     """Say whose the tensors are, and hold all of the state that is no tensor."""
 
@@ -94,6 +108,11 @@ class Notes:
     shards: int  # and over how many files
     tensors: tuple[Place, ...]
     rest: str
+    constant: Constant | None = None
+
+    @property
+    def all_tensors(self) -> tuple[Place, ...]:
+        return self.tensors + (self.constant.tensors if self.constant is not None else ())
 
     def packed(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -102,20 +121,28 @@ class Notes:
     def unpacked(cls, data: bytes) -> Notes:
         try:
             values = json.loads(data)
-            places = (
-                Place(str(own["name"]), str(own["dtype"]), lengths(own["shape"]),
-                      int(own["offset"]), lengths(own["whole"]), lengths(own["start"]))
-                for own in values["tensors"]
-            )  # fmt: skip
+            constant = values.get("constant")
+            if constant is not None:
+                if not ATTEMPT.fullmatch(constant["attempt"]):
+                    raise ValueError("its constant part has no name")
+                constant = Constant(constant["attempt"], places_of(constant["tensors"]))
             known = {str(key): str(value) for key, value in values["fingerprint"].items()}
             shards = int(values["shards"])
             if not 0 < shards < MOST_SHARDS:
                 raise ValueError(f"{shards} shards")
             return cls(int(values["step"]), str(values["attempt"]), int(values["turn"]), known,
-                       str(values["layout"]), shards, tuple(places),
-                       str(values["rest"]))  # fmt: skip
+                       str(values["layout"]), shards, places_of(values["tensors"]),
+                       str(values["rest"]), constant)  # fmt: skip
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Damaged(f"its notes make no sense ({error})") from None
+
+
+def places_of(values: Any) -> tuple[Place, ...]:
+    return tuple(
+        Place(str(own["name"]), str(own["dtype"]), lengths(own["shape"]),
+              int(own["offset"]), lengths(own["whole"]), lengths(own["start"]))
+        for own in values
+    )  # fmt: skip
 
 
 def lengths(value: Any) -> tuple[int, ...]:
@@ -140,6 +167,10 @@ def laid_out(tensors: Mapping[str, Tensor]) -> tuple[tuple[Place, ...], int]:
     return tuple(places), max(offset, ALIGNED)
 
 
+def size_of(place: Place) -> int:
+    return math.prod(place.shape) * DTYPES[place.dtype].itemsize
+
+
 def tensor_at(place: Place, payload: Tensor) -> Tensor:
     """Return the part of the bytes that a tensor lies in, as that tensor."""
     dtype = DTYPES.get(place.dtype)
@@ -157,9 +188,20 @@ class State:
 
     notes: Notes
     payload: Tensor  # all bytes
+    constant: State | None = None  # its constant part
 
     def tensors(self) -> dict[str, Tensor]:
-        return {place.name: tensor_at(place, self.payload) for place in self.notes.tensors}
+        return {name: tensor for name, (_, tensor) in self.placed().items()}
+
+    def placed(self) -> dict[str, tuple[Place, Tensor]]:
+        """Return all tensors, and the place of each."""
+        own = self.notes.tensors
+        found = {place.name: (place, tensor_at(place, self.payload)) for place in own}
+        if self.notes.constant is not None and self.constant is not None:
+            payload = self.constant.payload
+            for place in self.notes.constant.tensors:
+                found[place.name] = place, tensor_at(place, payload)
+        return found
 
 
 class Slot:
@@ -216,6 +258,73 @@ class Slot:
             self.descriptor = -1
 
 
+class ConstantPart:
+    """What this process keeps of a shard once: the tensors that are still as they were."""
+
+    def __init__(self, path: Path, attempt: str, places: Iterable[Place], size: int) -> None:
+        self.path, self.attempt, self.size = path, attempt, size
+        self.places = {place.name: place for place in places}
+        self.content: Content | None = None  # once it is whole
+        self.slot: Slot | None = None  # while it is not
+        self.copies = Copies()
+
+    def begin(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the memory that they are to be copied into."""
+        self.slot = Slot(self.path)
+        payload = self.slot.begin(self.size)
+        self.note(tensors, payload)
+        return payload
+
+    def note(self, tensors: Mapping[str, Tensor], payload: Tensor) -> None:
+        values = {name: local_tensor(tensors[name]) for name in self.places}
+        copies = {name: tensor_at(place, payload) for name, place in self.places.items()}
+        self.copies.note(values, copies)
+
+    def finish(self, notes: Notes) -> None:
+        """Make it whole, with the notes of the first state: from now on it stays as it is."""
+        if self.slot is None or self.slot.mapped is None:
+            return
+        payload, places = self.slot.mapped[BLOCK : BLOCK + self.size], tuple(self.places.values())
+        own = replace(notes, attempt=self.attempt, tensors=places, rest="", constant=None).packed()
+        self.content = self.slot.finish(payload, notes.turn, own), own, payload
+        self.slot = None  # its memory stays mapped: later states are compared with it
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on with the file that an earlier attempt has written."""
+        self.content = read(self.path)
+        self.note(tensors, self.content[2])
+
+    def leave_changed(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keep only what is as it was; what has changed once is in every state from then on."""
+        there = {name: tensors[name] for name in self.places if name in tensors}
+        now = {place.name: place for place in laid_out(there)[0]}
+        equal = self.copies.equal({name: local_tensor(value) for name, value in there.items()})
+        self.places = {
+            name: place
+            for name, place in self.places.items()
+            if name in equal and lies_alike(place, now[name])
+        }
+
+    def described(self) -> Constant | None:
+        return Constant(self.attempt, tuple(self.places.values())) if self.places else None
+
+
+def lies_alike(one: Place, other: Place) -> bool:
+    return replace(one, offset=0) == replace(other, offset=0)
+
+
+def unchanged(constant: State, tensors: Mapping[str, Tensor]) -> tuple[Place, ...]:
+    """Name what is in a constant part and in these tensors alike."""
+    now = {place.name: place for place in laid_out(tensors)[0]}
+    return tuple(
+        place
+        for place in constant.notes.tensors
+        if place.name in now
+        and lies_alike(place, now[place.name])
+        and same_bits(local_tensor(tensors[place.name]), tensor_at(place, constant.payload))
+    )
+
+
 def pin(memory: Tensor) -> None:
     """Let a GPU copy into it by itself. Where it may not, copies are slower and no less right."""
     if torch.cuda.is_available():
@@ -248,7 +357,7 @@ def checked_notes(head: Head, data: bytes) -> Notes:
     return Notes.unpacked(data)
 
 
-def read(path: Path) -> tuple[Head, bytes, Tensor]:
+def read(path: Path) -> Content:
     """Map a file's tensors, and read its notes; nothing is compared with its digest yet."""
     with opened(path) as descriptor:
         head = Head.unpacked(os.pread(descriptor, HEAD_SIZE, 0))
@@ -260,12 +369,26 @@ def read(path: Path) -> tuple[Head, bytes, Tensor]:
     return head, notes, torch.frombuffer(view, dtype=torch.uint8)[BLOCK:]
 
 
-def verified(head: Head, notes: bytes, payload: Tensor) -> State:
-    """Compare with the digests; Damaged says what does not fit."""
+def verified(content: Content, constant: Content | None = None) -> State:
+    """Compare a state with its digests; Damaged says what does not fit."""
+    for head, _, payload in (content, *([constant] if constant is not None else [])):
+        if payload.numel() != head.size or hash_of(payload) != head.digest:
+            raise Damaged("it is damaged: its digest is another")
+    return assembled(content, constant)
+
+
+def assembled(content: Content, constant: Content | None = None) -> State:
+    """Put a state together from its file, and that of its constant part."""
+    head, notes, payload = content
     own = checked_notes(head, notes)
-    if payload.numel() != head.size or hash_of(payload) != head.digest:
-        raise Damaged("it is damaged: its digest is another")
-    return State(own, payload)
+    if own.constant is None:
+        return State(own, payload)
+    if constant is None:
+        raise Damaged("its constant part is missing")
+    part = assembled(constant)
+    if part.notes.attempt != own.constant.attempt:
+        raise Damaged("its constant part is another's")
+    return State(own, payload, part)
 
 
 @contextlib.contextmanager

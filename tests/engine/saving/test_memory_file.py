@@ -35,7 +35,7 @@ def write(slot: Slot, step: int, *, finish: bool = True) -> None:
 
 
 def read(path: Path) -> memory_file.State:
-    return memory_file.verified(*memory_file.read(path))
+    return memory_file.verified(memory_file.read(path))
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
