@@ -145,6 +145,11 @@ class JobRecord:
         """Return the number of the attempt that runs, or ran last."""
         return max(1, len(self.attempts) + (not self.over))
 
+    @property
+    def former_end(self) -> float:
+        """Return when the attempt before this one was over; 0 where there was none."""
+        return max((one.ended for one in self.attempts if one.job != self.job), default=0.0)
+
     def first_part(self, node: NodeRecord) -> tuple[str, int]:
         """Return where on a node its part of the job is described: by which attempt, as which."""
         if node.first_job:

@@ -205,6 +205,7 @@ def followers_of(
             logs=opened,
             head=head,
             patience=patience,
+            former_end=record.former_end,
         )
         for node, channel, opened in zip(record.nodes, channels, logs, strict=True)
     ]

@@ -140,6 +140,7 @@ class NodeFollower(threading.Thread):
         logs: NodeLogs | None = None,
         head: float | None = None,
         patience: float | None = None,
+        former_end: float = 0.0,
     ) -> None:
         super().__init__(daemon=True, name=f"follow-{node.index}")
         self.ssh = ssh
@@ -153,6 +154,7 @@ class NodeFollower(threading.Thread):
         self.channel = channel
         self.head = head  # when this head came; None for one that only looks on
         self.patience = patience  # after which the node takes us for lost; None: the usual
+        self.former_end = former_end  # of the attempt before; 0 for the first
         self.left = threading.Event()
         self.writing = threading.Lock()
         self.ended = self.over = False
@@ -252,9 +254,9 @@ class NodeFollower(threading.Thread):
 
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
-            stays = remaining.bring(
-                channel, self.job, self.node.index, self.outputs, self.growing.all_grown()
-            )
+            grown = self.growing.all_grown()
+            since = (self.former_end, self.former_end + self.clock.offset)
+            stays = remaining.bring(channel, self.job, self.node.index, self.outputs, grown, since)
         except OSError as error:
             stays = f"its outputs stay there: {self.outputs}: {error.strerror}"
         except Declined as error:

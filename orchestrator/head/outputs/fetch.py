@@ -124,10 +124,13 @@ class Fetch:
         *,
         label: str,
         replace: bool,
+        since: tuple[float, float] = (0.0, 0.0),
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.channel, self.place, self.folder = channel, place, folder
         self.label, self.replace, self.progress = label, replace, progress
+        # What came before a time of this machine is replaced by what changed there since another.
+        self.came_before, self.changed_since = since
         self.pipeline = Pipeline(channel)
         self.result = Fetched()
 
@@ -196,9 +199,13 @@ class Fetch:
                 os.utime(source, (file.changed, file.changed))
         finally:
             os.close(source)
-        if not same and not self.replace:
+        if not same and not self._may_replace(status, file):
             raise another()
         return same
+
+    def _may_replace(self, here: os.stat_result, file: OutputFile) -> bool:
+        is_new = here.st_ctime < self.came_before and file.changed > self.changed_since
+        return self.replace or is_new
 
     def _resume(self, part: Partial, file: OutputFile) -> int:
         """Return from which byte on the file has to come."""
@@ -209,7 +216,7 @@ class Fetch:
             size = 0
         have = self._common(part.file.fileno(), file, size) if size else 0
         os.ftruncate(part.file.fileno(), have)
-        if status is not None and not self.replace and have < status.st_size:
+        if status and have < status.st_size and not self._may_replace(status, file):
             part.discard()
             raise another()
         part.file.seek(have)

@@ -18,11 +18,17 @@ LARGEST = 64 << 20  # bytes of one file; what is larger stays where it is, and i
 
 
 def bring(
-    channel: NodeChannel, job: str, node: int, outputs: Path, grown: Container[str] = ()
+    channel: NodeChannel,
+    job: str,
+    node: int,
+    outputs: Path,
+    grown: Container[str] = (),
+    since: tuple[float, float] = (0.0, 0.0),
 ) -> str:
     """Fetch every file that is not here yet; name what had to stay there.
 
-    Of those that have grown here while the job ran, what the node has is right.
+    Of those that have grown here while the job ran, what the node has is right; and of those that
+    came with an attempt before, if this one has changed them (see Fetch).
     """
     listing = channel.ask(Outputs(job=job, node=node), ANSWER_SECONDS)
     stays, taken = [], []
@@ -35,7 +41,9 @@ def bring(
     folder = Folder(outputs, private=True)
     for replace in (True, False):
         some = [file for file in taken if (file.path in grown) == replace]
-        fetch = Fetch(channel, listing.place, folder, label=f"node{node}", replace=replace)
+        fetch = Fetch(
+            channel, listing.place, folder, label=f"node{node}", replace=replace, since=since
+        )
         stays += [f"{path} ({why})" for path, why in fetch.go(some).failed.items()]
     if listing.checkpoints:
         stays.append("its checkpoints")

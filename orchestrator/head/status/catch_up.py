@@ -34,7 +34,10 @@ class LogFetcher:
         if self.record.over or self.record.head_elsewhere or self.experiment.lock() is not None:
             return
         self.followers = [
-            NodeFollower(self.ssh, self.record.job, node, self.experiment, self.inbox.put)
+            NodeFollower(
+                *(self.ssh, self.record.job, node, self.experiment, self.inbox.put),
+                former_end=self.record.former_end,
+            )
             for node in self.record.nodes
         ]
         for follower in self.followers:

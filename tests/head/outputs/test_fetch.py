@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,12 +45,11 @@ def bring(node: NodeChannel, tmp_path: Path) -> Bring:
     """Fetch what is in tmp_path/node/here into tmp_path/here."""
     (tmp_path / "node/here").mkdir(parents=True)
 
-    def bring(*files: OutputFile, replace: bool = True) -> Fetched:
+    def bring(*files: OutputFile, **options: Any) -> Fetched:
         known = listing(node, tmp_path / "node/here")
         folder = Folder(tmp_path, private=False)
-        result = Fetch(node, known.place, folder, label="x", replace=replace).go(
-            files or known.files
-        )
+        options = {"replace": True, **options}
+        result = Fetch(node, known.place, folder, label="x", **options).go(files or known.files)
         result.left_out += known.left_out
         return result
 
@@ -131,6 +132,23 @@ def test_what_grew_or_changed_there(bring: Bring, tmp_path: Path) -> None:
     result = bring(replace=False)
     assert result.failed == {"here/grows": "another file has this name here"}
     assert (tmp_path / "here/grows").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("text", ["of a later attempt", "LATER"])
+def test_a_later_attempt_replaces_what_came_with_one_before(
+    bring: Bring, tmp_path: Path, text: str
+) -> None:
+    there, here = tmp_path / "node/here/last.pt", tmp_path / "here/last.pt"
+    there.write_text("FIRST")
+    bring(replace=False)
+    over = time.time() + 1
+    there.write_text(text)
+    for came_before, changed in ((0.0, over + 2), (over - 60, over + 2), (over, over - 1)):
+        os.utime(there, (changed, changed))
+        result = bring(replace=False, since=(came_before, over))
+        assert result.failed == {"here/last.pt": "another file has this name here"}
+    os.utime(there, (over + 2, over + 2))
+    assert not bring(replace=False, since=(over, over)).failed and here.read_text() == text
 
 
 def test_a_file_of_the_same_size_and_moment_may_be_another_nodes(
