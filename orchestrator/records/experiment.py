@@ -243,6 +243,11 @@ class Experiment:
         """Note that this login launched the job: what the record orders may be done."""
         trust.sign(self.path, record)
 
+    def write_signed(self, record: JobRecord) -> None:
+        """Write a record with orders of this login, old or new: there is no moment without."""
+        self.sign(record)
+        self.write_record(record)
+
     def is_launched_here(self, record: JobRecord) -> bool:
         """Tell whether this login launched the job, or says that it trusts the record."""
         if self.trusted:
@@ -597,8 +602,7 @@ def adopt(root: Path, record: JobRecord) -> Experiment:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.make_private(experiment.path)
         files.make_private(experiment.logs)
-        experiment.write_record(record)
-        experiment.sign(record)
+        experiment.write_signed(record)
     except OSError as error:
         raise UsageError(f"{experiment.path} cannot be created: {error.strerror}") from error
     return experiment

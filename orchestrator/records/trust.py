@@ -94,19 +94,32 @@ def sign(directory: Path, record: JobRecord) -> None:
         # Some file systems (CIFS, NFS that maps all users to one) keep no modes or owners: there
         # a directory that was just made 0700 looks as if others could write it.
         exposed = others(directory.stat())
-        text = json.dumps({"exposed": exposed, "hmac": code(key, record, exposed)})
-        files.replace(directory / SIGNATURE, text + "\n")
+        signed = {"exposed": exposed, "hmac": code(key, record, exposed)}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            signed["before"] = str(read(directory)["hmac"])  # of the record that is still there
+        files.replace(directory / SIGNATURE, json.dumps(signed) + "\n")
+
+
+def read(directory: int | Path) -> dict[str, Any]:
+    if isinstance(directory, Path):
+        with files.opened(directory) as descriptor:
+            return read(descriptor)
+    with files.open_plain(SIGNATURE, directory) as file:
+        return dict(json.loads(file.read(4096)))
 
 
 def signature(directory: int, record: JobRecord) -> str | None:
-    """Return how exposed the directory was when this login signed the record; None: it did not."""
+    """Return how exposed the directory was when this login signed the record; None: it did not.
+
+    The record before this one counts, too: it stands there until the new one is written.
+    """
     key = read_key()
     try:
-        with files.open_plain(SIGNATURE, directory) as file:
-            data = json.loads(file.read(4096))
-        exposed, known = str(data["exposed"]), str(data["hmac"])
+        data = read(directory)
+        exposed, known = str(data["exposed"]), (str(data["hmac"]), str(data.get("before", "")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if key is None or not hmac.compare_digest(known.encode(), code(key, record, exposed).encode()):
+    if key is None:
         return None
-    return exposed
+    right = code(key, record, exposed).encode()
+    return exposed if any(hmac.compare_digest(one.encode(), right) for one in known) else None

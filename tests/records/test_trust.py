@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -298,3 +300,24 @@ def test_one_that_was_started_elsewhere_is_ours_from_then_on(tmp_path: Path) -> 
     adopted = experiment.adopt(tmp_path / "experiments", found)
     assert others(adopted.path.stat()) == ""
     adopted.check_launched(adopted.read_record())
+
+
+def test_new_orders_leave_no_moment_without_any(
+    launched: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop that comes while a job is being started again must not be refused."""
+    orders = [replace(record(), job=f"run.{number}") for number in (2, 3)]
+    before = []
+
+    def write(made: Experiment, new: JobRecord) -> None:
+        standing = made.read_record()
+        assert made.is_launched_here(standing) and made.is_launched_here(new)
+        before.append(standing)
+        made.write("job.json", json.dumps(dataclasses.asdict(new)))
+
+    monkeypatch.setattr(Experiment, "write_record", write)
+    for new in orders:
+        launched.write_signed(new)
+        assert launched.is_launched_here(launched.read_record())
+    assert [one.job for one in before] == [record().job, "run.2"]
+    assert not launched.is_launched_here(record())

@@ -472,8 +472,8 @@ class Run:
             return
         self.record = replace(self.record, spares=list(larger.spares))
         self.resized = larger.why
+        self.experiment.sign(self.current_record())
         self.save()  # whoever follows the job then has to know who joins
-        self.experiment.sign(self.record)
         self.end.outcome = Outcome.RESIZED
         self.say(f"{larger.why}; asking all ranks to save and stop ({self.grace:g} s)")
         self.end_all(RESIZED, self.grace)

@@ -105,9 +105,7 @@ def has_started(experiment: Experiment, record: JobRecord) -> JobRecord:
     nodes = [replace(node, state="running") for node in record.nodes]
     record = replace(record, state="running", nodes=nodes)
     with contextlib.suppress(OSError):  # a full disk: the head that follows it tries again
-        experiment.write_record(record)
-        if record.spares:
-            experiment.sign(record)  # they may be given orders, too
+        experiment.write_signed(record)  # spares may be given orders, too
     return record
 
 

@@ -86,8 +86,7 @@ def record_job(prepared: Prepared) -> JobRecord:
     record = prepared.nodes.source.mark(first_record(prepared))
     try:
         target.keep(experiment, prepared.request.told)
-        experiment.write_record(record)
-        experiment.sign(record)
+        experiment.write_signed(record)
     except OSError as error:
         experiment.discard()
         raise UsageError(

@@ -90,8 +90,7 @@ def again(
             if not isinstance(error, StoppedEarly):
                 say(f"attempt {record.attempt} could not be started: {error}")
         try:
-            experiment.write_record(final)
-            experiment.sign(final)
+            experiment.write_signed(final)
         except OSError as error:
             say(f"job.json cannot be written: {error.strerror}")
         if final.over:
@@ -226,8 +225,7 @@ def written(
         head=this_head(),
     )
     try:
-        experiment.write_record(starting)
-        experiment.sign(starting)
+        experiment.write_signed(starting)
     except OSError as error:
         raise UsageError(f"{experiment.path} cannot be written: {error.strerror}") from error
     return starting

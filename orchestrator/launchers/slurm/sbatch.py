@@ -139,8 +139,7 @@ def submit(
     files = ("batch.sh", "job.json")
     try:
         submitted.write("batch.sh", text(asked, launch, command, directory=submitted.path))
-        submitted.write_record(record)
-        submitted.sign(record)
+        submitted.write_signed(record)
         job = queue.submit(str(submitted.path / "batch.sh"), env)
     except OrchestratorError:
         for name in files:
