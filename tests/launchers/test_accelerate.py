@@ -126,9 +126,11 @@ def test_a_failing_rank_is_the_verdict_as_ever(head: Head) -> None:
     name = head.script(
         "bad.py", "import os\nif os.environ['RANK'] == '1': raise ValueError('of its own')\n"
     )
-    command = head.launch("--launcher", "accelerate", name)
+    command = head.launch("--launcher", "accelerate", "--max-restarts", "1", name)
     assert command.finish() == 1, command.text
     assert "ValueError: of its own" in command.text
+    attempts = [one["verdict"]["message"] for one in head.record["attempts"]]
+    assert attempts == ["ValueError: of its own"] * 2, "it was started again, on another port"
     assert head.record["verdict"]["message"] == "ValueError: of its own"
     assert head.nothing_left()
 

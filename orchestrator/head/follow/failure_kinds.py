@@ -71,7 +71,8 @@ KINDS = {
     "torchrun": ("torchrun failed", "its own message is above"),
     "supervisor": (
         "the job's supervisor was killed",
-        "a user or the out-of-memory killer ended our process on that node: see `dmesg` there",
+        "a user or the out-of-memory killer ended our process on that node, or it was started anew:"
+        " see `dmesg` and `uptime` there",
     ),
     "start": ("it could not be started", "fix what the message says and launch again"),
     "stopped": ("it was stopped", ""),

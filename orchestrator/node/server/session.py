@@ -246,7 +246,7 @@ class Session:
         for name, text in spec.files:
             run.write(name, text)
         # The library stays as long as this run may need it.
-        spec_here = spec.replace(files=(), library=LIBRARY, version=OWN, umask=self.umask)
+        spec_here = spec.replace(library=LIBRARY, version=OWN, umask=self.umask)
         run.write_spec(spec_here)
         pid, warm = self.start_supervisor(run, spec_here)
         if self.code is not None:
@@ -644,8 +644,13 @@ def next_spec(first: Spec, request: messages.StartAgain) -> Spec:
         "--master-port": request.port,
     }
     names = [word.partition("=")[0] for word in first.agent]
+    if "--main_process_port" in names and (request.node, request.nnodes) == (
+        first.node,
+        first.nnodes,
+    ):
+        place = {"--main_process_port": request.port}  # accelerate's; its file has the rest
     if not set(place) <= set(names):
-        raise Refusal("another launcher starts its ranks, and keeps its own port")
+        raise Refusal("another launcher starts its ranks, and wants the nodes that it had")
     agent = [
         f"{name}={place[name]}" if name in place else word
         for name, word in zip(names, first.agent)  # noqa: B905  3.9

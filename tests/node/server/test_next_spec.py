@@ -58,6 +58,10 @@ def test_a_spare_becomes_the_master_of_fewer_nodes() -> None:
     assert next_spec(FIRST, ASKED.replace(node=1)).port == 0
 
 
-def test_another_launcher_is_refused() -> None:
-    with pytest.raises(Refusal, match="keeps its own port"):
-        next_spec(FIRST.replace(agent=("accelerate", "launch")), ASKED)
+def test_accelerate_starts_again_on_its_own_nodes() -> None:
+    first = FIRST.replace(agent=("accelerate", "launch", "--main_process_port=29500"))
+    same = ASKED.replace(node=3, nnodes=3)
+    assert next_spec(first, same).agent == ("accelerate", "launch", "--main_process_port=29501")
+    for other in (ASKED.replace(node=3), ASKED.replace(nnodes=3)):
+        with pytest.raises(Refusal, match="wants the nodes that it had"):
+            next_spec(first, other)
