@@ -130,8 +130,9 @@ def rank(megabytes: int, frozen: float, rounds: int, memory: Path) -> None:
                 own.mkdir(mode=0o700, exist_ok=True)
                 os.environ["ORCHESTRATOR_RESUME_DIR"] = str(own)
             disk = DISK / memory.name if how == "disk" else None
-            kept = [disk] if disk else [*memory.glob(f"{host}_{how}_*")] * (how != "none")
-            found = measured(megabytes, frozen, factor, times * (host == "computes"), disk, kept)
+            shown = "" if how == "none" else disk.name if disk else f"{host}_{how}_*"
+            where = (disk.parent if disk else memory), shown
+            found = measured(megabytes, frozen, factor, times * (host == "computes"), disk, where)
             steps.setdefault(f"{host}: {how}", []).extend(found)
     medians = {
         name: [*map(statistics.median, zip(*own, strict=True))] for name, own in steps.items()
@@ -140,7 +141,12 @@ def rank(megabytes: int, frozen: float, rounds: int, memory: Path) -> None:
 
 
 def measured(
-    megabytes: int, frozen: float, factor: Tensor, times: int, disk: Path | None, kept: list[Path]
+    megabytes: int,
+    frozen: float,
+    factor: Tensor,
+    times: int,
+    disk: Path | None,
+    where: tuple[Path, str],  # a directory, and the pattern of those in it that hold the states
 ) -> list[Seconds]:
     begun: list[Seconds] = []
 
@@ -160,7 +166,7 @@ def measured(
     more: dict[str, Any] = {"save_every": "1 steps", "save_to": disk} if disk is not None else {}
     data = [torch.arange(8)] * (STEPS * RANKS)
     trainer.train(data, max_period=f"{STEPS} steps", **more)
-    held = held_in(kept)
+    held = held_in([*where[0].glob(where[1])] if where[1] else [])
     if disk is not None and trainer.ranks.rank == 0:
         shutil.rmtree(disk)
     pairs = itertools.pairwise(begun[FIRST:])

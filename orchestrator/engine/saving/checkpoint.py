@@ -35,11 +35,12 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.mesh import Mesh, local_tensor, sharded_like, shards_again
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
+from orchestrator.engine.ranks.unchanged import Copies
 from orchestrator.engine.saving import carry, parts
 from orchestrator.engine.saving.ownership import Run, WriterLock, is_of, later_than
 from orchestrator.errors import CheckFailed, JobFailed, OrchestratorError
 from orchestrator.records import checkpoint_store
-from orchestrator.records.checkpoint_store import Checkpoint
+from orchestrator.records.checkpoint_store import Checkpoint, FileRecord
 
 Say = Callable[[str], None]
 PROBE = 1 << 16  # bytes
@@ -67,10 +68,6 @@ class Writers:
     size: int
     leader: int = 0  # the first of them, among all ranks
     apart: bool = False  # onto the disks of several nodes
-
-    @property
-    def kind(self) -> type[FileSystemWriter]:
-        return parts.PartWriter if self.apart else FileSystemWriter
 
 
 class WriteClock:
@@ -107,6 +104,9 @@ class Checkpoints:
         self.wrote = 0.0  # seconds in which this rank wrote its own files, the last time
         self.stalled = 0.0  # seconds for which it held up the training
         self.staged: dict[str, Tensor] = {}
+        self.constant: set[str] | None = None  # of those: what has not changed since the first save
+        self.copies = Copies()
+        self.before: list[parts.Before] = []  # the last two
         self.last_saved = -1  # or tried to
         self.trusted = math.inf  # the last step whose state may be published
         self.publishing = threading.Lock()
@@ -143,6 +143,7 @@ class Checkpoints:
     def close(self) -> None:
         """Let others save into the directory, and give back the memory of the copy."""
         self.staged.clear()
+        self.constant, self.copies, self.before = None, Copies(), []
         self.lock.release()
 
     def leave(self) -> None:
@@ -162,7 +163,7 @@ class Checkpoints:
         Checkpoints._saving = self
         state = state_of(model, beside)
         if self.config.asynchronous:
-            state = self._stage(state)
+            state = self._stage(state, frozen_of(model))
         self.last_saved = step
         self.thread = threading.Thread(
             target=self._write, args=(step, state, progress, began, best), daemon=True
@@ -202,14 +203,27 @@ class Checkpoints:
         if problem:
             raise JobFailed(problem)
 
-    def _stage(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copy to host memory that is kept between saves: a fresh page costs more than a copy."""
-        for name, value in state.items():
-            own = local_tensor(value)
+    def _stage(self, state: dict[str, Tensor], frozen: set[str]) -> dict[str, Tensor]:
+        """Copy to host memory that is kept between saves: a fresh page costs more than a copy.
+
+        What was frozen at the first save stays there for as long as it is to the bit what it was.
+        """
+        values = {name: local_tensor(value) for name, value in state.items()}
+        unchanged: set[str] = set()
+        if self.constant is not None:
+            there = {name: values[name] for name in self.constant & values.keys()}
+            unchanged = self.constant = self.copies.equal(there)
+        for name, own in values.items():
+            if name in unchanged:
+                continue
             if name not in self.staged:
                 pinned = own.device.type == "cuda"
                 self.staged[name] = torch.empty_like(own, device="cpu", pin_memory=pinned)
             self.staged[name].copy_(own, non_blocking=True)
+        if self.constant is None:
+            self.constant = frozen & values.keys()
+            kept = {name: self.staged[name] for name in self.constant}
+            self.copies.note({name: values[name] for name in kept}, kept)
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
         return {name: sharded_like(value, self.staged[name]) for name, value in state.items()}
@@ -219,7 +233,10 @@ class Checkpoints:
     ) -> None:
         """Write in a thread of its own, with a process group of its own."""
         directory = checkpoint_store.partial(self.directory, step, self.token)
-        writer = self.writers.kind(directory, single_file_per_rank=True)
+        writer = parts.Writer(
+            *(directory, frozenset(self.constant or ()), self._linkable.own),
+            apart=self.writers.apart,
+        )
         clock = WriteClock(writer)
         try:
             save(
@@ -228,11 +245,11 @@ class Checkpoints:
                 planner=self._planner(),
                 process_group=self.writers.group,
             )
-            size = self._publish(directory, step, progress, best=best)
+            before, size = self._publish(writer, step, progress, best=best)
             failed = ""
         except (Exception, CheckpointException) as error:  # noqa: BLE001 (a BaseException)
             failed = disk_problem(directory) or first_cause(error)
-            size = 0
+            before, size = parts.Before(), (0, 0)
         self.wrote = clock.seconds
         failed = next((problem for problem in gather(failed, self.writers.group) if problem), "")
         if failed:
@@ -244,19 +261,34 @@ class Checkpoints:
                 f"NOT SAVED: the checkpoint of step {step} failed: {failed}; training goes on, and"
                 " the checkpoints before it are as they were"
             )
-        elif size:
+            return
+        self.before = [*self.before, before][-2:]
+        if size[0]:
             seconds = time.perf_counter() - began
-            self.written = f"saved step {step}: {text.size(size)} in {seconds:.2f} s"
+            same = f", {text.size(size[1])} of it linked" if size[1] else ""
+            self.written = f"saved step {step}: {text.size(size[0])} in {seconds:.2f} s{same}"
 
-    def _publish(self, directory: Path, step: int, progress: Any, *, best: bool) -> int:
-        """Publish what all have written, and prune; the first rank hears how many bytes it was."""
-        writers, files = self.writers, self._digests(directory)
+    def _publish(
+        self, writer: parts.Writer, step: int, progress: Any, *, best: bool
+    ) -> tuple[parts.Before, tuple[int, int]]:
+        """Publish what all have written, and prune.
+
+        Returns what later ones may link; the first rank also hears how many bytes it was, and how
+        many of them are the same as in the one that was linked.
+        """
+        writers, directory = self.writers, writer.directory
+        own, files = self._digests(writer)
+        written = writer.written(checkpoint_store.final(self.directory, step), own)
+        given: Mapping[str, parts.Written] = {}
+        linkable = self._linkable
         if writers.apart:
             place = parts.Place(
                 directory, self.directory, self.ranks, writers.group, writers.publishes
             )
             manifest = parts.publish(place, step, progress, files, self.token, self._trusting)
-            if problem := parts.keep_copies(place, manifest, self.config.copies):
+            copies = self.config.copies
+            given, problem = parts.keep_copies(place, manifest, copies, linkable.given)
+            if problem:
                 self.unprotected = f"step {step} is saved, but not all of its copies: {problem}"
         elif writers.first:
             with self._trusting(step):
@@ -268,7 +300,18 @@ class Checkpoints:
                 with self._trusting(step):
                     checkpoint_store.mark_best(self.directory, step)
             self.prune(self.config.keep)
-        return sum(record.size for record in files.values()) if writers.first else 0
+        same = sum(record.size for name, record in linkable.files.items()
+                   if parts.CONSTANT in name and files.get(name) == record)  # fmt: skip
+        size = sum(record.size for record in files.values())
+        return parts.Before(written, given, files), (size, same)
+
+    @property
+    def _linkable(self) -> parts.Before:
+        """Return the checkpoint before the last one, if two are kept: so no two that follow each
+        other share a file, and where one is damaged, the one before it is not."""
+        if max(self.config.keep, 1) > 1:
+            return self.before[0] if len(self.before) == 2 else parts.Before()
+        return self.before[-1] if self.before else parts.Before()
 
     @contextlib.contextmanager
     def _trusting(self, step: int) -> Iterator[None]:
@@ -317,27 +360,29 @@ class Checkpoints:
         own = checkpoint.save == self.token or checkpoint.step <= self.known_whole
         return checkpoint.complete or (checkpoint.part and own)
 
-    def _digests(self, directory: Path) -> dict[str, checkpoint_store.FileRecord]:
-        """Give the first rank the digests of the files that each rank wrote; the others nothing."""
-        own = sorted(path.name for path in directory.glob(f"__{self.writers.index}_*"))
+    def _digests(
+        self, writer: parts.Writer
+    ) -> tuple[Mapping[str, FileRecord], Mapping[str, FileRecord]]:
+        """Return the digests of the files that this rank wrote; and the first rank those of all."""
+        own = sorted(path.name for path in writer.directory.glob(f"__{self.writers.index}_*"))
         if self.writers.first:
             own.append(".metadata")
         records: Any = None
         try:
-            records = {name: checkpoint_store.digest(directory / name) for name in own}
+            records = writer.digests(own)
         except OSError as error:
             records = str(error)
-        digests: dict[str, checkpoint_store.FileRecord] = {}
+        digests: dict[str, FileRecord] = {}
         everyone: list[Any] | None = [None] * self.writers.size if self.writers.first else None
         dist.gather_object(records, everyone, self.writers.leader, self.writers.group)
         problem = next((part for part in everyone or () if isinstance(part, str)), "")
         if self.writers.apart:  # the others go on to what all of them do together
             problem = next(filter(None, gather(problem, self.writers.group)), "")
-        if problem:
-            raise OSError(problem)
+        if problem or isinstance(records, str):
+            raise OSError(problem or records)
         for part in everyone or ():
             digests.update(part)
-        return digests
+        return records, digests
 
 
 def writers(directory: Path, token: str, mesh: Mesh, ranks: Ranks) -> Writers:

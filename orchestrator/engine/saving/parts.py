@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from orchestrator.engine.ranks.ranks import Ranks, gather
@@ -31,23 +34,110 @@ from orchestrator.records.checkpoint_store import FileRecord, Manifest
 
 WRITER = re.compile(r"__([0-9]+)_")
 ALIKE = "alike_"  # in the name of the file with what all ranks have alike
+CONSTANT = "constant_"  # and of that with what does not change from one checkpoint to the next
 
 
-class PartWriter(FileSystemWriter):
-    """Write what all ranks have alike (buffers, counters) into a file of its own, which is small:
-    every node needs it, and none then needs the shards of another for it."""
+@dataclass(frozen=True)
+class Written:
+    """A file of the checkpoint before, as it was when it was published, and what is where in it."""
+
+    path: Path
+    identity: tuple[int, ...]
+    record: FileRecord
+    results: Sequence[WriteResult] = ()
+
+    def link(self, to: Path) -> bool:
+        """Give the file another name, if nobody has touched it and the disk has such names."""
+        try:
+            os.link(self.path, to, follow_symlinks=False)
+            if identity_of(to) == self.identity:
+                return True
+            to.unlink()
+        except OSError:
+            pass
+        return False
+
+
+@dataclass(frozen=True)
+class Before:
+    """An earlier checkpoint of this run: what the next ones may link of it."""
+
+    own: Written | None = None  # this rank's file with what does not change
+    given: Mapping[str, Written] = field(default_factory=dict)  # and copies of other ranks'
+    files: Mapping[str, FileRecord] = field(default_factory=dict)  # of all ranks
+
+
+def identity_of(path: Path) -> tuple[int, ...]:
+    status = path.lstat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class Writer(FileSystemWriter):
+    """Write some tensors into files of their own.
+
+    Those that did not change since the checkpoint before: if they have a file there, it is linked.
+    Where nodes share no disk, what all ranks have alike (buffers, counters): it is small, every
+    node needs it, and none then needs the shards of another for it.
+    """
+
+    def __init__(
+        self, path: Path, constant: Container[str], before: Written | None, *, apart: bool
+    ) -> None:
+        super().__init__(path, single_file_per_rank=True)
+        self.constant, self.before, self.apart = constant, before, apart
+        self.directory = path
+        self.results: list[WriteResult] = []  # of those that did not change
+        self.known: dict[str, FileRecord] = {}  # of the file that is linked
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
-        shards = [item for item in plan.items if item.type == WriteItemType.SHARD]
-        alike = [item for item in plan.items if item.type != WriteItemType.SHARD]
-        results = list(super().write_data(replace_items(plan, shards), planner).wait())
+        alike: list[WriteItem] = []
+        constant: list[WriteItem] = []
+        own: list[WriteItem] = []
+        for item in plan.items:
+            if self.apart and item.type != WriteItemType.SHARD:
+                alike.append(item)
+            else:
+                (constant if item.index.fqn in self.constant else own).append(item)
+        results = list(super().write_data(replace_items(plan, own), planner).wait())
         if alike:
-            prefix = type(plan.storage_data)(plan.storage_data.prefix + ALIKE)
-            own = dataclasses.replace(replace_items(plan, alike), storage_data=prefix)
-            results += super().write_data(own, planner).wait()
+            results += super().write_data(apart_as(ALIKE, plan, alike), planner).wait()
+        if constant:
+            plan = apart_as(CONSTANT, plan, constant)
+            for left in self.directory.glob(f"{plan.storage_data.prefix}*"):
+                left.unlink()  # to write into a link would be to write into the checkpoint before
+            before = self._linked({item.index for item in constant})
+            if before is not None:
+                self.results, self.known = list(before.results), {before.path.name: before.record}
+            else:
+                self.results = list(super().write_data(plan, planner).wait())
         done: Future[list[Any]] = Future()
-        done.set_result(results)
+        done.set_result([*results, *self.results])
         return done
+
+    def _linked(self, wanted: set[MetadataIndex]) -> Written | None:
+        before = self.before
+        if before is None or {result.index for result in before.results} != wanted:
+            return None
+        return before if before.link(self.directory / before.path.name) else None
+
+    def digests(self, names: Sequence[str]) -> dict[str, FileRecord]:
+        """Read all files but the one that is linked: its digest is that of before."""
+        return {
+            name: self.known.get(name) or checkpoint_store.digest(self.directory / name)
+            for name in names
+        }
+
+    def written(self, final: Path, records: Mapping[str, FileRecord]) -> Written | None:
+        """Describe the file of those that did not change, for the next checkpoint."""
+        for name in {result.storage_data.relative_path for result in self.results}:
+            identity = identity_of(self.directory / name)
+            return Written(final / name, identity, records[name], self.results)
+        return None
+
+
+def apart_as(word: str, plan: SavePlan, items: list[Any]) -> SavePlan:
+    prefix = type(plan.storage_data)(plan.storage_data.prefix + word)
+    return dataclasses.replace(replace_items(plan, items), storage_data=prefix)
 
 
 def replace_items(plan: SavePlan, items: list[Any]) -> SavePlan:
@@ -120,18 +210,38 @@ def writer_of(name: str) -> int:
     return int(match[1])
 
 
-def keep_copies(place: Place, manifest: Manifest, copies: int) -> str:
-    """Give the files of each node to the nodes after it; say why one could not be kept."""
-    final = checkpoint_store.final(place.directory, manifest.step)
+def keep_copies(
+    place: Place, manifest: Manifest, copies: int, before: Mapping[str, Written]
+) -> tuple[dict[str, Written], str]:
+    """Give the files of each node to the nodes after it; say why one could not be kept.
+
+    Of what this rank was given before it links what is the same again. It returns what the next
+    checkpoints may link.
+    """
+    final, rank = checkpoint_store.final(place.directory, manifest.step), place.ranks.rank
     errands = errands_of(manifest.files, place.ranks.nodes, copies)
+    own = [each for each in errands if each.target == rank and CONSTANT in each.name]
+    linked = {
+        each.name
+        for each in own
+        if (known := before.get(each.name)) is not None
+        and known.record == each.record
+        and known.link(final / each.name)
+    }
+    there = gather(linked, place.group)
+    errands = [each for each in errands if each.name not in there[each.target]]
 
     def path(errand: Errand) -> Path:
         return final / errand.name
 
-    problems = carry.carry(errands, place.ranks.rank, place.group, path, path)
-    host = place.ranks.nodes[place.ranks.rank][1]
-    own = next((f"{each.name} on {host}: {why}" for each, why in problems.items()), "")
-    return next((problem for problem in gather(own, place.group) if problem), "")
+    problems = carry.carry(errands, rank, place.group, path, path)
+    given = {}
+    for each in own:
+        with contextlib.suppress(OSError):
+            given[each.name] = Written(path(each), identity_of(path(each)), each.record)
+    host = place.ranks.nodes[rank][1]
+    trouble = next((f"{each.name} on {host}: {why}" for each, why in problems.items()), "")
+    return given, next((problem for problem in gather(trouble, place.group) if problem), "")
 
 
 def errands_of(
