@@ -338,6 +338,7 @@ class Saved(Message):
     """Files in which a program has saved something, by their names below where it runs."""
 
     names: tuple[str, ...]
+    shared: bool = False  # it runs on the disk of the head's experiment, and these are all
 
 
 class AskSaved(Request[Saved], do="saved"):

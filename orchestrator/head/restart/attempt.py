@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from orchestrator.errors import CheckFailed, OrchestratorError, StoppedEarly, UsageError
 from orchestrator.head.connect import fleet
@@ -80,7 +81,7 @@ def again(
             gathered = gathering.run()
             prove_the_end(record, gathered)
             checkpoints.bring(experiment, record, gathered, transport, say)
-            lone_files.warn(record, gathered, say)
+            lone_files.warn(record, gathered, say, partial(refuse_if_stopped, experiment))
             return start(experiment, record, gathered, say)
         except NotBack as error:
             final = given_up(record, error)

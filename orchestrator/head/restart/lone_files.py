@@ -7,21 +7,43 @@ that go on.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.follow.failure_kinds import PARTS
 from orchestrator.head.restart.gather import Gathered, Say
 from orchestrator.head.screen.output import printable
-from orchestrator.protocol.messages import AskSaved
+from orchestrator.protocol.messages import AskSaved, Saved
 from orchestrator.records.experiment import JobRecord
 
 ANSWER_SECONDS = 10.0
+LAG_SECONDS = 70.0  # NFS keeps attributes for 60 s at most, unless it is told otherwise
+LOOK_SECONDS = 1.0
 
 
-def warn(record: JobRecord, gathered: Gathered, say: Say) -> None:
-    """Name files that not all nodes have; a node that does not answer is not waited for."""
+def warn(record: JobRecord, gathered: Gathered, say: Say, stopped: Callable[[], None]) -> None:
+    """Name files that not all nodes have; a node that does not answer is not waited for.
+
+    On one disk that they share it is a matter of time: until each sees what the others wrote.
+    """
+    names, shared = look(record, gathered)
+    if shared and (behind := lagging(names)):
+        say(f"not every node sees {printable(behind)} yet: a network disk lags behind; waiting"
+            f" for it, {LAG_SECONDS:.0f} s at most")  # fmt: skip
+        deadline = time.monotonic() + LAG_SECONDS
+        while shared and behind and time.monotonic() < deadline:
+            stopped()
+            time.sleep(LOOK_SECONDS)
+            names, shared = look(record, gathered)
+            behind = lagging(names)
+    if found := lone(names):
+        say(f"WARNING: {printable(found)}")
+
+
+def look(record: JobRecord, gathered: Gathered) -> tuple[dict[int, tuple[str, ...]], bool]:
+    """Ask each node what it sees; also return whether all of them look at one disk."""
     parts = [record.first_part(node) for node in gathered.nodes]
     asked = [
         (channel, AskSaved(job=job, node=part))
@@ -29,12 +51,14 @@ def warn(record: JobRecord, gathered: Gathered, say: Say) -> None:
     ]
     answers = fleet.everywhere(asked, lambda pair: pair[0].ask(pair[1], ANSWER_SECONDS))
     # A node that is new to the job knows nothing of it, and has none of its files.
-    names = {
-        index: () if isinstance(answer, OrchestratorError) else answer.names
-        for index, answer in enumerate(answers)
-    }
-    if found := lone(names):
-        say(f"WARNING: {printable(found)}")
+    told = [Saved(names=()) if isinstance(one, OrchestratorError) else one for one in answers]
+    return {n: one.names for n, one in enumerate(told)}, all(one.shared for one in told)
+
+
+def lagging(names: Mapping[int, Sequence[str]]) -> str:
+    """Return the first file that only some nodes see, of one disk; or nothing."""
+    views = [set(own) for own in names.values()]
+    return min(views[0].union(*views) - views[0].intersection(*views), default="")
 
 
 def lone(names: Mapping[int, Sequence[str]]) -> str:

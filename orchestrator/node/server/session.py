@@ -291,7 +291,7 @@ class Session:
     def saved(self, request: messages.AskSaved) -> messages.Saved:
         from orchestrator.node.job.attempts import kept  # not for every job
 
-        return messages.Saved(names=tuple(kept.saved(RunDir(request.job, request.node))))
+        return kept.saved(RunDir(request.job, request.node))
 
     @answers(messages.GetReady)
     def get_ready(self, request: messages.GetReady) -> Nothing:

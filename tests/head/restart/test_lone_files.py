@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.errors import NodeError
+from orchestrator.head.restart import lone_files
 from orchestrator.head.restart.gather import Gathered
 from orchestrator.head.restart.lone_files import lone, warn
 from orchestrator.protocol.messages import AskSaved, Saved
@@ -56,7 +57,32 @@ def test_each_node_is_asked_for_its_part_and_a_new_one_has_nothing() -> None:
     said: list[str] = []
     channels = [channel("a.pt\x1b[2J"), channel(gone=True)]
     gathered = Gathered([node(0, "a"), node(1, "b")], cast("Any", channels))
-    warn(record("ab"), gathered, said.append)
+    warn(record("ab"), gathered, said.append, lambda: None)
     assert sorted((request.job, request.node) for request in asked) == [("run-1", 0), ("run-1", 1)]
     assert len(said) == 1 and said[0].startswith("WARNING: saved on node 0 only: a.pt")
     assert "\x1b" not in said[0], "what a node says is not written to the terminal as it is"
+
+
+def test_a_network_disk_that_lags_behind_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that does not see a checkpoint would begin anew beside those that go on."""
+    monkeypatch.setattr(lone_files, "LOOK_SECONDS", 0.0)
+    seen: list[tuple[str, ...]] = [("a_4.pt", "a_8.pt"), ("a_4.pt", "a_8.pt"), ("a_4.pt",), ()]
+    stops: list[None] = []
+
+    def new(*_: object) -> Saved:
+        return Saved(names=("a_4.pt", "a_8.pt"), shared=True)
+
+    def late(*_: object) -> Saved:
+        return Saved(names=seen.pop(), shared=True)
+
+    said: list[str] = []
+    channels = [SimpleNamespace(ask=new), SimpleNamespace(ask=late)]
+    gathered = Gathered([node(0, "a"), node(1, "b")], cast("Any", channels))
+    warn(record("ab"), gathered, said.append, lambda: stops.append(None))
+    assert len(said) == 1 and said[0].startswith("not every node sees a_4.pt yet")
+    assert len(seen) == 1 and len(stops) == 2, "it goes on as soon as all nodes see all"
+
+    monkeypatch.setattr(lone_files, "LAG_SECONDS", 0.0)
+    seen[:] = [()]
+    warn(record("ab"), gathered, said.append, lambda: None)
+    assert said[2].startswith("WARNING: saved on node 0 only: a_4.pt; ranks on other nodes")

@@ -4,13 +4,14 @@ file of the program's own."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import time
 from collections.abc import Iterator
 
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.protocol.messages import Saved
+from orchestrator.protocol.spec import Spec
 
 STEP = re.compile(r"step_[0-9]{8,}")
 SAVED = re.compile(r"\.metadata|[^.].*\.(pt|pth|ckpt|bin|safetensors|npz|pkl|h5|keras)")
@@ -40,21 +41,36 @@ def when(entry: os.DirEntry[str]) -> float:
         return 0.0
 
 
-def saved(run: RunDir) -> list[str]:
+def saved(run: RunDir) -> Saved:
     """Name the files in which the program has saved something since the job began: where it runs,
     and in the outputs of its experiment."""
     spec = run.read_spec()
     began = os.stat(run.spec).st_mtime
     outputs = os.path.join(spec.env.get("ORCHESTRATOR_EXPERIMENT", ""), "outputs")
-    found, until = [], time.monotonic() + LOOKING
+    found, whole, until = [], True, time.monotonic() + LOOKING
     for name, root in (("outputs", outputs), ("", spec.workdir)):
-        for own, entry in itertools.islice(below(root, name), MOST_LOOKED_AT):
-            if time.monotonic() > until:
+        for number, (own, entry) in enumerate(below(root, name)):
+            if number == MOST_LOOKED_AT or time.monotonic() > until:
+                whole = False
                 break
             if OURS.fullmatch(own) or not SAVED.fullmatch(entry.name) or when(entry) < began:
                 continue
             found.append(own)
-    return sorted(found)[:MOST_NAMED]
+    names = tuple(sorted(found)[:MOST_NAMED])
+    return Saved(names=names, shared=whole and one_disk(run, spec))
+
+
+def one_disk(run: RunDir, spec: Spec) -> bool:
+    """Tell whether the program runs on the disk of the head's experiment, which nodes share."""
+    experiment = os.path.realpath(spec.env.get("ORCHESTRATOR_EXPERIMENT", ""))
+    workdir = os.path.realpath(spec.workdir)
+    if experiment == os.path.realpath(os.path.join(run.path, "experiment")):
+        return False  # this node's own
+    try:
+        same = os.stat(experiment).st_dev == os.stat(workdir).st_dev
+    except OSError:
+        return False
+    return same and experiment.startswith(os.path.join(workdir, ""))
 
 
 def below(path: str, name: str, depth: int = 0) -> Iterator[tuple[str, os.DirEntry[str]]]:

@@ -74,4 +74,27 @@ def test_what_the_program_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = Session().saved(AskSaved(job="e-abc", node=0)).names
     assert found == ("a b/model.pt", "last.ckpt", "outputs/best.safetensors", "step4/.metadata")
     monkeypatch.setattr(kept, "MOST_LOOKED_AT", 1)
-    assert len(kept.saved(run)) <= 2
+    assert len(kept.saved(run).names) <= 2 and not kept.saved(run).shared
+
+
+def test_whether_it_saves_on_a_disk_that_nodes_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    run = RunDir("e-abc", 0)
+    run.create()
+    work = tmp_path / "work"
+    shared = work / "experiments/e"
+    shared.mkdir(parents=True)
+    own = Path(run.path, "experiment")
+    own.mkdir()
+    for experiment, workdir, told in (
+        (shared, work, True),
+        (shared, tmp_path / "home", False),  # as with --workdir, or in a snapshot of the code
+        (own, work, False),
+        (own, tmp_path, False),
+        (work / "gone", work, False),
+    ):
+        env = {"ORCHESTRATOR_EXPERIMENT": str(experiment)}
+        spec = FIRST.replace(env=env, workdir=str(workdir))
+        assert kept.one_disk(run, spec) == told, (experiment, workdir)
