@@ -15,17 +15,15 @@ from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.coordinate import Coordinate
 from textual.screen import ModalScreen
-from textual.widgets import DataTable, Footer, Label, RichLog, Static
+from textual.widgets import Footer, Label, RichLog, Static
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.screen.output import printable
 from orchestrator.head.top import ranks, table
 from orchestrator.head.top.ranks import RankSample
+from orchestrator.head.top.rows import Rows
 from orchestrator.head.top.sample import JobSample, Sample
-
-Rows = list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -95,14 +93,13 @@ class Ranks(ModalScreen[None]):
     ]
     CSS = """
     Ranks Static { color: $text-muted; height: 1; }
-    Ranks DataTable { height: 1fr; }
     """
 
     def __init__(self, job: JobSample, *, alone: bool) -> None:
         super().__init__()
         self.job, self.alone = job, alone
         self.heading = Static("")
-        self.ranks: DataTable[Text] = DataTable(cursor_type="row", zebra_stripes=True)
+        self.ranks = Rows(ranks.HEADINGS)
 
     def compose(self) -> ComposeResult:
         yield self.heading
@@ -110,15 +107,13 @@ class Ranks(ModalScreen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self.ranks.add_columns(*ranks.HEADINGS)
         self.show(self.job)
         self.ranks.focus()
 
     def show(self, job: JobSample) -> None:
         self.job = job
         self.heading.update(Text(printable(table.job_words(job))))
-        if self.ranks.columns:  # else it is not on the screen yet
-            fill(self.ranks, table.rank_rows(job))
+        self.ranks.fill(table.rank_rows(job))
 
     @property
     def chosen(self) -> RankSample | None:
@@ -172,7 +167,8 @@ class Top(App[None]):
     ]
     CSS = """
     #heading { color: $text-muted; height: 1; }
-    DataTable { height: auto; max-height: 70%; }
+    Top Rows { height: auto; max-height: 70%; }
+    Ranks Rows { height: 1fr; max-height: 100%; }
     #jobs { margin-top: 1; }
     """
 
@@ -193,23 +189,23 @@ class Top(App[None]):
         self.over = Event()
         # Kept here, because a query looks at the screen in front alone.
         self.heading = Static("reaching the nodes ...", id="heading")
-        self.nodes: DataTable[Text] = DataTable(id="nodes", cursor_type="row", zebra_stripes=True)
-        self.jobs: DataTable[Text] = DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
+        self.nodes = Rows(table.NODE_HEADINGS, id="nodes")
+        self.jobs = Rows(table.JOB_HEADINGS, id="jobs")
 
     def on_unmount(self) -> None:
         self.over.set()
 
     def compose(self) -> ComposeResult:
         yield self.heading
-        with VerticalScroll():
+        with VerticalScroll() as both:
+            both.can_focus = False  # the tables are what keys move in
             yield self.nodes
             yield self.jobs
         yield Footer()
 
     def on_mount(self) -> None:
-        self.nodes.add_columns(*table.NODE_HEADINGS)
-        self.jobs.add_columns(*table.JOB_HEADINGS)
         self.show(self.first)
+        self.jobs.focus()
         self.call_after_refresh(self.watch_nodes)  # many logins would leave no time to draw
 
     @work(thread=True, exclusive=True)
@@ -228,8 +224,8 @@ class Top(App[None]):
         words = f"{reached} of {len(sample.nodes)} nodes"
         words += f", {len(sample.jobs)} jobs" if len(sample.jobs) != 1 else ", 1 job"
         self.heading.update(Text(words))
-        fill(self.nodes, table.node_rows(sample))
-        fill(self.jobs, table.job_rows(sample))
+        self.nodes.fill(table.node_rows(sample))
+        self.jobs.fill(table.job_rows(sample))
         self.show_ranks(sample)
 
     def show_ranks(self, sample: Sample) -> None:
@@ -312,26 +308,3 @@ class Top(App[None]):
         except OrchestratorError as error:
             said = str(error)
         self.call_from_thread(self.notify, Text(printable(said)).plain)
-
-
-def fill(shown: DataTable[Text], rows: Rows) -> None:
-    """Change the cells that differ; rows are made anew only when they are others.
-
-    Then the cursor stays on the row that it was on: a key must not mean another job than the one
-    that was chosen.
-    """
-    names = [printable(row[0]) for row in rows]
-    before = [shown.get_cell_at(Coordinate(y, 0)).plain for y in range(shown.row_count)]
-    if before != names:
-        chosen = before[shown.cursor_row] if shown.cursor_row < len(before) else ""
-        shown.clear()
-        for row in rows:
-            shown.add_row(*(Text(printable(cell)) for cell in row))
-        if chosen in names:
-            shown.move_cursor(row=names.index(chosen))
-        return
-    for y, row in enumerate(rows):
-        for x, cell in enumerate(row):
-            at = Coordinate(y, x)
-            if shown.get_cell_at(at).plain != printable(cell):
-                shown.update_cell_at(at, Text(printable(cell)), update_width=True)

@@ -65,8 +65,7 @@ async def until(pilot: Pilot[None], true: Callable[[], bool]) -> None:
 
 
 def cells(app: Top, name: str) -> list[list[str]]:
-    table = app.nodes if name == "nodes" else app.jobs
-    return [[cell.plain for cell in table.get_row_at(y)] for y in range(table.row_count)]
+    return app.nodes.rows if name == "nodes" else app.jobs.rows
 
 
 @pytest.mark.parametrize("size", [(110, 30), (80, 24), (30, 8)])
@@ -88,9 +87,8 @@ def test_the_cursor_stays_on_its_job_when_another_one_begins() -> None:
         return "all ended"
 
     async def walk(app: Top, pilot: Pilot[None]) -> None:
-        table = app.jobs
         app.show(before)
-        table.move_cursor(row=1)
+        app.jobs.action_choose(1)
         app.show(after)
         await pilot.press("s")
         assert isinstance(app.screen, Question) and "End b on all" in app.screen.words
@@ -142,8 +140,8 @@ def test_the_ranks_of_a_job_and_what_their_keys_show(size: tuple[int, int]) -> N
         await until(pilot, lambda: isinstance(app.screen, Ranks))
         shown = app.screen
         assert isinstance(shown, Ranks) and asked == ["train-1f"]
-        await until(pilot, lambda: shown.ranks.row_count == 2)
-        last = [shown.ranks.get_row_at(y)[-1].plain for y in range(2)]
+        await until(pilot, lambda: len(shown.ranks.rows) == 2)
+        last = [row[-1] for row in shown.ranks.rows]
         assert last == ["", "slow: +40% of a step"]
         await pilot.press("down", "l")
         assert (await read(app, pilot))[-1] == "of 1"
@@ -204,7 +202,7 @@ def test_the_nodes_are_named_before_any_has_answered() -> None:
                     pilot, lambda: cells(app, "nodes") == [["one", *"------", "connecting ..."]]
                 )
                 answered.set()
-                await until(pilot, lambda: app.nodes.row_count == 3)
+                await until(pilot, lambda: len(app.nodes.rows) == 3)
         finally:
             answered.set()
 
