@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from orchestrator.node.job import processes
@@ -67,6 +68,7 @@ def test_a_program_does_what_it_does_under_torchrun(
     compare(home, tmp_path / str(next(numbers)), program)
 
 
+@pytest.mark.timeout(1800)
 @given(program=programs())
 @settings(
     max_examples=300,
