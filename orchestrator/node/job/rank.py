@@ -53,6 +53,7 @@ DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/nvmap")
 STACKS_SIGNAL = signal.SIGRTMIN + 9  # as in protocol/timing.py
 IMPORTS = b"i"  # as in hang.py
 NO_RESTART = 93  # as in errors.py
+LEAVING_SECONDS = 60.0  # that a program which has failed takes to end: a tracker may still send
 CALL = os.path.join(os.path.dirname(__file__), "run_function.py")  # the program of Cluster.run
 OURS = (__file__, os.path.join(os.path.dirname(__file__), "interpreter.py"), CALL, runpy.__file__)
 
@@ -182,6 +183,8 @@ class Rank:
 
     def leave(self, code: int) -> NoReturn:
         """End as the interpreter does. A forked rank cannot: torchrun's code is beneath us."""
+        if code:
+            _thread.start_new_thread(end_in_time, (code,))
         try:
             self.note_modules()
             interpreter.end_threads_and_exit_functions()
@@ -295,6 +298,26 @@ class Rank:
             stamp = str(int(time.time()))
             extra = {"py_callstack": text[-60000:], "timestamp": stamp}
             write_json(elastic, {"message": {"message": message[:20000], "extraInfo": extra}})
+
+
+def end_in_time(code: int) -> None:
+    """End a program that has failed, also where a thread or a process of its own never ends.
+
+    Other ranks wait for this one, and nobody is told before it has ended.
+    """
+    time.sleep(LEAVING_SECONDS)
+    try:
+        threads = list(getattr(sys.modules.get("threading"), "_active", {}).values())
+        helpers = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))
+        waits = [each.name for each in (*threads, *helpers) if not each.daemon]
+        waits = [name for name in waits if name != "MainThread"] or ["an exit function"]
+        sys.stderr.write(
+            f"orchestrator: the program has failed, and {', '.join(waits)} did not end within"
+            f" {LEAVING_SECONDS:g} s: its process is ended\n"
+        )
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def is_no_restart(error: BaseException) -> bool:

@@ -388,6 +388,38 @@ def test_a_rank_ends_though_a_process_that_it_forked_lives(
         (tmp_path / "go").write_text("")
 
 
+NEVER_ENDS = """
+import multiprocessing, sys, threading
+frame = sys._getframe()
+while "LEAVING_SECONDS" not in frame.f_globals:
+    frame = frame.f_back
+frame.f_globals["LEAVING_SECONDS"] = 0.1
+wait = lambda: open("go").read()
+if sys.argv[1] == "thread":
+    threading.Thread(target=wait, name="prefetch").start()
+else:
+    multiprocessing.get_context("fork").Process(target=wait, name="prefetch").start()
+raise ValueError("boom")
+"""
+
+
+@both
+@pytest.mark.parametrize("how", ["thread", "process"])
+def test_a_program_that_failed_ends_though_a_part_of_it_never_does(
+    begin: Begin, tmp_path: Path, start: str, how: str
+) -> None:
+    os.mkfifo(tmp_path / "go")
+    (tmp_path / "never.py").write_text(NEVER_ENDS)
+    ranks = begin(start, "never.py", how)
+    try:
+        assert ranks.end() == 1
+    finally:
+        if how == "process":
+            (tmp_path / "go").write_text("")
+    assert "ValueError: boom" in ranks.output
+    assert "the program has failed, and prefetch did not end within 0.1 s" in ranks.output
+
+
 @both
 def test_a_shell_program_gets_the_signals_of_a_shell(
     begin: Begin, tmp_path: Path, start: str
