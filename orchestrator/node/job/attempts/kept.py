@@ -45,8 +45,12 @@ def saved(run: RunDir) -> Saved:
     """Name the files in which the program has saved something since the job began: where it runs,
     and in the outputs of its experiment."""
     spec = run.read_spec()
-    began = os.stat(run.spec).st_mtime
-    outputs = os.path.join(spec.env.get("ORCHESTRATOR_EXPERIMENT", ""), "outputs")
+    shared, began = one_disk(run, spec), os.stat(run.spec).st_mtime
+    experiment = spec.env.get("ORCHESTRATOR_EXPERIMENT", "")
+    outputs = os.path.join(experiment, "outputs")
+    if shared:  # by the clock of that disk: what nodes see must not differ as their clocks do
+        with contextlib.suppress(OSError):
+            began = os.stat(os.path.join(experiment, "config.yaml")).st_mtime
     found, whole, until = [], True, time.monotonic() + LOOKING
     for name, root in (("outputs", outputs), ("", spec.workdir)):
         for number, (own, entry) in enumerate(below(root, name)):
@@ -57,7 +61,7 @@ def saved(run: RunDir) -> Saved:
                 continue
             found.append(own)
     names = tuple(sorted(found)[:MOST_NAMED])
-    return Saved(names=names, shared=whole and one_disk(run, spec))
+    return Saved(names=names, shared=whole and shared)
 
 
 def one_disk(run: RunDir, spec: Spec) -> bool:

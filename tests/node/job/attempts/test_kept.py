@@ -10,7 +10,7 @@ import pytest
 from orchestrator.node.job.attempts import kept
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.session import Session
-from orchestrator.protocol.messages import AskSaved
+from orchestrator.protocol.messages import AskSaved, Saved
 from tests.node.server.test_next_spec import FIRST
 
 CHECKPOINT = "experiment/outputs/checkpoints/step_00000007"
@@ -98,3 +98,22 @@ def test_whether_it_saves_on_a_disk_that_nodes_share(
         env = {"ORCHESTRATOR_EXPERIMENT": str(experiment)}
         spec = FIRST.replace(env=env, workdir=str(workdir))
         assert kept.one_disk(run, spec) == told, (experiment, workdir)
+
+
+def test_nodes_whose_clocks_disagree_see_the_same_on_a_disk_that_they_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    experiment = tmp_path / "experiments/e"
+    experiment.mkdir(parents=True)
+    files = [experiment / "config.yaml", tmp_path / "last.pt", tmp_path / "before.pt"]
+    for file, when in zip(files, (1000, 1001, 999), strict=True):
+        file.touch()
+        os.utime(file, (when, when))
+    for node, clock in ((0, 1000), (1, 5000)):
+        run = RunDir("e-abc", node)
+        run.create()
+        env = {"ORCHESTRATOR_EXPERIMENT": str(experiment)}
+        run.write_spec(FIRST.replace(node=node, env=env, workdir=str(tmp_path)))
+        os.utime(run.spec, (clock, clock))
+        assert kept.saved(run) == Saved(names=("last.pt",), shared=True)
