@@ -16,6 +16,7 @@ import os
 import runpy
 import sys
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -25,6 +26,7 @@ STARTED_WITH = {
     "encodings", "genericpath", "io", "os", "posixpath", "site", "stat", "zipimport",
 }  # fmt: skip
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+RESTING = 1.0  # seconds in which threads of C code are waited for
 
 
 def end_threads_and_exit_functions() -> None:
@@ -71,8 +73,32 @@ def let_go_of_pipes() -> None:
     os.close(null)
 
 
+def let_threads_rest() -> None:
+    """Leave the interpreter to the threads of C code until they have nothing to do.
+
+    gloo frees what a backward pass has reduced in threads of its own, which takes the interpreter.
+    The destructor of a process group waits for these threads, and holds it: a rank hung at its end.
+    """
+    deadline, quiet = time.monotonic() + RESTING, 0
+    while quiet < 2 and time.monotonic() < deadline:
+        time.sleep(0.002)
+        quiet = 0 if any(map(runs, os.listdir("/proc/self/task"))) else quiet + 1
+
+
+def runs(thread: str) -> bool:
+    """Tell whether a thread other than this one runs, or would like to."""
+    if int(thread) == threading.get_native_id():
+        return False
+    try:
+        with open(f"/proc/self/task/{thread}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"R"
+    except OSError:
+        return False
+
+
 def finalize_objects() -> None:
     """Do what os._exit leaves out: finalize objects, write files that were never closed."""
+    let_threads_rest()
     if threading.active_count() == 1:  # a daemon thread would trip over what is missing
         names = vars(sys.modules["__main__"])
         names.update(dict.fromkeys(set(names) - {"__builtins__"}))

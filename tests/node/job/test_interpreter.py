@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from orchestrator.node.job import interpreter
-from tests.node.running import PYTHON
+from tests.node.running import PATIENCE, PYTHON
 
 PATH = Path(interpreter.__file__)
 LOAD = f"import runpy; i = __import__('types').SimpleNamespace(**runpy.run_path({str(PATH)!r}))\n"
@@ -14,7 +14,10 @@ LOAD = f"import runpy; i = __import__('types').SimpleNamespace(**runpy.run_path(
 
 def said(program: str, cwd: Path) -> str:
     words = [PYTHON, "-u", "-c", LOAD + program]
-    return subprocess.run(words, cwd=cwd, stdout=subprocess.PIPE, text=True, check=True).stdout
+    done = subprocess.run(
+        words, cwd=cwd, stdout=subprocess.PIPE, text=True, check=True, timeout=PATIENCE
+    )
+    return done.stdout
 
 
 def test_threads_end_before_exit_functions(tmp_path: Path) -> None:
@@ -75,6 +78,29 @@ os._exit(0)
 """
     assert said(program, tmp_path) == "deleted\n"
     assert (tmp_path / "file").read_text() == "written"
+
+
+def test_a_destructor_may_wait_for_a_thread_of_c_code(tmp_path: Path) -> None:
+    """It holds the interpreter meanwhile, which the thread needs: as gloo's groups at the end."""
+    program = """
+import _thread, ctypes, hashlib, os
+libc, semaphore, data = ctypes.PyDLL(None), ctypes.create_string_buffer(64), b"x" * 30_000_000
+libc.sem_init(semaphore, 0, 0)
+class Group:
+    def __del__(self, libc=libc, semaphore=semaphore):
+        libc.sem_wait(semaphore)
+def works(libc=libc, semaphore=semaphore, data=data):
+    hashlib.sha256(data).digest()  # without the interpreter
+    libc.sem_post(semaphore)
+_thread.start_new_thread(works, ())
+group = Group()
+def end(finalize=i.finalize_objects, os=os):
+    finalize()
+    os.write(1, b"over")
+    os._exit(0)
+end()
+"""
+    assert said(program, tmp_path) == "over"
 
 
 def test_a_module_runs_as_under_m_and_stays_main(tmp_path: Path) -> None:
