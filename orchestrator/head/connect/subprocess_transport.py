@@ -136,7 +136,9 @@ class ProcessChannel:
             return self.both.recv(nbytes)
 
     def recv_stderr_ready(self) -> bool:
-        return bool(select.select([self.stderr], [], [], 0)[0])
+        poll = select.poll()  # select() knows no descriptor from 1024 on
+        poll.register(self.stderr, select.POLLIN)
+        return bool(poll.poll(0))
 
     def recv_stderr(self, nbytes: int, /) -> bytes:
         lines = self.stderr.recv(nbytes).splitlines(keepends=True)
