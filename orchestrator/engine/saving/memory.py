@@ -871,7 +871,7 @@ def changing(
 
 @dataclass(frozen=True)
 class Offer:
-    """What a rank says of a state before it sends it to the next node."""
+    """Announce a state to the next node, before it is sent there."""
 
     head: Head
     constant: Head = Head()  # noqa: RUF009 (it is frozen)

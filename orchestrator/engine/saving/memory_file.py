@@ -259,7 +259,7 @@ class Slot:
 
 
 class ConstantPart:
-    """What this process keeps of a shard once: the tensors that are still as they were."""
+    """Keep those tensors of a shard once that are still as they were."""
 
     def __init__(self, path: Path, attempt: str, places: Iterable[Place], size: int) -> None:
         self.path, self.attempt, self.size = path, attempt, size

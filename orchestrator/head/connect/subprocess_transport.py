@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from orchestrator.errors import CheckFailed, NodeError
 from orchestrator.head.connect.ssh_config import Destination, Login
+from orchestrator.head.connect.transport import readable
 from orchestrator.head.inventory.environment import Environment
 
 STEP = (
@@ -136,9 +136,7 @@ class ProcessChannel:
             return self.both.recv(nbytes)
 
     def recv_stderr_ready(self) -> bool:
-        poll = select.poll()  # select() knows no descriptor from 1024 on
-        poll.register(self.stderr, select.POLLIN)
-        return bool(poll.poll(0))
+        return readable(self.stderr)
 
     def recv_stderr(self, nbytes: int, /) -> bytes:
         lines = self.stderr.recv(nbytes).splitlines(keepends=True)

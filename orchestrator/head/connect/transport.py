@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from pathlib import Path
 from typing import Protocol
@@ -68,6 +69,13 @@ class Transport(Protocol):
     def config(self) -> HostResolver: ...
 
     def connect(self, destination: Destination, timeout: float | None = None) -> Connection: ...
+
+
+def readable(end: socket.socket) -> bool:
+    """Tell whether something can be read now; select() knows no descriptor from 1024 on."""
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def notice_loss(connection: Connection, silence: float) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import struct
 import threading
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import NodeError
 from orchestrator.head.connect import server_command
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
-from orchestrator.head.connect.transport import Channel, Connection
+from orchestrator.head.connect.transport import Channel, Connection, readable
 from orchestrator.head.held import socket_file
 from orchestrator.head.held.route import route_to
 from orchestrator.head.inventory.environment import Environment
@@ -211,9 +210,7 @@ class HeldChannel:
             return b""
 
     def recv_stderr_ready(self) -> bool:
-        poll = select.poll()
-        poll.register(self.stderr, select.POLLIN)
-        return bool(poll.poll(0))
+        return readable(self.stderr)
 
     def recv_stderr(self, nbytes: int, /) -> bytes:
         return self.stderr.recv(nbytes)

@@ -105,7 +105,8 @@ def has_started(experiment: Experiment, record: JobRecord) -> JobRecord:
     nodes = [replace(node, state="running") for node in record.nodes]
     record = replace(record, state="running", nodes=nodes)
     with contextlib.suppress(OSError):  # a full disk: the head that follows it tries again
-        experiment.write_signed(record)  # spares may be given orders, too
+        # Spares may be given orders, too; without any the orders are those that are signed.
+        (experiment.write_signed if record.spares else experiment.write_record)(record)
     return record
 
 
