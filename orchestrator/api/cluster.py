@@ -11,6 +11,9 @@ import json
 import os
 import pickle
 import shutil
+import site
+import sys
+import sysconfig
 import tempfile
 import textwrap
 import zipfile
@@ -333,11 +336,27 @@ def sendable(name: str) -> Iterator[None]:
         ) from error
 
 
+def own_places() -> list[str]:
+    """List where this program finds modules of its own; relative, what its directory holds.
+
+    What belongs to Python is left out: the nodes have theirs.
+    """
+    standard = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    packages = [*standard, *site.getsitepackages(), site.getusersitepackages()]
+    here, places = Path.cwd(), []
+    for place in map(Path, dict.fromkeys(map(os.path.abspath, sys.path))):
+        if place.is_dir() and not any(place.is_relative_to(known) for known in packages):
+            below = place.is_relative_to(here)
+            places.append(str(place.relative_to(here) if below else place))
+    return places
+
+
 def pack(payload: Path, name: str, call: tuple[object, ...]) -> None:
     """Write the call, and the cloudpickle that can read it: nodes need not have one."""
     import cloudpickle  # type: ignore[import-untyped]
 
     with sendable(name), (payload / "call.pkl").open("wb") as file:
+        pickle.dump(own_places(), file)
         cloudpickle.dump(call, file)
     home = Path(cloudpickle.__file__).parent
     with zipfile.ZipFile(payload / "cloudpickle.zip", "w", zipfile.ZIP_DEFLATED) as archive:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from orchestrator import Cluster, OrchestratorError
 from orchestrator.api.cluster import as_arguments, merged
 from orchestrator.api.options import Options
 from orchestrator.api.pool import pickled
+from orchestrator.node.job import run_function
 
 
 def test_help_names_every_option() -> None:
@@ -60,3 +63,34 @@ def test_importing_it_is_light() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Clutser'"):
         _ = orchestrator.Clutser
     assert (Path(orchestrator.__file__).parent / "py.typed").exists()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import beside
+from orchestrator.api.cluster import pack
+
+def work():
+    import below
+    return beside.NAME, below.NAME
+
+pack(Path(sys.argv[1]), "work", (work, (), {}))
+"""
+
+
+def test_a_function_finds_the_modules_of_its_program(tmp_path: Path) -> None:
+    """Those beside the script and those in the directory it is typed in, which has moved."""
+    here, there, parcel = tmp_path / "here", tmp_path / "there", tmp_path / "run" / "parcel"
+    for directory in (here / "tools", parcel):
+        directory.mkdir(parents=True)
+    (here / "tools" / "use.py").write_text(PROGRAM)
+    (here / "tools" / "beside.py").write_text("NAME = 'beside'")
+    (here / "below.py").write_text("NAME = 'below'")
+    subprocess.run([sys.executable, "tools/use.py", parcel], cwd=here, check=True)
+    here.rename(there)
+    place = {"ORCHESTRATOR_RUN": str(parcel.parent), "ORCHESTRATOR_EXPERIMENT": str(tmp_path)}
+    env = {**os.environ, **place, "RANK": "0"}
+    subprocess.run([sys.executable, run_function.__file__], cwd=there, env=env, check=True)
+    result = (tmp_path / "outputs" / "results" / "rank_0.pkl").read_bytes()
+    assert pickle.loads(result) == ("beside", "below")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import os
 import re
 import signal
@@ -342,15 +343,21 @@ def test_errors_have_their_types(cluster: Cluster, head: Head) -> None:
 def test_large_ones_travel_and_do_not_stay(
     netns_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes that share no disk with the head."""
+    """Nodes that share no disk with the head, nor its directory."""
     hosts = netns_cluster(2, tmpfs=[str(tmp_path)], tmpfs_size="256m")
-    monkeypatch.chdir(tmp_path)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "of_the_user.py").write_text("FIRST = 9")
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(project)
+    of_the_user = importlib.import_module("of_the_user")
     data = os.urandom(3 << 20)
 
     def work(sent: bytes) -> tuple[bytes, int, bytes]:
         parcel = Path(os.environ["ORCHESTRATOR_RUN"], "parcel")
         mode = (parcel / "call.pkl").stat().st_mode | parcel.stat().st_mode
-        return sent[:9], stat.S_IMODE(mode), bytes(65 << 20) if os.environ["RANK"] == "1" else b""
+        first = sent[: of_the_user.FIRST]
+        return first, stat.S_IMODE(mode), bytes(65 << 20) if os.environ["RANK"] == "1" else b""
 
     one, two = Cluster(hosts.node_list, ssh_config=hosts.ssh_config).run(work, data)
     assert one == (data[:9], 0o700, b"") and two == (data[:9], 0o700, bytes(65 << 20))

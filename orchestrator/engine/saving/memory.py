@@ -549,6 +549,9 @@ class Memory:
     def close(self) -> None:
         """End, and leave the states where they are: the launch removes them with the directory."""
         self.wait()
+        atexit.unregister(self._leave)  # which would hold all this for as long as the process lives
+        for slot in (slot for slots in self.slots.values() for slot in slots):
+            slot.close()
         if self.kept > 1:
             mean = sum(self.stalled[1:]) / len(self.stalled[1:])
             self.say(f"{self.kept} states were kept in memory; training waited {mean * 1e3:,.1f} ms"
@@ -684,7 +687,9 @@ class Memory:
         for (shard, source, offer), lacking in zip(offered, lacks, strict=True):
             if lacking:
                 file = self._constant_file(shard, offer.attempt)
-                problem = self._receive(Slot(self.where / file), offer.constant, source) or problem
+                slot = Slot(self.where / file)
+                problem = self._receive(slot, offer.constant, source) or problem
+                slot.close()
                 self.intact.add(file)
             if offer.head.size:  # else the rank that sends knows why
                 problem = self._receive(self.slots[shard][0], offer.head, source) or problem

@@ -253,6 +253,9 @@ class Slot:
         if self.mapped is not None:
             unpin(self.mapped)
             self.mapped = None
+        self.close_file()
+
+    def close_file(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -287,6 +290,7 @@ class ConstantPart:
         payload, places = self.slot.mapped[BLOCK : BLOCK + self.size], tuple(self.places.values())
         own = replace(notes, attempt=self.attempt, tensors=places, rest="", constant=None).packed()
         self.content = self.slot.finish(payload, notes.turn, own), own, payload
+        self.slot.close_file()
         self.slot = None  # its memory stays mapped: later states are compared with it
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:

@@ -84,7 +84,8 @@ class Background:
                 raise OrchestratorError(self.last_words())
             message: dict[str, Any] = json.loads(line)
             if "say" in message:
-                log.info("%s", message["say"])
+                urgent = message["say"].startswith("warning: ")
+                log.log(logging.WARNING if urgent else logging.INFO, "%s", message["say"])
             elif "error" in message:
                 raise getattr(errors, message["error"])(message["what"], message["fix"])
             else:

@@ -24,6 +24,7 @@ from orchestrator.head.plan.model import Target
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.screen.progress import Progress
 from orchestrator.program import program_at
+from orchestrator.protocol import tree as trees
 from orchestrator.protocol.messages import LACKING, CheckedOut, CheckOut, ProbeTarget
 from orchestrator.text import plural, size
 
@@ -94,9 +95,9 @@ def needs_code(request: Request) -> bool:
     config = request.config
     if request.origin:
         return True
-    if config.launch.sync == "off" or request.payload is not None:
+    if config.launch.sync == "off":
         return False
-    if request.target.kind != "engine":
+    if request.payload is not None or request.target.kind != "engine":
         return True
     own = (config.model.target, config.dataset.target, config.training.loss)
     return request.target.name == ENGINE and any(own)
@@ -202,7 +203,7 @@ def bring(
 ) -> tuple[Scan, list[CheckedOut]]:
     """Send the tree, and let each node make its snapshot; prove that all have the same."""
     for attempt in range(TRIES):
-        tree = scan.tree()
+        tree = tree_for(request, scan)
         try:
             checked, sent = Delivery(request, wanted, tree, total, say).run()
         except Changed as changed:
@@ -216,9 +217,21 @@ def bring(
     return scan, checked
 
 
+def tree_for(request: Request, scan: Scan) -> Tree:
+    """Wait for the tree. A function goes alone where its directory is no place for code."""
+    try:
+        return scan.tree()
+    except CheckFailed as error:
+        if request.payload is None:
+            raise
+        note = f"warning: the function goes without its directory: {error}"
+        nothing = trees.packed([])
+        return Tree(scan.directory, (), nothing, trees.digest_of(nothing), (note,))
+
+
 def bring_late(request: Request, node: Reached, scan: Scan, say: Say) -> Reached:
     """Give a node that comes when the job runs already the code that the others have."""
-    tree = scan.tree()
+    tree = tree_for(request, scan)
     try:
         checked, _ = Delivery(request, [node], tree, 1, say, shown=False).run()
     except Changed as changed:

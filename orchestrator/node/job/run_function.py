@@ -14,14 +14,15 @@ from typing import Any
 
 def main() -> None:
     parcel = os.path.join(os.environ["ORCHESTRATOR_RUN"], "parcel")
-    sys.path.append(sys.path[0])  # our own library; as with -m the working directory comes first
-    sys.path[0] = os.getcwd()
-    sys.path.insert(0, os.path.join(parcel, "cloudpickle.zip"))
+    sys.path.append(sys.path[0])  # our own library
+    sys.path[0] = os.path.join(parcel, "cloudpickle.zip")
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # the head's own version
 
-    del sys.path[0]
     try:
         with open(os.path.join(parcel, "call.pkl"), "rb") as file:
+            # Where the caller looks for modules comes first, then, as with -m, this directory.
+            places = map(os.path.abspath, [*pickle.load(file), "."])
+            sys.path[:1] = filter(os.path.isdir, dict.fromkeys(places))
             function, args, kwargs = pickle.load(file)
         keep(cloudpickle, function(*args, **kwargs))
     except Exception as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import shutil
 from pathlib import Path
@@ -194,13 +196,31 @@ def test_whatever_happens_the_last_state_is_found(
     memory, _ = begin(where)
     for step, move in enumerate(moves):
         if move == "restart":
+            memory.close()
             memory, _ = begin(where)
         else:
             value = state["head" if move == "train" else move]
             value[tuple(chance.randrange(length) for length in value.shape)] += 1
         save(memory, step, state, tuple(name for name in FROZEN if chance.random() < 0.8))
-        assert same(begin(where)[1], state)
+        again, found = begin(where)
+        assert same(found, state)
+        again.close()
     assert len(constants(where)) <= 2
+    memory.close()
+
+
+def test_one_that_is_closed_holds_no_file(tmp_path: Path) -> None:
+    """A program may train many models, one after the other."""
+    for _ in range(2):  # the second goes on with what the first has written
+        memory, _ = begin(tmp_path)
+        save(memory, 1, tensors())
+        save(memory, 2, tensors())
+        memory.close()
+        del memory
+    gc.collect()
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    held = [*mapped, *map(os.path.realpath, Path("/proc/self/fd").iterdir())]
+    assert not [file for file in held if str(tmp_path) in file]
 
 
 # -- two nodes ------------------------------------------------------------------------------------

@@ -1,0 +1,28 @@
+"""Which code goes to the nodes. What happens to it there: end_to_end/test_code.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import CheckFailed
+from orchestrator.head.code.listing import Rules
+from orchestrator.head.code.scan import Limits, Scan
+from orchestrator.head.launch.code import tree_for
+
+
+def test_a_function_goes_alone_where_its_directory_is_no_place_for_code(tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(bytes(2_000_000))
+    scan = Scan(os.fsencode(tmp_path), Rules(), Limits(largest_file=1.0))
+    script: Any = SimpleNamespace(payload=None)
+    with pytest.raises(CheckFailed, match=r"data\.bin has 2 MB"):
+        tree_for(script, scan)
+    function: Any = SimpleNamespace(payload=tmp_path)
+    tree = tree_for(function, scan)
+    assert tree.files == 0 and tree.digest
+    (note,) = tree.notes
+    assert note.startswith("warning: the function goes without its directory: data.bin has 2 MB")
