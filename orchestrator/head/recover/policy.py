@@ -68,11 +68,13 @@ def decide(attempts: Sequence[Attempt], allowed: int) -> Decision:
     idle = without_progress(counted)
     if len(idle) >= MOST_IDLE:
         first = idle[0]
-        return end(
-            f"{len(idle)} attempts in a row got nowhere; the cause is that of attempt"
-            f" {first.number}",
-            first.verdict,
-        )
+        others = [one for one in idle if because(one) != because(first)]
+        parts = [
+            f"{len(idle)} attempts in a row got nowhere",
+            f"the cause is that of attempt {first.number}",
+            *(f"attempt {other.number}: {because(other)}" for other in others),
+        ]
+        return end("; ".join(parts), first.verdict)
     if len(counted) > allowed:
         return end(f"all {allowed} restarts are used up" if allowed > 1 else "its restart is used")
     return Decision(True, because(last), None)
