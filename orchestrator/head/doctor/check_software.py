@@ -12,9 +12,13 @@ OLDEST_TORCH = (2, 8)  # that the engine can shard with
 
 
 def reach(case: Case) -> Iterator[Finding]:
+    """Tell what fails on many nodes once, not once for each of them."""
+    failed: dict[tuple[str, str, str], list[str]] = {}
     for node in case.nodes:
         if node.error:
-            yield Finding(node.ask, BAD, (node.name,), f"{node.name}: {node.error}", node.fix)
+            failed.setdefault((node.ask, node.error, node.fix), []).append(node.name)
+    for (check, error, fix), names in failed.items():
+        yield Finding(check, BAD, tuple(names), f"{listed(names)}: {error}", fix)
 
 
 def cordon(case: Case) -> Iterator[Finding]:

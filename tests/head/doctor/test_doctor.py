@@ -346,6 +346,16 @@ def sick() -> Diagnosis:
     return judge(Case((*one.nodes, lost), full=True, addresses=one.addresses), 0.0)
 
 
+def test_what_fails_on_many_nodes_is_told_once() -> None:
+    error, fix = "it refuses connections on port 22", "is sshd running?"
+    lost = [Examined(f"gpu{number}", error=error, fix=fix) for number in range(8)]
+    odd = Examined("gpu8", error="its host key is another", fix="look")
+    first, second = findings(Case((*lost, odd), full=True))
+    assert first.nodes == tuple(node.name for node in lost)
+    assert first.what.startswith("gpu0, gpu1, ") and first.what.endswith(f" others: {error}")
+    assert (second.nodes, second.what) == (("gpu8",), "gpu8: its host key is another")
+
+
 def test_the_table(sick: Diagnosis) -> None:
     lines = to_text(sick).splitlines()
     heads = lines[0].split()
