@@ -64,12 +64,15 @@ def all_or_table(
 
 
 def failure_table(failed: Sequence[tuple[Node, OrchestratorError]], total: int, then: str) -> str:
-    """Name every node that failed, its error and how to fix it."""
-    rows = []
+    """Name every node that failed, its error and, once for those that fail alike, the fix."""
+    alike: dict[tuple[str, str], list[str]] = {}
     for node, error in failed:
-        rows.append((node.name, error.what))
-        if error.fix:
-            rows.append(("", f"  -> {error.fix}"))
+        alike.setdefault((error.what, error.fix), []).append(node.name)
+    rows = []
+    for (what, fix), names in alike.items():
+        rows += [(name, what) for name in names]
+        if fix:
+            rows.append(("", f"  -> {fix}"))
     lines = [f"{len(failed)} of {total} nodes cannot be used{then}"]
     lines += [f"  {line}" for line in table(rows)]
     keyless = next((error for _, error in failed if isinstance(error, NoKey)), None)

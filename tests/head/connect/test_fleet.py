@@ -9,10 +9,12 @@ def test_every_node_that_failed_is_named_with_its_fix() -> None:
     failed = [
         (Node("gpu1"), NodeError("it refuses connections", "is sshd running?")),
         (Node("gpu12", user="bob"), NodeError("no answer")),
+        (Node("gpu2"), NodeError("it refuses connections", "is sshd running?")),
     ]
     assert failure_table(failed, 8, "; nothing was started") == (
-        "2 of 8 nodes cannot be used; nothing was started\n"
+        "3 of 8 nodes cannot be used; nothing was started\n"
         "  gpu1       it refuses connections\n"
+        "  gpu2       it refuses connections\n"
         "               -> is sshd running?\n"
         "  bob@gpu12  no answer"
     )
