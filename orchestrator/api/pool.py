@@ -11,11 +11,14 @@ import itertools
 import os
 import pickle
 import select
+import signal
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from orchestrator.api.cluster import Cluster, check_callable, sendable
@@ -56,6 +59,23 @@ class RanksLost(JobFailed):
     """The ranks of the pool are gone, and what they held with them."""
 
 
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Put Ctrl-C off for a moment that waits for nothing."""
+    answer = signal.getsignal(signal.SIGINT)
+    if not callable(answer) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *press: pressed.append(press))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, answer)
+        if pressed:
+            answer(*pressed[0])
+
+
 class Ranks:
     """The way to the ranks of one job: calls go out, whole answers come back."""
 
@@ -66,8 +86,13 @@ class Ranks:
         self.splitter = frames.Splitter()
         self.arrived: list[Part] = []
         self.unfinished: dict[int, bytearray] = {}  # rank -> the begin of its answer
-        self.broken = ""  # why nothing more can be sent or received
+        self.unsent: deque[memoryview] = deque()
+        self.broken = ""  # why nothing more can be received
         self.process = Background("calls", where=where, experiment=str(job.directory))
+        self.calls = self.process.keys.fileno()
+        os.set_blocking(self.calls, False)
+        self.room = select.poll()
+        self.room.register(self.calls, select.POLLOUT)
         self.answers = self.process.answers.raw.fileno()  # type: ignore[attr-defined]
         self.poll = select.poll()
         self.poll.register(self.answers, select.POLLIN)
@@ -77,16 +102,40 @@ class Ranks:
             self.answer()
 
     def call(self, rank: int, call: bytes, kind: bytes = RUN) -> None:
+        """Send a call. Ctrl-C gives it up; whoever has a part of it answers that it is none."""
         number = next(self.numbers)
-        for busy in range(self.size) if rank == EVERY_RANK else (rank,):
-            self.busy[busy] = number
-        self.send(rank, number, kind, call)
+        parts = frames.call_frames(rank, number, kind, call)
+        try:
+            with held():
+                ranks = range(self.size) if rank == EVERY_RANK else (rank,)
+                self.busy.update(dict.fromkeys(ranks, number))
+            for part in parts:
+                self.send(part)
+        except KeyboardInterrupt:
+            with held():
+                self.unsent += map(memoryview, frames.call_frames(rank, number, kind, b""))
+                self.interrupt()
+            raise
 
-    def send(self, rank: int, number: int, kind: bytes, data: bytes = b"") -> None:
-        self.broken = "a call was interrupted while it was being sent"
-        for frame in frames.call_frames(rank, number, kind, data):
-            self.process.press(frame)
-        self.broken = ""
+    def send(self, frame: bytes) -> None:
+        with held():
+            self.unsent.append(memoryview(frame))
+        self.flush()
+
+    def flush(self, *, wait: bool = True) -> None:
+        """Send what there is. After Ctrl-C the rest of it is sent before anything else."""
+        while self.unsent and self.room.poll(None if wait else 0):
+            with held():
+                frame = self.unsent[0]
+                try:
+                    frame = frame[os.write(self.calls, frame) :]
+                except BrokenPipeError:  # nobody is there; receive() says why
+                    self.unsent.clear()
+                    return
+                if frame:
+                    self.unsent[0] = frame
+                else:
+                    self.unsent.popleft()
 
     def answer(self, timeout: float | None = None) -> Part:
         """Wait for the next rank that has answered its call, and return its answer.
@@ -102,7 +151,9 @@ class Ranks:
                 if part.kind == SHOW:
                     output.pass_on(part.data.decode(errors="replace"))
                 elif part.kind == ASK:
-                    self.send(part.rank, part.number, LINE, output.typed_line().encode())
+                    line = output.typed_line().encode()
+                    for frame in frames.call_frames(part.rank, part.number, LINE, line):
+                        self.send(frame)
                 elif self.busy.get(part.rank) == part.number:
                     del self.busy[part.rank]
                     return part
@@ -113,7 +164,8 @@ class Ranks:
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in all ranks that run a call."""
         for rank, number in self.busy.items():
-            self.send(rank, number, INTERRUPT)
+            self.unsent += map(memoryview, frames.call_frames(rank, number, INTERRUPT, b""))
+        self.flush(wait=False)
 
     def receive(self, timeout: float | None) -> Part:
         """Return the next whole message of any rank."""
@@ -276,6 +328,7 @@ class Pool:
                 f"the pool cannot be called: {ranks.broken}", "cluster.pool(...) opens another"
             )
         try:
+            ranks.flush()
             while ranks.busy:
                 ranks.answer(SETTLE_SECONDS)
         except TimeoutError:

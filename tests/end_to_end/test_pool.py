@@ -87,6 +87,7 @@ def test_calls_of_all_kinds(
         exceptions(pool)
         debugger(pool, monkeypatch, capfd)
         interrupts(pool)
+        interrupts_while_it_sends(pool, monkeypatch)
         assert pool.map(lambda x: (x, rank()), []) == []
         dealt = pool.map(lambda x: (x * x, rank()), range(40))
         assert [square for square, _ in dealt] == [x * x for x in range(40)]
@@ -185,14 +186,38 @@ def interrupts(pool: pools.Pool) -> None:
         time.sleep(600)
 
     def all_are() -> bool:
-        sent = not pool._open.broken  # ranks may be there before we know that all was sent
-        return sent and all((here / f"stuck_{number}").exists() for number in range(4))
+        return all((here / f"stuck_{number}").exists() for number in range(4))
 
     here = Path.cwd()  # which the nodes share
     with pytest.raises(KeyboardInterrupt):
         interrupt_when(all_are)
         pool.run(stuck, here)
     assert pool.run(rank) == [0, 1, 2, 3]
+
+
+def interrupts_while_it_sends(pool: pools.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the first bytes of a call, in the midst of it, and at its end."""
+    write = os.write
+
+    def pressed_at(byte: int) -> Callable[[int, memoryview], int]:
+        written = 0
+
+        def interrupted(fd: int, data: memoryview) -> int:
+            nonlocal written
+            before, sent = written, write(fd, data)
+            written += sent
+            if before < byte <= written:
+                os.kill(os.getpid(), signal.SIGINT)
+            return sent
+
+        return interrupted
+
+    large = bytes(2 * pools.frames.CALL_CHUNK)
+    for byte in (1, pools.frames.CALL_CHUNK, len(large)):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(os, "write", pressed_at(byte))
+            pool.run(len, large)
+        assert pool.run(rank) == [0, 1, 2, 3]
 
 
 def test_a_call_that_does_not_end(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
