@@ -27,10 +27,11 @@ ELSEWHERE = "run in the project's own directory; leave something out with --set 
 
 @dataclass(frozen=True)
 class Limits:
-    """The sizes up to which files travel, in megabytes."""
+    """The sizes up to which files travel, in megabytes, and what is done about a larger file."""
 
     largest_file: float = 200.0
     largest_tree: float = 2000.0
+    leave_out: bool = False  # and say so; else it is refused
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,14 @@ class Scan:
             shown = os.fsdecode(directory)
             what = f"{shown} has {plural(len(listed.paths), 'file')}: too many to send to the nodes"
             raise CheckFailed(what, ELSEWHERE)
-        states = self.states = look(directory, listed)
+        entries, notes = [], list(listed.notes)
+        states = look(directory, listed)
+        if self.limits.leave_out and (large := take_out_large(states, self.limits)):
+            notes.append(f"warning: larger than code, and so not sent: {', '.join(large)}")
+        self.states = states
         self.looked.set()
         refuse_large(directory, states, self.limits)
         index = Index(directory)
-        entries, notes = [], list(listed.notes)
         for path, status in states.items():
             if self.cancelled.is_set():
                 break  # nobody waits for it; what was read is remembered
@@ -151,6 +155,13 @@ def look(directory: bytes, listed: Listed) -> dict[bytes, os.stat_result]:
         except OSError as error:
             raise unreadable(path, error) from error
     return found
+
+
+def take_out_large(found: dict[bytes, os.stat_result], limits: Limits) -> list[str]:
+    """Take out the files that are too large to be code, and name them."""
+    most = limits.largest_file * MEGABYTE
+    large = [p for p, s in found.items() if stat.S_ISREG(s.st_mode) and s.st_size > most]
+    return [f"{os.fsdecode(path)} ({size(found.pop(path).st_size)})" for path in large]
 
 
 def refuse_large(directory: bytes, found: dict[bytes, os.stat_result], limits: Limits) -> None:

@@ -153,7 +153,7 @@ def begin_scan(request: Request) -> Scan:
         everything=request.origin is not None,
         always=(os.fsencode(os.path.normpath(target.name)),) if is_file_below(target) else (),
     )
-    limits = Limits(sync.largest_file, sync.largest_tree)
+    limits = Limits(sync.largest_file, sync.largest_tree, leave_out=request.payload is not None)
     return Scan(os.fsencode(Path.cwd()), rules, limits)
 
 

@@ -17,12 +17,20 @@ from orchestrator.head.launch.code import tree_for
 
 def test_a_function_goes_alone_where_its_directory_is_no_place_for_code(tmp_path: Path) -> None:
     (tmp_path / "data.bin").write_bytes(bytes(2_000_000))
-    scan = Scan(os.fsencode(tmp_path), Rules(), Limits(largest_file=1.0))
+    scan = Scan(os.fsencode(tmp_path), Rules(), Limits(largest_tree=1.0))
     script: Any = SimpleNamespace(payload=None)
-    with pytest.raises(CheckFailed, match=r"data\.bin has 2 MB"):
+    with pytest.raises(CheckFailed, match="more than 1 MB does not travel"):
         tree_for(script, scan)
     function: Any = SimpleNamespace(payload=tmp_path)
     tree = tree_for(function, scan)
     assert tree.files == 0 and tree.digest
     (note,) = tree.notes
-    assert note.startswith("warning: the function goes without its directory: data.bin has 2 MB")
+    assert note.startswith("warning: the function goes without its directory: ")
+
+
+def test_a_function_leaves_large_files_behind(tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(bytes(2_000_000))
+    (tmp_path / "module.py").touch()
+    tree = Scan(os.fsencode(tmp_path), Rules(), Limits(1.0, leave_out=True)).tree()
+    assert [entry.path for entry in tree.entries] == [b"module.py"]
+    assert tree.notes == ("warning: larger than code, and so not sent: data.bin (2 MB)",)
