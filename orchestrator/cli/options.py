@@ -27,7 +27,13 @@ LAUNCH_OPTIONS = (Where, LaunchArguments, Launch, View)  # the classes whose fie
 
 
 class FilePath(click.Path):
-    """A path, which is not empty: `"$DIR"` of a shell that has no DIR is not this directory."""
+    """A path, which is not empty: `"$DIR"` of a shell that has no DIR is not this directory.
+
+    Whoever opens it says why that cannot be; a path of the nodes need not be readable here.
+    """
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(readable=False, **more)
 
     def convert(self, value: Any, parameter: click.Parameter | None, ctx: Any) -> Any:
         if value == "":
@@ -141,7 +147,7 @@ def click_option(kind: type[Any], name: str, hint: Any, option: Option) -> Group
         "" if value in (None, (), False) else f"{value:g}" if base is float else f"{value}"
     )
     choice = click.Choice(option.choices) if option.choices else None
-    path = FILE if base is Path else click.Path() if option.file else None
+    path = FILE if base is Path else FilePath() if option.file else None
     flag = {"is_flag": True} if base is bool else {"multiple": several}
     number = Count() if name == "nproc" else None
     return GroupedOption(

@@ -14,6 +14,8 @@ from orchestrator import interrupt
 from orchestrator.errors import EXIT_CHECK, EXIT_USAGE, OrchestratorError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no defect of ours, wherever it is met
+# What the user's files are like: said where it is known, and here wherever else it is met.
+CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 GONE = (errno.EPIPE, errno.EIO)  # as in screen/output.py
 
 
@@ -66,7 +68,7 @@ def run(command: click.Command, name: str) -> NoReturn:
     except OSError as error:
         if error.errno == errno.ENOENT and not here_exists():
             error = OSError(errno.ENOENT, "this directory was removed: go to another")
-        elif error.errno not in FULL:
+        elif error.errno not in FULL and not (error.errno in CLOSED and error.filename):
             raise
         where = f"{error.filename}: " if error.filename else ""
         complain(f"error: {where}{error.strerror}")

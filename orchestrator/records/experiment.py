@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import time
@@ -18,7 +19,7 @@ from typing import Any
 from orchestrator import files
 from orchestrator.config.launch import Launch
 from orchestrator.errors import EMPTY, UsageError, nearest
-from orchestrator.permissions import others
+from orchestrator.permissions import others, user_name
 from orchestrator.protocol.message import decode, parse
 from orchestrator.records import trust
 
@@ -441,8 +442,9 @@ def check_name(name: str) -> None:
 def create(root: Path, name: str) -> Experiment:
     """Make experiments/<name>_YYYYMMDD_HHMMSS, unique even for two launches in one second."""
     check_name(name)
-    made_root = not root.exists()
+    made_root = False
     try:
+        made_root = not root.exists()
         if made_root:
             root.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):  # another launch was faster
@@ -451,15 +453,25 @@ def create(root: Path, name: str) -> Experiment:
         for inner in (path / "outputs", path / "logs"):
             files.make_private(inner)
     except OSError as error:
-        fix = "free some space or name another directory with --experiments DIR"
-        if root.is_symlink() and not root.exists():
-            fix = f"it is a link to {root.readlink()}, which is not there"
         raise UsageError(
-            f"no experiment can be created in {root}: {error.strerror}", fix
+            f"no experiment can be created in {root}: {error.strerror}", _allowing(root, error)
         ) from error
     experiment = Experiment(path)
     experiment.made_root = made_root
     return experiment
+
+
+def _allowing(root: Path, error: OSError) -> str:
+    """Say what allows an experiment in a directory that did not take it."""
+    another = "name another directory with --experiments DIR"
+    if isinstance(error, PermissionError):
+        there, owner = _nearest(root)
+        if owner != os.geteuid():
+            return f"{there} belongs to {user_name(owner)}: {another}, or ask for leave to write it"
+        return f"chmod u+rwx {shlex.quote(str(there))}; or {another}"
+    if os.path.islink(root) and not os.path.exists(root):
+        return f"it is a link to {root.readlink()}, which is not there"
+    return f"free some space or {another}"
 
 
 def _new_directory(root: Path, name: str) -> Path:
@@ -503,7 +515,7 @@ def _entries(root: Path) -> list[tuple[Path, str]]:
     """Return each directory with a record, and who else may write it, the newest last."""
     try:
         entries = [entry for entry in root.iterdir() if STAMP.fullmatch(entry.name)]
-    except OSError:
+    except (OSError, ValueError):
         return []
     # A clock that was once ahead does not make an experiment the newest for years.
     tomorrow = time.strftime("%Y%m%d_%H%M%S", time.localtime(time.time() + 86400))
@@ -539,7 +551,7 @@ def find(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment
             known[0] if known else None,
         )
     for path in (root / wanted, Path(wanted)):
-        if (path / RECORD).is_file():  # by a link, too: the user has named it
+        if os.path.isfile(path / RECORD):  # by a link, too: the user has named it
             real = Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()
             return Experiment(real, trusted=trusted)
     return None
@@ -563,6 +575,8 @@ def missing(root: Path, wanted: str | None, nor: str = "") -> UsageError:
     """
     what = f"no experiment {wanted!r}" if wanted else "no experiment"
     what = " ".join(filter(None, [f"there is {what} in {root.absolute()}", nor]))
+    if closed := _closed(root, wanted):
+        return closed
     if wanted and (inside := inside_of(Path(wanted))):
         return UsageError(what, f"name one of those in there, the newest: {inside.path}")
     names = [candidate.name for candidate in every(root)]
@@ -575,6 +589,29 @@ def missing(root: Path, wanted: str | None, nor: str = "") -> UsageError:
         "experiments are in the directory where they were launched: go there, or name one by its"
         " path; master_launch SCRIPT starts one",
     )
+
+
+def _closed(root: Path, wanted: str | None) -> UsageError | None:
+    """Return the error for experiments, or one of them, that this login may not look into."""
+    for path in (root / wanted, Path(wanted)) if wanted else (root,):
+        try:
+            (path / RECORD).stat()
+        except PermissionError as error:
+            there, owner = _nearest(path)
+            fix = f"chmod u+rwx {shlex.quote(str(there))}"
+            if owner != os.geteuid():
+                share = f"chmod -R g+rX {shlex.quote(str(there))}"
+                fix = f"it belongs to {user_name(owner)}, who can show it to a group: {share}"
+            return UsageError(f"{there} cannot be read: {error.strerror}", fix)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _nearest(path: Path) -> tuple[Path, int]:
+    """Return the part of a path that can be seen from outside, and whose it is."""
+    there = next(part for part in (path, *path.absolute().parents) if os.path.lexists(part))
+    return there, there.lstat().st_uid
 
 
 def inside_of(place: Path) -> Experiment | None:

@@ -41,3 +41,10 @@ def test_output_onto_a_full_disk(tmp_path: Path) -> None:
     done = sh(f"{ORCHESTRATOR} node list --nodes list > /dev/full", tmp_path)
     assert done.returncode == 2
     assert done.stderr == "standard output cannot be written: No space left on device\n"
+
+
+def test_a_file_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    done = sh(f"{ORCHESTRATOR} status nothing --nodes {'a' * 300}", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and "File name too long" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -20,6 +20,7 @@ from orchestrator.errors import UsageError
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord, create, every, find
 
+ROOT = Path(__file__).parents[2]
 NODE = NodeRecord(0, "bob@gpu01", "gpu01", "bob", None, "10.0.0.1", "/usr/bin/python3", 0, 2)
 
 
@@ -337,6 +338,54 @@ def test_one_that_is_not_there_is_looked_for_where_it_may_be(
     assert experiment.missing(Path("e"), "no", "nor on the nodes").what.endswith("nor on the nodes")
     with pytest.raises(UsageError, match="name of the experiment is empty"):
         find(Path("experiments"), "")  # as of "$EXP" where none is set: not the newest
+
+
+AS_A_COLLEAGUE = """
+import os, sys
+from pathlib import Path
+from orchestrator.errors import UsageError
+from orchestrator.records import experiment
+os.chdir(sys.argv[1])
+if os.geteuid() == 0:
+    os.setuid(65534)  # root may look into everything
+steps = [lambda: experiment.known(Path("team"), "run_20260101_000000")]
+steps += [lambda: experiment.known(Path("shut"), name) for name in ("run_20260101_000000", None)]
+steps += [lambda: experiment.create(Path("shut"), "run")]
+steps += [lambda: experiment.create(Path("shut/deep/experiments"), "run")]
+for step in steps:
+    try:
+        step()
+    except UsageError as error:
+        print(error.what, error.fix, sep="; ")
+"""
+
+
+def test_directories_of_a_colleague(tmp_path: Path) -> None:
+    """Whoever may not look into them is told so, and whose they are."""
+    tmp_path.chmod(0o755)
+    closed = [made(tmp_path / "team", "run_20260101_000000"), tmp_path / "shut"]
+    closed[1].mkdir()
+    for path in closed:
+        path.chmod(0)
+    words = [sys.executable, "-c", AS_A_COLLEAGUE, str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    for path in closed:
+        path.chmod(0o700)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 5, done.stderr
+    name = "team/run_20260101_000000"
+    assert lines[0].startswith(f"{name} cannot be read: Permission denied; ")
+    assert all(line.startswith("shut cannot be read: Permission denied; ") for line in lines[1:3])
+    assert all("be created in shut" in line and "Permission denied" in line for line in lines[3:])
+    whose = "belongs to root" if os.geteuid() == 0 else "chmod u+rwx"
+    assert all(whose in line for line in lines)
+
+
+def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
+    (tmp_path / "round").symlink_to("round")
+    for name in ("a" * 300, "round", "a\0b"):
+        assert find(tmp_path, name) is None
+        assert experiment.missing(tmp_path, name).what.startswith("there is no experiment")
 
 
 def test_one_that_was_started_elsewhere(tmp_path: Path) -> None:

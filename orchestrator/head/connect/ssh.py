@@ -378,9 +378,12 @@ def public_blob(path: Path) -> bytes:
 @functools.cache
 def load_key(path: Path, certificates: tuple[Path, ...]) -> paramiko.PKey | Unusable | None:
     """Return the key in a file, why it cannot be used, or None if there is no such file."""
-    if not path.is_file():
-        return None
-    status = path.stat()
+    try:
+        if not path.is_file():
+            return None
+        status = path.stat()
+    except PermissionError:  # of its directory
+        return Unusable(f"{path} cannot be read")
     if status.st_uid == os.getuid() and status.st_mode & 0o077:
         mode = stat.S_IMODE(status.st_mode)
         why = f"{path} is open to others, mode {mode:04o}, and therefore not used"

@@ -149,7 +149,8 @@ def token_of(listen: Listen) -> str:
     try:
         token = listen.token_file.read_text(encoding="ascii")[:LONGEST_TOKEN].strip()
     except (OSError, ValueError) as error:
-        raise UsageError(f"{listen.token_file} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "it is not plain text"
+        raise UsageError(f"{listen.token_file} cannot be read: {why}") from error
     if not token:
         raise UsageError(f"{listen.token_file} is empty", "put a long random word into it")
     return token

@@ -48,7 +48,7 @@ def pull(options: PullOptions) -> int:
     if experiment is not None:
         transport, sources = of_experiment(options, experiment)
     elif options.checkpoints:
-        raise UsageError(f"{wanted} is no experiment in {where.experiments}: no checkpoints")
+        raise experiments.missing(where.experiments, wanted)
     else:
         transport, sources = options.chosen.transport(), of_path(options)
     progress = Progress("fetching", 0)
