@@ -361,11 +361,7 @@ class Job:
                 f"what could not be fetched is named in {self.directory / 'head.txt'}",
             ) from None
         except Exception as error:
-            raise JobFailed(
-                f"the result of rank {rank} cannot be read here: {type(error).__name__}: {error}",
-                "return what this Python knows, too: numbers, strings, numpy arrays; of tensors, "
-                "those that are on the CPU, where torch is installed here",
-            ) from error
+            raise unreadable(rank, error) from error
 
     def _raise_cause(self, record: JobRecord) -> NoReturn:
         verdict = self.verdict
@@ -379,6 +375,15 @@ class Job:
             raise self._failure(record) from worse if path.exists() else None
         who = f"rank {verdict.rank} on node {verdict.node} ({verdict.node_name})"
         raise error from RemoteTraceback(f"\n\n{who}:\n{verdict.traceback}")
+
+
+def unreadable(rank: int, error: Exception) -> JobFailed:
+    """Return the error for a result of which this Python cannot make an object again."""
+    return JobFailed(
+        f"the result of rank {rank} cannot be read here: {type(error).__name__}: {error}",
+        "return what this Python knows, too: numbers, strings, numpy arrays; of tensors, "
+        "those that are on the CPU, where torch is installed here",
+    )
 
 
 def lines(at: tuple[int, str], texts: list[str]) -> Iterator[Line]:

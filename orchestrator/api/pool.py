@@ -22,12 +22,12 @@ from types import FrameType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from orchestrator.api.cluster import Cluster, check_callable, sendable
-from orchestrator.api.job import Job, RemoteTraceback
+from orchestrator.api.job import Job, RemoteTraceback, unreadable
 from orchestrator.api.options import Options
 from orchestrator.api.pool_process import Background
 from orchestrator.config.launch import DEFAULT_NODES
 from orchestrator.errors import EXIT_NODE, JobFailed, NodeError, OrchestratorError, UsageError
-from orchestrator.head.inventory.node_list import read_nodes
+from orchestrator.head.inventory.node_list import read_nodes, without
 from orchestrator.head.screen import output
 from orchestrator.node.calls import serve
 from orchestrator.protocol import frames
@@ -49,7 +49,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 END_SECONDS = 60.0  # for a job whose ranks were told to end, or were lost
+SMALL = 1 << 20  # bytes of a function that a rank may keep until the next one
 SETTLE_SECONDS = 10.0  # for ranks that still run a call that was given up
+FOREVER = -1.0
 DEFAULTS: Options = {"name": "pool", "hang_timeout": 0.0, "node_loss_timeout": 20.0}
 MOST_LOSSES = 3  # that one input may cost the pool
 READ = 1 << 20
@@ -209,6 +211,7 @@ class Pool:
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._list: Path | None = None  # of the nodes that are left
+        self._closing = False
         self._ranks: Ranks | None = None
         self._start()
 
@@ -240,8 +243,8 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.leave_block(error)
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -272,7 +275,11 @@ class Pool:
         If ranks are lost, the pool starts anew on the nodes that are left, and calls again those
         whose results are missing; objects made in the ranks are lost.
         """
-        calls = [pickled(function, (given,), {}) for given in inputs]
+        kept = pickled(serve.keep, (pickled(function, (), {}),), {})  # it may hold much: sent once
+        calls = [
+            pickled(serve.apply, (given,), {}, name=f"input {index}")
+            for index, given in enumerate(inputs)
+        ]
         results: dict[int, T] = {}
         losses = [0] * len(calls)
         with self._lock:
@@ -280,15 +287,27 @@ class Pool:
                 todo = [index for index in range(len(calls)) if index not in results]
                 under_way: dict[int, int] = {}
                 try:
+                    self._keep(kept)
                     for index, part in self._deal(calls, todo, under_way):
                         results[index] = self._result(part, f", input {index}")
                 except RanksLost as error:
-                    for index in under_way.values():
+                    for index in under_way.values() or todo[:1]:
                         losses[index] += 1
                         if losses[index] == MOST_LOSSES:
                             self._raise_loss(error, f"input {index} costs its rank each time: ")
+                    if self._closing:
+                        self._raise_loss(error)
                     self._start_again()
+            if len(kept) > SMALL:
+                self._keep(pickled(serve.keep, (b"",), {}))
         return [results[index] for index in range(len(calls))]
+
+    def _keep(self, call: bytes) -> None:
+        """Leave the function of a map with every rank, or nothing."""
+        ranks = self._ready()
+        ranks.call(EVERY_RANK, call)
+        while ranks.busy:
+            self._result(ranks.answer())
 
     def _deal(
         self, calls: list[bytes], todo: list[int], under_way: dict[int, int]
@@ -311,7 +330,11 @@ class Pool:
     def _result(self, part: Part, of: str = "") -> Any:
         """Return what a rank returned, or raise what it raised; `of` says from which input."""
         if part.kind != RAISED:
-            return pickle.loads(part.data) if part.kind == RESULT else None
+            try:
+                return pickle.loads(part.data) if part.kind == RESULT else None
+            except Exception as worse:
+                self._open.interrupt()
+                raise unreadable(part.rank, worse) from worse
         self._open.interrupt()  # what the other ranks do is of no use any more
         error, summary, text = pickle.loads(part.data)
         try:
@@ -361,14 +384,14 @@ class Pool:
         path = Path(self._cluster._where.get("nodes", DEFAULT_NODES))
         if not path.is_file():
             raise NodeError(f"{', '.join(sorted(gone))} cannot be reached")
-        lines = path.read_text(encoding="utf-8").splitlines()
-        lost = {node.line for node in read_nodes(path) if node.name in gone}
-        left = [line for number, line in enumerate(lines, 1) if number not in lost]
+        if all(node.name in gone for node in read_nodes(path)):
+            raise NodeError("no node of the list can be reached any more")
+        left = without(path.read_text(encoding="utf-8"), str(path), gone)
         if self._list is None:
             handle, name = tempfile.mkstemp(prefix="orchestrator-", suffix=".txt")
             os.close(handle)
             self._list = Path(name)
-        self._list.write_text("\n".join(left) + "\n", encoding="utf-8")
+        self._list.write_text(left, encoding="utf-8")
         where = {**self._cluster._where, "nodes": str(self._list)}
         self._cluster = type(self._cluster)(**where, **self._cluster._options)
 
@@ -388,16 +411,29 @@ class Pool:
 
     def leave_block(self, error: BaseException | None) -> None:
         """Act as the `with` block of the cluster says."""
-        self.close()
+        self._close(FOREVER if error is None else 0.0)
 
     def close(self) -> None:
-        """End the ranks; a call that was given up and still runs is killed."""
-        with self._lock:
+        """End the ranks.
+
+        What they still run is killed: a call that was given up at once, one that another thread
+        waits for after 10 seconds.
+        """
+        self._close(SETTLE_SECONDS)
+
+    def _close(self, patience: float) -> None:
+        self._closing = True
+        if not self._lock.acquire(timeout=patience):
+            self.job.stop(now=True)  # the other thread's call raises RanksLost
+            self._lock.acquire()
+        try:
             if self._ranks is not None:
                 self._end()
             if self._list is not None:
                 self._list.unlink(missing_ok=True)
                 self._list = None
+        finally:
+            self._lock.release()
 
 
 class Actor:
@@ -428,9 +464,12 @@ class Actor:
         self._pool.run(serve.delete, self._number)
 
 
-def pickled(function: Callable[..., object], args: object, kwargs: object) -> bytes:
+def pickled(
+    function: Callable[..., object], args: object, kwargs: object, *, name: str = ""
+) -> bytes:
+    """Return a call as a pickle; `name` is what an error calls it, else the function's."""
     import cloudpickle  # type: ignore[import-untyped]
 
     check_callable(function)
-    with sendable(getattr(function, "__name__", type(function).__name__)):
+    with sendable(name or getattr(function, "__name__", type(function).__name__)):
         return bytes(cloudpickle.dumps((function, args, kwargs)))

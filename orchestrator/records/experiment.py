@@ -469,7 +469,7 @@ def _allowing(root: Path, error: OSError) -> str:
         if owner != os.geteuid():
             return f"{there} belongs to {user_name(owner)}: {another}, or ask for leave to write it"
         return f"chmod u+rwx {shlex.quote(str(there))}; or {another}"
-    if os.path.islink(root) and not os.path.exists(root):
+    if root.is_symlink() and not root.exists():
         return f"it is a link to {root.readlink()}, which is not there"
     return f"free some space or {another}"
 
@@ -551,7 +551,11 @@ def find(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment
             known[0] if known else None,
         )
     for path in (root / wanted, Path(wanted)):
-        if os.path.isfile(path / RECORD):  # by a link, too: the user has named it
+        try:
+            there = (path / RECORD).is_file()  # by a link, too: the user has named it
+        except OSError:  # missing() says why
+            continue
+        if there:
             real = Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()
             return Experiment(real, trusted=trusted)
     return None

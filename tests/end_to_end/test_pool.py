@@ -58,6 +58,29 @@ class Own(LookupError):
     """An exception that no node can import."""
 
 
+class Mute(Exception):
+    """Says nothing: its own code fails."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+class OnNodes:
+    """Comes out of a pickle nowhere but on nodes."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.readlink, (Path("/proc/self/no_link"),)
+
+
+class Counted:
+    """Counts its pickles here."""
+
+    pickles = 0
+
+    def __getstate__(self) -> None:
+        Counted.pickles += 1
+
+
 class Picky(Exception):
     """Comes out of no pickle: it wants two arguments and keeps one."""
 
@@ -92,6 +115,10 @@ def test_calls_of_all_kinds(
         dealt = pool.map(lambda x: (x * x, rank()), range(40))
         assert [square for square, _ in dealt] == [x * x for x in range(40)]
         assert len({number for _, number in dealt}) > 1
+        large_one, seen = Counted(), list[int]()
+        inputs = range(12)
+        assert pool.map(lambda x: (seen.append(x), large_one, len(seen))[2], inputs) == [1] * 12
+        assert Counted.pickles == 1
         large = b"x" * (3 * pools.frames.CALL_CHUNK + 1)
         assert pool.run(lambda data: data + bytes([rank()]), large) == [
             large + bytes([number]) for number in range(4)
@@ -145,12 +172,19 @@ def exceptions(pool: pools.Pool) -> None:
     def picky() -> None:
         raise Picky("no", "way")
 
+    def mute() -> None:
+        raise Mute
+
     with pytest.raises(ValueError, match="odd") as raised:
         pool.run(odd)
     cause = str(raised.value.__cause__)
     assert "rank 1:\nTraceback" in cause and "in odd" in cause and "calls/serve.py" not in cause
     with pytest.raises(JobFailed, match="Picky: no way"):
         pool.run(picky)
+    with pytest.raises(Mute):
+        pool.run(mute)
+    with pytest.raises(JobFailed, match=r"rank \d cannot be read here: FileNotFoundError"):
+        pool.run(OnNodes)
     with pytest.raises(TypeError, match=r"cannot be sent back: .*\(a generator; return numbers"):
         pool.run(lambda: (x for x in "ab"))
     with pytest.raises(UsageError, match="cannot be sent to the nodes"):
@@ -241,6 +275,35 @@ def test_a_call_that_does_not_end(cluster: Cluster, monkeypatch: pytest.MonkeyPa
         pool.run(rank)
     pool.close()
     assert pool.job.status == "stopped"
+
+
+def test_a_pool_that_is_closed_while_a_thread_calls_it(cluster: Cluster, tmp_path: Path) -> None:
+    """As after Ctrl-C in the main thread: its `with` block must not wait for ever."""
+
+    def stuck(x: int) -> None:
+        (tmp_path / "begun").touch()
+        time.sleep(600)
+
+    pool = cluster.pool()
+    ended: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            pool.map(stuck, range(2))  # which would start again what was lost
+        except BaseException as error:  # noqa: BLE001  it is looked at below
+            ended.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + PATIENCE
+    while not (tmp_path / "begun").exists():  # which the nodes share
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(KeyboardInterrupt), pool:
+        raise KeyboardInterrupt
+    thread.join(PATIENCE)
+    assert [type(error) for error in ended] == [pools.RanksLost]
+    assert pool.job.status == "stopped" and "closed" in repr(pool)
 
 
 def test_ranks_that_are_lost(cluster: Cluster, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from orchestrator.node.job.run_function import unsendable
+from orchestrator.node.job.run_function import text_of, unsendable
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import (
     ASK,
@@ -37,6 +37,7 @@ READ = 1 << 20
 SKIPPED = (__file__,)  # frames of ours in a traceback
 
 objects: dict[int, Any] = {}
+kept = [b""]  # the pickle of a function that is called with many inputs
 
 
 def create(number: int, kind: Callable[..., object], args: Any, kwargs: Any) -> None:
@@ -49,6 +50,19 @@ def call(number: int, name: str, args: Any, kwargs: Any) -> Any:
 
 def delete(number: int) -> None:
     objects.pop(number, None)
+
+
+def keep(function: bytes) -> None:
+    """Keep a function for the inputs that follow: it may hold much, and comes once."""
+    kept[0] = function
+
+
+def apply(given: Any) -> Any:
+    """Call the function that is kept, each time as it came: what it changes does not stay."""
+    import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+
+    function, _, _ = cloudpickle.loads(kept[0])
+    return function(given)
 
 
 def serve() -> None:
@@ -205,4 +219,4 @@ def described(cloudpickle: Any, error: BaseException) -> bytes:
             data = None
     except Exception:  # noqa: BLE001  it is the user's own object
         data = None
-    return bytes(cloudpickle.dumps((data, f"{type(error).__name__}: {error}", text)))
+    return bytes(cloudpickle.dumps((data, f"{type(error).__name__}: {text_of(error)}", text)))

@@ -43,7 +43,7 @@ def unsendable(result: Any, error: Exception) -> TypeError:
     """Return the error for a result of which no pickle can be made."""
     kind = type(result).__name__
     return TypeError(
-        f"its result cannot be sent back: {error} (a {kind}; return numbers, strings,"
+        f"its result cannot be sent back: {text_of(error)} (a {kind}; return numbers, strings,"
         " tensors, or lists and dicts of them)"
     )
 
@@ -56,8 +56,16 @@ def keep_error(cloudpickle: Any, error: Exception) -> None:
             write("error", lambda file: file.write(data))
     except Exception as worse:  # noqa: BLE001  it is the user's own object, and theirs is the news
         sys.stderr.write(
-            f"orchestrator: this {type(error).__name__} cannot be sent back: {worse}\n"
+            f"orchestrator: this {type(error).__name__} cannot be sent back: {text_of(worse)}\n"
         )
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an exception says, as far as it can: its class is the user's own."""
+    try:
+        return str(error)
+    except Exception as worse:  # noqa: BLE001  it is the user's own object
+        return f"(its message cannot be shown: {type(worse).__name__})"
 
 
 def write(kind: str, fill: Any) -> None:
