@@ -52,7 +52,10 @@ END_SECONDS = 60.0  # for a job whose ranks were told to end, or were lost
 SMALL = 1 << 20  # bytes of a function that a rank may keep until the next one
 SETTLE_SECONDS = 10.0  # for ranks that still run a call that was given up
 FOREVER = -1.0
-DEFAULTS: Options = {"name": "pool", "hang_timeout": 0.0, "node_loss_timeout": 20.0}
+DEFAULTS: Options = {
+    **{"name": "pool", "hang_timeout": 0.0, "node_loss_timeout": 20.0},
+    "on_head_loss": "stop",  # nobody can call these ranks any more
+}
 MOST_LOSSES = 3  # that one input may cost the pool
 READ = 1 << 20
 

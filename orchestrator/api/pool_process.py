@@ -21,9 +21,12 @@ def main(request: dict[str, Any]) -> NoReturn:
 
 def calls(answers: Answers, keys: Keys, where: dict[str, str | bool], experiment: str) -> None:
     from orchestrator.head.calls.exchange import open_calls
+    from orchestrator.head.commands.stop import end_job
     from orchestrator.head.status.find_job import adopt_job
 
     job = adopt_job(where_of(where), experiment)
     exchange = open_calls(job.transport, job.record, answers.out.fileno())
     answers.tell(open=True)
     exchange.run()
+    if exchange.alive:  # in a call that does not end
+        end_job(where_of(where), experiment, 0.0)

@@ -346,16 +346,28 @@ def test_a_pool_that_is_stopped(cluster: Cluster, head: Head) -> None:
 
 
 PROGRAM = """
-import os, sys, time
+import os, sys, threading, time
 from orchestrator import Cluster
 pool = Cluster(sys.argv[1], ssh_config=sys.argv[2]).pool()
 print("open", flush=True)
+marks = sys.argv[3:]
+def long(marks):
+    open(marks[int(os.environ["RANK"])], "w").close()
+    time.sleep(3600)
+if marks:
+    threading.Thread(target=pool.run, args=(long, marks), daemon=True).start()
+while not all(map(os.path.exists, marks)):
+    time.sleep(0.01)
 os.kill(os.getpid(), 9)
 """
 
 
-def test_a_program_that_is_killed_leaves_no_ranks(cluster: Cluster, head: Head) -> None:
+@pytest.mark.parametrize("calls", [0, 2], ids=["idle", "in a call"])
+def test_a_program_that_is_killed_leaves_no_ranks(
+    cluster: Cluster, head: Head, tmp_path: Path, calls: int
+) -> None:
     words = [str(head.node_list), str(head.cluster.ssh_config)]
+    words += [str(tmp_path / f"called_{number}") for number in range(calls)]  # the nodes share it
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *words],
         cwd=head.directory,

@@ -1,7 +1,7 @@
 """Carry calls between a Python program and the ranks of its pool: a process between the two.
 
 Frames come from the program through standard input and go to the channels of the nodes; what the
-ranks
+ranks answer goes to the program through standard output.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from orchestrator.head.connect.channel import nonsense, read_message
 from orchestrator.head.connect.reach import kept_if_well, serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.protocol import frames
-from orchestrator.protocol.frames import CALL, CLOSE, EVERY_RANK, GONE, HEADER, JSON, Splitter
+from orchestrator.protocol.frames import (
+    CALL,
+    CLOSE,
+    EVERY_RANK,
+    GONE,
+    HEADER,
+    INTERRUPT,
+    JSON,
+    Splitter,
+)
 from orchestrator.protocol.message import Nonsense
 from orchestrator.protocol.messages import Answered, Beat, Call
 from orchestrator.protocol.timing import HEAD_BEAT, HEAD_PATIENCE
@@ -27,7 +36,7 @@ from orchestrator.records.experiment import JobRecord, NodeRecord
 
 READ = 1 << 18
 ASK_SECONDS = 20.0
-END_SECONDS = 10.0  # for ranks that were told to end
+END_SECONDS = 60.0  # for ranks that were told to end, as api/pool.py has it
 
 
 class NodeCalls:
@@ -67,15 +76,19 @@ class Exchange:
         self.writing = threading.Lock()
 
     def run(self) -> None:
-        """Carry frames until the program ends or hangs up; then the ranks are told to end."""
+        """Carry frames until the program ends or hangs up; then the ranks are told to end.
+
+        Nobody wants the calls that still run: a program that was killed could not interrupt them.
+        """
         select.select([0], [], [])  # until then the program reads lines
         for node in self.nodes:
             threading.Thread(target=self.listen, args=(node,), daemon=True).start()
         try:
             self.forward()
         finally:
-            (close,) = frames.call_frames(EVERY_RANK, 0, CLOSE, b"")
-            self.send(close)
+            for kind in (INTERRUPT, CLOSE):
+                (frame,) = frames.call_frames(EVERY_RANK, 0, kind, b"")
+                self.send(frame)
             self.over.wait(END_SECONDS)  # a connection that is closed at once may swallow it
             for node in self.nodes:
                 node.channel.connection.close()

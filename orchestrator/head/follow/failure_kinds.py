@@ -115,6 +115,12 @@ WHOLE = (
     " returns them; averages of them are kept as docs/trainer.md has it (Hooks)"
 )
 
+# A file of the program's own that has the name of a package, and what it lacks.
+HIDES = re.compile(r"; '(\w+)' is not a package")
+OWN_FILE = re.compile(
+    r"cannot import name '(\w+)' from '([\w.]+)' \(((?!.*(site|dist)-packages/).+)\)"
+)
+
 SIGNAL_FIXES = {
     "SIGKILL": "something killed it: a person, a scheduler's limit, or the kernel for lack of"
     " memory (see `dmesg` on that node)",
@@ -222,6 +228,13 @@ def fix_of(kind: str, message: str = "") -> str:
         )
     if message.startswith(("EOFError: EOF when reading a line", "BdbQuit", "bdb.BdbQuit")):
         return NO_STDIN
+    if hides := HIDES.search(message):
+        return f"a file {hides[1]}.py is imported in place of the package {hides[1]}: rename it"
+    if lacks := OWN_FILE.search(message):
+        return (
+            f"{lacks[3]} has no {lacks[1]}: correct the import, or rename that file where an"
+            f" installed package {lacks[2]} is meant"
+        )
     if "attempted relative import" in message:
         return "the file is part of a package: launch it as a module, `-m package.module`"
     if kind == "exception" and SHARDED.search(message):

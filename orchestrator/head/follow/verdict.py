@@ -246,7 +246,8 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> dict[str, Any] | 
     own = {f.rank: f for f in failures if f.distance == OWN and f.rank not in (None, first.rank)}
     same = [f for f in own.values() if f.message == first.message and first.distance == OWN]
     also = [f for f in own.values() if f not in same]
-    if same and not also and ended_badly <= len(own) + 1 and "No module named" in first.message:
+    lacking = "No module named" in first.message and not failure_kinds.HIDES.search(first.message)
+    if same and not also and ended_badly <= len(own) + 1 and lacking:
         first = replace(first, fix=failure_kinds.EVERYWHERE)
     known = len(own) + (first.rank is not None and first.kind != "ended_early")
     return {

@@ -276,6 +276,21 @@ def test_what_words_tell(kind: str, words: str) -> None:
     assert failure_kinds.fix_of(kind)
 
 
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("No module named 'torch.distributed'; 'torch' is not a package", "torch.py is imported"),
+        ("cannot import name 'ones' from 'numpy' (/p/numpy.py)", "/p/numpy.py has no ones: "),
+        ("cannot import name 'a' from 'b' (/v/site-packages/b/c.py)", "like the others"),
+    ],
+)
+def test_a_file_in_the_place_of_a_package(words: str, fix: str) -> None:
+    """Nothing has to be installed, on however many nodes it happens."""
+    lacking = error(words, type="ImportError")
+    told = conclude([of_rank(n, "a", ended(1, lacking, rank=n), 0.0) for n in (0, 1)], 2)
+    assert told is not None and fix in told["fix"]
+
+
 def test_every_kind_says_what_to_do() -> None:
     assert all(fix for name, (_, fix) in failure_kinds.KINDS.items() if name != "stopped")
 
