@@ -57,7 +57,9 @@ def replacing(path: Name, mode: int = PRIVATE) -> Iterator[BinaryIO]:
 def replace(path: Name, content: str | bytes, mode: int = PRIVATE) -> None:
     """Write a whole file, text as UTF-8: see `replacing`."""
     with replacing(path, mode) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(
+            content.encode(errors="backslashreplace") if isinstance(content, str) else content
+        )
 
 
 def open_plain(path: Name, dir_fd: int | None = None) -> BinaryIO:

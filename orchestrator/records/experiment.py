@@ -223,7 +223,7 @@ class Experiment:
         with files.replacing(self.path / name) as file:
             with files.opened(self.path) as directory:
                 files.give_to_owner_of(directory, file.fileno())
-            file.write(text.encode())
+            file.write(text.encode(errors="backslashreplace"))  # names that are no text
 
     def write_record(self, record: JobRecord) -> None:
         self.write(RECORD, json.dumps(dataclasses.asdict(record), indent=1) + "\n")

@@ -381,6 +381,13 @@ def test_directories_of_a_colleague(tmp_path: Path) -> None:
     assert all(whose in line for line in lines)
 
 
+def test_names_that_are_no_text_are_written_all_the_same(tmp_path: Path) -> None:
+    """As of a directory from the days of Latin-1, in a page that names it."""
+    place = create(tmp_path, "run")
+    place.write("page", os.fsdecode(b"caf\xe9"))
+    assert (place.path / "page").read_text() == r"caf\udce9"
+
+
 def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
     (tmp_path / "round").symlink_to("round")
     for name in ("a" * 300, "round", "a\0b"):

@@ -44,7 +44,7 @@ def report(where: Where, wanted: Sequence[str], options: ReportOptions) -> int:
     else:
         path = options.out or where.experiments / NAME
         write(path, lambda: files.replace(path, text))
-    say(f"{path}: {size(len(text.encode()))}")
+    say(f"{path}: {size(path.stat().st_size)}")
     if options.opened and not webbrowser.open(path.absolute().as_uri()):
         say(f"no browser could be started here; copy the file to where there is one: {path}")
     return EXIT_DONE
