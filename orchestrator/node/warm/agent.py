@@ -7,6 +7,7 @@ start in its place. The ranks are forked from this process, so it imports nothin
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -15,6 +16,7 @@ import itertools
 import os
 import resource
 import signal
+import site
 import socket
 import sys
 import time
@@ -96,7 +98,7 @@ def main() -> None:
     gc.enable()
     if unfit is None:
         report: dict[str, Any] = {"ready": time.time(), "reads": sorted(Reading.names)}
-        report["files"] = files_of_packages()
+        report["files"] = files_it_came_from()
     else:
         report = {"unfit": str(unfit), "package": unfit.package}
     try:
@@ -162,15 +164,19 @@ def examine(package: str, handlers: dict[int, Any]) -> None:
         raise Unfit(f"{package} handles signal {changed[0]:d} when it is imported", package)
 
 
-def files_of_packages() -> dict[str, list[int]]:
-    """Return each file that was imported from a package, and its directory, as they are now."""
-    paths: dict[str, list[int]] = {}
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__file__", None)
-        if isinstance(path, str) and ("site-packages" in path or "dist-packages" in path):
-            paths[path] = []
-    for path in sys.path[1:]:
-        paths[path] = []  # a package that comes or goes changes its directory
+def files_it_came_from() -> dict[str, list[int]]:
+    """Return each file that was imported, and what says where to look for them, as it is now."""
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    paths = {path for path in files if isinstance(path, str)}  # of packages, and what they import
+    places = sys.path[1:]  # a package that comes or goes changes its directory
+    places += site.getsitepackages()  # one that is made later is searched from then on
+    if site.ENABLE_USER_SITE:
+        places.append(site.getusersitepackages())
+    paths.update(places, [os.path.join(sys.prefix, "pyvenv.cfg")])
+    for place in places:
+        with contextlib.suppress(OSError):
+            names = [name for name in os.listdir(place) if name.endswith(".pth")]
+            paths.update(os.path.join(place, name) for name in names)
     return {path: frames.mark(path) for path in paths}
 
 

@@ -158,6 +158,24 @@ def test_a_package_that_changed_is_imported_anew(node: WarmNode) -> None:
     assert job.output == {"0": "2\n"} and not alive(pair.pid)
 
 
+@pytest.mark.parametrize("changed", ["src/edited.py", "site-packages/editable.pth"])
+def test_what_a_package_imports_and_where_it_is_found_is_imported_anew(
+    node: WarmNode, changed: str
+) -> None:
+    """What is installed to be edited lies among no packages: a file there says where it is."""
+    source = node.directory / "src"
+    source.mkdir()
+    (source / "edited.py").write_text("version = 1\n")
+    (node.packages / "editable.pth").write_text(f"{source}\n")
+    node.package("quiet", "import edited")
+    env = {"PYTHONPATH": f"{node.packages}{os.pathsep}{source}"}
+    pair = node.keep_warm(node.run("import quiet", env=env)[0])
+    (node.directory / changed).write_text("version = 22\n")
+    _, cold = node.run("import quiet", env=env)
+    assert not cold.warm.warm and f"{changed} has changed" in cold.warm.why
+    assert not alive(pair.pid)
+
+
 def test_a_variable_that_a_package_reads_is_seen(node: WarmNode) -> None:
     node.package("torch.__init__", "import os; seen = os.environ.get('ODD')")
     program = "import torch; print(torch.seen)"
