@@ -41,7 +41,7 @@ def replacing(path: Name, mode: int = PRIVATE) -> Iterator[BinaryIO]:
     new = os.path.join(directory, f".{name}.{os.urandom(4).hex()}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with open(os.open(new, flags, mode), "wb") as file:
+        with naming(path), open(os.open(new, flags, mode), "wb") as file:
             if mode == PRIVATE:
                 os.fchmod(file.fileno(), PRIVATE)
             yield file
@@ -51,6 +51,17 @@ def replacing(path: Name, mode: int = PRIVATE) -> Iterator[BinaryIO]:
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(new)
+        raise
+
+
+@contextlib.contextmanager
+def naming(path: Name) -> Iterator[None]:
+    """Let an error say which file it is of, also where a write on a full disk raised it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
         raise
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from orchestrator import files
 
 IS_DIRECTORY = "a directory has this name"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BUSY = "another command or node is writing it here: do it again"
 
 
@@ -130,10 +131,18 @@ class Partial:
         return len(data)
 
     def put(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of it: the last room of a disk takes a part, without an error."""
+        """Write all of it: the last room of a disk takes a part, without an error.
+
+        What has no room gives back what it took: others use this disk, and their jobs write on it.
+        """
         left = memoryview(data)
-        while left:
-            left = left[self.file.write(left) :]
+        try:
+            while left:
+                left = left[self.file.write(left) :]
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                self.file.truncate(0)
+            raise
 
     def is_as(self, total: str, count: int, size: int) -> bool:
         """Tell whether the range that has come is what the other side read once more."""

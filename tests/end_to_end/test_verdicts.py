@@ -474,7 +474,7 @@ dist.all_reduce(torch.ones(1))
     cluster.fill_disk(1, home)  # what the job itself had kept
     again = head.launch("--nproc", "1", "train.py")
     assert again.finish() == 4, again.text
-    assert "No space left on device" in again.text
+    assert f"{home}/.orchestrator/runs/" in again.text and "No space left on device" in again.text
     verdict = head.record["verdict"]
     assert (verdict["kind"], verdict["node"]) == ("disk_full", None)
     attached = head.command("orchestrator", "attach")

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Iterator
 from typing import TypeVar
 
+from orchestrator import files
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.message import Nonsense, decode, encode, parse
@@ -88,13 +89,14 @@ class RunDir:
     def write_spec(self, spec: Spec) -> None:
         # The spec holds the job's environment, which may hold secrets.
         fd = os.open(self.spec, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(fd, "w", encoding="ascii") as file:
+        with files.naming(self.spec), open(fd, "w", encoding="ascii") as file:
             json.dump(encode(spec), file)
 
     def write(self, name: str, text: str) -> None:
         """Write a file that the agent finds in the directory it starts in."""
-        fd = os.open(os.path.join(self.path, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(fd, "w", encoding="utf-8") as file:
+        path = os.path.join(self.path, name)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with files.naming(path), open(fd, "w", encoding="utf-8") as file:
             file.write(text)
 
     def read_spec(self) -> Spec:
