@@ -97,7 +97,7 @@ ARROWS: dict[str, set[str]] = {
         *("folder", "errors", "files", "protocol", "records", "text", "head/connect"),
     },
     "head/follow": {
-        *("errors", "files", "interrupt", "protocol", "records"),
+        *("errors", "files", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/inventory", "head/outputs", "head/screen"),
     },
     "head/notify": {

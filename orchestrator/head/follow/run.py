@@ -33,6 +33,7 @@ from orchestrator.protocol.messages import Stuck
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records import goodput
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord, NodeRecord
+from orchestrator.text import size
 
 THIEF_SECONDS = 0.5  # between two looks whether another head wants to take over
 LEAVE_LIMIT = 3.0
@@ -285,6 +286,7 @@ class Run:
 
     def ended(self, node: NodeState, event: events.Ended, when: float) -> None:
         node.ended = event
+        self.say_what_was_lost(node, event)
         self.say_what_was_killed(node, event)
         if not self.end.open:
             return
@@ -292,6 +294,14 @@ class Run:
             self.failed(failure_of(node, when, "supervisor", event.why))
         elif event.agent != 0 and not event.why:
             self.failed(verdict.of_torchrun(node.record.index, node.record.name, event, when))
+
+    def say_what_was_lost(self, node: NodeState, event: events.Ended) -> None:
+        """Say what its log ends without; what a disk refused earlier, the log says by itself."""
+        if event.lost:
+            self.say(
+                f"{node.who}: the last {size(event.lost)} of output are in no log: there was no"
+                " room for them on the disk of ~/.orchestrator there (`df -h ~`, `quota`)"
+            )
 
     def say_what_was_killed(self, node: NodeState, event: events.Ended) -> None:
         """Say what did not end by itself: what it had not saved is lost."""

@@ -96,6 +96,18 @@ def test_what_did_not_end_by_itself_is_named(tmp_path: Path) -> None:
     ]
 
 
+def test_a_log_that_lacks_its_end_is_named(tmp_path: Path) -> None:
+    """The job itself goes on when its node's disk is full, and may end well."""
+    directory = experiment.create(tmp_path, "run")
+    node = NodeRecord(0, "n1", "n1", None, None, "10.0.0.1", "python3", 0, 1)
+    run = run_of(directory, replace(job(directory), nodes=[node]))
+    ended = Ended(time=1005.0, agent=0, why="", killed={}, left=(), ranks={})
+    for event in (ended, ended.replace(lost=90_000_000)):
+        run.ended(run.nodes[0], event, 1005.0)
+    (said,) = [run.display.messages.get_nowait() for _ in range(run.display.messages.qsize())]
+    assert said.startswith("orchestrator: node 0 (n1): the last 90 MB of output are in no log")
+
+
 def test_a_record_that_cannot_be_written_is_said_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
