@@ -75,6 +75,7 @@ LONG = [
     "tests/end_to_end/test_pool.py::test_map_goes_on_without_a_node",
     "tests/end_to_end/test_pool.py::test_ten_thousand_calls",
     "tests/end_to_end/test_programs.py",
+    "tests/launchers/test_slurm.py::test_a_job_that_slurm_takes_back",
     "tests/trackers/test_known.py::test_a_run_that_goes_on",  # their packages are many
     "tests/trackers/test_known.py::test_mlflow_has",
     "tests/trackers/test_known.py::test_wandb_has",

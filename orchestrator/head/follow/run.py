@@ -53,6 +53,9 @@ class Backend(Protocol):
     def has_other_heads(self) -> bool:
         """Tell whether other nodes of the job have heads of their own."""
 
+    def is_taken_back(self, record: JobRecord) -> bool:
+        """Tell whether the scheduler ends the job in order to start it again."""
+
 
 class Judge(Protocol):
     """Decides whether the end of an attempt is that of the job; `stopped`: the user wants it."""
@@ -119,6 +122,8 @@ class Run:
         self.left_behind = left_behind  # in the background, by a head that has left
         self.left_on_purpose = False
         self.interrupts = 0
+        self.terminated = False  # by SIGTERM: by Slurm, too, which may have taken the job back
+        self.taken_back = False
         self.out_of_time = False  # the reason of a stop: Slurm may start the job again
         self.since = time.time()
         self.thief: dict[str, Any] | None = None
@@ -381,6 +386,7 @@ class Run:
             self.end.left = True  # nobody who stops this machine means the job
             return
         self.interrupts += 1
+        self.terminated = self.terminated or number == signal.SIGTERM
         if number == signal.SIGTERM and self.ranks_were_terminated():
             self.end.outcome = Outcome.STOPPED
             self.say("the same signal has reached this head: the job is stopped")
@@ -531,8 +537,8 @@ class Run:
 
     @property
     def stopped_in_time(self) -> bool:
-        """Tell whether the ranks saved and ended because the job's time limit was near."""
-        return self.out_of_time and self.record.state == "stopped"
+        """Tell whether the ranks saved and ended in order to go on later: Slurm wants the nodes."""
+        return (self.out_of_time or self.taken_back) and self.record.state == "stopped"
 
     def conclude(self) -> None:
         unreached = [node for node in self.nodes if not node.over]
@@ -565,6 +571,8 @@ class Run:
         now = self.record.ended or time.time()
         known = goodput.of(self.record, self.experiment.path, now)
         self.record = replace(self.record, goodput=known)
+        if self.terminated and state == "stopped":
+            self.taken_back = self.backend.is_taken_back(self.record)
         # What can be queued again has not ended: whoever reads the record would leave it.
         if not self.stopped_in_time:
             self.save()

@@ -7,6 +7,7 @@ Slurm's queue is asked.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -61,12 +62,23 @@ def settle(experiment: Experiment, record: JobRecord, patience: float = SEEN_WIT
     return record
 
 
+def is_taken_back(record: JobRecord) -> bool:
+    """Tell, from inside it, whether Slurm ends the job to start it again: preempted, requeued."""
+    try:
+        return queue.restarts(job_of(record)) > int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    except (OrchestratorError, ValueError):
+        return False
+
+
 def again_later(experiment: Experiment, record: JobRecord, say: Callable[[str], None]) -> bool:
-    """Queue the job again, from inside it, after it stopped for its time limit."""
+    """Queue the job again, from inside it, unless Slurm has done so by itself."""
+    taken_back = is_taken_back(record)
     nodes = [replace(node, state="queued", ranks={}) for node in record.nodes]
     later = replace(record, state="queued", nodes=nodes, exit_code=None, ended=None, verdict=None)
     experiment.write_record(later)
     say(f"saved; Slurm's job {record.slurm_job} goes back into the queue")
+    if taken_back:
+        return True
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which Slurm ends this process
     try:
         queue.requeue(job_of(record))

@@ -87,6 +87,12 @@ def requeue(job: str) -> None:
     run("scontrol", "requeue", job)
 
 
+def restarts(job: str) -> int:
+    """Return how often Slurm has taken a job back into the queue, by which it is not over."""
+    found = re.search(r"\bRestarts=(\d+)", run("scontrol", "--oneliner", "show", "job", job))
+    return int(found[1]) if found else 0
+
+
 def submit(file: str, env: Mapping[str, str]) -> str:
     """Submit a batch file with more variables, and return the number of its job."""
     output = run("sbatch", "--parsable", file, env={**os.environ, **env}).strip()

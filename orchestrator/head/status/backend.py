@@ -60,8 +60,12 @@ class SshBackend:
         """Show a job whose head is elsewhere until it is over; None if its head can be here."""
         return None
 
+    def is_taken_back(self, record: JobRecord) -> bool:
+        """Tell whether the scheduler ends the job in order to start it again."""
+        return False
+
     def start_again(self, experiment: Experiment, record: JobRecord, say: Say) -> bool:
-        """Queue a job again that had to stop for a time limit, if there is a queue."""
+        """Queue a job again that had to give its nodes back, if there is a queue."""
         return False
 
 
@@ -102,6 +106,9 @@ class BatchBackend(SlurmBackend):
     """A job whose head is the batch script of a Slurm job."""
 
     signals = (*SshBackend.signals, signal.SIGUSR1)  # by which Slurm announces the time limit
+
+    def is_taken_back(self, record: JobRecord) -> bool:
+        return batch_job.is_taken_back(record)
 
     def begun(
         self, experiment: Experiment, record: JobRecord, say: Say, *, wait: bool
