@@ -2,7 +2,8 @@
 
     python scripts/bench/memory.py [--megabytes 40] [--frozen 0] [--rounds 1] [--json]
 
-Beside it: none, and a checkpoint on disk at every step, one after the other in each round. Two
+Beside it: none, and a checkpoint on disk at every step, one after the other in each round: on a disk
+that both share, on one of each, and with checkpoint.copies, which sends each file to the other. Two
 kinds of steps: one in which the host waits, as it does while a GPU computes, and one in which it
 computes itself on all cores. On one node, and on two (each rank has memory of its own), where each
 shard is sent to the other.
@@ -39,7 +40,9 @@ from orchestrator import Trainer
 RANKS, STEPS, FIRST, SECONDS = 2, 12, 2, 0.5
 MEMORY = Path("/dev/shm")
 DISK = Path("/var/tmp")
-HOW = ("none", "memory", "memory, sent to the other node", "disk")
+APART = "each node's disk"
+COPIES = "each node's disk, and a copy on the other's"
+HOW = ("none", "memory", "memory, sent to the other node", "disk", APART, COPIES)
 
 
 def main() -> None:
@@ -129,10 +132,15 @@ def rank(megabytes: int, frozen: float, rounds: int, memory: Path) -> None:
                 own = memory / f"{host}_{how}_{number if 'other node' in how else ''}"
                 own.mkdir(mode=0o700, exist_ok=True)
                 os.environ["ORCHESTRATOR_RESUME_DIR"] = str(own)
-            disk = DISK / memory.name if how == "disk" else None
-            shown = "" if how == "none" else disk.name if disk else f"{host}_{how}_*"
+            apart = how in (APART, COPIES)
+            own_node = str(number if apart else 0)
+            os.environ["GROUP_RANK"] = own_node
+            disk = DISK / f"{memory.name}_{own_node}" if "disk" in how else None
+            shown = "" if how == "none" else f"{memory.name}_*" if disk else f"{host}_{how}_*"
             where = (disk.parent if disk else memory), shown
-            found = measured(megabytes, frozen, factor, times * (host == "computes"), disk, where)
+            copies = 2 if how == COPIES else 1
+            busy = times * (host == "computes")
+            found = measured(megabytes, frozen, factor, busy, disk, where, copies)
             steps.setdefault(f"{host}: {how}", []).extend(found)
     medians = {
         name: [*map(statistics.median, zip(*own, strict=True))] for name, own in steps.items()
@@ -147,6 +155,7 @@ def measured(
     times: int,
     disk: Path | None,
     where: tuple[Path, str],  # a directory, and the pattern of those in it that hold the states
+    copies: int,
 ) -> list[Seconds]:
     begun: list[Seconds] = []
 
@@ -161,19 +170,26 @@ def measured(
     torch.manual_seed(0)
     size = megabytes * 1_000_000 * RANKS  # a weight of 4 bytes, and two moments if it is trained
     model = Wide(int(size * (1 - frozen)) // 12, int(size * frozen) // 4)
-    config: dict[str, Any] = {"checkpoint": {"memory_every": 1}}
+    config: dict[str, Any] = {"checkpoint": {"memory_every": 1, "copies": copies}}
     trainer = Trainer(model, torch.optim.AdamW, step=step, strategy="full_shard", config=config)
     more: dict[str, Any] = {"save_every": "1 steps", "save_to": disk} if disk is not None else {}
     data = [torch.arange(8)] * (STEPS * RANKS)
     trainer.train(data, max_period=f"{STEPS} steps", **more)
     held = held_in([*where[0].glob(where[1])] if where[1] else [])
-    if disk is not None and trainer.ranks.rank == 0:
-        shutil.rmtree(disk)
+    meet()
+    if disk is not None:
+        shutil.rmtree(disk, ignore_errors=True)
     pairs = itertools.pairwise(begun[FIRST:])
     return [
         Seconds(*(b - a for a, b in zip(one[:3], other[:3], strict=True)), held)
         for one, other in pairs
     ]
+
+
+def meet() -> None:
+    """Wait until both have looked at what is there, which one of them then removes."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
 
 
 def held_in(directories: list[Path]) -> int:
