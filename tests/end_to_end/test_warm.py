@@ -13,11 +13,13 @@ from orchestrator.head.held.control import Holding
 from tests.launching import PATIENCE, Head
 
 PROGRAM = """
-import os, torch, torch.distributed as dist
+import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 print("sum", total.item(), "of", os.environ["JOBS_OWN"], flush=True)
+while not os.path.exists("go on"):
+    time.sleep(0.01)
 """
 
 
@@ -42,9 +44,11 @@ def states(held: Holding | None) -> list[str]:
 def test_from_cold_to_warm_and_off(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(head.directory / "home"))
     script = head.script("program.py", PROGRAM)
-    cold = head.run("--nproc", "2", "--warm", "--env", "JOBS_OWN=1", script)
-    assert "warm start" not in cold.text
-    waiting = wait_until_ready(head)
+    cold = head.launch("--nproc", "2", "--warm", "--env", "JOBS_OWN=1", script)
+    waiting = wait_until_ready(head)  # while the job runs
+    assert cold.process.poll() is None
+    (head.directory / "go on").touch()
+    assert cold.finish() == 0 and "warm start" not in cold.text
     assert all(pair["memory"] > 0 and len(pair["pids"]) == 2 for pair in waiting)
     assert not any("JOBS_OWN" in pair["variables"] for pair in waiting)
     deadline = time.monotonic() + PATIENCE

@@ -448,13 +448,14 @@ def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
 
 
 def write_json(path: str, record: Mapping[str, Any] | list[str]) -> bool:
+    new = f"{path}.{_thread.get_ident()}.tmp"  # another thread may write it, too
     try:
-        with open(path + ".tmp", "w", encoding="ascii") as file:
+        with open(new, "w", encoding="ascii") as file:
             json.dump(record, file)
-        os.replace(path + ".tmp", path)
+        os.replace(new, path)
         return True
     except OSError as error:
-        sys.stderr.write(f"orchestrator: the error could not be recorded in {path}: {error}\n")
+        sys.stderr.write(f"orchestrator: {path} could not be written: {error}\n")
         return False
 
 

@@ -372,12 +372,12 @@ class Session:
             self.next_attempt.look(time.monotonic())
 
     def prepare_next_attempt(self, run: RunDir) -> None:
-        """Have processes ready for the next attempt of this job, if there may be one."""
+        """Have processes ready for what may follow: another attempt, or the next warm launch."""
         self.next_attempt = None
         with contextlib.suppress(OSError, ValueError):
             spec = run.read_spec()
             attempt = spec.attempt
-            if attempt is not None and attempt.number <= attempt.restarts:
+            if spec.warm or (attempt is not None and attempt.number <= attempt.restarts):
                 from orchestrator.node.warm.next_attempt import NextAttempt  # not for every job
 
                 self.next_attempt = NextAttempt(run, spec, os.environ, self.umask)

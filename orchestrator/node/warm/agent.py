@@ -86,30 +86,31 @@ class Unfit(Exception):
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    wanted, _ = frames.receive(control)
+    order, files = frames.receive(control)
     sys.path[0] = os.getcwd()  # not this file's directory, which is ours
-    gc.disable()  # as in a cold start
-    unfit: Unfit | None = None
     try:
-        warm_up(wanted["modules"], tuple(wanted["skip"]))
-    except Unfit as error:
-        unfit = error
-    gc.freeze()
-    gc.enable()
-    if unfit is None:
-        report: dict[str, Any] = {"ready": time.time(), "reads": sorted(Reading.names)}
-        report["files"] = files_it_came_from()
-    else:
-        report = {"unfit": str(unfit), "package": unfit.package}
-    try:
-        frames.send(control, report)
-        order, (output,) = frames.receive(control)
+        while "modules" in order:  # once, and again when a later job has imported more
+            frames.send(control, imported(order["modules"], tuple(order["skip"])))
+            order, files = frames.receive(control)
     except (EOFError, OSError):
         sys.exit()  # nobody needs it any more
     control.close()
-    become(order, output, cold=unfit is not None)
+    become(order, *files)
     torchrun = sys.modules["torch.distributed.run"]
     fast_torchrun.run(torchrun)
+
+
+def imported(modules: list[str], skip: tuple[str, ...]) -> dict[str, Any]:
+    """Import these, and report what that has read; or why no job can start from here."""
+    gc.disable()  # as in a cold start
+    try:
+        warm_up(modules, skip)
+    except Unfit as error:
+        return {"unfit": str(error), "package": error.package}
+    gc.freeze()
+    gc.enable()
+    read = {"reads": sorted(Reading.names), "files": files_it_came_from()}
+    return {"ready": time.time(), **read}
 
 
 def warm_up(modules: list[str], skip: tuple[str, ...]) -> None:
@@ -180,8 +181,8 @@ def files_it_came_from() -> dict[str, list[int]]:
     return {path: frames.mark(path) for path in paths}
 
 
-def become(order: dict[str, Any], output: int, *, cold: bool) -> None:
-    """Be what a cold start is before its first line, or execute it."""
+def become(order: dict[str, Any], output: int) -> None:
+    """Be what a cold start is before its first line; where that cannot be, execute it."""
     for kind, pair in order["limits"].items():
         resource.setrlimit(int(kind), tuple(pair))
     os.umask(order["umask"])
@@ -194,8 +195,6 @@ def become(order: dict[str, Any], output: int, *, cold: bool) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != order["supervisor"]:
         os.kill(os.getpid(), signal.SIGTERM)  # as the kernel would have told us
-    if cold:
-        start_cold(command, environment)
     # What stands first in this memory stays there: C code may have kept pointers to it.
     before = list(os.environ.items())
     kept = itertools.takewhile(lambda item: environment.get(item[0]) == item[1], before)

@@ -1,4 +1,4 @@
-"""Keeps a pair ready for the next attempt of a job while the job runs.
+"""Keeps a pair ready for what follows a job while it runs: its next attempt, the next launch.
 
 It imports what the ranks have imported, once these have had their first output, so that it does not
 hold up their start. A program that says nothing has as long as most take to begin.
@@ -7,6 +7,7 @@ hold up their start. A program that says nothing has as long as most take to beg
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Mapping
 
@@ -44,7 +45,8 @@ class NextAttempt:
                 self.next_look = now + AFTER_SECONDS
                 knock(os.path.join(self.run.path, "ask_0"), IMPORTS)
             return
-        self.next_look = now + AGAIN_SECONDS
+        restarts = self.spec.attempt is not None and self.spec.attempt.restarts
+        self.next_look = now + AGAIN_SECONDS if restarts else math.inf
         with contextlib.suppress(OSError, ValueError):
             pairs.start(self.spec, self.run, self.environ, self.umask)
 

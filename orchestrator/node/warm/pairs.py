@@ -185,7 +185,7 @@ def start(spec: Spec, run: RunDir, environ: Mapping[str, str], umask: int) -> st
     others = all_pairs()
     for pair in others:
         if pair.key == key:  # it may have been made for longer, or for less
-            ask(pair, {"do": "stay", "seconds": spec.warm})
+            ask(pair, {"do": "stay", "seconds": spec.warm, "modules": modules_of(run)})
             return ""
     for pair in others[: max(0, len(others) - MOST + 1)]:
         end(pair)

@@ -50,7 +50,10 @@ class Standby:
         self.environment: dict[str, str] = {}  # of the agent
         self.until = time.monotonic() + self.pair["idle"]
         self.skip: list[str] = []
-        self.ready: dict[str, Any] = {}
+        self.asked = 0  # of the pair's modules, how many the agent was told to import
+        self.ready = False  # it has imported them
+        self.reads: set[str] = set()  # variables
+        self.files: dict[str, list[int]] = {}  # that it has imported, as they were then
         self.places: dict[str, list[int]] = {}  # what is imported from, as it was then
         self.spawn()
 
@@ -72,7 +75,15 @@ class Standby:
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
         )
         its.close()
-        frames.send(self.control, {"modules": self.pair["modules"], "skip": self.skip})
+        self.asked, self.reads, self.files = 0, set(), {}
+        self.import_more()
+
+    def import_more(self) -> None:
+        """Tell the agent to import what it was not told yet; it listens when it is ready."""
+        modules = self.pair["modules"][self.asked :]
+        frames.send(self.control, {"modules": modules, "skip": self.skip})
+        self.asked += len(modules)
+        self.ready = False
 
     # -- waiting -----------------------------------------------------------------------------
 
@@ -99,9 +110,12 @@ class Standby:
         except (EOFError, OSError, ValueError):
             raise Leave from None
         if "ready" in report:
-            self.ready = report
-            marks = report.get("files", {}).items()
-            self.places = {path: mark for path, mark in marks if os.path.isdir(path)}
+            self.ready = True
+            self.reads.update(report["reads"])
+            self.files = {**report["files"], **self.files}  # a file is what it was at its import
+            self.places = {p: mark for p, mark in self.files.items() if os.path.isdir(p)}
+            if self.asked < len(self.pair["modules"]):
+                self.import_more()
             return
         self.stop_agent()
         if report.get("package") in (None, "", "torch") or len(self.skip) >= MOST_RESTARTS:
@@ -135,9 +149,13 @@ class Standby:
         try:
             if question["do"] == "stay":
                 self.until = time.monotonic() + float(question["seconds"])
+                known = {*self.pair["modules"]}
+                self.pair["modules"] += [n for n in question["modules"] if n not in known]
+                if self.ready and self.asked < len(self.pair["modules"]):
+                    self.import_more()
             if question["do"] in ("look", "stay"):
                 idle = max(0.0, self.until - time.monotonic())
-                state = {"ready": bool(self.ready), "left": idle, "agent": self.agent.pid}
+                state = {"ready": self.ready, "left": idle, "agent": self.agent.pid}
                 frames.send(caller, {**state, "skipped": self.skip})
             elif question["do"] == "leave":
                 raise Leave
@@ -166,10 +184,10 @@ class Standby:
 
     def outdated(self, environment: dict[str, str]) -> str:
         """Say what was imported differently from how a cold start would import it, or nothing."""
-        for name in self.ready.get("reads", ()):
+        for name in sorted(self.reads):
             if name not in SESSION and self.environment.get(name) != environment.get(name):
                 return f"{name}, which a package reads when it is imported, differs"
-        for path, before in self.ready.get("files", {}).items():
+        for path, before in self.files.items():
             if frames.mark(path) != before:
                 return f"{path} has changed"
         return ""

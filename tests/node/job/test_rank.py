@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 import importlib
 import json
 import os
@@ -641,3 +643,13 @@ def test_names_are_found_in_a_locale_that_cannot_spell_them(
     ranks = begin(start, "trän.py", "ä", workdir=workdir, env=C_LOCALE)
     assert ranks.end() == 0, ranks.output
     assert ranks.output == "True False\n"
+
+
+def test_two_threads_write_one_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What was imported is asked for at any moment, also when it is written at the end."""
+    path, names = str(tmp_path / "modules.json"), [f"module{number}" for number in range(5000)]
+    write = functools.partial(rank.write_json, path, names)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        assert all(done.result() for done in [threads.submit(write) for _ in range(50)])
+    assert json.loads(Path(path).read_text()) == names
+    assert capfd.readouterr().err == "" and list(tmp_path.iterdir()) == [Path(path)]

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from orchestrator.node.warm import next_attempt, pairs
-from orchestrator.node.warm.next_attempt import AFTER_SECONDS, SILENT_SECONDS, NextAttempt
+from orchestrator.node.warm.next_attempt import (
+    AFTER_SECONDS,
+    AGAIN_SECONDS,
+    SILENT_SECONDS,
+    NextAttempt,
+)
 from orchestrator.protocol.events import Event, FirstOutput, RankStarted
 from tests.node.running import Job, bare_spec
 
@@ -38,3 +43,21 @@ def test_once_the_ranks_have_begun_even_in_silence(
         ahead.look(now)
         now += 0.5
     assert now > 1000.0 + seconds
+
+
+@pytest.mark.parametrize(("restarts", "looks"), [(0, 1), (1, 3)])
+def test_what_was_ended_comes_back_for_a_restart_alone(
+    restarts: int, looks: int, new_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`warm --off` while a job runs is not undone a minute later."""
+    job, begun = new_job(), list[Any]()
+    job.run.create()
+    job.run.append_event(FirstOutput(time=1.0))
+    monkeypatch.setattr(pairs, "start", lambda *words: begun.append(words))
+    monkeypatch.setattr(next_attempt, "knock", lambda *words: None)
+    attempt = {"number": 1, "restarts": restarts, "first_job": "job", "first_node": 0}
+    spec = bare_spec(warm=600.0, attempt=attempt if restarts else None)
+    ahead = NextAttempt(job.run, spec, {}, 0o022)
+    for now in (0.0, *(AFTER_SECONDS + look * AGAIN_SECONDS for look in range(3))):
+        ahead.look(now)
+    assert len(begun) == looks

@@ -21,7 +21,7 @@ from orchestrator.node.warm import frames, handover, pairs, setting
 from orchestrator.protocol import messages
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.messages import Start
-from tests.node.running import PATIENCE, alive, wait_until
+from tests.node.running import PATIENCE, Job, alive, wait_until
 from tests.node.warm.conftest import RUN, WarmNode
 
 HELLO = "print('hello')"
@@ -82,6 +82,50 @@ def test_a_job_waits_for_what_is_still_importing(node: WarmNode) -> None:
     job, warm = node.run(HELLO)
     assert warm.warm.warm, warm.warm.why
     assert job.output == {"0": "hello\n"}
+
+
+def imports(job: Job, *names: str) -> Job:
+    """Let it be noted that a rank of this job had imported these packages."""
+    Path(job.run.path, "modules.json").write_text(json.dumps(names))
+    return job
+
+
+def test_what_was_imported_later_is_imported_too(node: WarmNode) -> None:
+    """It begins while the job runs, whose program may not have imported all yet."""
+    node.package("early", "")
+    node.package("late", "import os; seen = os.environ.get('ODD')")
+    job, _ = node.run(HELLO)
+    pair = node.keep_warm(imports(job, "early"))
+    assert node.keep_warm(imports(job, "early", "late")) == pair
+    program = "import sys; print('early' in sys.modules, 'late' in sys.modules)"
+    job, warm = node.run(program)
+    assert warm.warm.warm and job.output == {"0": "True True\n"}
+    node.keep_warm(imports(job, "early"))
+    node.keep_warm(imports(job, "late"))
+    _, cold = node.run(program, env={"ODD": "7"})
+    assert "ODD, which a package reads" in cold.warm.why
+
+
+def test_what_changes_between_two_imports_is_seen(node: WarmNode) -> None:
+    node.package("early", "")
+    node.package("late", "")
+    job, _ = node.run(HELLO)
+    node.keep_warm(imports(job, "early"))
+    node.package("early", "version = 2")
+    node.keep_warm(imports(job, "early", "late"))
+    _, cold = node.run(HELLO)
+    assert not cold.warm.warm and "early.py has changed" in cold.warm.why
+
+
+def test_a_package_that_is_not_quiet_later_is_left_to_the_ranks(node: WarmNode) -> None:
+    node.package("early", "")
+    node.package("loud", "import socket; kept = socket.socket()")
+    job, _ = node.run(HELLO)
+    node.keep_warm(imports(job, "early"))
+    pair = node.keep_warm(imports(job, "early", "loud"))
+    assert pairs.ask(pair)["skipped"] == ["loud"]
+    job, warm = node.run("import sys; print('early' in sys.modules, 'loud' in sys.modules)")
+    assert warm.warm.warm and job.output == {"0": "True False\n"}
 
 
 SHOW = """
@@ -199,8 +243,7 @@ def test_a_package_that_is_not_quiet_is_left_to_the_ranks(node: WarmNode, text: 
     node.package("quiet", "")
     node.package("loud", text)
     job, _ = node.run("try:\n    import loud\nexcept ValueError: pass\nimport quiet")
-    Path(job.run.path, "modules.json").write_text('["loud", "quiet"]')
-    pair = node.keep_warm(job)
+    pair = node.keep_warm(imports(job, "loud", "quiet"))
     assert pairs.ask(pair)["skipped"] == ["loud"]
     job, warm = node.run("import sys; print('loud' in sys.modules, 'quiet' in sys.modules)")
     assert warm.warm.warm and job.output == {"0": "False True\n"}
