@@ -2,11 +2,11 @@
 
     python scripts/bench/memory.py [--megabytes 40] [--frozen 0] [--rounds 1] [--json]
 
-Beside it: none, and a checkpoint on disk at every step, one after the other in each round: on a disk
-that both share, on one of each, and with checkpoint.copies, which sends each file to the other. Two
-kinds of steps: one in which the host waits, as it does while a GPU computes, and one in which it
-computes itself on all cores. On one node, and on two (each rank has memory of its own), where each
-shard is sent to the other.
+Beside it: none, and a checkpoint on disk at every step, one after the other in each round: on a
+disk that both share, on one of each, and with checkpoint.copies, which sends each file to the
+other. Two kinds of steps: one in which the host waits, as it does while a GPU computes, and one in
+which it computes itself on all cores. On one node, and on two (each rank has memory of its own),
+where each shard is sent to the other.
 
 A busy machine makes steps longer, but not the processor time that a step takes. So where the host
 waits, that time is counted too: of the thread that trains, which the step waits for, and of all
