@@ -7,6 +7,7 @@ Every launch is a command line of `master_launch`, carried out by a process of i
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import pickle
@@ -321,6 +322,17 @@ def check_callable(function: object) -> None:
             f"{function!r:.80} is no function, it is of type {type(function).__name__}",
             "name a function without calling it: run(work, 10), not run(work(10)); "
             "cluster.launch('train.py') starts a script",
+        )
+    name = getattr(function, "__name__", "it")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(
+            f"{name} is async, and ranks call it without an event loop",
+            f"send a function that has one: lambda: asyncio.run({name}())",
+        )
+    if inspect.isgeneratorfunction(function):
+        raise UsageError(
+            f"{name} is a generator, which runs only where somebody takes its values",
+            f"send a function that does: lambda: list({name}())",
         )
 
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,14 @@ def test_later_options_win_one_by_one() -> None:
     ]
 
 
+async def asynchronous() -> None:
+    """Would end as a coroutine that nobody awaits."""
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -46,11 +55,13 @@ def test_later_options_win_one_by_one() -> None:
         ("Cluster().run('train.py')", r"'train.py' is no function(.|\n)*launch\('train.py'\)"),
         ("Cluster().submit(None)", "None is no function"),
         ("pickled(5, (), {})", "5 is no function"),
+        ("Cluster().run(asynchronous)", "asynchronous is async(.|\n)*asyncio.run"),
+        ("pickled(generator, (), {})", r"generator is a generator(.|\n)*list\(generator"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(call: str, words: str) -> None:
     with pytest.raises(OrchestratorError, match=words):
-        eval(call, {"Cluster": Cluster, "pickled": pickled})
+        eval(call, {**globals(), "Cluster": Cluster, "pickled": pickled})
 
 
 def test_importing_it_is_light() -> None:
