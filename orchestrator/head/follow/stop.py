@@ -134,7 +134,7 @@ def to_text(receipts: Sequence[Receipt]) -> str:
 
 def described(receipt: Receipt) -> str:
     if receipt.error:
-        return f"NOT REACHED: {receipt.error}"
+        return f"NOT ENDED: {receipt.error}"
     whose = f"{receipt.user}'s {receipt.job}" if receipt.user else receipt.job
     if not receipt.known:
         return (
