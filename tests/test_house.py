@@ -237,6 +237,7 @@ OTHERS = {
     "api": {"click"},
     "api/cluster.py": {"cloudpickle", "fabric", "typing_extensions"},
     "head/chores/fabric_group.py": {"fabric"},
+    "api/own_modules.py": {"cloudpickle"},
     "api/pool.py": {"cloudpickle"},
     "protocol/message.py": {"typing_extensions"},  # for the type checker alone
     "node/job/run_function.py": {"cloudpickle"},  # which travels with the function

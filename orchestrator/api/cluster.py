@@ -12,9 +12,6 @@ import json
 import os
 import pickle
 import shutil
-import site
-import sys
-import sysconfig
 import tempfile
 import textwrap
 import zipfile
@@ -22,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from orchestrator.api import own_modules
 from orchestrator.api.head_process import INTERRUPT, Background
 from orchestrator.api.job import CALLED, Job
 from orchestrator.api.options import Options, StrPath
@@ -201,6 +199,7 @@ class Cluster:
         return fabric_group.group(ssh, nodes)
 
     def _arguments(self, options: Options) -> list[str]:
+        here()  # our other process would say it in other words
         paths = [f"--{name.replace('_', '-')}={path}" for name, path in self._where.items()]
         return [*paths, *as_arguments(options)]
 
@@ -275,7 +274,15 @@ def described() -> str:
 
 
 def absolute(path: StrPath) -> str:
-    return str(Path(path).expanduser().absolute())
+    expanded = Path(path).expanduser()
+    return str(expanded if expanded.is_absolute() else here() / expanded)
+
+
+def here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the current directory was removed", "os.chdir(...) to another") from None
 
 
 def check_names(options: Mapping[str, object]) -> None:
@@ -348,27 +355,12 @@ def sendable(name: str) -> Iterator[None]:
         ) from error
 
 
-def own_places() -> list[str]:
-    """List where this program finds modules of its own; relative, what its directory holds.
-
-    What belongs to Python is left out: the nodes have theirs.
-    """
-    standard = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    packages = [*standard, *site.getsitepackages(), site.getusersitepackages()]
-    here, places = Path.cwd(), []
-    for place in map(Path, dict.fromkeys(map(os.path.abspath, sys.path))):
-        if place.is_dir() and not any(place.is_relative_to(known) for known in packages):
-            below = place.is_relative_to(here)
-            places.append(str(place.relative_to(here) if below else place))
-    return places
-
-
 def pack(payload: Path, name: str, call: tuple[object, ...]) -> None:
     """Write the call, and the cloudpickle that can read it: nodes need not have one."""
     import cloudpickle  # type: ignore[import-untyped]
 
     with sendable(name), (payload / "call.pkl").open("wb") as file:
-        pickle.dump(own_places(), file)
+        pickle.dump(own_modules.places(here()), file)
         cloudpickle.dump(call, file)
     home = Path(cloudpickle.__file__).parent
     with zipfile.ZipFile(payload / "cloudpickle.zip", "w", zipfile.ZIP_DEFLATED) as archive:

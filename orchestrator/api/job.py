@@ -7,6 +7,7 @@ process of its own (head_process.py).
 from __future__ import annotations
 
 import pickle
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -374,7 +375,20 @@ class Job:
         except Exception as worse:  # noqa: BLE001  there is none, or its class is not known here
             raise self._failure(record) from worse if path.exists() else None
         who = f"rank {verdict.rank} on node {verdict.node} ({verdict.node_name})"
-        raise error from RemoteTraceback(f"\n\n{who}:\n{verdict.traceback}")
+        raise error from RemoteTraceback(f"\n\n{who}:\n{verdict.traceback}{only_here(error)}")
+
+
+def only_here(error: BaseException) -> str:
+    """Say where this program has a module that a rank could not import."""
+    module = sys.modules.get(getattr(error, "name", None) or "")
+    if not isinstance(error, ModuleNotFoundError) or module is None:
+        return ""
+    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    return (
+        f"\nHere, {module.__name__} is {place or 'in no file'}. The current directory goes along"
+        " with a function, but for what git ignores; any other module has to be installed on the"
+        f" nodes, or cloudpickle.register_pickle_by_value({module.__name__}) sends it, too.\n"
+    )
 
 
 def unreadable(rank: int, error: Exception) -> JobFailed:

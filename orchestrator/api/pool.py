@@ -22,8 +22,9 @@ from types import FrameType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from orchestrator.api.cluster import Cluster, check_callable, sendable
-from orchestrator.api.job import Job, RemoteTraceback, unreadable
+from orchestrator.api.job import Job, RemoteTraceback, only_here, unreadable
 from orchestrator.api.options import Options
+from orchestrator.api.own_modules import Watch
 from orchestrator.api.pool_process import Background
 from orchestrator.config.launch import DEFAULT_NODES
 from orchestrator.errors import EXIT_NODE, JobFailed, NodeError, OrchestratorError, UsageError
@@ -212,6 +213,7 @@ class Pool:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._lock = threading.RLock()
+        self._opener = os.getpid()
         self._numbers = itertools.count(1)
         self._list: Path | None = None  # of the nodes that are left
         self._closing = False
@@ -219,6 +221,7 @@ class Pool:
         self._start()
 
     def _start(self) -> None:
+        self._modules = Watch()
         self.job = self._cluster.submit(serve.serve)
         try:
             self._ranks = Ranks(self.job, self._cluster._where)
@@ -249,12 +252,23 @@ class Pool:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.leave_block(error)
 
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait for the calls of other threads; a forked process has no way to the ranks."""
+        if self._opener != os.getpid():
+            raise UsageError(
+                f"the pool is that of process {self._opener}, of which this one is a fork",
+                "call it there; or open a pool in the process that calls it",
+            )
+        with self._lock:
+            yield
+
     # -- calls -----------------------------------------------------------------------------------
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Call function(*args, **kwargs) in every rank, and return the results, one per rank."""
         call = pickled(function, args, kwargs)
-        with self._lock:
+        with self._turn():
             ranks = self._ready()
             results: dict[int, T] = {}
             try:
@@ -285,7 +299,7 @@ class Pool:
         ]
         results: dict[int, T] = {}
         losses = [0] * len(calls)
-        with self._lock:
+        with self._turn():
             while len(results) < len(calls):
                 todo = [index for index in range(len(calls)) if index not in results]
                 under_way: dict[int, int] = {}
@@ -344,11 +358,13 @@ class Pool:
             raised = pickle.loads(error)
         except Exception:  # noqa: BLE001  there is none, or its class is not known here
             raised = JobFailed(f"rank {part.rank}{of}: {summary}")
+        text += only_here(raised)
         raise raised from RemoteTraceback(f"\n\nrank {part.rank}{of}:\n{text}")
 
     def _ready(self) -> Ranks:
         """Return the ranks once none is busy with a call that was given up."""
         ranks = self._open
+        self._modules.look()
         if ranks.broken:
             raise RanksLost(
                 f"the pool cannot be called: {ranks.broken}", "cluster.pool(...) opens another"
@@ -425,6 +441,8 @@ class Pool:
         self._close(SETTLE_SECONDS)
 
     def _close(self, patience: float) -> None:
+        if self._opener != os.getpid():
+            return  # the ranks are not a forked process's to end
         self._closing = True
         if not self._lock.acquire(timeout=patience):
             self.job.stop(now=True)  # the other thread's call raises RanksLost
@@ -445,6 +463,7 @@ class Actor:
     def __init__(self, pool: Pool, number: int, name: str) -> None:
         self._pool, self._number, self._name = pool, number, name
         self._job = pool.job
+        self._deleted = False
 
     def __repr__(self) -> str:
         return f"<Actor {self._name} in {self._pool!r}>"
@@ -454,6 +473,8 @@ class Actor:
             raise AttributeError(name)
 
         def method(*args: object, **kwargs: object) -> list[Any]:
+            if self._deleted:
+                raise UsageError(f"{self._name} was deleted", "pool.create(...) makes another")
             if self._pool.job is not self._job:
                 what = f"{self._name} was lost with the ranks that held it"
                 raise RanksLost(what, "pool.create(...) makes it anew")
@@ -464,7 +485,9 @@ class Actor:
 
     def delete(self) -> None:
         """Forget the objects in the ranks."""
-        self._pool.run(serve.delete, self._number)
+        self._deleted = True
+        if self._pool.job is self._job:
+            self._pool.run(serve.delete, self._number)
 
 
 def pickled(

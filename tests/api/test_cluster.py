@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import pickle
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator import Cluster, OrchestratorError
+from orchestrator.api import own_modules
 from orchestrator.api.cluster import as_arguments, merged
+from orchestrator.api.head_process import Background
+from orchestrator.api.job import only_here
 from orchestrator.api.options import Options
 from orchestrator.api.pool import pickled
+from orchestrator.errors import UsageError
 from orchestrator.node.job import run_function
 
 
@@ -79,29 +85,99 @@ def test_importing_it_is_light() -> None:
 PROGRAM = """
 import sys
 from pathlib import Path
-import beside
+sys.path.append("tools/packed.zip")
+import beside, packed
 from orchestrator.api.cluster import pack
 
 def work():
     import below
-    return beside.NAME, below.NAME
+    return beside.NAME, below.NAME, packed.NAME
 
 pack(Path(sys.argv[1]), "work", (work, (), {}))
 """
 
 
 def test_a_function_finds_the_modules_of_its_program(tmp_path: Path) -> None:
-    """Those beside the script and those in the directory it is typed in, which has moved."""
+    """Those beside the script, in the directory it is typed in, and in a zip; all have moved."""
     here, there, parcel = tmp_path / "here", tmp_path / "there", tmp_path / "run" / "parcel"
     for directory in (here / "tools", parcel):
         directory.mkdir(parents=True)
     (here / "tools" / "use.py").write_text(PROGRAM)
     (here / "tools" / "beside.py").write_text("NAME = 'beside'")
     (here / "below.py").write_text("NAME = 'below'")
+    with zipfile.ZipFile(here / "tools" / "packed.zip", "w") as archive:
+        archive.writestr("packed.py", "NAME = 'packed'")
     subprocess.run([sys.executable, "tools/use.py", parcel], cwd=here, check=True)
     here.rename(there)
     place = {"ORCHESTRATOR_RUN": str(parcel.parent), "ORCHESTRATOR_EXPERIMENT": str(tmp_path)}
     env = {**os.environ, **place, "RANK": "0"}
     subprocess.run([sys.executable, run_function.__file__], cwd=there, env=env, check=True)
     result = (tmp_path / "outputs" / "results" / "rank_0.pkl").read_bytes()
-    assert pickle.loads(result) == ("beside", "below")
+    assert pickle.loads(result) == ("beside", "below", "packed")
+
+
+def test_a_directory_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    cluster = Cluster()
+    gone.rmdir()
+    for asks in (Cluster, cluster.nodes, lambda: cluster.run(abs, 1)):
+        with pytest.raises(UsageError, match="directory was removed"):
+            asks()
+
+
+def test_modules_of_the_program_do_not_get_into_our_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "yaml.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="no node list"):
+        Cluster(tmp_path / "none").nodes()
+
+
+def test_a_forked_process_lets_go_of_our_process(tmp_path: Path) -> None:
+    head = Background("nodes", arguments=[f"--nodes={tmp_path / 'none'}"])
+    if not (child := os.fork()):
+        os._exit(0 if head.keys.closed and head.answers.closed and head.gone() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises(UsageError, match="no node list"):
+        head.answer()
+
+
+def test_nothing_is_left_to_the_garbage_collector(tmp_path: Path) -> None:
+    code = (
+        "from orchestrator import Cluster\n"
+        "try: Cluster('none').nodes()\n"
+        "except Exception as error: print(error)"
+    )
+    words = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "no node list" in done.stdout and not done.stderr
+
+
+def test_a_module_that_only_this_program_has_is_named() -> None:
+    missing = ModuleNotFoundError("No module named 'pickle'", name="pickle")
+    assert f"Here, pickle is {pickle.__file__}." in only_here(missing)
+    assert not only_here(ModuleNotFoundError("No module named 'x'", name="x"))
+    assert not only_here(NameError("name 'pickle' is not defined", name="pickle"))
+
+
+def test_an_edited_module_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = tmp_path / "edited_here.py"
+    module.write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("paramiko")  # brings a module that only looks like one
+    watch = own_modules.Watch()
+    watch.look()
+    monkeypatch.setitem(sys.modules, module.stem, importlib.import_module(module.stem))
+    os.utime(module, (0, watch.since - 1))
+    watch.look()
+    assert not caplog.records
+    os.utime(module, (0, watch.since + 1))
+    watch.look()
+    watch.look()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"{module} was changed" in caplog.text

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
     from orchestrator.records.experiment import Experiment
 
 # Isolated, and then on the asking program's own path: no module of its directory gets in first.
-START = "import json,sys;r=json.loads(sys.stdin.buffer.readline());sys.path[:]=r.pop('path');"
-START += "from {module} import main;main(r)"
+START = "import json,sys;r=json.loads(sys.stdin.buffer.readline());h,p=r.pop('home'),r.pop('path');"
+START += "sys.path[:]=[h][h in sys.path:]+sys.path+p;from {module} import main;main(r)"
+HOME = str(Path(__file__).parents[3])  # where this very version of ours is found
 INTERRUPT = b"\x03"
 LEAVE = b"d"
 
@@ -62,7 +64,18 @@ class Background:
         assert process.stdin is not None and process.stdout is not None
         self.keys, self.answers = process.stdin, process.stdout
         self.process = process
-        self.press(json.dumps({"path": sys.path, "do": do, **request}).encode() + b"\n")
+        ours.add(self)
+        asked = {"home": HOME, "path": sys.path, "do": do, **request}
+        self.press(json.dumps(asked).encode() + b"\n")
+
+    def __del__(self) -> None:
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close our end of the pipes."""
+        for name in ("keys", "answers", "errors"):
+            with contextlib.suppress(AttributeError, OSError):  # it never began; it has ended
+                getattr(self, name).close()
 
     def press(self, key: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # it has ended, and needs no key
@@ -71,6 +84,8 @@ class Background:
 
     def gone(self, seconds: float = 0.0) -> bool:
         """Wait at most so long for its end; tell whether it has ended. Later output is unread."""
+        if self.answers.closed:
+            return True
         poll = select.poll()
         poll.register(self.answers, 0)
         return bool(poll.poll(seconds * 1000))
@@ -96,6 +111,22 @@ class Background:
         output = self.errors.read().decode(errors="replace").strip()[-2000:]
         return f"our background process ended without an answer{': ' + output if output else ''}"
 
+
+ours: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+def forked() -> None:
+    """Close the pipes in a process that the asking program forked: they are not for it.
+
+    It would keep them open when that program has hung up, and two would read the same answers.
+    """
+    for background in list(ours):
+        for pipe in (background.keys, background.answers):
+            # Not pipe.close(): a thread that is not here may hold its lock.
+            pipe.raw.close()  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=forked)
 
 # -- the other end --------------------------------------------------------------------------------
 

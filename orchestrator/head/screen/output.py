@@ -70,6 +70,8 @@ def pass_on(text: str, out: TextIO | None = None) -> bool:
     A Latin-1 terminal gets what it lacks as escapes such as \\u6f22, and bars of #.
     """
     out = out or sys.stdout
+    if out is None:  # closed when the program began: a daemon's
+        return False
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="drawn")
     try:
@@ -124,10 +126,15 @@ def typed_line() -> str:
         return input() + "\n"
     except EOFError:
         return ""
+    except (OSError, RuntimeError, ValueError) as error:  # pytest's, a service's, a program's input
+        complain(f"no line can be typed here: {error}")
+        return ""
 
 
 def complain(text: str, end: str = "\n") -> None:
     """Print an error, a note or a question on standard error."""
+    if sys.stderr is None:  # as above
+        return
     try:
         sys.stderr.write(safe(text) + end)
         sys.stderr.flush()

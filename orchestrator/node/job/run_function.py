@@ -22,7 +22,7 @@ def main() -> None:
         with open(os.path.join(parcel, "call.pkl"), "rb") as file:
             # Where the caller looks for modules comes first, then, as with -m, this directory.
             places = map(os.path.abspath, [*pickle.load(file), "."])
-            sys.path[:1] = filter(os.path.isdir, dict.fromkeys(places))
+            sys.path[:1] = filter(os.path.exists, dict.fromkeys(places))
             function, args, kwargs = pickle.load(file)
         keep(cloudpickle, function(*args, **kwargs))
     except Exception as error:

@@ -115,6 +115,14 @@ def test_what_is_harmless_is_unchanged(text: str) -> None:
     )
 
 
+def test_a_program_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon's are None: nothing is read, and nothing said."""
+    for stream in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, None)
+    assert output.typed_line() == ""
+    assert not output.pass_on("x")
+
+
 def test_every_way_out_is_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
     ways = (output.tell, output.pass_on, output.complain, output.say, output.status)
     for write in ways:

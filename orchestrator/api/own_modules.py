@@ -1,0 +1,75 @@
+"""The modules of the calling program itself, and where it finds them; nodes have Python's own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import site
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from types import ModuleType
+
+log = logging.getLogger("orchestrator")
+
+
+def places(directory: Path) -> list[str]:
+    """List where this program finds modules of its own; relative, what the directory holds."""
+    found, installed = [], installed_places()
+    for place in map(Path, dict.fromkeys(map(os.path.abspath, sys.path))):
+        if place.exists() and not f"{place}/".startswith(installed):
+            below = place.is_relative_to(directory)
+            found.append(str(place.relative_to(directory) if below else place))
+    return found
+
+
+def installed_places() -> tuple[str, ...]:
+    """List the directories of Python, and of what is installed for it."""
+    standard = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    packages = [*standard, *site.getsitepackages(), site.getusersitepackages()]
+    return tuple(f"{place}/" for place in packages)
+
+
+def files() -> list[str]:
+    """List the files of this program's modules that are sent by name."""
+    import cloudpickle  # type: ignore[import-untyped]
+
+    found, installed = [], installed_places()
+    whole = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
+    for name, module in list(sys.modules.items()):
+        # Its real type, and its real names: one that waits to be loaded stays so.
+        if issubclass(type(module), ModuleType) and name not in whole:
+            file = object.__getattribute__(module, "__dict__").get("__file__")
+            if isinstance(file, str) and not file.startswith(installed):
+                found.append(file)
+    return found
+
+
+class Watch:
+    """Warns of modules that were edited while ranks go on with them as they were."""
+
+    def __init__(self) -> None:
+        self.since = time.time()
+        self.modules = 0
+        self.files: list[str] = []
+        self.named: set[str] = set()
+
+    def look(self) -> None:
+        if len(sys.modules) != self.modules:
+            self.modules, self.files = len(sys.modules), files()
+        for file in self.files:
+            if file not in self.named and modified(file) > self.since:
+                self.named.add(file)
+                log.warning(
+                    "%s was changed after the pool was opened: its ranks have it as it was;"
+                    " a new pool has the new one",
+                    file,
+                )
+
+
+def modified(file: str) -> float:
+    try:
+        return Path(file).stat().st_mtime
+    except OSError:
+        return 0.0
