@@ -246,9 +246,11 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> dict[str, Any] | 
     own = {f.rank: f for f in failures if f.distance == OWN and f.rank not in (None, first.rank)}
     same = [f for f in own.values() if f.message == first.message and first.distance == OWN]
     also = [f for f in own.values() if f not in same]
-    lacking = "No module named" in first.message and not failure_kinds.HIDES.search(first.message)
-    if same and not also and ended_badly <= len(own) + 1 and lacking:
-        first = replace(first, fix=failure_kinds.EVERYWHERE)
+    if failure_kinds.HIDES.search(first.message) or failure_kinds.OWN_FILE.search(first.message):
+        first = replace(first, kind="exception")
+    elif same and not also and ended_badly <= len(own) + 1 and "No module named" in first.message:
+        # No machine's fault: none of them is named in its history, or given up for a spare.
+        first = replace(first, kind="exception", fix=failure_kinds.EVERYWHERE)
     known = len(own) + (first.rank is not None and first.kind != "ended_early")
     return {
         **{name: value for name, value in vars(first).items() if name != "evidence"},

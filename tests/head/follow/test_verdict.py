@@ -152,6 +152,7 @@ def test_a_module_that_no_node_has() -> None:
     first, second = (of_rank(n, "a", ended(1, missing, rank=n), 1000.0 + n) for n in (0, 1))
     everywhere, alone = conclude([first, second], 2), conclude([first], 2)
     assert everywhere is not None and "install it on all of them" in everywhere["fix"]
+    assert everywhere["kind"] == "exception"  # it is no machine's fault
     assert alone is not None and "make that node like the others" in alone["fix"]
 
 
@@ -277,18 +278,18 @@ def test_what_words_tell(kind: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "fix"),
+    ("words", "kind", "fix"),
     [
-        ("No module named 'torch.distributed'; 'torch' is not a package", "torch.py is imported"),
-        ("cannot import name 'ones' from 'numpy' (/p/numpy.py)", "/p/numpy.py has no ones: "),
-        ("cannot import name 'a' from 'b' (/v/site-packages/b/c.py)", "like the others"),
+        ("No module named 'a.b'; 'a' is not a package", "exception", "a.py is imported"),
+        ("cannot import name 'x' from 'a' (/p/a.py)", "exception", "/p/a.py has no x: "),
+        ("cannot import name 'x' from 'a' (/v/site-packages/a.py)", "environment", "the others"),
     ],
 )
-def test_a_file_in_the_place_of_a_package(words: str, fix: str) -> None:
+def test_a_file_in_the_place_of_a_package(words: str, kind: str, fix: str) -> None:
     """Nothing has to be installed, on however many nodes it happens."""
     lacking = error(words, type="ImportError")
     told = conclude([of_rank(n, "a", ended(1, lacking, rank=n), 0.0) for n in (0, 1)], 2)
-    assert told is not None and fix in told["fix"]
+    assert told is not None and (told["kind"], fix in told["fix"]) == (kind, True)
 
 
 def test_every_kind_says_what_to_do() -> None:
