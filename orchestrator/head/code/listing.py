@@ -18,7 +18,8 @@ MARKER = b".orchestrator-marker-"
 # Never part of a tree, whoever tracks it: it is made anew, or belongs to one machine alone.
 NEVER = frozenset(
     b"__pycache__ .git .hg .svn .venv node_modules .mypy_cache .pytest_cache .ruff_cache .tox .nox"
-    b" .ipynb_checkpoints".split()
+    b" .ipynb_checkpoints .cache .local .orchestrator"
+    b" .ssh .gnupg .aws .netrc .git-credentials".split()  # secrets
 )
 # Without git nobody says what is a product; these are, by their names.
 PRODUCTS = frozenset(b"venv env build dist checkpoints wandb mlruns tensorboard outputs".split())

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.errors import CheckFailed
 from orchestrator.head.code.index import Index, signature
@@ -31,7 +32,7 @@ class Limits:
 
     largest_file: float = 200.0
     largest_tree: float = 2000.0
-    leave_out: bool = False  # and say so; else it is refused
+    leave_out: bool = False  # and what cannot be read, and say so; else it is refused
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ class Scan:
 
     def _scan(self) -> Tree:
         directory = self.directory
+        if self.limits.leave_out and directory in (b"/", os.fsencode(Path.home())):
+            what = f"{os.fsdecode(directory)} holds more of yours than code, and is not sent"
+            raise CheckFailed(what, ELSEWHERE.partition(";")[0])
         listed = list_tree(directory, self.rules, self.cancelled.is_set)
         if self.cancelled.is_set():
             raise unwanted(directory)
@@ -90,16 +94,23 @@ class Scan:
         self.states = states
         self.looked.set()
         refuse_large(directory, states, self.limits)
-        index = Index(directory)
+        index, left = Index(directory), list[str]()
         for path, status in states.items():
             if self.cancelled.is_set():
                 break  # nobody waits for it; what was read is remembered
-            entry = entry_of(directory, path, status, index)
+            try:
+                entry = entry_of(directory, path, status, index)
+            except CheckFailed as error:
+                if not self.limits.leave_out:
+                    raise
+                left.append(f"warning: not sent, because {error.what}")
+                continue
             if isinstance(entry, Entry):
                 entries.append(entry)
             elif entry:
                 notes.append(entry)
         index.save()
+        notes += left if len(left) < 5 else [*left[:3], f"warning: nor {len(left) - 3} more files"]
         entries.sort()
         listing = tree.packed(entries)
         notes += outward(entries)

@@ -143,13 +143,13 @@ def seen_here(request: Request, node: Reached) -> ProbeTarget:
 # -- the tree ---------------------------------------------------------------------------------
 
 
-def begin_scan(request: Request) -> Scan:
+def begin_scan(request: Request, without: Sequence[bytes] = ()) -> Scan:
     """Start to read the working tree."""
     sync, target = request.config.sync, request.target
     rules = Rules(
         include=sync.include,
         exclude=sync.exclude,
-        apart=(*experiments(request), *map(os.fsencode, outputs(request))),
+        apart=(*experiments(request), *map(os.fsencode, outputs(request)), *without),
         everything=request.origin is not None,
         always=(os.fsencode(os.path.normpath(target.name)),) if is_file_below(target) else (),
     )
@@ -201,15 +201,24 @@ def compare(same: Sequence[Reached], scan: Scan, say: Say) -> None:
 def bring(
     request: Request, wanted: Sequence[Reached], total: int, scan: Scan, say: Say
 ) -> tuple[Scan, list[CheckedOut]]:
-    """Send the tree, and let each node make its snapshot; prove that all have the same."""
-    for attempt in range(TRIES):
+    """Send the tree, and let each node make its snapshot; prove that all have the same.
+
+    A function leaves behind a file that changes again and again; for a script it is an error.
+    """
+    tries = TRIES if request.payload is None else 3 * TRIES
+    changes: list[bytes] = []
+    for attempt in range(tries):
         tree = tree_for(request, scan)
         try:
             checked, sent = Delivery(request, wanted, tree, total, say).run()
         except Changed as changed:
-            if attempt == TRIES - 1:
+            if attempt == tries - 1:
                 raise changing(changed.path) from None
-            scan = begin_scan(request)
+            changes.append(changed.path)
+            left = {path for path in changes if request.payload and changes.count(path) > 1}
+            if changed.path in left:
+                say(f"warning: {os.fsdecode(changed.path)} is written to, and so is not sent")
+            scan = begin_scan(request, sorted(left))
             continue
         break
     prove(wanted, checked, tree)

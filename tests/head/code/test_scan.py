@@ -90,6 +90,7 @@ def test_submodules_and_other_clones_travel(work: Path, tmp_path: Path) -> None:
 
 def test_without_git_all_travels_but_what_is_made(work: Path) -> None:
     write(work, "a.py", "data/x", "checkpoints/1", "b/__pycache__/c", ".venv/x", "node_modules/y")
+    write(work, ".ssh/id_ed25519", ".cache/x", ".netrc")
     (work / "empty").mkdir()
     assert paths(work) == {"a.py", "data/x", "empty"}
     assert paths(work, include=("checkpoints",)) == {"a.py", "data/x", "empty", "checkpoints/1"}
@@ -228,6 +229,12 @@ def test_a_file_that_changes_is_read_again_and_refused_at_last(
     most = 10**6
     with pytest.raises(CheckFailed, match=r"(?s)log.txt changes while it is read.*sync.exclude"):
         scan(work)
+    write(work, *(f"{number}.txt" for number in range(5)))
+    left = scan(work, Limits(leave_out=True))
+    assert not left.entries and left.notes == (
+        *(f"warning: not sent, because {n}.txt changes while it is read (3 times)" for n in "012"),
+        "warning: nor 3 more files",
+    )
 
 
 def test_what_is_too_large_is_refused_with_what_allows_it(work: Path) -> None:

@@ -28,6 +28,22 @@ def test_a_function_goes_alone_where_its_directory_is_no_place_for_code(tmp_path
     assert note.startswith("warning: the function goes without its directory: ")
 
 
+@pytest.mark.parametrize("place", ["home", "/"])
+def test_a_function_does_not_take_a_home_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """It is where a notebook begins, and has keys and letters in it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "letter.txt").touch()
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "module.py").touch()
+    home = tmp_path if place == "home" else Path(place)
+    with pytest.raises(CheckFailed, match="more of yours than code"):
+        Scan(os.fsencode(home), Rules(), Limits(leave_out=True)).tree()
+    project = Scan(os.fsencode(tmp_path / "project"), Rules(), Limits(leave_out=True)).tree()
+    assert project.files == 1
+
+
 def test_a_function_leaves_large_files_behind(tmp_path: Path) -> None:
     (tmp_path / "data.bin").write_bytes(bytes(2_000_000))
     (tmp_path / "module.py").touch()
