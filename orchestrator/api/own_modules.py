@@ -52,12 +52,12 @@ class Watch:
     def __init__(self) -> None:
         self.since = time.time()
         self.modules = 0
-        self.files: list[str] = []
-        self.named: set[str] = set()
+        self.files: list[Path] = []  # made once: a path per look costs more than the look
+        self.named: set[Path] = set()
 
     def look(self) -> None:
         if len(sys.modules) != self.modules:
-            self.modules, self.files = len(sys.modules), files()
+            self.modules, self.files = len(sys.modules), [Path(file) for file in files()]
         for file in self.files:
             if file not in self.named and modified(file) > self.since:
                 self.named.add(file)
@@ -68,8 +68,8 @@ class Watch:
                 )
 
 
-def modified(file: str) -> float:
+def modified(file: Path) -> float:
     try:
-        return Path(file).stat().st_mtime
+        return file.stat().st_mtime
     except OSError:
         return 0.0
