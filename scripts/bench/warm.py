@@ -1,10 +1,11 @@
 """Measure a warm start, a cold one and torchrun by hand: to the first all-reduce on all ranks.
 
-    python scripts/bench/warm.py [--shapes 2x2 4x2] [--idle 60] [--step]
+    python scripts/bench/warm.py [--shapes 2x2 4x2] [--idle 60] [--step] [--lasts 15]
 
 All in turns on the same hosts, with the same program and torch (launch.py). What is left to wait is
-ready before each warm start. Also printed: its memory, and the CPU that it takes while it waits.
-With --step, to the first step of an optimizer under DDP (first_step.py).
+ready before each warm start, but for "at once": right after the end of a job that lasted so long.
+Also printed: its memory, and the CPU that it takes while it waits. With --step, to the first step
+of an optimizer under DDP (first_step.py).
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--idle", type=float, default=60.0, help="seconds to watch what waits")
     parser.add_argument("--step", action="store_true", help="to the first step of an optimizer")
+    parser.add_argument("--lasts", type=float, default=15.0, help="seconds, of the job before")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     require_root()
@@ -65,7 +67,7 @@ def main() -> None:
     results = {}
     for shape in options.shapes:
         nodes, ranks = map(int, shape.split("x"))
-        results[shape] = contenders(python, ranks)
+        results[shape] = contenders(python, ranks, options.lasts)
         compete(results[shape], nodes, options.repeat, shape)
     waiting = watch(python, options.idle)
     data = {
@@ -78,7 +80,7 @@ def main() -> None:
     show(options.json, title, about, render(results, waiting, last), data)
 
 
-def contenders(python: Path, ranks: int) -> list[Contender]:
+def contenders(python: Path, ranks: int, lasts: float) -> list[Contender]:
     def ours(*more: str) -> Any:
         def words(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
             first, *rest = held.words(python, cluster, ranks, out)
@@ -97,6 +99,12 @@ def contenders(python: Path, ranks: int) -> list[Contender]:
         wait_until_ready(cluster)  # before the next contender
         return sample
 
+    def at_once(cluster: Cluster) -> Mapping[str, float]:
+        ours("--warm", "--env", f"LASTS={lasts:g}")(cluster)
+        sample = warm(cluster)
+        wait_until_ready(cluster)
+        return sample
+
     def over_held_connections(cluster: Cluster) -> Mapping[str, float]:
         words = [*our("orchestrator"), "connections", "--nodes", cluster.node_list]
         run(cluster, [*words, "--open", "10m"])
@@ -109,6 +117,7 @@ def contenders(python: Path, ranks: int) -> list[Contender]:
     return [
         Contender("master_launch, cold", cold),
         Contender("master_launch, warm", warm_again),
+        Contender("master_launch, warm, at once", at_once),
         Contender("the same over held connections", over_held_connections),
         Contender(BY_HAND, by_hand),
     ]
