@@ -386,8 +386,9 @@ def only_here(error: BaseException) -> str:
     place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     return (
         f"\nHere, {module.__name__} is {place or 'in no file'}. The current directory goes along"
-        " with a function, but for what git ignores; any other module has to be installed on the"
-        f" nodes, or cloudpickle.register_pickle_by_value({module.__name__}) sends it, too.\n"
+        " with a function, but for what git ignores or a warning has named; any other module has"
+        " to be installed on the nodes, or"
+        f" cloudpickle.register_pickle_by_value({module.__name__}) sends it, too.\n"
     )
 
 
