@@ -119,9 +119,13 @@ class Ranks:
                 self.send(part)
         except KeyboardInterrupt:
             with held():
-                self.unsent += map(memoryview, frames.call_frames(rank, number, kind, b""))
+                self.add(rank, number, kind)
                 self.interrupt()
             raise
+
+    def add(self, rank: int, number: int, kind: bytes, data: bytes = b"") -> None:
+        """Have a message sent by the next flush()."""
+        self.unsent += map(memoryview, frames.call_frames(rank, number, kind, data))
 
     def send(self, frame: bytes) -> None:
         with held():
@@ -157,9 +161,8 @@ class Ranks:
                 if part.kind == SHOW:
                     output.pass_on(part.data.decode(errors="replace"))
                 elif part.kind == ASK:
-                    line = output.typed_line().encode()
-                    for frame in frames.call_frames(part.rank, part.number, LINE, line):
-                        self.send(frame)
+                    self.add(part.rank, part.number, LINE, output.typed_line().encode())
+                    self.flush()
                 elif self.busy.get(part.rank) == part.number:
                     del self.busy[part.rank]
                     return part
@@ -170,7 +173,7 @@ class Ranks:
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in all ranks that run a call."""
         for rank, number in self.busy.items():
-            self.unsent += map(memoryview, frames.call_frames(rank, number, INTERRUPT, b""))
+            self.add(rank, number, INTERRUPT)
         self.flush(wait=False)
 
     def receive(self, timeout: float | None) -> Part:
