@@ -73,3 +73,4 @@ class Spec(Message):
     umask: int = -1  # of the login, for the ranks; -1: as the supervisor's own
     attempt: Optional[Attempt] = None
     version: Version = Version()  # of the supervisor
+    machine: str = ""  # that it was started on: others may share its home

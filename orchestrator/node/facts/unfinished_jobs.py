@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from orchestrator.node.job import processes
 from orchestrator.node.job.run_directory import RunDir, all_runs, connect
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.facts import Leftover
@@ -14,10 +15,10 @@ NEWEST = 64  # a machine that ran thousands of jobs must not read all of their e
 def leftovers() -> tuple[Leftover, ...]:
     """Return the jobs here that have not ended, whether or not their supervisors answer."""
     runs = sorted(all_runs(), key=_changed, reverse=True)[:NEWEST]
+    unfinished = [run for run in runs if os.path.exists(run.spec) and run.last(Ended) is None]
     return tuple(
         Leftover(job=run.job, node=run.node, alive=_answers(run))
-        for run in runs
-        if os.path.exists(run.spec) and run.last(Ended) is None
+        for run in processes.here(unfinished)
     )
 
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from orchestrator import files
 from orchestrator.node.job import processes
@@ -25,24 +25,9 @@ OLD_LIBRARY = 7 * 86400.0  # seconds since a head last used it
 Run = tuple[str, int]  # a job, and the index of a node in it
 
 
-def living(wanted: Iterable[Run]) -> list[Run]:
-    """Return the runs of which anything lives here: a process with its tag, or its supervisor.
-
-    The command line of a supervisor counts only with its owner: anybody can write such a line.
-    """
-    alive: set[tuple[str, str]] = set()
-    for process in processes.everyone().values():
-        if process.state in "ZX" or process.pid == os.getpid():
-            continue
-        alive.add(processes.tag(processes.environment(process.pid))[:2])
-        if processes.owner_of(process.pid) == os.getuid():
-            alive.add(processes.supervised(process.pid))
-    return [(job, node) for job, node in wanted if (job, str(node)) in alive]
-
-
 def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
     """Remove the directories of these runs, unless they run, and libraries that nobody needs."""
-    alive = living(wanted)
+    alive = processes.living(wanted)
     runs: list[RemovedRun] = []
     freed: list[int] = []
     for job, node in wanted:

@@ -17,9 +17,10 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from orchestrator.node.job.run_directory import JOB_NAME
+from orchestrator.node.job.run_directory import JOB_NAME, RunDir, machine
 
 OPTIONS = ("-IS", "-Xutf8")  # of the Python that runs a supervisor
 LOOK_SECONDS = 0.02  # between two looks where there is no pidfd to wait for
@@ -144,6 +145,43 @@ def supervised(pid: int) -> tuple[str, str]:
     if words[-3:-2] != [b"supervise"]:
         return "", ""
     return os.fsdecode(words[-2]), os.fsdecode(words[-1])
+
+
+def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the runs of which anything lives here: a process with its tag, or its supervisor.
+
+    The command line of a supervisor counts only with its owner: anybody can write such a line.
+    """
+    alive: set[tuple[str, str]] = set()
+    for process in everyone().values():
+        if process.state in "ZX" or process.pid == os.getpid():
+            continue
+        alive.add(tag(environment(process.pid))[:2])
+        if owner_of(process.pid) == os.getuid():
+            alive.add(supervised(process.pid))
+    return [(job, node) for job, node in wanted if (job, str(node)) in alive]
+
+
+def here(runs: Iterable[RunDir]) -> list[RunDir]:
+    """Return those of the runs that were started on this machine, or that live on it.
+
+    Machines that share a home see the files of each other's jobs there, but neither processes nor
+    sockets: they must not count them as theirs, nor write their end.
+    """
+    runs, own = list(runs), machine()
+    elsewhere = [run for run in runs if (started_on(run) or own) != own]
+    # A machine may get another name while a job runs on it.
+    alive = living((run.job, run.node) for run in elsewhere) if elsewhere else ()
+    others = {(run.job, run.node) for run in elsewhere}.difference(alive)
+    return [run for run in runs if (run.job, run.node) not in others]
+
+
+def started_on(run: RunDir) -> str:
+    """Return the machine that a run was started on; nothing where its spec does not say."""
+    try:
+        return run.read_spec().machine
+    except (OSError, ValueError):
+        return ""
 
 
 class JobProcesses:

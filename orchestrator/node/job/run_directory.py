@@ -11,6 +11,7 @@ import json
 import os
 import re
 import socket
+import zlib
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -158,7 +159,17 @@ def note_stop_of_all() -> None:
 
 
 def _stop_of_all() -> str:
-    return os.path.join(home(), "runs", ".stopped")
+    """Return the file that holds it: each of the machines that share a home has its own."""
+    return os.path.join(home(), "runs", f".stopped-{zlib.crc32(os.fsencode(machine())):08x}")
+
+
+def machine() -> str:
+    """Name this machine, the same after a reboot: machines may share a home."""
+    try:
+        with open("/etc/machine-id", encoding="ascii") as file:
+            return f"{socket.gethostname()} {file.read(64).strip()}"
+    except (OSError, ValueError):
+        return socket.gethostname()
 
 
 def all_runs() -> Iterator[RunDir]:

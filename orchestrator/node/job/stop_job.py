@@ -99,7 +99,8 @@ def stop_all(request: StopAll) -> list[StopReceipt]:
     """End every job here of this user, or of all; known by its directory or only by its tag."""
     with contextlib.suppress(OSError):
         note_stop_of_all()
-    known = {(run.job, run.node) for run in all_runs() if run.last(Ended) is None}
+    unfinished = processes.here(run for run in all_runs() if run.last(Ended) is None)
+    known = {(run.job, run.node) for run in unfinished}
     tagged = processes.tagged_jobs()
     known |= {(job.job, job.node) for job in tagged if job.owner == os.getuid()}
     work = [partial(stop, RunDir(job, node), request) for job, node in sorted(known)]

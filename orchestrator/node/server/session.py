@@ -19,7 +19,7 @@ from orchestrator.node.job.attempts import resume_dir
 from orchestrator.node.job.hang import Activity, collect
 from orchestrator.node.job.port import Port
 from orchestrator.node.job.processes import OPTIONS
-from orchestrator.node.job.run_directory import RunDir, all_runs, home, stop_of_all
+from orchestrator.node.job.run_directory import RunDir, all_runs, home, machine, stop_of_all
 from orchestrator.node.server import outputs, payload, reachability
 from orchestrator.node.server.hook import HookError, run_hook
 from orchestrator.node.server.job_state import job_state
@@ -246,7 +246,7 @@ class Session:
         for name, text in spec.files:
             run.write(name, text)
         # The library stays as long as this run may need it.
-        spec_here = spec.replace(library=LIBRARY, version=OWN, umask=self.umask)
+        spec_here = self.at_home(spec)
         run.write_spec(spec_here)
         pid, warm = self.start_supervisor(run, spec_here)
         if self.code is not None:
@@ -259,7 +259,7 @@ class Session:
     @answers(messages.StandBy)
     def stand_by(self, request: messages.StandBy) -> Nothing:
         """Keep a spec as that of a part that is over: a later attempt may begin with it."""
-        spec = request.spec.replace(library=LIBRARY, version=OWN, umask=self.umask)
+        spec = self.at_home(request.spec)
         run = RunDir(spec.job, spec.node)
         run.create()
         run.write_spec(spec)
@@ -304,6 +304,10 @@ class Session:
     def start_again(self, request: messages.StartAgain) -> messages.StartedHere:
         first = RunDir(request.attempt.first_job, request.attempt.first_node)
         return self.start(messages.Start(spec=next_spec(first.read_spec(), request)))
+
+    def at_home(self, spec: Spec) -> Spec:
+        """Complete a spec by what only this machine knows."""
+        return spec.replace(library=LIBRARY, version=OWN, umask=self.umask, machine=machine())
 
     def refuse_if_stopped(self, run: RunDir, first: RunDir | None = None) -> None:
         """Refuse a job that was stopped while its head was still starting it."""
@@ -422,8 +426,9 @@ class Session:
 
     @answers(messages.Jobs)
     def jobs(self, request: messages.Jobs) -> messages.JobStates:
-        wanted = request.job
-        states = (job_state(run) for run in all_runs() if wanted in (None, run.job))
+        runs = [run for run in all_runs() if request.job in (None, run.job)]
+        # Who names a job knows which of its parts is this machine's.
+        states = (job_state(run) for run in (runs if request.job else processes.here(runs)))
         return messages.JobStates(jobs=tuple(states))
 
     @answers(messages.AskStuck)
@@ -606,7 +611,7 @@ class Session:
 
     @answers(messages.Living)
     def living(self, request: messages.Living) -> messages.LivingRuns:
-        return messages.LivingRuns(living=tuple(cleanup.living(request.runs)))
+        return messages.LivingRuns(living=tuple(processes.living(request.runs)))
 
     @answers(messages.Release)
     def release(self, request: messages.Release) -> messages.Released:

@@ -1,0 +1,59 @@
+"""Machines that share a home see each other's jobs there, and leave them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.facts import unfinished_jobs
+from orchestrator.node.job import processes, stop_job
+from orchestrator.node.job.run_directory import RunDir, machine
+from orchestrator.node.server.session import Session
+from orchestrator.protocol import messages
+from orchestrator.protocol.events import Ended, Started
+from orchestrator.protocol.messages import StopAll
+from tests.node.job.test_stop_job import WAITS, spare_others
+from tests.node.running import Job, bare_spec, script, wait_until
+
+NewJob = Callable[..., Job]
+ALL = StopAll(why="emergency", grace=0.0, wait=10.0)
+
+
+def started_on(machine: str, job: str) -> RunDir:
+    """The files of a job whose processes are not here."""
+    run = RunDir(job, 0)
+    run.create()
+    run.write_spec(bare_spec(job=job, machine=machine))
+    run.append_event(Started(time=0.0, agent=1, supervisor=2))
+    return run
+
+
+def test_a_job_of_another_machine_is_left_alone(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spare_others(monkeypatch, set())
+    theirs, ours = started_on("gpu02 f00d", "theirs"), started_on(machine(), "ours")
+    assert [left.job for left in unfinished_jobs.leftovers()] == ["ours"]
+    assert [state.job for state in Session().jobs(messages.Jobs()).jobs] == ["ours"]
+    named = Session().jobs(messages.Jobs(job="theirs")).jobs
+    assert [state.job for state in named] == ["theirs"], "who names it knows its machine"
+    assert [receipt.job for receipt in stop_job.stop_all(ALL)] == ["ours"]
+    assert ours.last(Ended) is not None
+    assert theirs.last(Ended) is None, "it runs on"
+    assert not theirs.start_is_forbidden
+
+
+def test_a_job_that_lives_here_is_ours_whatever_this_machine_was_called(
+    new_job: NewJob, tmp_path: Path
+) -> None:
+    job = new_job()
+    job.start({**job.spec(script(tmp_path, WAITS)), "machine": "its-old-name f00d"})
+    wait_until(lambda: job.said("ready"))
+    assert processes.here([job.run, started_on("gpu02 f00d", "theirs")]) == [job.run]
+
+
+def test_what_is_begun_here_has_the_name_of_this_machine(home: Path) -> None:
+    Session().answer(messages.StandBy(spec=bare_spec()))
+    assert RunDir("job", 0).read_spec().machine == machine()
