@@ -48,6 +48,7 @@ def ssh_command(login: Login, target: NumberedNode, line: str, *, terminal: bool
     words += ["-l", node.user] if node.user else []
     words += ["-p", str(node.port)] if node.port else []
     words += ["-o", "StrictHostKeyChecking=yes"] if login.strict else []
+    words += ["-o", "RemoteCommand=none"]  # of an ssh_config; ssh refuses to have two
     words += ["-o", f"ConnectTimeout={max(1, round(login.timeout))}"]
     return [*words, "-t" if terminal else "-T", "--", node.host, line]
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import functools
 import logging
 import os
 import random
+import selectors
 import shlex
 import socket
 import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orchestrator.errors import NodeError, NoKey
 from orchestrator.head.connect import host_keys
@@ -25,6 +27,9 @@ from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.inventory.environment import Environment
 
 KEEPALIVE_SECONDS = 15
+LISTING_SECONDS = 5.0  # that an agent takes to list its keys,
+SIGNING_SECONDS = 300.0  # and to sign: then nobody waits any more
+HEAD_START = 0.25  # seconds that each address of a host has before the next one is called, too
 WAKES = 5.0  # each connection's thread wakes up after so many seconds; paramiko's own is 0.1
 WINDOW = 1 << 21
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
@@ -173,7 +178,7 @@ class SshTransport:
                 ) from error
         if destination.proxy_command:
             return ProxyCommand(destination.proxy_command)
-        return dial(where, destination.bind_address, deadline)
+        return dial(where, destination, deadline)
 
 
 class ConnectionDropped(Exception):
@@ -194,16 +199,42 @@ def parsing_its_words() -> Iterator[None]:
         ) from error
 
 
+class Agent(paramiko.agent.AgentSSH):
+    """The agent behind a socket, whichever: paramiko's own knows that of SSH_AUTH_SOCK alone."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.signing = False  # it may be waiting for its user to touch or to confirm
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(LISTING_SECONDS)
+        try:
+            sock.connect(path)
+            self._connect(sock)  # type: ignore[attr-defined]
+        except BaseException:
+            sock.close()
+            raise
+        sock.settimeout(SIGNING_SECONDS)
+
+    def _send_message(self, msg: object) -> tuple[int, paramiko.Message]:
+        self.signing = True
+        answer: tuple[int, paramiko.Message] = super()._send_message(msg)  # type: ignore[misc]
+        self.signing = False
+        return answer
+
+
 def left(deadline: float) -> float:
     return max(0.05, deadline - time.monotonic())
 
 
-def dial(where: tuple[str, int], bind_address: str, deadline: float) -> socket.socket:
+def dial(where: tuple[str, int], destination: Destination, deadline: float) -> socket.socket:
     """Open a TCP connection, or raise a NodeError that says why not."""
     host, port = where
-    source = (bind_address, 0) if bind_address else None
+    source = (destination.bind_address, 0) if destination.bind_address else None
     try:
-        sock = socket.create_connection(where, timeout=left(deadline), source_address=source)
+        family = FAMILIES.get(destination.family, socket.AF_UNSPEC)
+        found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+        addresses = [(kind, address) for kind, _, _, _, address in found]
+        sock = first_to_answer(addresses, source, deadline)
     except socket.gaierror as error:
         raise NodeError(
             f"its name {host!r} cannot be resolved", "check the spelling, /etc/hosts, ssh_config"
@@ -224,6 +255,60 @@ def dial(where: tuple[str, int], bind_address: str, deadline: float) -> socket.s
         raise NodeError(f"there is no route to it: {error.strerror or error}") from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return sock
+
+
+FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
+
+
+def first_to_answer(
+    addresses: Sequence[tuple[int, Any]], source: tuple[str, int] | None, deadline: float
+) -> socket.socket:
+    """Call the addresses of a host, each a moment after the one before; keep the first to answer.
+
+    One after the other, an IPv6 address that drops all packets would use up the time of all.
+    """
+    waiting, calls = list(addresses), selectors.DefaultSelector()
+    error: OSError = TimeoutError("timed out")
+    try:
+        while waiting or calls.get_map():
+            if waiting:
+                try:
+                    calls.register(begin_to_call(*waiting.pop(0), source), selectors.EVENT_WRITE)
+                except OSError as failed:
+                    error = failed
+            limit = left(deadline)
+            for key, _ in calls.select(min(HEAD_START, limit) if waiting else limit):
+                sock: socket.socket = key.fileobj  # type: ignore[assignment]
+                calls.unregister(sock)
+                number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if not number:
+                    sock.settimeout(left(deadline))
+                    return sock
+                sock.close()
+                error = OSError(number, os.strerror(number))
+            if time.monotonic() >= deadline:
+                raise TimeoutError("timed out")
+        raise error
+    finally:
+        for key in list(calls.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        calls.close()
+
+
+def begin_to_call(kind: int, address: Any, source: tuple[str, int] | None) -> socket.socket:
+    """Open a socket and begin to connect it, without waiting."""
+    sock = socket.socket(kind, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        if source:
+            sock.bind(source)
+        number = sock.connect_ex(address)
+        if number not in (0, errno.EINPROGRESS):
+            raise OSError(number, os.strerror(number))
+    except BaseException:
+        sock.close()
+        raise
     return sock
 
 
@@ -291,8 +376,8 @@ def log_in(transport: paramiko.Transport, destination: Destination, deadline: fl
     """Log in with public keys only: nobody can type a password for 64 nodes at once."""
     tried: list[str] = []
     notes: list[Unusable] = []
-    transport.auth_timeout = left(deadline)
-    for label, key in keys_for(destination, notes):
+    keys = keys_for(destination, notes)
+    for label, key in keys:
         transport.auth_timeout = left(deadline)
         try:
             with parsing_its_words():
@@ -304,20 +389,32 @@ def log_in(transport: paramiko.Transport, destination: Destination, deadline: fl
             ) from error
         except paramiko.AuthenticationException as error:
             if time.monotonic() >= deadline:
-                raise NodeError("it hangs during the login") from error
+                raise slow_login(label, key) from error
             tried.append(label)
             if not transport.is_active():
                 break
             continue
         except (paramiko.SSHException, EOFError, OSError) as error:
+            if "cannot be used for signing" in str(error):
+                raise NodeError(
+                    f"the agent refuses to sign with the key {label}", "confirm it when it asks"
+                ) from error
             raise ConnectionDropped(str(error) or "end of file") from error
         if more:
             raise NodeError(
-                f"after the key it also wants {', '.join(more)}, which cannot be asked here"
+                f"after the key it also wants {', '.join(more)}, which cannot be asked here",
+                f"let {destination.user} in by a key alone, in its sshd_config: Match Address HEAD,"
+                " then AuthenticationMethods publickey",
             )
         return
     what = f"it denies {destination.user} every key" + (f" ({', '.join(tried)})" if tried else "")
     fix = f"ssh-copy-id -p {destination.port} {destination.user}@{destination.host}"
+    if len(tried) < len(keys):
+        what = (
+            f"it hung up on {destination.user} after {len(tried)} of {len(keys)} keys"
+            f" ({', '.join(tried)})"
+        )
+        fix = "name the right one in your ssh_config (IdentityFile, IdentitiesOnly yes), or " + fix
     if tried:
         raise NodeError("; ".join([what, *map(str, notes)]), fix)
     if not notes:
@@ -326,6 +423,17 @@ def log_in(transport: paramiko.Transport, destination: Destination, deadline: fl
     first, *others = notes
     raise NodeError("; ".join([f"no key of yours can be used: {first.why}", *map(str, others)]),
                     first.remedy or fix)  # fmt: skip
+
+
+def slow_login(label: str, key: paramiko.PKey) -> NodeError:
+    """Say who did not answer in time: an agent may wait for its user."""
+    if isinstance(key, paramiko.AgentKey) and getattr(key.agent, "signing", False):
+        return NodeError(
+            f"the key {label} does not sign: it waits to be touched, unlocked or confirmed",
+            "do so while it connects, with a longer --connect-timeout; or use a key that asks"
+            " nobody, as each node asks once",
+        )
+    return NodeError("it hangs during the login")
 
 
 class Unusable(NamedTuple):
@@ -347,29 +455,34 @@ def keys_for(destination: Destination, notes: list[Unusable]) -> list[tuple[str,
             notes.append(key)
         elif key is not None:
             files.append((str(path), key))
-    agent = agent_keys(destination)
+    wanted = {public_blob(path) for path in destination.keys}
+    # Servers hang up after a few keys, so that those of the config come first here, too.
+    agent = sorted(agent_keys(destination, notes), key=lambda key: key[1].asbytes() not in wanted)
     if destination.only_these_keys:
-        wanted = {public_blob(path) for path in destination.keys}
         agent = [(label, key) for label, key in agent if key.asbytes() in wanted]
     listed = {key.asbytes() for _, key in files}
     return files + [(label, key) for label, key in agent if key.asbytes() not in listed]
 
 
-def agent_keys(destination: Destination) -> list[tuple[str, paramiko.PKey]]:
-    socket_path = os.environ.get("SSH_AUTH_SOCK", "")
-    if destination.agent == "none" or not (socket_path or destination.agent):
+def agent_keys(destination: Destination, notes: list[Unusable]) -> list[tuple[str, paramiko.PKey]]:
+    path = destination.agent or os.environ.get("SSH_AUTH_SOCK", "")
+    if path in ("", "none"):
         return []
-    if destination.agent not in ("", "SSH_AUTH_SOCK") and destination.agent != socket_path:
-        return []  # paramiko knows the agent of SSH_AUTH_SOCK only
     try:
-        return [("agent", key) for key in paramiko.Agent().get_keys()]
-    except (paramiko.SSHException, OSError):
+        keys = Agent(path).get_keys()
+    except (paramiko.SSHException, OSError) as error:
+        if destination.agent:
+            why = getattr(error, "strerror", None) or str(error)
+            notes.append(Unusable(f"the agent {path}, of your ssh_config, does not answer ({why})"))
         return []
+    return [(" ".join(["agent:", key.comment or key.get_name()]), key) for key in keys]
 
 
 def public_blob(path: Path) -> bytes:
+    """Return the public half of an IdentityFile, which may be all of it that is here."""
     try:
-        fields = path.with_name(path.name + ".pub").read_text().split()
+        path = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
+        fields = path.read_text().split()
         return base64.b64decode(fields[1])
     except (OSError, IndexError, ValueError):
         return b""
@@ -379,7 +492,7 @@ def public_blob(path: Path) -> bytes:
 def load_key(path: Path, certificates: tuple[Path, ...]) -> paramiko.PKey | Unusable | None:
     """Return the key in a file, why it cannot be used, or None if there is no such file."""
     try:
-        if not path.is_file():
+        if path.suffix == ".pub" or not path.is_file():  # the agent has the other half
             return None
         status = path.stat()
     except PermissionError:  # of its directory

@@ -49,6 +49,7 @@ class Destination:
     certificates: tuple[Path, ...] = ()
     only_these_keys: bool = False
     agent: str = ""  # socket of an agent named in the config; "none" for no agent
+    family: str = "any"  # AddressFamily: any, inet or inet6
     jump: str = ""
     proxy_command: str = ""
     bind_address: str = ""
@@ -242,7 +243,8 @@ def _destination(
         keys=paths("identityfile") or tuple(ssh / key for key in DEFAULT_KEYS),
         certificates=paths("certificatefile"),
         only_these_keys=first("identitiesonly") == "yes",
-        agent=answers.get("identityagent", [""])[0],
+        agent=_agent(answers.get("identityagent", [""])[0], tokens),
+        family=first("addressfamily", "any"),
         jump=_expand("proxyjump", first("proxyjump"), tokens),
         proxy_command=_expand("proxycommand", first("proxycommand"), tokens),
         bind_address=first("bindaddress"),
@@ -258,6 +260,16 @@ def _destination(
         smallest_rsa=int(first("requiredrsasize", "0")),
         algorithms=Algorithms(*(tuple(filter(None, first(key).split(","))) for key in NEGOTIATED)),
     )
+
+
+def _agent(value: str, tokens: dict[str, str]) -> str:
+    """Return the socket of an IdentityAgent; nothing for that of the environment."""
+    value = value.strip('"')
+    if value in ("", "none", "SSH_AUTH_SOCK"):
+        return value if value == "none" else ""
+    if re.fullmatch(r"\$\w+", value):
+        return os.environ.get(value[1:]) or "none"
+    return str(Path(_expand("identityagent", value, tokens)).expanduser())
 
 
 def _about_here() -> dict[str, str]:

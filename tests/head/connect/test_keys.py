@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from orchestrator.head.connect.ssh import Unusable, load_key
+from orchestrator.head.connect.ssh import Unusable, keys_for, load_key
+from orchestrator.head.connect.ssh_config import Destination
 
 
 @pytest.mark.parametrize("agent", ["", "/some/agent"])
@@ -31,3 +34,45 @@ def test_a_key_that_others_can_read(tmp_path: Path) -> None:
     path.touch(mode=0o644)
     path.chmod(0o644)
     assert str(load_key(path, ())).endswith(f"and therefore not used: chmod 600 {path}")
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A real ssh-agent with three keys, at a socket that no variable names."""
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    path = tmp_path / "agent"
+    with subprocess.Popen(
+        ["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith("SSH_AUTH_SOCK=")
+        for name in ("one", "two", "three"):
+            key = tmp_path / name
+            words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(key)]
+            subprocess.run(words, check=True)
+            environment = {**os.environ, "SSH_AUTH_SOCK": str(path)}
+            subprocess.run(["ssh-add", "-q", str(key)], env=environment, check=True)
+            key.unlink()  # its public half stays
+        yield path
+        running.terminate()
+
+
+def labels(notes: list[Unusable], **fields: object) -> list[str]:
+    there = Destination(host="gpu01", user="bob", port=22, **fields)  # type: ignore[arg-type]
+    return [label for label, _ in keys_for(there, notes)]
+
+
+def test_the_agent_of_the_config_is_asked(agent: Path, tmp_path: Path) -> None:
+    notes: list[Unusable] = []
+    assert labels(notes, keys=()) == []
+    assert labels(notes, keys=(), agent=str(agent)) == ["agent: one", "agent: two", "agent: three"]
+    # A key of which the config names the public half comes first, or alone: servers hang up soon.
+    public = (tmp_path / "three.pub",)
+    for keys in (public, (tmp_path / "three",)):
+        found = labels(notes, keys=keys, agent=str(agent))
+        assert found == ["agent: three", "agent: one", "agent: two"]
+        alone = labels(notes, keys=keys, agent=str(agent), only_these_keys=True)
+        assert alone == ["agent: three"]
+    assert not notes
+    assert labels(notes, keys=(), agent=str(tmp_path / "none")) == []
+    assert "of your ssh_config, does not answer (No such file" in notes[0].why

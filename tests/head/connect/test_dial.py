@@ -1,0 +1,62 @@
+"""A host with several addresses is reached by the one that answers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.head.connect.ssh import first_to_answer
+from orchestrator.local_cluster.sshd import free_port
+
+PATIENCE = 30.0
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[tuple[int, tuple[str, int]]]:
+    """A port whose queue is full: it answers nobody, as behind a firewall."""
+    with contextlib.ExitStack() as opened:
+        server = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            caller = opened.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(server.getsockname())
+        yield socket.AF_INET, server.getsockname()
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[tuple[int, tuple[str, int]]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield socket.AF_INET, server.getsockname()
+
+
+def closed() -> tuple[int, tuple[str, int]]:
+    return socket.AF_INET, ("127.0.0.1", free_port(["127.0.0.1"]))
+
+
+def test_an_address_that_drops_everything_uses_up_nobodys_time() -> None:
+    with silent() as dead, answering() as alive:
+        addresses = [dead, closed(), alive]
+        with first_to_answer(addresses, None, time.monotonic() + PATIENCE) as sock:
+            assert sock.getpeername() == alive[1]
+            assert sock.gettimeout()
+
+
+def test_the_source_is_the_one_that_was_asked_for() -> None:
+    with answering() as alive:
+        source = ("127.0.0.9", 0)
+        with first_to_answer([alive], source, time.monotonic() + PATIENCE) as sock:
+            assert sock.getsockname()[0] == "127.0.0.9"
+
+
+def test_nobody_answers() -> None:
+    with pytest.raises(ConnectionRefusedError):
+        first_to_answer([closed(), closed()], None, time.monotonic() + PATIENCE)
+    with silent() as dead, pytest.raises(TimeoutError):
+        first_to_answer([dead, closed()], None, time.monotonic() + 0.6)
+    nowhere = (socket.AF_INET6, ("100::1", 22, 0, 0))
+    with pytest.raises(OSError), silent():
+        first_to_answer([nowhere], ("127.0.0.1", 0), time.monotonic() + PATIENCE)
