@@ -82,6 +82,10 @@ class Counted:
         Counted.pickles += 1
 
 
+class Apart(BaseException):
+    """Is no Exception, like what pytest.fail raises."""
+
+
 class Picky(Exception):
     """Comes out of no pickle: it wants two arguments and keeps one."""
 
@@ -177,6 +181,9 @@ def exceptions(pool: pools.Pool) -> None:
     def mute() -> None:
         raise Mute
 
+    def apart() -> None:
+        raise Apart
+
     with pytest.raises(ValueError, match="odd") as raised:
         pool.run(odd)
     cause = str(raised.value.__cause__)
@@ -185,6 +192,10 @@ def exceptions(pool: pools.Pool) -> None:
         pool.run(picky)
     with pytest.raises(Mute):
         pool.run(mute)
+    with pytest.raises(Apart):
+        pool.run(apart)
+    with pytest.raises(JobFailed, match=r"rank \d: SystemExit: no data"):  # no rank is lost by it
+        pool.run(lambda: sys.exit("no data"))
     with pytest.raises(JobFailed, match=r"rank \d cannot be read here: FileNotFoundError"):
         pool.run(OnNodes)
     with pytest.raises(TypeError, match=r"cannot be sent back: .*\(a generator; return numbers"):

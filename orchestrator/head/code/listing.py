@@ -15,12 +15,14 @@ from dataclasses import dataclass
 
 GIT_SECONDS = 60.0
 MARKER = b".orchestrator-marker-"
-# Never part of a tree, whoever tracks it: it is made anew, or belongs to one machine alone.
-NEVER = frozenset(
+# Never part of a tree, whoever tracks it: it is made anew,
+MADE = frozenset(
     b"__pycache__ .git .hg .svn .venv node_modules .mypy_cache .pytest_cache .ruff_cache .tox .nox"
-    b" .ipynb_checkpoints .cache .local .orchestrator"
-    b" .ssh .gnupg .aws .netrc .git-credentials".split()  # secrets
+    b" .ipynb_checkpoints".split()
 )
+# or belongs to one person, or to one machine. Where git has such a thing it is said.
+PRIVATE = frozenset(b".cache .local .orchestrator .ssh .gnupg .aws .netrc .git-credentials".split())
+NEVER = MADE | PRIVATE
 # Without git nobody says what is a product; these are, by their names.
 PRODUCTS = frozenset(b"venv env build dist checkpoints wandb mlruns tensorboard outputs".split())
 
@@ -55,18 +57,37 @@ def list_tree(directory: bytes, rules: Rules, over: Callable[[], bool] = never) 
     """
     if rules.everything:
         return Listed(sorted(walk(directory, b"", frozenset())))
-    by_git, note = git_files(directory)
-    notes = (note,) if note else ()
+    by_git, why_not = git_files(directory)
     paths = set(by_git) if by_git is not None else set(walk(directory, b"", NEVER | PRODUCTS, over))
     excluded = matcher(rules.exclude)
     paths = {path for path in paths if not excluded(path)}
+    private = {path: name for path in paths if (name := private_part(path))}
+    paths -= private.keys()
     for pattern in rules.include:
         paths.update(included(directory, pattern))
     apart = tuple(path + b"/" for path in rules.apart)
     kept = (path for path in paths if path not in rules.apart and not path.startswith(apart))
     listed = {path for path in kept if not path.rpartition(b"/")[2].startswith(MARKER)}
     listed.update(path for path in rules.always if os.path.lexists(os.path.join(directory, path)))
-    return Listed(sorted(listed), notes)
+    notes = [why_not, stays_here({private[path] for path in private.keys() - listed})]
+    return Listed(sorted(listed), tuple(filter(None, notes)))
+
+
+def private_part(path: bytes) -> bytes:
+    """Return the part of a path that ends with a private name, or nothing."""
+    parts = path.split(b"/")
+    ends = (index for index, part in enumerate(parts, 1) if part in PRIVATE)
+    return b"/".join(parts[: next(ends, 0)])
+
+
+def stays_here(paths: set[bytes]) -> str:
+    """Say what is private and does not travel, or nothing."""
+    names = [repr(os.fsdecode(path))[1:-1] for path in sorted(paths)]
+    if not names:
+        return ""
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    them = "it" if len(names) == 1 else "them"
+    return f"warning: not sent: {shown}; git does not ignore {them}, sync.include sends {them}"
 
 
 # -- git --------------------------------------------------------------------------------------
@@ -96,7 +117,7 @@ def git_files(directory: bytes) -> tuple[list[bytes] | None, str]:
     files: list[bytes] = []
     for path in paths:
         parts = path.rstrip(b"/").split(b"/")
-        if not NEVER.isdisjoint(parts):
+        if not MADE.isdisjoint(parts):
             continue
         if path.endswith(b"/") or is_directory(os.path.join(directory, path)):
             inner = os.path.join(directory, path.rstrip(b"/"))  # a submodule, or another's clone

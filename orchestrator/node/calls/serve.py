@@ -160,7 +160,7 @@ class Caller:
             finally:
                 self.running = False
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  it is the user's own code
+        except BaseException as error:  # noqa: BLE001  the user's own code; sys.exit ends no rank
             return RAISED, described(cloudpickle, error)
 
     def is_interrupted(self) -> bool:
@@ -215,8 +215,8 @@ def described(cloudpickle: Any, error: BaseException) -> bytes:
     text = "".join(traceback.format_exception(type(error), error, frame))
     try:
         data = cloudpickle.dumps(error.with_traceback(None))
-        if type(cloudpickle.loads(data)) is not type(error):
-            data = None
+        if isinstance(error, SystemExit) or type(cloudpickle.loads(data)) is not type(error):
+            data = None  # an exit is not the caller's
     except Exception:  # noqa: BLE001  it is the user's own object
         data = None
     return bytes(cloudpickle.dumps((data, f"{type(error).__name__}: {text_of(error)}", text)))

@@ -72,6 +72,24 @@ def test_git_says_what_travels(work: Path) -> None:
     assert "below/c.py" not in paths(work, exclude=("below/*.py",))
 
 
+def test_what_is_private_stays_although_git_has_it(work: Path) -> None:
+    git(work, "init", "-q")
+    write(work, "a.py", ".aws/config", "sub/.cache/x", "sub/.cache/y", ".git-credentials")
+    git(work, "add", "-A")
+    tree = scan(work)
+    assert [entry.path for entry in tree.entries] == [b"a.py"]
+    assert tree.notes == (
+        "warning: not sent: .aws, .git-credentials, sub/.cache;"
+        " git does not ignore them, sync.include sends them",
+    )
+    tree = scan(work, include=(".aws",), exclude=(".git-credentials",))
+    assert [entry.path for entry in tree.entries] == [b".aws/config", b"a.py"]
+    assert [note.partition(";")[0] for note in tree.notes] == ["warning: not sent: sub/.cache"]
+    (work / ".gitignore").write_text(".*\n")
+    git(work, "rm", "-rq", "--cached", ".")
+    assert scan(work).notes == ()
+
+
 def test_submodules_and_other_clones_travel(work: Path, tmp_path: Path) -> None:
     for name in ("library", "work"):
         git(tmp_path / "work" if name == "work" else tmp_path, "init", "-q", *(
