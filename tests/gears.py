@@ -95,6 +95,7 @@ LONG = [
         f"tests/end_to_end/test_hang.py::test_who_keeps_the_others_waiting[{place}]"
         for place in ("elsewhere", "together", "stopped")
     ),
+    "tests/end_to_end/test_hang.py::test_who_is_late_in_each_step",
     "tests/end_to_end/test_launch.py::test_arguments_arrive_byte_for_byte[plain]",
     "tests/end_to_end/test_lease.py::test_a_firewall_between_the_supervisors[reject",
     "tests/end_to_end/test_lease.py::test_a_head_that_does_not_leave",

@@ -505,6 +505,29 @@ class AskStuck(Request[Stuck], do="stuck"):
     node: int
 
 
+class Pace(Message):
+    """The last steps of one rank, as its collectives show them."""
+
+    length: Count  # collectives in a step
+    times: dict[int, Moment]  # number of a collective -> when the rank entered it, by its node
+    awake: Optional[float] = None  # seconds in which its main thread ran, or wanted to,
+    at: float = 0.0  # by a clock that starts somewhere
+
+
+class Paces(Message):
+    """The ranks of the node that make steps, as they were when they were last asked."""
+
+    paces: dict[int, Pace]
+
+
+class AskPaces(Request[Paces], do="paces"):
+    """Have every rank write down which collectives it entered; or, a moment later, read that."""
+
+    job: str
+    node: int
+    read: bool
+
+
 class ProfileState(Message):
     """How far the profile is, and whether anybody there can make one."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -150,4 +151,26 @@ def test_a_master_port_that_is_closed(
     assert verdict["kind"] == "communication"
     assert f"node 1 ({name}): no answer in 3 s" in verdict["message"]
     assert "orchestrator doctor" in verdict["fix"]
+    assert head.nothing_left()
+
+
+LATE = """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+while True:
+    time.sleep(0.1 + 0.1 * dist.get_rank())
+    model(torch.ones(64)).sum().backward()
+"""
+
+
+def test_who_is_late_in_each_step_of_a_program_that_says_nothing(head: Head) -> None:
+    command = head.launch(head.script("late.py", GROUP + LATE))
+    command.wait_for(r"rank 1 \(node 1, .*\) holds the others up for \d+% of each step", 150)
+    status = head.command("orchestrator", "status", "--json")
+    assert status.finish() == 0
+    (slow,) = json.loads(status.text)["slow"]
+    assert slow["rank"] == 1 and slow["text"] in command.text
+    history = head.command("orchestrator", "doctor", "--history")
+    assert history.finish() == 0 and slow["text"] in history.text
+    command.interrupt()
+    assert command.finish() == 130
     assert head.nothing_left()

@@ -28,6 +28,7 @@ from orchestrator.protocol.messages import (
     Answered,
     Dialed,
     Heartbeat,
+    Paces,
     Refused,
     Request,
     Stuck,
@@ -91,7 +92,7 @@ class ClockRead(News):
 class Answer(News):
     """The node answers a question: what its ranks are doing, or which address it reaches."""
 
-    answer: Stuck | Dialed
+    answer: Stuck | Paces | Dialed
 
 
 @dataclass(frozen=True)
@@ -341,7 +342,7 @@ class NodeFollower(threading.Thread):
     def _answered(self, number: int, answer: Message) -> None:
         if isinstance(answer, messages.Left):
             self.left.set()
-        elif isinstance(answer, (Stuck, Dialed)):
+        elif isinstance(answer, (Stuck, Paces, Dialed)):
             self.post(Answer(self.node.index, answer))
         elif isinstance(answer, messages.Clock):
             # Clocks drift apart: a good exchange is better than one of an hour ago.

@@ -11,7 +11,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from orchestrator import interrupt
@@ -23,13 +23,14 @@ from orchestrator.head.follow.follower import News, NodeFollower
 from orchestrator.head.follow.hang_monitor import HangMonitor
 from orchestrator.head.follow.job_end import JobEnd, Outcome
 from orchestrator.head.follow.node_state import NodeState
+from orchestrator.head.follow.slow_monitor import SlowMonitor
 from orchestrator.head.follow.start_monitor import DIALS_WITHIN, StartMonitor
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
-from orchestrator.protocol.messages import Stuck
+from orchestrator.protocol.messages import Paces, Stuck
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records import goodput
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord, NodeRecord
@@ -112,6 +113,7 @@ class Run:
         self.hang_monitor = HangMonitor(
             record.launch.hang_timeout, experiment, record.job, self.say
         )
+        self.slow_monitor = SlowMonitor(record.job, record.nodes, experiment.path / "outputs")
         # With a short limit the hang itself is found first, and is what was asked for.
         dials = not 0 < record.launch.hang_timeout < DIALS_WITHIN
         self.start_monitor = StartMonitor(record.master if dials else "")
@@ -261,10 +263,14 @@ class Run:
     def slow(self, event: events.RankSlow) -> None:
         """Note who holds the others up; the log says it. A new head hears it all once more."""
         known = {"cause": event.cause, "rank": event.who, "node": event.node, "step": event.step}
-        found = {**known, "text": event.text}
+        self.held_up({**known, "text": event.text})
+
+    def held_up(self, found: dict[str, Any]) -> None:
         if found not in self.record.slow:
             self.record = replace(self.record, slow=[*self.record.slow, found])
             self.straggler(self.record, found)
+            if problem := incidents.note_slow(self.experiment.name, self.record, found):
+                self.say(problem)
 
     def started_afresh(self, event: events.RankAfresh) -> None:
         """Say why ranks were not forked, once for all of them."""
@@ -345,6 +351,8 @@ class Run:
     def answered(self, news: news_of.Answer) -> None:
         if isinstance(news.answer, Stuck):
             self.hang_monitor.answer(news.node, news.answer)
+        elif isinstance(news.answer, Paces):
+            self.slow_monitor.answer(news.node, news.answer)
         else:
             self.start_monitor.answer(news.node, news.answer)
 
@@ -473,6 +481,11 @@ class Run:
         if unmet is not None:
             self.failed(unmet)
             return
+        slow = self.slow_monitor.look(followers)
+        if slow is not None:
+            self.held_up({**asdict(slow), "time": time.time()})
+            self.say(slow.text)
+            self.changed = True
         failure = self.hang_monitor.look(followers)
         if failure is not None and self.record.launch.on_hang == "stop":
             self.failed(failure)

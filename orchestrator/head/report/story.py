@@ -18,7 +18,7 @@ from orchestrator.head.report.curves import Curve, RankMap
 from orchestrator.head.report.machines import Machines
 from orchestrator.head.report.reading import KEPT
 from orchestrator.head.screen.log_reader import tail
-from orchestrator.records import checkpoint_store, manifest, node_metrics, trainers
+from orchestrator.records import checkpoint_store, last_metrics, manifest, node_metrics, trainers
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord
 from orchestrator.records.node_metrics import Notices
 from orchestrator.text import plural, size
@@ -211,18 +211,21 @@ def notices_of(path: Path, node: int) -> Notices:
 
 
 def slow(record: JobRecord) -> list[Moment]:
-    """List who held the others up: the ranks found it out at a step."""
-    return [
-        Moment(0.0, str(found.get("text", "")), step, bad=True)
-        for found in record.slow
-        if isinstance(step := found.get("step"), int)
-    ]
+    """List who held the others up: the ranks found it out at a step, or the head at a time."""
+    moments = []
+    for found in record.slow:
+        step, when = found.get("step"), last_metrics.number(found, "time")
+        if isinstance(step, int) or when is not None:
+            moments.append(Moment(when or 0.0, str(found.get("text", "")), step, bad=True))
+    return moments
 
 
 def placed(moment: Moment, when: Curve) -> Moment:
     """Add the time to a moment of which only the step is known."""
+    if moment.step is None:
+        return moment
     times = zip(when.steps, when.highs, strict=True)
-    time = next((time for step, time in times if step >= (moment.step or 0)), None)
+    time = next((time for step, time in times if step >= moment.step), None)
     return moment if time is None else replace(moment, time=time)
 
 

@@ -436,6 +436,13 @@ class Session:
         stacks = collect(RunDir(request.job, request.node))
         return messages.Stuck(stuck=stacks, time=time.time())
 
+    @answers(messages.AskPaces)
+    def paces(self, request: messages.AskPaces) -> messages.Paces:
+        from orchestrator.node.job.beside import pace  # a minute after the start, and later
+
+        run = RunDir(request.job, request.node)
+        return messages.Paces(paces=pace.read(run) if request.read else pace.ask(run))
+
     @answers(messages.AskProfile)
     def profile(self, request: messages.AskProfile) -> messages.ProfileState:
         from orchestrator.node.server import profile  # not for every visit
