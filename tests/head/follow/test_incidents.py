@@ -45,6 +45,16 @@ def test_what_a_machine_can_be_the_cause_of(
     assert known == ([("gpu02:2222", kind, message)] if counted else [])
 
 
+def test_a_machine_that_held_a_job_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
+    found = {"cause": "slow link", "rank": 1, "node": 1, "step": 9, "text": "sends 9% again"}
+    for _ in range(2):  # a new head hears it once more
+        assert incidents.note_slow("run_1", RECORD, found) == ""
+    assert incidents.note_slow("run_1", RECORD, {**found, "node": 7}) == ""
+    (known,) = history.read()
+    assert (known.machine, known.kind, known.what) == ("gpu02:2222", "slow link", "sends 9% again")
+
+
 def test_a_history_that_cannot_be_kept_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ def test_slow_compute_and_slow_data(ranks: int, clock: float) -> None:
         (trained([0.3, 0.3, 0.3, 0.3], jitter=0.4), 0.0),  # now this one, now that one
         (trained([0.3, 0.3, 0.3, 0.31], jitter=0.02), 0.0),  # it is late, and costs nothing
         (trained([0.3, 0.3, 0.38]), 0.1),  # the clocks may be wrong by more
-        (trained([0.002, 0.002, 0.004]), 0.0),  # a step so short is measured by nothing
+        (trained([0.002, 0.002, 0.006]), 0.0),  # a step so short is measured by nothing
         (trained([0.3]), 0.0),
         ({}, 0.0),
         ({0: Pace(length=0, times={}), 1: Pace(length=0, times={})}, 0.0),

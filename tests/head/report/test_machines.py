@@ -65,14 +65,21 @@ def test_a_long_stream_is_read_at_some_places_only(tmp_path: Path) -> None:
 
 
 def test_events_of_steps_are_placed_on_the_time(tmp_path: Path) -> None:
-    slow = [{"cause": "slow compute", "rank": 2, "node": 1, "step": 20, "text": "rank 2 is slow"}]
-    told = story.tell(experiment(tmp_path / "run", steps=40, slow=2))
+    known = {"cause": "slow compute", "rank": 2, "node": 1}
+    slow = [
+        {**known, "step": 20, "text": "rank 2 is slow"},
+        {**known, "time": STARTED + 12.5, "text": "the head finds it slow"},
+        {**known, "text": "nobody knows when"},
+    ]
     made = experiment(tmp_path / "slow", steps=40)
     record = made.read_record()
     record.slow.extend(slow)
     made.write_record(record)
     told = story.tell(made)
-    assert ("rank 2 is slow", STARTED + 20) in [(m.what, m.time) for m in told.moments]
+    found = [(moment.what, moment.time) for moment in told.moments]
+    assert ("rank 2 is slow", STARTED + 20) in found
+    assert ("the head finds it slow", STARTED + 12.5) in found
+    assert "nobody knows when" not in dict(found)
 
 
 def test_the_cause_is_told_whatever_many_machines_say(tmp_path: Path) -> None:
