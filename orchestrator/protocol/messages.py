@@ -170,6 +170,9 @@ class Listen(Request[Listening], do="listen"):
     word: str
 
 
+LARGE_LOST = "small packets arrive, large ones do not"  # why a Dial fails where it is the MTU
+
+
 class Dialed(Message):
     """For each address why it could not be reached, or nothing."""
 

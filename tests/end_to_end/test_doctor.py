@@ -120,6 +120,17 @@ def test_a_smaller_mtu(ward: Head, cluster: NetnsCluster) -> None:
     assert "1400" in found["what"] and "mtu 1500" in found["fix"]
 
 
+def test_a_switch_that_takes_no_jumbo_frames(ward: Head, cluster: NetnsCluster) -> None:
+    """Two nodes send packets that the bridge between them drops: calls pass, and data does not."""
+    how = "ip link set eth0 mtu 9000 gso_max_segs 1"
+    mend = "ip link set eth0 mtu 1500 gso_max_segs 65535"
+    with broken(cluster, 0, how, mend), broken(cluster, 1, how, mend):
+        findings = examine(ward, code=3)
+    (bad,) = [one for one in findings if one["level"] == "bad"]
+    assert (bad["check"], sorted(bad["nodes"])) == ("mtu", sorted(cluster.addresses[:2]))
+    assert "small packets arrive, large ones do not" in bad["what"]
+
+
 def test_shared_memory_that_is_full_or_small(ward: Head, cluster: NetnsCluster) -> None:
     small = "mount -t tmpfs -o size=64m none /dev/shm"
     with broken(cluster, 2, small, "umount /dev/shm"):

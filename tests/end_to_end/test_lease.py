@@ -237,7 +237,7 @@ def test_a_head_that_does_not_leave(head: Head) -> None:
 
 @pytest.mark.parametrize("verdict", ["drop", "reject with tcp reset"])
 def test_a_firewall_between_the_supervisors(lonely: Head, verdict: str) -> None:
-    """The job runs as if there were no lease, and one line says so."""
+    """The job runs as if there were no lease, and one line says so, and what else it means."""
     cluster = lonely.cluster
     assert isinstance(cluster, NetnsCluster)
     rule = f"ip saddr {cluster.addresses[1]} tcp dport != {{ 22, 29500 }} {verdict}"
@@ -246,7 +246,7 @@ def test_a_firewall_between_the_supervisors(lonely: Head, verdict: str) -> None:
         cluster.exec(0, ["nft", words])
     script = lonely.script("wait.py", WAIT)
     command = lonely.launch("--node-loss-timeout", "2", script, str(lonely.directory))
-    refused = r"node 1 .* cannot reach node 0's supervisor \(\w+"
+    refused = r"node 1 .* cannot reach node 0's supervisor \(\w+.* open all TCP ports between"
     command.wait_for_all("node0 .* ready", "node1 .* ready", refused)
     time.sleep(3)
     (lonely.directory / "end").touch()

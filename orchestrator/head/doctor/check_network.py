@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from orchestrator import text
 from orchestrator.head.doctor.findings import BAD, WARN, Case, Finding, unequal
 from orchestrator.head.inventory.probed_node import is_loopback, listed
 from orchestrator.head.plan import traffic
+from orchestrator.protocol.messages import LARGE_LOST
 
 SLOW = 1000  # Mb/s: from there on computing rarely hides what is sent
 SLOW_FIX = (
@@ -98,6 +99,24 @@ def mtu(case: Case) -> Iterator[Finding]:
             sizes.append((node.name, interface.mtu))
     fix = "on these nodes, as root: ip link set INTERFACE mtu {most}"
     yield from unequal("mtu", WARN, "MTU", sizes, fix)
+    yield from too_large(case, dict(sizes))
+
+
+def too_large(case: Case, sizes: Mapping[str, int]) -> Iterator[Finding]:
+    """Name the nodes between which large packets are lost: ranks meet there, and then hang."""
+    pairs = sorted({(s, t) for (s, t, _), why in case.silent.items() if why == LARGE_LOST})
+    if not pairs:
+        return
+    nodes = sorted({name for pair in pairs for name in pair})
+    told = {tuple(sorted(pair)) for pair in pairs}
+    shown = listed([f"{one} and {other}" for one, other in sorted(told)])
+    mtus = ", ".join(f"{sizes[name]} on {name}" for name in nodes[:4] if name in sizes)
+    what = f"between {shown} {LARGE_LOST} (MTU {mtus})"
+    fix = (
+        "the network between them takes smaller packets than they send: let the switch take jumbo"
+        " frames, or type on them, as root: ip link set INTERFACE mtu 1500 (1280 below a VPN)"
+    )
+    yield Finding("mtu", BAD, tuple(nodes), what, fix)
 
 
 def links(case: Case) -> Iterator[Finding]:
@@ -106,6 +125,8 @@ def links(case: Case) -> Iterator[Finding]:
         return
     blocked: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for (source, target, port), why in case.silent.items():
+        if why == LARGE_LOST:  # see too_large()
+            continue
         blocked.setdefault((source, target), []).append((why, port))
     towards, away = Counter(t for _, t in blocked), Counter(s for s, _ in blocked)
     others = len(case.seen) - 1

@@ -43,8 +43,8 @@ KINDS = {
     ),
     "link": (
         "a connection between ranks broke although no rank had failed",
-        "look at the network between the nodes (`ip -s link`, `dmesg`, the switch); start again"
-        " from the last checkpoint",
+        "look at the network between the nodes (`ip -s link`, `dmesg`, the switch; `orchestrator"
+        " doctor` finds one that loses large packets); start again from the last checkpoint",
     ),
     "corruption": (
         "bits that changed by themselves",
@@ -191,15 +191,17 @@ NEVER_MET = re.compile(
 )
 # A rank whose peer is gone: it failed because of that one, not by itself.
 ECHO = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited"
-    r"|DistBackendError|DistNetworkError|DistStoreError|socket timeout|timed out (waiting|after)"
-    r"|wait timeout|unhandled (system|cuda) error, NCCL|Rendezvous\w*Error|SignalException"
-    r"|failed to connect|recvBytes|TCPStore|connectFullMesh|no route to host"
-    r"|network is unreachable|watchdog|communicator was aborted|ncclCommAbort|ChildFailedError"
-    r"|ended because of another rank",
+    r"connection (was )?(closed|reset|refused)|connection timed out|broken pipe"
+    r"|remote process exited|DistBackendError|DistNetworkError|DistStoreError|socket timeout"
+    r"|timed out (waiting|after)|wait timeout|unhandled (system|cuda) error, NCCL"
+    r"|Rendezvous\w*Error|SignalException|failed to connect|recvBytes|TCPStore"
+    r"|connectFullMesh|no route to host|network is unreachable|watchdog"
+    r"|communicator was aborted|ncclCommAbort|ChildFailedError|ended because of another rank",
     re.IGNORECASE,
 )
-BROKEN = re.compile(r"connection (was )?(closed|reset)|broken pipe|recvBytes|remote process")
+BROKEN = re.compile(
+    r"connection (was )?(closed|reset)|connection timed out|broken pipe|recvBytes|remote process"
+)
 # An out-of-memory killer takes a helper as well as the rank itself.
 HELPER_DIED = re.compile(
     r"killed by signal: Killed|exited unexpectedly|terminated abruptly|died with <Signals.SIGKILL",

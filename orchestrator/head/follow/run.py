@@ -24,7 +24,7 @@ from orchestrator.head.follow.hang_monitor import HangMonitor
 from orchestrator.head.follow.job_end import JobEnd, Outcome
 from orchestrator.head.follow.node_state import NodeState
 from orchestrator.head.follow.slow_monitor import SlowMonitor
-from orchestrator.head.follow.start_monitor import DIALS_WITHIN, StartMonitor
+from orchestrator.head.follow.start_monitor import DIALS_WITHIN, OPEN_ALL, StartMonitor
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.keyboard import KEYS, Keys
@@ -250,7 +250,8 @@ class Run:
             if not event.active:
                 self.say(
                     f"{node.who} cannot reach node 0's supervisor ({event.why}): without a head,"
-                    " an end on one will not be an end on the other"
+                    " an end on one will not be an end on the other. If that is a firewall, ranks"
+                    f" that connect to each other hang, too: {OPEN_ALL}"
                 )
         elif isinstance(event, events.Ending):
             node.grace, node.asked_at = event.grace, event.time

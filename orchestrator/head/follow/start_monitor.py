@@ -15,7 +15,7 @@ DIAL_SECONDS = 3.0
 ANSWER_SECONDS = 10.0  # nodes that have not answered by then are left out
 DIALS_WITHIN = 30.0  # both dials are over by then
 REFUSED = "refused"
-FIX = (
+OPEN_ALL = (
     "open all TCP ports between the nodes, as collectives use any of them; `orchestrator doctor`"
     " shows what is blocked, with the command for the firewall that runs there"
 )
@@ -68,4 +68,6 @@ class StartMonitor:
         self.over = True
         whys = "; ".join(f"node {n} ({nodes[n].node.name}): {failed[n]}" for n in sorted(again))
         message = f"the ranks cannot meet at {self.master}, the master's port: from {whys}"
-        return Failure(0, nodes[0].node.name, None, time.time(), "communication", message, fix=FIX)
+        return Failure(
+            0, nodes[0].node.name, None, time.time(), "communication", message, fix=OPEN_ALL
+        )

@@ -236,12 +236,19 @@ def of_silent(failures: Sequence[Failure], silent: Sequence[tuple[int, str]]) ->
     ]
 
 
+def is_of_ranks(failure: Failure) -> bool:
+    """Tell whether a connection that broke was one between ranks, and not the program's own."""
+    text = f"{failure.message}\n{failure.evidence}\n{failure.traceback}"
+    broken = failure_kinds.BROKEN.search(failure.message.lower())
+    return bool(broken and failure_kinds.DISTRIBUTED.search(text))
+
+
 def conclude(failures: Sequence[Failure], ended_badly: int) -> dict[str, Any] | None:
     """Return what job.json says: the cause, and how many ranks ended likewise or because of it."""
     first = cause(failures)
     if first is None:
         return None
-    if first.distance == LEFT and failure_kinds.BROKEN.search(first.message.lower()):
+    if first.distance == LEFT and is_of_ranks(first):
         first = replace(first, kind="link")
     own = {f.rank: f for f in failures if f.distance == OWN and f.rank not in (None, first.rank)}
     same = [f for f in own.values() if f.message == first.message and first.distance == OWN]

@@ -48,6 +48,7 @@ def run(torchrun: Any) -> None:
     """Be torchrun with the arguments of this process; `torchrun` is its module."""
     sys.path[0] = os.getcwd()
     note_the_time()
+    ask_no_name_server()
     options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
     if options["--node-rank"] != "0":
         wait_for(options["--master-addr"], int(options["--master-port"]))
@@ -62,6 +63,16 @@ def leave() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)
+
+
+def ask_no_name_server() -> None:
+    """Let torchrun's events, which nobody reads, name this machine without its domain.
+
+    It asks for that at each: where no name server answers, six times 10 s in the smallest job.
+    """
+    api: Any = sys.modules.get("torch.distributed.elastic.agent.server.api")
+    if hasattr(api, "_get_fq_hostname"):
+        api._get_fq_hostname = socket.gethostname
 
 
 def note_the_time() -> None:

@@ -1,11 +1,13 @@
 """Tests whether the nodes really reach each other: one listens and says a word, others call.
 
 Only the right word counts as an answer: an address that two machines have, or a proxy that accepts
-everything, is no way to the node. The listener lives as long as this program.
+everything, is no way to the node. A caller then sends data, in packets as large as they may be:
+where those are lost, ranks meet and then hang. The listener lives as long as this program.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -15,6 +17,9 @@ from orchestrator.protocol import messages
 
 AT_ONCE = 64
 WORD = 64  # bytes at most
+BULK = 1 << 16  # bytes: some packets of any size
+BULK_SECONDS = 10.0  # as long as a listener waits for it
+ARRIVED = b"+"  # all of it
 
 
 def listen(request: messages.Listen) -> tuple[int, ...]:
@@ -50,12 +55,19 @@ def answer(server: socket.socket, word: bytes) -> None:
             caller, _ = server.accept()
         except OSError:
             return
-        with caller:
-            try:
-                caller.settimeout(2)
-                caller.sendall(word)
-            except OSError:
-                continue
+        threading.Thread(target=serve, args=(caller, word), daemon=True).start()
+
+
+def serve(caller: socket.socket, word: bytes) -> None:
+    """Say the word, and tell when all that the caller sends has come."""
+    with caller, contextlib.suppress(OSError):
+        caller.settimeout(BULK_SECONDS)
+        caller.sendall(word)
+        left = BULK
+        while left and (data := caller.recv(left)):
+            left -= len(data)
+        if not left:
+            caller.sendall(ARRIVED)
 
 
 def dial(request: messages.Dial) -> tuple[str, ...]:
@@ -77,8 +89,19 @@ def call(address: str, port: int, word: str, seconds: float) -> str:
                 if not data:
                     break
                 heard += data
+            if word and heard == word.encode():
+                return send_much(line)
     except socket.timeout:  # noqa: UP041  before Python 3.10 it is no TimeoutError
         return f"no answer in {seconds:g} s"
     except OSError as error:
         return os.strerror(error.errno).lower() if error.errno else str(error)
     return "" if heard == word.encode() else "something else answers there"
+
+
+def send_much(line: socket.socket) -> str:
+    """Send data until the listener has all of it; say so where only the word came through."""
+    try:
+        line.sendall(bytes(BULK))
+        return "" if line.recv(1) == ARRIVED else "it hung up"
+    except socket.timeout:  # noqa: UP041  before Python 3.10 it is no TimeoutError
+        return messages.LARGE_LOST

@@ -35,7 +35,7 @@ from orchestrator.protocol.facts import (
     Torch,
     Xid,
 )
-from orchestrator.protocol.messages import ProbeTarget
+from orchestrator.protocol.messages import LARGE_LOST, ProbeTarget
 from tests.head.plan.probed import facts, infiniband, interface, software
 
 GIB = 1 << 30
@@ -316,6 +316,18 @@ def test_who_does_not_reach_whom(pairs: Sequence[tuple[int, int]], told: list[st
     found = findings(case(silent=blocked(*pairs)))
     assert [one.what.partition(" (")[0] for one in found] == told
     assert all(one.level == BAD and "firewall" in one.fix for one in found)
+
+
+def test_a_path_that_loses_large_packets() -> None:
+    """It is a matter of the MTU and not of a firewall, and one for both directions."""
+    silent = dict.fromkeys(blocked((1, 2), (2, 1)), LARGE_LOST)
+    (finding,) = findings(case(silent=silent))
+    assert (finding.check, finding.level, finding.nodes) == ("mtu", BAD, ("gpu1", "gpu2"))
+    assert finding.what == (
+        "between gpu1 and gpu2 small packets arrive, large ones do not"
+        " (MTU 1500 on gpu1, 1500 on gpu2)"
+    )
+    assert "ip link set INTERFACE mtu" in finding.fix
 
 
 def test_the_masters_port() -> None:

@@ -346,6 +346,7 @@ def test_torchrun_is_known_by_its_last_line() -> None:
 ECHOES = [
     "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:41",
     "[..pair.cc:553] Read error [10.0.0.2]:41: Connection reset by peer",
+    "[..gloo/transport/tcp/pair.cc:339] writev [10.0.0.2]:42711: Connection timed out",
     "torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:2006, unhandled"
     " system error, NCCL version 2.21.5",
     "ncclRemoteError: A call failed possibly due to a network error or a remote process exited",
@@ -433,6 +434,21 @@ def test_a_broken_connection_between_ranks_of_which_none_failed() -> None:
     told = conclude([failure(1, "exception", ECHO), failure(2, "exception", ECHO, rank=1)], 4)
     assert told is not None
     assert (told["kind"], told["time"], told["others"], told["same"]) == ("link", 1, 3, [])
+    lossy = (
+        "RuntimeError: [gloo/transport/tcp/pair.cc:339] writev [10.0.0.2]:4: Connection timed out"
+    )
+    told = conclude([failure(1, "communication", lossy)], 1)
+    assert told is not None
+    assert (told["kind"], "large packets" in told["fix"]) == ("link", True)
+
+
+def test_a_connection_of_the_programs_own_is_none_between_ranks() -> None:
+    """A download that broke off is no fault of the network between the nodes."""
+    words = "[Errno 104] Connection reset by peer"
+    own = of_rank(0, "a", ended(1, error(words, type="ConnectionResetError")), 0.0)
+    told = conclude([own], 1)
+    assert told is not None
+    assert told["kind"] == "exception"
 
 
 def test_the_verdict_counts_who_failed_the_same_way_by_itself_or_because_of_it() -> None:

@@ -25,3 +25,15 @@ def test_a_master_that_never_comes_is_left_to_torchrun(monkeypatch: pytest.Monke
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         fast_torchrun.wait_for("127.0.0.1", nobody.getsockname()[1])
+
+
+def test_torchrun_asks_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.elastic.agent.server import api
+
+    def nobody_answers(name: str = "") -> str:
+        raise AssertionError("a name server was asked")
+
+    monkeypatch.setattr(api, "_get_fq_hostname", api._get_fq_hostname)  # undone afterwards
+    monkeypatch.setattr(socket, "getfqdn", nobody_answers)
+    fast_torchrun.ask_no_name_server()
+    assert api._get_fq_hostname() == socket.gethostname()
