@@ -359,6 +359,7 @@ def pack(payload: Path, name: str, call: tuple[object, ...]) -> None:
     """Write the call, and the cloudpickle that can read it: nodes need not have one."""
     import cloudpickle  # type: ignore[import-untyped]
 
+    own_modules.send_program_whole()
     with sendable(name), (payload / "call.pkl").open("wb") as file:
         pickle.dump(own_modules.places(here()), file)
         cloudpickle.dump(call, file)

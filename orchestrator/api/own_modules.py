@@ -31,6 +31,16 @@ def installed_places() -> tuple[str, ...]:
     return tuple(f"{place}/" for place in packages)
 
 
+def send_program_whole() -> None:
+    """Have cloudpickle send the program's own functions whole, as those of __main__, also from a
+    process that multiprocessing has spawned: there the program has another name."""
+    import cloudpickle  # type: ignore[import-untyped]
+
+    program = sys.modules.get("__mp_main__")
+    if program is not None and program.__name__ == "__mp_main__":
+        cloudpickle.register_pickle_by_value(program)
+
+
 def files() -> list[str]:
     """List the files of this program's modules that are sent by name."""
     import cloudpickle  # type: ignore[import-untyped]

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
+from orchestrator.api import own_modules
 from orchestrator.api.cluster import Cluster, check_callable, sendable
 from orchestrator.api.job import Job, RemoteTraceback, only_here, unreadable
 from orchestrator.api.options import Options
@@ -500,5 +501,6 @@ def pickled(
     import cloudpickle  # type: ignore[import-untyped]
 
     check_callable(function)
+    own_modules.send_program_whole()
     with sendable(name or getattr(function, "__name__", type(function).__name__)):
         return bytes(cloudpickle.dumps((function, args, kwargs)))

@@ -390,6 +390,8 @@ def run_python(kind: str, name: str, args: list[str]) -> None:
     path = os.path.join(os.getcwd(), name)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={})
+    if "__mp_main__" in sys.modules:  # what workers that multiprocessing has spawned call it
+        sys.modules["__mp_main__"] = main
     library = os.path.abspath(__file__).rsplit(os.sep, 4)[0]
     if importlib.util.find_spec("orchestrator") is None:  # for `from orchestrator import Trainer`
         sys.path.append(library)

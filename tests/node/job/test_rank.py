@@ -133,6 +133,7 @@ sees = dict(
     package=__package__, spec=str(__spec__), loader=__loader__ is not None,
     cached=__cached__, builtins=str(__builtins__), annotations=str(__annotations__),
     main=__main__.__dict__ is globals(), names=sorted(globals()),
+    as_workers_name_it=sys.modules["__mp_main__"] is __main__,
     no_future=function.__annotations__["x"] == 1,
     sibling=getattr(sibling, "here", None), stdin=sys.stdin.read(),
     signals=[str(signal.getsignal(n)) for n in signal.valid_signals() if n not in (9, 19)],
