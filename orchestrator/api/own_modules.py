@@ -43,7 +43,7 @@ def send_program_whole() -> None:
 
 def files() -> list[str]:
     """List the files of this program's modules that are sent by name."""
-    import cloudpickle  # type: ignore[import-untyped]
+    import cloudpickle
 
     found, installed = [], installed_places()
     whole = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
