@@ -195,10 +195,10 @@ from orchestrator import Trainer
 def fn(rank, world_size):
     pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()
     time.sleep(600)
-Trainer.launch(fn, nprocs=2)
+Trainer.launch(fn, nprocs=1)
 """
     launcher = subprocess.Popen([sys.executable, "-c", code])
-    while len(pids := [int(path.name) for path in tmp_path.iterdir()]) < 2:
+    while not (pids := [int(path.name) for path in tmp_path.iterdir()]):
         assert launcher.poll() is None
         time.sleep(0.05)
     launcher.kill()
