@@ -6,6 +6,7 @@ What a fault verb did to `two_nodes` has to be undone by the test that did it: a
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -53,6 +54,12 @@ def pytest_collection_modifyitems(
             item.add_marker(name)
     yield  # pytest drops those of other gears
     items[:] = dealt(items, getattr(config, "workerinput", {}).get("workercount", 0))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Modules and tests stay to the end: a look for garbage that passes them by saves a tenth."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
