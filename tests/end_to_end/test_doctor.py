@@ -80,6 +80,7 @@ def test_another_torch_on_one_node(ward: Head, tmp_path: Path) -> None:
     assert launch.finish() == 3
     assert "nothing was started" in launch.text and found["what"] in launch.text
     assert not ward.experiments and not list((ward.directory / "experiments").glob("*"))
+    ward.node_list = ward.cluster.write_list([one, f"{two} python={python}"])
     ward.run("--no-check", "x.py")
 
 

@@ -161,8 +161,8 @@ def test_ctrl_c_ten_times_at_any_moment(head: Head, after: float) -> None:
 
 def test_ctrl_c_until_the_command_is_gone(head: Head) -> None:
     """Also while the result is written down: the record is whole and nothing is taken back."""
-    command = head.launch("--nproc", "2", head.script("save.py", SAVE), "polite")
-    for _ in range(4):
+    command = head.launch("--nnodes", "1", "--nproc", "2", head.script("save.py", SAVE), "polite")
+    for _ in range(2):
         command.wait_for("ready")
     for _ in range(2):
         command.interrupt()
@@ -270,15 +270,15 @@ def test_a_stop_while_the_job_is_being_started(head: Head) -> None:
 
 
 def test_a_stop_of_what_this_login_cannot_see_proves_nothing(head: Head) -> None:
-    head.run(head.script("x.py", "print(1)"))
+    head.run("--nnodes", "1", head.script("x.py", "print(1)"))
     path = head.experiment / "job.json"
     record = {**head.record, "job": "somebody_elses-000000", "state": "running"}
     path.write_text(json.dumps(record))
     stop = head.command("orchestrator", "stop", "--trust-record")
     assert stop.finish() == 1, stop.text
-    assert stop.text.count("NOTHING IS KNOWN of it there") == 2
+    assert stop.text.count("NOTHING IS KNOWN of it there") == 1
     assert head.record["state"] == "running"
-    assert [receipt["known"] for receipt in head.record["receipts"].values()] == [False, False]
+    assert [receipt["known"] for receipt in head.record["receipts"].values()] == [False]
     (head.experiment / ".head").unlink()
     (head.experiment / ".head").mkdir()  # as closed to root as to anybody
     for words in (("stop",), ("attach",), ("logs",)):
@@ -309,12 +309,12 @@ def test_a_node_that_is_lost_for_good(
 @pytest.mark.parametrize("moment", ["logs in", "ready"])
 def test_a_terminal_that_is_closed_leaves_the_job(head: Head, moment: str) -> None:
     """Also while the job is just being started: it has a head, which goes on in the background."""
-    command = head.launch(head.script("save.py", SAVE), "polite")
+    command = head.launch("--nnodes", "1", head.script("save.py", SAVE), "polite")
     command.wait_for(moment)
     command.interrupt(signal.SIGHUP)
     assert command.finish() == 0
     assert "still written here" in command.text and "attach" in command.text
-    assert head.record["state"] == "running" and head.left(0) and head.left(1)
+    assert head.record["state"] == "running" and head.left(0)
     stop = head.command("orchestrator", "stop", "--now")
     assert stop.finish() == 0, stop.text
     assert head.record["state"] == "stopped"

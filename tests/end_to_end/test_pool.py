@@ -281,7 +281,7 @@ def test_a_call_that_does_not_end(cluster: Cluster, monkeypatch: pytest.MonkeyPa
                 time.sleep(600)
 
     monkeypatch.setattr(pools, "SETTLE_SECONDS", 0.3)
-    pool = cluster.pool()
+    pool = cluster.pool(nnodes=1, nproc=2)
     with pytest.raises(ValueError):
         pool.run(deaf, Path.cwd() / "begun")  # which the nodes share
     with pytest.raises(OrchestratorError, match="still runs in rank 1"):
@@ -297,7 +297,7 @@ def test_a_pool_that_is_closed_while_a_thread_calls_it(cluster: Cluster, tmp_pat
         (tmp_path / "begun").touch()
         time.sleep(600)
 
-    pool = cluster.pool()
+    pool = cluster.pool(nnodes=1, nproc=2)
     ended: list[BaseException] = []
 
     def call() -> None:
@@ -334,7 +334,7 @@ def test_ranks_that_are_lost(cluster: Cluster, tmp_path: Path) -> None:
     def always(x: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with cluster, cluster.pool() as pool:
+    with cluster, cluster.pool(nnodes=1, nproc=2) as pool:
         counter = pool.create(Counter, 0)
         first = pool.job
         assert [x for x, _ in pool.map(once, range(6))] == list(range(6))
@@ -351,7 +351,7 @@ def test_ranks_that_are_lost(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_pool_that_is_stopped(cluster: Cluster, head: Head) -> None:
-    pool = cluster.pool()
+    pool = cluster.pool(nnodes=1)
     assert pool.job.stop(now=True)
     with pytest.raises(RanksLost, match="stopped"):
         pool.run(rank)
@@ -361,7 +361,7 @@ def test_a_pool_that_is_stopped(cluster: Cluster, head: Head) -> None:
 PROGRAM = """
 import os, sys, threading, time
 from orchestrator import Cluster
-pool = Cluster(sys.argv[1], ssh_config=sys.argv[2]).pool()
+pool = Cluster(sys.argv[1], ssh_config=sys.argv[2]).pool(nnodes=1, nproc=2)
 print("open", flush=True)
 marks = sys.argv[3:]
 def long(marks):
