@@ -91,15 +91,21 @@ LONG = [
         for after in (0.1, 0.3, 0.8, 1.8)
     ),
     "tests/end_to_end/test_grow.py::test_a_node_is_lost_and_comes_back",
+    "tests/end_to_end/test_end.py::test_a_failure_among_ranks_that_ignore_sigterm",
+    "tests/end_to_end/test_end.py::test_a_terminal_that_is_closed_leaves_the_job[ready]",
+    "tests/end_to_end/test_end.py::test_ctrl_c_once_asks",  # test_launched.py has it of the engine
     "tests/end_to_end/test_hang.py::test_a_master_port_that_is_closed",
     *(
         f"tests/end_to_end/test_hang.py::test_who_keeps_the_others_waiting[{place}]"
-        for place in ("elsewhere", "together", "stopped")
+        for place in ("elsewhere", "together", "stopped", "never comes")
     ),
     "tests/end_to_end/test_hang.py::test_who_is_late_in_each_step",
-    "tests/end_to_end/test_launch.py::test_arguments_arrive_byte_for_byte[plain]",
+    "tests/end_to_end/test_launch.py::test_a_module_gets_all_that_follows_it",
+    "tests/end_to_end/test_launch.py::test_a_program_is_given_its_arguments_and_environment[plain]",
     "tests/end_to_end/test_lease.py::test_a_firewall_between_the_supervisors[reject",
     "tests/end_to_end/test_lease.py::test_a_head_that_does_not_leave",
+    "tests/end_to_end/test_lease.py::test_a_head_that_leaves_on_purpose",
+    "tests/end_to_end/test_pool.py::test_a_program_that_is_killed_leaves_no_ranks[idle]",
     "tests/end_to_end/test_prune.py::test_a_node_that_is_down_is_named_and_cleaned_the_next_time",
     "tests/end_to_end/test_prune.py::test_what_is_followed_is_in_use",
     *(
@@ -111,6 +117,7 @@ LONG = [
     ),
     "tests/head/connect/test_ssh_verdicts.py::test_the_verdict_is_that_of_ssh_in_rarer_cases",
     "tests/end_to_end/test_prune.py::test_cut_short_at_any_moment",
+    "tests/end_to_end/test_restart.py::test_the_head_is_asked_to_stop",
     "tests/end_to_end/test_spares.py::test_the_masters_node_is_cut_off",
     "tests/engine/ranks/test_traffic.py::test_bytes_between_nodes",
     "tests/head/connect/test_ssh_config.py::test_the_shortcut_gives_what_ssh_gives",
@@ -120,7 +127,7 @@ LONG = [
         for n in (1, 2)
     ),
     "tests/head/report/test_browser.py::test_the_charts_are_drawn[light]",
-    "tests/engine/test_launched.py::test_the_configs_that_come_with_it_run[ranking.yaml]",
+    "tests/engine/test_launched.py::test_the_configs_that_come_with_it_run",  # the demo runs one
     "tests/launchers/test_accelerate.py::test_the_files_for_each_node_serve_accelerate_itself",
     "tests/launchers/test_containers.py::test_kubernetes_runs",
     "tests/launchers/test_slurm.py::test_a_submitted_job_is_queued_again",
@@ -128,6 +135,7 @@ LONG = [
         f"tests/end_to_end/test_verdicts.py::test_the_cause_is_named[{planted}]"
         for planted in (
             *("wrapped", "CUDA out of memory", "bus error", "abort", "asked to end by somebody"),
+            *("raise", "segmentation fault", "one rank never joins"),
             *("logged, then exit", "an assertion in a thread", "a syntax error", "no such file"),
             *("torch.save on a full disk", "too deep", "KeyboardInterrupt in code"),
             *("a child that fails", "an address that only the node itself has"),
@@ -142,6 +150,7 @@ LONG = [
         )
     ),
     "tests/end_to_end/test_verdicts.py::test_clocks_that_disagree[-3600",
+    "tests/end_to_end/test_verdicts.py::test_the_kernels_out_of_memory_killer",
     # Keys whose options are in the features' own tests.
     *(
         f"tests/engine/core/test_fields.py::test_a_launch_that_{does}"
@@ -169,6 +178,7 @@ LONG = [
     "tests/engine/ranks/test_models.py::test_models_train_as_in_a_plain_loop[nodes1]",
     "tests/head/commands/test_prune.py::test_interrupted_anywhere_each_is_whole_or_gone[Ctrl-C]",
     "tests/node/job/test_programs.py::test_many_programs",
+    "tests/node/job/test_supervisor.py::test_with_the_real_torchrun[fork-end]",
     *(
         "tests/node/warm/test_warm.py::test_a_stop_at_every_moment_after_the_offer"
         f"[orchestrator/node/warm/{moment}"
@@ -183,7 +193,7 @@ LONG = [
     "tests/end_to_end/test_verify.py::test_a_slow_node_is_named_and_healthy_ones_are_not",
     *(
         f"tests/scripts/test_examples.py::test_an_example_runs_on_two_nodes[{name}"
-        for name in ("multi_node_example", "distributed_training_example")
+        for name in ("multi_node_example", "distributed_training_example", "test_multinode")
     ),
     "tests/scripts/test_pictures.py::test_they_are_of_a_real_run",
     "tests/launchers/test_coming_from.py::test_all_that_a_page_says_works",

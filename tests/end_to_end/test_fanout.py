@@ -82,15 +82,19 @@ def walled(hosts: NetnsCluster, host: int) -> Iterator[None]:
 
 
 def test_the_code_of_a_launch(hosts: NetnsCluster, work: Path) -> None:
-    """Two copies leave the head."""
+    """Two copies leave the head. The hook, which runs in the code, ends the launch: it has come."""
     head = Head(hosts, work)
-    head.script("it.py", "import os; print('it has', len(os.listdir('.')), flush=True)")
+    head.script("it.py", "")
+    head.script("hook.sh", 'echo "it has $(ls | wc -l)" >&2\nreturn 3\n')
     before = left_the_head(hosts)
-    command = head.run("--sync", "always", "--nproc", "1", "--set", "sync.fanout=3", "it.py")
+    words = ["--sync", "always", "--nproc", "1", "--set", "sync.fanout=3", "--hook", "hook.sh"]
+    command = head.launch(*words, "it.py")
+    assert command.finish() == 3
     sent = left_the_head(hosts) - before
     assert 2 * SIZE < sent < 2 * SIZE + HOSTS * 500_000, sent  # our program goes to each
     assert "sent from here" not in command.text
-    assert all(f"rank{rank} | it has 21" in command.text for rank in range(HOSTS)), command.text
+    assert command.text.count("it has 22") == HOSTS, command.text
+    assert not list(work.glob(".orchestrator*"))
 
 
 def test_a_firewall_and_a_host_that_is_lost(

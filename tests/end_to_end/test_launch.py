@@ -41,14 +41,17 @@ def told(head: Head) -> dict[str, object]:
 
 
 def test_ranks_find_each_other_and_the_logs_come_home(head: Head) -> None:
-    command = head.run("--nproc", "2", head.script("sum.py", ALL_REDUCE))
+    """Also where nodes have different numbers of ranks."""
+    first, second = head.cluster.addresses
+    head.node_list = head.cluster.write_list([f"{first} slots=1", f"{second} slots=3"])
+    command = head.run(head.script("sum.py", ALL_REDUCE))
     job = head.record["job"]
-    for node, ranks in ((0, (0, 1)), (1, (2, 3))):
+    for node, ranks in ((0, (0,)), (1, (1, 2, 3))):
         lines = set(head.log(node).decode().splitlines())
-        expected = {f"sum 6 {r} {r % 2} 4 {node} 2 2 {job}" for r in ranks}
+        expected = {f"sum 6 {r} {r - ranks[0]} 4 {node} 2 {len(ranks)} {job}" for r in ranks}
         assert expected <= lines
-        for r in ranks:
-            assert f"node{node} rank{r} | sum 6 {r} {r % 2} 4 {node} 2 2 {job}" in command.lines
+        for line in expected:
+            assert f"node{node} rank{line.split()[2]} | {line}" in command.lines
         assert head.log(node) == head.node_file(node, "log").read_bytes()
     assert head.nothing_left()
     shown = head.command("orchestrator", "start-report", "--json")
@@ -59,32 +62,30 @@ def test_ranks_find_each_other_and_the_logs_come_home(head: Head) -> None:
         assert all(steps[name] >= 0 for name in steps if name != "node"), report
 
 
-def test_the_record_of_a_job_that_is_done(head: Head) -> None:
-    before = os.umask(0o000)
-    try:
-        head.run("--env", "PIN=hunter2", "--name", "first", head.script("one.py", "print(1)"), "x")
-    finally:
-        os.umask(before)
-    record = head.record
-    assert (record["state"], record["exit_code"], record["verdict"]) == ("done", 0, None)
-    assert record["command"][-1] == "x"
-    assert [node["exit_code"] for node in record["nodes"]] == [0, 0]
-    assert [rank["code"] for node in record["nodes"] for rank in node["ranks"].values()] == [0, 0]
-    assert head.experiment.name.startswith("first_")
-    manifest = (head.experiment / "manifest.json").read_text()
-    for path in (head.experiment, *head.experiment.rglob("*")):
-        assert not path.stat().st_mode & 0o077, path
-        assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
-    assert b"hunter2" in head.node_file(0, "spec.json").read_bytes()
-    assert json.loads(manifest)["nodes"][1]["facts"]["torch"]
-    assert "launch:" in (head.experiment / "config.yaml").read_text()
-
-
 @pytest.mark.parametrize("start", ["fork", "plain"])
-def test_arguments_arrive_byte_for_byte(head: Head, start: str) -> None:
+def test_a_program_is_given_its_arguments_and_environment(head: Head, start: str) -> None:
+    """Arguments byte for byte. computed < config < hook < --env, and who a node is stays."""
+    config = head.directory / "c.yaml"
+    config.write_text("nccl: {NCCL_DEBUG: WARN}\nenv: {A: config, B: config, C: config}\n")
+    hook = head.directory / "scripts/multi_node/config_node.sh"
+    hook.parent.mkdir(parents=True)
+    hook.write_text(
+        "echo noise on stdout; export SEEN=$NODE_RANK/$NODE_IP B=hook C=hook NODE_RANK=7\n"
+        'export QUOTED="a \'b\' \\"c\\""\nunset PYTHONUTF8\n'
+    )
+    options = ["--start", start, "--config", str(config), "--env", "C=typed", "--env", "HERE"]
     arguments = [*AWKWARD, "\udcff\udc80a"]  # the last is not UTF-8
-    head.run("--start", start, head.script("an odd 'name\".py", TELL), *arguments)
+    name = head.script("an odd 'name\".py", TELL)
+    head.run(*options, name, *arguments, HERE="from here")
     assert told(head)["args"] == arguments
+    env = told(head)["env"]
+    assert isinstance(env, dict)
+    assert (env["A"], env["B"], env["C"], env["HERE"]) == ("config", "hook", "typed", "from here")
+    assert env["NCCL_DEBUG"] == "WARN"
+    assert env["QUOTED"] == "a 'b' \"c\""
+    address = head.cluster.addresses[0]
+    assert (env["NODE_RANK"], env["SEEN"]) == ("0", f"0/{address}")
+    assert env["NCCL_SOCKET_IFNAME"] == "=" + env["GLOO_SOCKET_IFNAME"]
 
 
 def test_the_dry_run_pastes_into_a_shell(head: Head) -> None:
@@ -108,13 +109,6 @@ def test_the_dry_run_pastes_into_a_shell(head: Head) -> None:
     assert found["args"] == AWKWARD
     text = head.run("--dry-run", *words).text
     assert node["shell"] in text
-
-
-def test_nodes_with_different_numbers_of_ranks(head: Head) -> None:
-    first, second = head.cluster.addresses
-    head.node_list = head.cluster.write_list([f"{first} slots=1", f"{second} slots=3"])
-    head.run(head.script("sum.py", ALL_REDUCE))
-    assert "sum 6 3 2 4 1 2 3" in head.log(1).decode()
 
 
 def test_the_option_wins_over_the_list_and_the_plan_refuses_what_it_knows(head: Head) -> None:
@@ -147,8 +141,7 @@ def test_a_taken_port_is_left_alone_and_said(head: Head) -> None:
     finally:
         busy.kill()
         busy.wait()
-    used = head.run(name, MASTER_PORT="29777")
-    assert ":29777" in used.text
+    assert ":29777" in head.run("--dry-run", name, MASTER_PORT="29777").text
 
 
 def test_two_launches_at_once_do_not_meet(head: Head) -> None:
@@ -175,48 +168,43 @@ def test_a_module_gets_all_that_follows_it_and_is_forked(head: Head) -> None:
     assert told(head)["args"] == ["--name", "x", "-m", "--help"]
 
 
-def test_the_environment_in_its_order(head: Head) -> None:
-    """computed < config < hook < --env, and who a node is cannot be changed."""
-    config = head.directory / "c.yaml"
-    config.write_text("nccl: {NCCL_DEBUG: WARN}\nenv: {A: config, B: config, C: config}\n")
-    hook = head.directory / "scripts/multi_node/config_node.sh"
-    hook.parent.mkdir(parents=True)
-    hook.write_text(
-        "echo noise on stdout; export SEEN=$NODE_RANK/$NODE_IP B=hook C=hook NODE_RANK=7\n"
-        'export QUOTED="a \'b\' \\"c\\""\nunset PYTHONUTF8\n'
-    )
-    name = head.script("tell.py", TELL)
-    head.run("--config", str(config), "--env", "C=typed", "--env", "HERE", name, HERE="from here")
-    env = told(head)["env"]
-    assert isinstance(env, dict)
-    assert (env["A"], env["B"], env["C"], env["HERE"]) == ("config", "hook", "typed", "from here")
-    assert env["NCCL_DEBUG"] == "WARN"
-    assert env["QUOTED"] == "a 'b' \"c\""
-    address = head.cluster.addresses[0]
-    assert (env["NODE_RANK"], env["SEEN"]) == ("0", f"0/{address}")
-    assert env["NCCL_SOCKET_IFNAME"] == "=" + env["GLOO_SOCKET_IFNAME"]
-
-
-def test_a_secret_reaches_the_ranks_and_nothing_else(head: Head) -> None:
+def test_the_record_of_a_job_and_a_secret_that_is_in_none_of_it(head: Head) -> None:
     """It is in no file of the head, in no dry run, and on the node in the spec alone."""
     (head.directory / "c.yaml").write_text("env: {COPY: see-hunter2-here}\n")
     (head.directory / "f.env").write_text("A=file\nB=file\n")
     options = ("--config", "c.yaml", "--env-file", "f.env", "--env", "B=typed")
-    options = (*options, "--env-pass", "WANDB_*", "--secret", "MINE")
-    command = (*options, head.script("tell.py", TELL), "--key=hunter2")
+    options = (*options, "--env-pass", "WANDB_*", "--secret", "MINE", "--env", "PIN=hunter2")
+    command = (*options, "--name", "first", head.script("tell.py", TELL), "--key=hunter2", "x")
     given = {"MINE": "hunter2", "WANDB_MODE": "offline"}
     for more in (("--dry-run",), ("--dry-run", "--json")):
         shown = head.run(*more, *command, **given).text
         assert "hunter2" not in shown and "(redacted)" in shown and "offline" in shown
-    assert "hunter2" not in head.run("--quiet", *command, **given).text
+    before = os.umask(0o000)
+    try:
+        assert "hunter2" not in head.run("--quiet", *command, **given).text
+    finally:
+        os.umask(before)
     env, args = told(head)["env"], told(head)["args"]
     assert isinstance(env, dict)
     assert (env["A"], env["B"], env["WANDB_MODE"]) == ("file", "typed", "offline")
-    assert (env["MINE"], env["COPY"], args) == ("hunter2", "see-hunter2-here", ["--key=hunter2"])
+    assert (env["MINE"], env["PIN"], env["COPY"]) == ("hunter2", "hunter2", "see-hunter2-here")
+    assert args == ["--key=hunter2", "x"]
+    assert b"hunter2" in head.node_file(0, "spec.json").read_bytes()
     (experiment,) = head.experiments
     files = [path for path in experiment.rglob("*") if path.is_file()]
     holders = {path.parent.name for path in files if b"hunter2" in path.read_bytes()}
     assert holders == {"logs"}  # the program prints it
+    assert experiment.name.startswith("first_")
+    record = head.record
+    assert (record["state"], record["exit_code"], record["verdict"]) == ("done", 0, None)
+    assert record["command"][-1] == "x"
+    assert [node["exit_code"] for node in record["nodes"]] == [0, 0]
+    assert [rank["code"] for node in record["nodes"] for rank in node["ranks"].values()] == [0, 0]
+    loose = [path for path in (experiment, *experiment.rglob("*")) if path.stat().st_mode & 0o077]
+    assert not loose, "others may read it, whatever the umask"
+    manifest = (experiment / "manifest.json").read_text()
+    assert json.loads(manifest)["nodes"][1]["facts"]["torch"]
+    assert "launch:" in (experiment / "config.yaml").read_text()
 
 
 def test_an_environment_and_a_container_around_a_node(head: Head) -> None:

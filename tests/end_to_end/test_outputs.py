@@ -75,17 +75,6 @@ def test_a_running_job_is_profiled_and_its_traces_come_home(apart: Head) -> None
     assert re.search(r"^0 +host0( +[0-9.]+){5}", again.text, re.MULTILINE), again.text
 
 
-def test_a_script_without_the_trainer_is_told_how_to_trace_itself(apart: Head) -> None:
-    job = apart.launch(apart.script("own.py", "import time; print('up'); time.sleep(1000)"))
-    job.wait_for("up")
-    asked = apart.command("orchestrator", "profile", "--timeout", "1")
-    assert asked.finish() == 3
-    assert "no rank of this job has made a step with the Trainer" in asked.text
-    assert "trace.step()  # after each training step" in asked.text
-    assert apart.command("orchestrator", "stop").finish() == 0
-    job.finish()
-
-
 PROGRAM = """
 import os
 place = os.path.join(os.environ["ORCHESTRATOR_EXPERIMENT"], "outputs")
@@ -145,7 +134,8 @@ for step in (1, 2, 3):
 
 
 def test_metrics_grow_here_while_the_job_runs(apart: Head) -> None:
-    """A new head continues them; a name that two nodes use stays the first one's."""
+    """A new head continues them; a name that two nodes use stays the first one's. A script without
+    the Trainer, as this one, has no step to profile and is told how to trace itself."""
     for node in range(2):
         text = f"cat > {apart.directory}/writes.py <<'EOF'\n{WRITES}\nEOF\n"
         apart.cluster.exec(node, ["sh", "-c", text])
@@ -176,6 +166,10 @@ def test_metrics_grow_here_while_the_job_runs(apart: Head) -> None:
     go_on(2)
     attached = apart.command("orchestrator", "attach")
     until(3)
+    asked = apart.command("orchestrator", "profile", "--timeout", "1")
+    assert asked.finish() == 3
+    assert "no rank of this job has made a step with the Trainer" in asked.text
+    assert "trace.step()  # after each training step" in asked.text
     go_on(3)
     assert attached.finish() == 0, attached.text
     assert [[line["step"] for line in lines(rank)] for rank in range(2)] == [[1, 2, 3]] * 2

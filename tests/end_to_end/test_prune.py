@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.records.experiment import Experiment
+from tests.conftest import Cluster
 from tests.launching import Head
 
 HELLO = "import os; open(os.environ['ORCHESTRATOR_EXPERIMENT'] + '/outputs/x', 'a'); print('hi')\n"
@@ -37,27 +41,38 @@ def runs(head: Head, node: int) -> set[str]:
     return {path.name for path in (head.cluster.run_home(node) / "runs").iterdir()}
 
 
-def job(experiment: Path) -> str:
-    return str(json.loads((experiment / "job.json").read_text())["job"])
-
-
 def rewrite(experiment: Path, **fields: Any) -> None:
     path = experiment / "job.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
-def launch_some(head: Head, *letters: str) -> list[str]:
-    """Jobs that are over; their names here sort as they were started. Their jobs' names."""
-    script = head.script("hello.py", HELLO)
+@pytest.fixture(scope="module")
+def over(two_nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The experiment of a job that is over, launched once for all that need one."""
+    head = Head(two_nodes, tmp_path_factory.mktemp("over"))
+    head.run(head.script("hello.py", HELLO))
+    return head.experiment
+
+
+def jobs_like(over: Path, head: Head, *letters: str) -> list[str]:
+    """Jobs of this head with all that one has left, here and on the nodes; their names sort."""
     found = []
     for letter in letters:
-        head.run("--name", letter, script)
-        found.append(job(next((head.directory / "experiments").glob(f"{letter}_*"))))
+        place = head.directory / "experiments" / f"{letter}{over.name[-16:]}"
+        shutil.copytree(over, place)
+        record = Experiment(over).read_record()
+        copy = replace(record, job=f"{place.name}-{secrets.token_hex(3)}", experiment=str(place))
+        Experiment(place).write_signed(copy)
+        for node in (0, 1):
+            places = head.cluster.run_home(node) / "runs"
+            words = ["cp", "-a", str(places / record.job), str(places / copy.job)]
+            subprocess.run(words, check=True)
+        found.append(copy.job)
     return found
 
 
-def test_here_and_on_the_nodes(head: Head) -> None:
-    one, two, three = launch_some(head, "a", "b", "c")
+def test_here_and_on_the_nodes(head: Head, over: Path) -> None:
+    one, two, three = jobs_like(over, head, "a", "b", "c")
     for node in (0, 1):
         assert {one, two, three} <= runs(head, node)
         library = head.cluster.run_home(node) / "lib"
@@ -136,8 +151,10 @@ def test_what_is_followed_is_in_use(head: Head) -> None:
     assert names(head) == []
 
 
-def test_a_copy_goes_and_the_original_keeps_what_it_has_on_the_nodes(head: Head) -> None:
-    (original,) = launch_some(head, "a")
+def test_a_copy_goes_and_the_original_keeps_what_it_has_on_the_nodes(
+    head: Head, over: Path
+) -> None:
+    (original,) = jobs_like(over, head, "a")
     shutil.copytree(head.experiment, head.experiment.with_name("copy_20250101_000000"))
     code, text = prune(head, "--keep", "1", "--yes", "--on-nodes")
     assert code == 0, text
@@ -145,8 +162,8 @@ def test_a_copy_goes_and_the_original_keeps_what_it_has_on_the_nodes(head: Head)
     assert original in runs(head, 0) and original in runs(head, 1)
 
 
-def test_a_node_that_is_down_is_named_and_cleaned_the_next_time(head: Head) -> None:
-    one, _ = launch_some(head, "a", "b")
+def test_a_node_that_is_down_is_named_and_cleaned_the_next_time(head: Head, over: Path) -> None:
+    one, _ = jobs_like(over, head, "a", "b")
     head.cluster.kill_sshd(1)
     try:
         code, text = prune(head, "--keep", "1", "--yes", "--on-nodes", "--json")
@@ -164,8 +181,8 @@ def test_a_node_that_is_down_is_named_and_cleaned_the_next_time(head: Head) -> N
     assert one not in runs(head, 1)
 
 
-def test_symlinks_on_a_node(head: Head) -> None:
-    one, two = launch_some(head, "a", "b")
+def test_symlinks_on_a_node(head: Head, over: Path) -> None:
+    one, two = jobs_like(over, head, "a", "b")
     home = head.cluster.home(0)
     precious = home / "precious"
     (precious / "0").mkdir(parents=True)
@@ -188,8 +205,8 @@ def test_symlinks_on_a_node(head: Head) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
-def test_cut_short_at_any_moment(head: Head, number: signal.Signals) -> None:
-    (one,) = launch_some(head, "a")
+def test_cut_short_at_any_moment(head: Head, over: Path, number: signal.Signals) -> None:
+    (one,) = jobs_like(over, head, "a")
     places = [head.cluster.run_home(node) / "runs" / one for node in (0, 1)]
     places += [head.experiment.with_name(f"x{day}_2025010{day}_000000") for day in range(1, 6)]
     aside = [head.directory / str(number) for number in range(len(places))]

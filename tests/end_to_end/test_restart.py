@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.engine.worlds import Job, run
 from tests.launching import Head
 
 SETTINGS = [
-    *("training.max_steps=40", "checkpoint.steps=4", "logging.interval=1", "training.batch_size=2"),
+    *("training.max_steps=24", "checkpoint.steps=4", "logging.interval=1", "training.batch_size=2"),
     *("model.num_layers=1", "model.model_dim=16", "dataset.sequence_length=32"),
 ]
 SETTINGS += ["checkpoint.memory_every=1"]
@@ -31,11 +32,11 @@ with open(kept, "w") as file:
 dist.barrier()
 sys.stdout.write("half a line")
 sys.stdout.flush()
-if sys.argv[1:] == ["refuses"] and rank == 2:
+if attempt == 2 and rank == 2 and sys.argv[1:] == ["refuses"]:
     raise orchestrator.NoRestart("the data are gone")
 if sys.argv[1:] == ["stays"]:
     time.sleep(1000 if attempt > 1 or rank != 3 else 0)
-if attempt == 1 and rank == 3 and sys.argv[1:] != ["refuses"]:
+if attempt == 1 and rank == 3:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()
 """
@@ -59,14 +60,24 @@ def resume_dirs(head: Head) -> list[str]:
     return [line for i in (0, 1) for line in head.cluster.exec(i, words).split()]
 
 
-def test_training_goes_on_as_if_nothing_had_been(apart: Head) -> None:
-    apart.run(*ENGINE)
-    whole = losses(apart.experiment)
-    assert [[step for step, _ in rank] for rank in whole] == [list(range(1, 41))] * 4
-    command = apart.launch(*ENGINE, "--max-restarts", "3")
+def sections(settings: list[str]) -> dict[str, dict[str, Any]]:
+    """The config that `--set` makes of them."""
+    config: dict[str, dict[str, Any]] = {}
+    for name, value in (setting.split("=") for setting in settings):
+        section, key = name.split(".")
+        config.setdefault(section, {})[key] = int(value)
+    return config
+
+
+def test_training_goes_on_as_if_nothing_had_been(apart: Head, tmp_path: Path) -> None:
+    undisturbed = Job(str(tmp_path / "undisturbed"), [2, 2], sections(SETTINGS))
+    assert run(undisturbed) == [[0] * 4]
+    whole = losses(undisturbed.experiment())
+    assert [[step for step, _ in rank] for rank in whole] == [list(range(1, 25))] * 4
+    command = apart.launch(*ENGINE, "--max-restarts", "1")
     command.wait_for("saved step 4")
     apart.cluster.exec(1, ["pkill", "-KILL", "-x", "rank3"])
-    command.wait_for("attempt 2 of at most 4")
+    command.wait_for("attempt 2 of at most 2")
     resumed = int(command.wait_for(r"resuming after step (\d+), from memory")[1])
     assert command.finish() == 0, command.text
     again = losses(apart.experiment)
@@ -81,37 +92,32 @@ def test_training_goes_on_as_if_nothing_had_been(apart: Head) -> None:
     assert apart.nothing_left() and not resume_dirs(apart)
 
 
-def test_any_program_is_told_which_attempt_it_is(head: Head) -> None:
+def test_any_program_is_told_which_attempt_it_is_and_may_refuse_another(head: Head) -> None:
     script = head.script("program.py", PROGRAM)
     told = head.directory / "told"
-    words = ["--max-restarts", "1", "--notify", f"cmd:cat >> {told}; sleep 0.1"]
-    command = head.run("--nproc", "2", *words, script)
-    assert command.text.count("attempt 2 count 1 kept by attempt 1") == 4
-    for node in (0, 1):
-        before, line, after = head.log(node).partition(b"\norchestrator: attempt 2 of at most 2 (")
-        assert line and b"kept nothing" in before and b"half a line" in before
-        assert after.count(b"count 1") == 2
-    restart, end = map(json.loads, told.read_text().splitlines())
-    assert (restart["event"], restart["attempt"], restart["verdict"]["rank"]) == ("restart", 2, 3)
-    assert (end["event"], end["state"], end["attempt"]) == ("end", "done", 2)
-    assert head.record["launch"]["notify"] == ["cmd:cat (redacted)"]
-    status = head.command("orchestrator", "status")
-    assert status.finish() == 0 and "attempt 2 of at most 2" in status.text
-    assert head.nothing_left() and not resume_dirs(head)
-
-
-def test_a_program_that_wants_no_restart_gets_none(head: Head) -> None:
-    head.script("program.py", PROGRAM)
-    command = head.launch("--nproc", "2", "--max-restarts", "9", "program.py", "refuses")
+    words = ["--max-restarts", "9", "--notify", f"cmd:cat >> {told}; sleep 0.1"]
+    command = head.launch("--nproc", "2", *words, script, "refuses")
     assert command.finish() == 1, command.text
     assert "the data are gone" in command.text and "the program wants no restart" in command.text
-    assert len(head.record["attempts"]) == 1
-    assert not resume_dirs(head)
+    assert command.text.count("attempt 2 count 1 kept by attempt 1") == 4
+    for node in (0, 1):
+        before, line, after = head.log(node).partition(b"\norchestrator: attempt 2 of at most 10 (")
+        assert line and b"kept nothing" in before and b"half a line" in before
+        assert after.count(b"count 1") == 2
+    restart, failure = map(json.loads, told.read_text().splitlines())
+    assert (restart["event"], restart["attempt"], restart["verdict"]["rank"]) == ("restart", 2, 3)
+    assert (failure["event"], failure["state"], failure["attempt"]) == ("failure", "failed", 2)
+    assert head.record["launch"]["notify"] == ["cmd:cat (redacted)"]
+    assert len(head.record["attempts"]) == 2
+    status = head.command("orchestrator", "status")
+    assert status.finish() == 0 and "attempt 2 of at most 10" in status.text
+    assert head.nothing_left() and not resume_dirs(head)
 
 
 def test_a_stop_ends_what_was_started_again(head: Head) -> None:
     head.script("program.py", PROGRAM)
-    command = head.launch("--nproc", "2", "--max-restarts", "9", "program.py", "stays")
+    head.node_list = head.cluster.write_list([head.cluster.addresses[0]], "one.txt")
+    command = head.launch("--nproc", "4", "--max-restarts", "9", "program.py", "stays")
     command.wait_for("attempt 2 count 1 kept by attempt 1")
     stop = head.command("orchestrator", "stop", "--grace", "0")
     assert stop.finish() == 0, stop.text
