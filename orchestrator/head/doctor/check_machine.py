@@ -153,8 +153,15 @@ def space(node: Examined, disk: Disk) -> Iterator[Finding]:
 def shm(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         disk = facts.shm
-        if disk is None:
-            yield Finding("shm", WARN, (node.name,), f"{node.name}: no /dev/shm", "mount -t tmpfs")
+        if disk is None and "shm" in facts.problems:
+            what = f"{node.name}: /dev/shm: {facts.problems['shm']}"
+            yield Finding("shm", UNKNOWN, (node.name,), what)
+        elif disk is None or not disk.writable:
+            state = "cannot be written" if disk else "is not there"
+            what = f"{node.name}: /dev/shm {state}: torchrun needs it, and so do DataLoader workers"
+            make = "mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
+            fix = "mount -o remount,rw,mode=1777 /dev/shm" if disk else make
+            yield Finding("shm", BAD, (node.name,), what, f"as root on {node.name}: {fix}")
         elif disk.free < SHM_LEAST:
             what = (
                 f"{node.name}: /dev/shm is full: {memory(disk.free)} free of {memory(disk.total)}"

@@ -98,6 +98,22 @@ NO_STDIN = (
     " argument or a file, and leave out breakpoint()"
 )
 
+# Limits of a login or a container, which a program meets in whichever line comes first.
+LIMITS = (
+    (
+        re.compile(r"Errno 24\b|Too many open files"),
+        "the login's limit of open files is low there (`ulimit -n`): as root, '* - nofile 65536' in"
+        " /etc/security/limits.conf; or fewer DataLoader workers, or"
+        " torch.multiprocessing.set_sharing_strategy('file_system')",
+    ),
+    (
+        re.compile(r"can't start new thread|(Errno 11\b|fork).*Resource temporarily unavailable"),
+        "that node allows this login or container no more processes: `ulimit -u`, `cat"
+        " /sys/fs/cgroup/pids.max`; `ps -u $USER -L | wc -l` counts them; or fewer DataLoader"
+        " workers and threads (OMP_NUM_THREADS)",
+    ),
+)
+
 # What torch says where a program takes a sharded model for a whole one.
 SHARDED = re.compile(
     r"got mixed torch\.Tensor and DTensor|FSDP does not support deepcopy"
@@ -122,8 +138,8 @@ OWN_FILE = re.compile(
 )
 
 SIGNAL_FIXES = {
-    "SIGKILL": "something killed it: a person, a scheduler's limit, or the kernel for lack of"
-    " memory (see `dmesg` on that node)",
+    "SIGKILL": "something killed it: a person, a scheduler's limit, `ulimit -t`, or the kernel for"
+    " lack of memory (see `dmesg` on that node)",
     "SIGSEGV": "native code crashed, at the frames above; usually an extension built for"
     " another version of torch, CUDA or libc",
     "SIGBUS": "file-backed memory is missing: usually /dev/shm is full (`df -h"
@@ -221,7 +237,7 @@ def of_text(text: str) -> str:
 def fix_of(kind: str, message: str = "") -> str:
     """Return one sentence that says what to do."""
     for name, fix in SIGNAL_FIXES.items():
-        if kind == "signal" and f"({name})" in message:
+        if kind in ("signal", "torchrun") and f"({name})" in message:
             return fix
     if kind == "communication" and re.search("address already in use|EADDRINUSE", message, re.I):
         return (
@@ -239,6 +255,9 @@ def fix_of(kind: str, message: str = "") -> str:
         )
     if "attempted relative import" in message:
         return "the file is part of a package: launch it as a module, `-m package.module`"
+    for pattern, fix in LIMITS:
+        if kind in ("exception", "exit", "torchrun") and pattern.search(message):
+            return fix
     if kind == "exception" and SHARDED.search(message):
         return WHOLE
     if kind == "exception" and IN_PARTS.match(message):

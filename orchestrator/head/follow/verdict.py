@@ -174,7 +174,10 @@ def of_torchrun(node: int, name: str, event: Ended, time: float) -> Failure:
     output, code = event.said, event.agent
     trace = TRACEBACK + output.rpartition(TRACEBACK)[2] if TRACEBACK in output else output
     last = last_lines(trace)
-    begun = Failure(node, name, None, time, "torchrun", f"torchrun ended with exit code {code}")
+    how = f"ended with exit code {code}"
+    if code is not None and code < 0:
+        how = f"was killed by signal {-code} ({signal_name(-code)})"
+    begun = Failure(node, name, None, time, "torchrun", f"torchrun {how}")
     if code == -signal.SIGKILL and event.oom_kills:
         reason = ": the kernel's out-of-memory killer was at work on this node"
         return replace(begun, kind="out_of_memory", message=begun.message + reason)

@@ -30,6 +30,11 @@ def disk(path: str, root: str = "") -> Disk:
     )
 
 
+def shared_memory(path: str = "/dev/shm", root: str = "") -> Disk | None:
+    """Measure the shared memory; None where there is none."""
+    return disk(path, root) if os.path.isdir(path) else None
+
+
 def mount(mountinfo: str, path: str) -> tuple[str, str, str]:
     """Return (mount point, type, source) of the longest mount point that covers a path."""
     best = ("", "", "")

@@ -44,7 +44,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
             "marker_seen": lambda: bool(request.marker) and os.path.lexists(request.marker),
             "disk": lambda: disks.disk(workdir, root),
             "software": lambda: software.software(root),
-            "shm": lambda: disks.disk("/dev/shm", root),
+            "shm": lambda: disks.shared_memory(root=root),
             "leftovers": unfinished_jobs.leftovers,
             "cards": lambda: gpus.cards(root),
             "interfaces": lambda: interfaces.interfaces(root),

@@ -292,6 +292,21 @@ def test_a_file_in_the_place_of_a_package(words: str, kind: str, fix: str) -> No
     assert told is not None and (told["kind"], fix in told["fix"]) == (kind, True)
 
 
+@pytest.mark.parametrize(
+    ("kind", "words", "fix"),
+    [
+        ("OSError", "[Errno 24] Too many open files", "ulimit -n"),
+        ("RuntimeError", "Too many open files. Communication with the workers is no", "ulimit -n"),
+        ("BlockingIOError", "[Errno 11] Resource temporarily unavailable", "ulimit -u"),
+        ("RuntimeError", "can't start new thread", "ulimit -u"),
+    ],
+)
+def test_a_limit_of_the_login_is_no_mistake_in_a_line(kind: str, words: str, fix: str) -> None:
+    told = conclude([of_rank(0, "a", ended(1, error(words, type=kind)), 0.0)], 1)
+    assert told is not None
+    assert fix in told["fix"]
+
+
 def test_every_kind_says_what_to_do() -> None:
     assert all(fix for name, (_, fix) in failure_kinds.KINDS.items() if name != "stopped")
 
@@ -337,6 +352,10 @@ def test_torchrun_is_known_by_its_last_line() -> None:
     lost = said.replace("ImportError: broken torch", "DistStoreError: TCPStore is gone")
     assert of_torchrun(1, "b", {"agent": 1, "said": lost}, 5.0).echo
     assert of_torchrun(1, "b", {"agent": 2}, 5.0).kind == "torchrun"
+    by_limit = conclude([of_torchrun(1, "b", {"agent": -9}, 5.0)], 0)
+    assert by_limit is not None
+    assert by_limit["message"] == "torchrun was killed by signal 9 (SIGKILL)"
+    assert "`ulimit -t`" in by_limit["fix"]
     killed = of_torchrun(1, "b", {"agent": -9, "oom_kills": 1}, 5.0)
     assert killed.kind == "out_of_memory"
 

@@ -64,3 +64,11 @@ def test_limits_of_this_login() -> None:
 def test_memory() -> None:
     total, available = limits.memory_kb()
     assert 0 < available <= total
+
+
+def test_shared_memory_that_is_not_there(tmp_path: Path) -> None:
+    """It is not taken for the disk that it would be on."""
+    assert disks.shared_memory(str(tmp_path / "shm")) is None
+    found = disks.shared_memory(str(tmp_path))
+    assert found is not None
+    assert found.writable
