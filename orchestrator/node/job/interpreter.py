@@ -48,9 +48,13 @@ def forget_the_parent() -> None:
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False  # the agent's temporary files are not ours to remove
+    # Else all ranks of a node would draw the same numbers; Python's own are drawn anew by fork().
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed()  # else all ranks of a node would draw the same numbers
+        numpy_random.seed()
+    of_torch = getattr(sys.modules.get("torch"), "default_generator", None)
+    if of_torch is not None:
+        of_torch.seed()  # the processor's; those of GPUs begin alike in any process
     let_go_of_pipes()
 
 

@@ -488,18 +488,24 @@ def test_long_words_at_the_end_do_not_tear_the_reports(
     assert ranks.output == "\U0001f525" * 9000 + "\n"
 
 
-def test_forked_ranks_draw_different_numbers(begin: Begin, tmp_path: Path) -> None:
-    if subprocess.run(
-        [PYTHON, "-c", "import numpy"], stderr=subprocess.DEVNULL, check=False
-    ).returncode:
-        pytest.skip(f"{PYTHON} has no numpy")
-    text = "import random, numpy\nprint(random.random(), numpy.random.random())"
+@pytest.mark.parametrize(
+    ("module", "drawn"),
+    [("numpy.random", "numpy.random.random()"), ("torch", "torch.rand(2).tolist()[1]")],
+)
+def test_forked_ranks_draw_different_numbers(
+    begin: Begin, tmp_path: Path, module: str, drawn: str
+) -> None:
+    package = module.partition(".")[0]
+    found = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
+    if subprocess.run([PYTHON, "-c", found], check=False).returncode:
+        pytest.skip(f"{PYTHON} has no {package}")
+    text = f"import random, {package}\nprint(random.random(), {drawn})"
     (tmp_path / "draw.py").write_text(text)
-    ranks = begin("fork", "draw.py", nproc=2, agent=["--import=numpy.random"])
+    ranks = begin("fork", "draw.py", nproc=2, agent=[f"--import={module}"])
     assert ranks.end() == 0
     ranks.read()
-    drawn = [*ranks.output.split(), *ranks.others.split()]
-    assert len(set(drawn)) == 4
+    numbers = [*ranks.output.split(), *ranks.others.split()]
+    assert len(set(numbers)) == 4
 
 
 @both
