@@ -34,8 +34,10 @@ def master_address(nodes: Sequence[ProbedNode]) -> str:
     if all(is_loopback(node.reached) for node in nodes):
         return first
     if not others:
-        return first if first in own else "127.0.0.1"  # NAT does not lead back to the node itself
-    if first in own and not is_loopback(first):
+        usable = first in own and not is_scoped(first)
+        return first if usable else "127.0.0.1"  # NAT does not lead back to the node itself
+    scoped = is_scoped(first)
+    if first in own and not is_loopback(first) and not scoped:
         return first
     # The list's address is not one that the master itself has: NAT, a jump host, or localhost.
     shared = [
@@ -46,7 +48,7 @@ def master_address(nodes: Sequence[ProbedNode]) -> str:
     if shared:
         # A container bridge may have one network on all machines, and other addresses in it.
         return min(shared, key=lambda a: a.interface.startswith(OWN_BRIDGES)).address
-    if first and not is_loopback(first):
+    if first and not is_loopback(first) and not scoped:
         return first
     raise CheckFailed(
         "the master has no address that the other nodes can reach: "
@@ -54,6 +56,11 @@ def master_address(nodes: Sequence[ProbedNode]) -> str:
         + f", and none of its own ({', '.join(own)}) is on one of their networks",
         COMMON,
     )
+
+
+def is_scoped(address: str) -> bool:
+    """Tell whether an address means nothing without an interface: ranks are given none with it."""
+    return address.startswith("fe80:") and ipaddress.ip_address(address).is_link_local
 
 
 def on_link(facts: Facts, address: str) -> bool:

@@ -189,6 +189,16 @@ def test_ipv6() -> None:
     assert found == [NodeAddress("2001:db8::1", "eth0"), NodeAddress("2001:db8::2", "eth0")]
 
 
+def test_a_link_local_address_of_ipv6_is_good_for_ssh_alone() -> None:
+    """Without its interface it leads nowhere, and torch has no place for that."""
+    local = [f"eth0 fe80::{n}/64" for n in (1, 2)]
+    reached = ["fe80::1%eth0", "fe80::2%eth0"]
+    nodes = [facts(local[0], "eth0 10.0.0.1/24"), facts(local[1], "eth0 10.0.0.2/24")]
+    assert places(nodes, reached) == [NodeAddress(f"10.0.0.{n}", "eth0") for n in (1, 2)]
+    assert "the list calls it fe80::1" in refused([facts(one) for one in local], reached)
+    assert places(nodes[:1], ["fe80::1"]) == [NodeAddress("127.0.0.1", "lo")]
+
+
 def test_both_families_do_not_mix() -> None:
     nodes = [
         facts("eth0 10.0.0.1/24", "eth0 2001:db8::1/64"),
