@@ -7,8 +7,9 @@ addresses and interfaces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from orchestrator.errors import CheckFailed, nearest
 from orchestrator.head.inventory.probed_node import ProbedNode, is_loopback
@@ -17,8 +18,13 @@ from orchestrator.head.plan import nccl_transport
 from orchestrator.head.plan.model import EnvSetting, NodeAddress
 from orchestrator.head.plan.nccl_transport import Fabric
 
+if TYPE_CHECKING:
+    from orchestrator.protocol.facts import IpNetwork
+
 FAST = 25_000  # Mb/s from which one TCP connection, which carries 10 to 20 Gb/s, is not enough
 VERY_FAST = 100_000
+TUNNELS = ("tailscale", "wg", "tun", "tap", "zt", "ppp", "nebula")  # a VPN's interfaces
+WRITE_THOSE = "if it connects them, write those addresses in the node list"
 CLOUDS = {"0x1d0f": "AWS", "0x1ae0": "Google"}  # for whose cards NCCL chooses threads itself
 DEBUG = {
     "NCCL_DEBUG": "INFO",
@@ -66,7 +72,7 @@ def make(
         fabric=chosen,
         addresses=tuple(addresses),
         settings=tuple(settings),
-        notes=chosen.notes,
+        notes=(*chosen.notes, *past_a_tunnel(nodes, addresses, chosen)),
         hints=(*chosen.hints, *faster_networks(nodes, addresses, chosen)),
     )
 
@@ -200,7 +206,36 @@ def faster_networks(
     if chosen.kind != "ethernet" or len(nodes) < 2:
         return ()
     now = [speed(node, address.interface) for node, address in zip(nodes, addresses, strict=True)]
-    hints = []
+    return tuple(
+        f"all nodes also have an address in {network}, at {found / 1000:g} Gb/s instead of "
+        f"{min(now) / 1000:g}: {WRITE_THOSE}"
+        for network, found in networks_of_all(nodes)
+        if min(now) > 0 and found >= 2 * min(now)
+    )
+
+
+def past_a_tunnel(
+    nodes: Sequence[ProbedNode], addresses: Sequence[NodeAddress], chosen: Fabric
+) -> tuple[str, ...]:
+    """Say it where the list leads through a VPN, and all nodes have a network without one.
+
+    Lists often have the names that a VPN gives; it carries a tenth of what its network does.
+    """
+    used = {n.ifname or a.interface for n, a in zip(nodes, addresses, strict=True)}
+    tunnels = sorted(name for name in used if name.startswith(TUNNELS))
+    if chosen.kind != "ethernet" or len(nodes) < 2 or not tunnels:
+        return ()
+    best = max(networks_of_all(nodes), key=lambda found: found[1], default=None)
+    if best is None:
+        return ()
+    return (
+        f"the nodes meet through a VPN ({', '.join(tunnels)}), and all have an address in "
+        f"{best[0]} at {best[1] / 1000:g} Gb/s, too: {WRITE_THOSE}",
+    )
+
+
+def networks_of_all(nodes: Sequence[ProbedNode]) -> Iterator[tuple[IpNetwork, int]]:
+    """Yield the networks in which each node has an address of its own, with the lowest speed."""
     for address in nodes[0].facts.addresses:
         if is_loopback(address.address) or address.ip.is_link_local:
             continue
@@ -209,14 +244,8 @@ def faster_networks(
             for node in nodes
         ]
         speeds = [speed(node, a.interface) if a else 0 for node, a in zip(nodes, own, strict=True)]
-        distinct = len({a.address for a in own if a}) == len(nodes)
-        if distinct and min(now) > 0 and min(speeds) >= 2 * min(now):
-            hints.append(
-                f"all nodes also have an address in {address.network}, at "
-                f"{min(speeds) / 1000:g} Gb/s instead of {min(now) / 1000:g}: if it connects "
-                "them, write those addresses in the node list"
-            )
-    return tuple(hints)
+        if min(speeds) > 0 and len({a.address for a in own if a}) == len(nodes):
+            yield address.network, min(speeds)
 
 
 def speed(node: ProbedNode, name: str) -> int:

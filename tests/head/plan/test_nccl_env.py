@@ -359,6 +359,26 @@ def test_a_faster_network_is_said_and_not_taken() -> None:
         assert nccl_env.make([one(1, "eth1 10.8.0.1/24"), one(2, second)]).hints == ()
 
 
+def test_a_list_with_the_addresses_of_a_vpn() -> None:
+    """The names that a VPN gives lead through it, also between two machines at one switch."""
+
+    def one(number: int, lan: str, ifname: str | None = None) -> ProbedNode:
+        vpn, cards = f"tailscale0 100.64.0.{number}/32", (interface("eno1", speed=10000),)
+        way = {"100.64.0.1": ("tailscale0", f"100.64.0.{number}")}
+        machine = facts(vpn, lan, boot=str(number), interfaces=cards, routes=way)
+        return ProbedNode(Node(f"n{number}", ifname=ifname), machine, f"100.64.0.{number}")
+
+    net = nccl_env.make([one(n, f"eno1 192.168.1.{n}/24") for n in (1, 2)])
+    assert told(net, 0)["NCCL_SOCKET_IFNAME"] == "=tailscale0"
+    (note,) = net.notes
+    assert "through a VPN (tailscale0)" in note
+    assert "192.168.1.0/24 at 10 Gb/s" in note
+    apart = [one(1, "eno1 192.168.1.1/24"), one(2, "eno1 192.168.2.2/24")]
+    assert nccl_env.make(apart).notes == (), "two homes, and nothing but the VPN between them"
+    chosen = [one(n, f"eno1 192.168.1.{n}/24", "eno1") for n in (1, 2)]
+    assert nccl_env.make(chosen).notes == ()
+
+
 # -- what somebody has set ----------------------------------------------------------------------
 
 
