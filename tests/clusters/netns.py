@@ -32,6 +32,7 @@ from orchestrator.local_cluster.sshd import (
     sshd_program,
     write_key,
 )
+from tests.clusters import library
 from tests.clusters.faults import Faults
 from tests.clusters.namespace import (
     HOST,
@@ -267,6 +268,7 @@ class NetnsCluster(Faults):
         authorized, known = write_key(self.key), ""
         for i, address in enumerate(self.addresses):
             (self.node(i) / "home").mkdir(parents=True, mode=0o700)
+            library.give_to(self.node(i) / "home")
             known += f"{address} {write_key(self.node(i) / 'host_key')}"
             (self.node(i) / "authorized_keys").write_text(authorized)
             config = sshd_config("0.0.0.0", 22, self.node(i), self.environment)

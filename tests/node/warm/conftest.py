@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.head.connect.channel import library
 from orchestrator.node.server import session as server_session
 from orchestrator.node.server.session import Session
 from orchestrator.node.warm import pairs
@@ -19,6 +17,7 @@ from orchestrator.node.warm.pairs import Pair
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.messages import Start, StartedHere
 from orchestrator.protocol.spec import Spec
+from tests.clusters.library import compiled
 from tests.node.running import PATIENCE, PYTHON, STAND_IN, Job, alive, spec_of, wait_until
 
 # Stands in for torch.distributed.run, where it does not matter what torchrun does.
@@ -101,10 +100,7 @@ def node(
     tmp_path: Path, new_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WarmNode]:
     made = WarmNode(tmp_path, new_job, "")
-    for name, text in json.loads(zlib.decompress(library().blob)).items():
-        path = made.library / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    shutil.copytree(compiled(), made.library)
     made.package("torch.__init__", TORCH)
     made.package("torch.distributed.__init__", "")
     made.package("torch.distributed.run", RUN)
