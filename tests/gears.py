@@ -162,6 +162,7 @@ LONG = [
         )
     ),
     "tests/engine/core/test_fields.py::test_a_launch_that_stands_still",
+    "tests/engine/core/test_parity.py::test_every_layout_computes_what_a_plain_loop_does[less",
     "tests/engine/core/test_trainer.py::test_every_optimizer_of_torch",
     "tests/engine/core/test_trainer.py::test_a_signal_to_the_group_leaves_its_workers[spawn",
     "tests/engine/core/test_trainer.py::test_a_signal_to_the_group_leaves_its_workers[forkserver",
@@ -170,7 +171,14 @@ LONG = [
     "tests/engine/observe/test_stragglers.py::test_an_hour_of_a_busy_machine_alarms_nobody",
     "tests/engine/observe/test_stragglers.py::test_what_is_slow_in_real_ranks_is_named",
     "tests/engine/ranks/test_library_models.py",
+    "tests/engine/saving/test_memory.py::test_it_goes_on_from_memory_to_the_bit[hybrid_shard",
     "tests/engine/saving/test_memory.py::test_killed_at_any_moment_at_most_a_step_is_lost",
+    *(
+        "tests/engine/saving/test_memory.py::test_other_ranks_put_the_state_together_from_memory"
+        f"[{layout}"
+        for layout in ("nodes join", "one copy is damaged", "wider groups")
+    ),
+    "tests/engine/saving/test_resume.py::test_killed_at_any_moment_it_resumes_and_ends_the_same[20",
     *(
         f"tests/engine/saving/test_parts.py::test_a_node_dies_while_a_checkpoint_is_published[{at}"
         for at in ("0:", "1:1", "1:2", "1:4")

@@ -142,8 +142,8 @@ def test_files_to_all_nodes(head: Head) -> None:
 
 def test_all_nodes_and_their_jobs_at_a_look(head: Head) -> None:
     text = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
-    job = head.launch(head.script("waits.py", text))
-    job.wait_for_all(r"node0 rank0 \| up", r"node1 rank1 \| up")
+    job = head.launch("--nnodes", "1", "--nproc", "2", head.script("waits.py", text))
+    job.wait_for_all(r"node0 rank0 \| up", r"node0 rank1 \| up")
     command = head.command("orchestrator", "top", "--json")
     assert command.finish() == 0
     seen = json.loads(command.text)
@@ -151,11 +151,14 @@ def test_all_nodes_and_their_jobs_at_a_look(head: Head) -> None:
     assert all(node["load"]["cpus"] >= 1 for node in seen["nodes"])
     (running,) = seen["jobs"]
     assert running["experiment"] == head.experiment.name
-    assert running["nodes"] == head.cluster.addresses
+    assert running["nodes"] == head.cluster.addresses[:1]
     command = head.command("orchestrator", "who", "--json")
     assert command.finish() == 0
-    for node in json.loads(command.text)["nodes"]:
-        assert running["job"] in [user["job"] for user in node["load"]["users"]]
+    using = [
+        running["job"] in [user["job"] for user in node["load"]["users"]]
+        for node in json.loads(command.text)["nodes"]
+    ]
+    assert using == [True, False]
     job.interrupt()
     job.finish()
     head.cluster.kill_sshd(1)

@@ -73,7 +73,8 @@ def test_a_program_is_given_its_arguments_and_environment(head: Head, start: str
         "echo noise on stdout; export SEEN=$NODE_RANK/$NODE_IP B=hook C=hook NODE_RANK=7\n"
         'export QUOTED="a \'b\' \\"c\\""\nunset PYTHONUTF8\n'
     )
-    options = ["--start", start, "--config", str(config), "--env", "C=typed", "--env", "HERE"]
+    options = ["--nnodes", "1", "--start", start, "--config", str(config)]
+    options += ["--env", "C=typed", "--env", "HERE"]
     arguments = [*AWKWARD, "\udcff\udc80a"]  # the last is not UTF-8
     name = head.script("an odd 'name\".py", TELL)
     head.run(*options, name, *arguments, HERE="from here")
@@ -132,7 +133,7 @@ def test_a_taken_port_is_left_alone_and_said(head: Head) -> None:
     )
     try:
         assert busy.stdout is not None and busy.stdout.readline() == "held\n"
-        command = head.run(name)
+        command = head.run("--nnodes", "1", "--nproc", "2", name)
         assert "port 29500 is taken" in command.text and ":29501" in command.text
         refused = head.launch("--master-port", "29500", name)
         assert refused.finish() == 3
@@ -146,7 +147,7 @@ def test_a_taken_port_is_left_alone_and_said(head: Head) -> None:
 
 def test_two_launches_at_once_do_not_meet(head: Head) -> None:
     name = head.script("sum.py", ALL_REDUCE)
-    commands = [head.launch("--nproc", "1", name) for _ in range(2)]
+    commands = [head.launch("--nnodes", "1", "--nproc", "2", name) for _ in range(2)]
     assert [command.finish() for command in commands] == [0, 0]
     masters = {json.loads((e / "job.json").read_text())["master"] for e in head.experiments}
     assert len(masters) == 2 and len(head.experiments) == 2
@@ -156,7 +157,7 @@ def test_what_cannot_be_forked_starts_plainly_and_says_so(head: Head) -> None:
     program = head.directory / "run me.sh"
     program.write_text('#!/bin/sh\necho "TOLD {\\"args\\": [\\"$1\\"], \\"rank\\": $RANK}"\n')
     program.chmod(0o755)
-    command = head.run("run me.sh", "it's")
+    command = head.run("--nnodes", "1", "run me.sh", "it's")
     assert "plain start" in command.text
     assert told(head)["args"] == ["it's"]
 

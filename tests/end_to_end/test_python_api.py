@@ -128,7 +128,7 @@ def test_results_come_by_rank(cluster: Cluster) -> None:
         dist.destroy_process_group()
         return operator.mul(box[-1] or 0, factor) + offset, int(os.environ["RANK"]) ** power, "é"
 
-    four = cluster.with_options(nproc=2)
+    four = cluster.with_options(nnodes=1, nproc=4)
     assert four.run(work, 2, power=2) == [(16, rank**2, "é") for rank in range(4)]
     job = cluster.jobs()[-1]
     assert job.name.startswith("work_") and job.results() == four.attach(job.name).results()

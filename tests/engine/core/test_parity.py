@@ -116,10 +116,17 @@ LAYOUTS: dict[str, tuple[list[int], list[dict[str, Any]]]] = {
 }
 
 
-def test_every_layout_computes_what_a_plain_loop_does(tmp_path: Path) -> None:
+# Each is one of the others with less of its own.
+LESS = ["alone, in three", "hybrid on one node", "hybrid on two nodes of one", "hybrid 2x2"]
+LESS += ["hybrid, kept whole", "ddp"]
+MORE = [name for name in LAYOUTS if name not in LESS]
+
+
+@pytest.mark.parametrize("names", [MORE, LESS], ids=["more", "less"])
+def test_every_layout_computes_what_a_plain_loop_does(tmp_path: Path, names: list[str]) -> None:
     """Losses, norms of the whole gradient (clipped in every step) and the parameters after ten
     steps, with a different number of tokens on every rank and in every micro-batch."""
-    jobs = {n: job(tmp_path, n, nodes, *how) for n, (nodes, how) in LAYOUTS.items()}
+    jobs = {name: job(tmp_path, name, LAYOUTS[name][0], *LAYOUTS[name][1]) for name in names}
     codes = run(*jobs.values())
     steps, parameters = plain_loop()
     assert all(step["grad_norm"] > 0.2 for step in steps)
