@@ -127,6 +127,7 @@ class Probed(Message):
     port: Optional[Port] = None  # the master's: reserved for this job, 0 if none was free
     peers_port: Optional[Port] = None  # the master's: where the other supervisors will call
     marker_seen: bool = False  # the head's directory is on a disk that both share
+    torch_elsewhere: tuple[str, ...] = ()  # Pythons that have torch, where this one has none
 
 
 class Probe(Request[Probed], do="probe"):

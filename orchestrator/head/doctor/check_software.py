@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Finding, odd_values, unequal
-from orchestrator.head.inventory.probed_node import listed
+from orchestrator.head.inventory.probed_node import listed, where_torch_is
 
 OLDEST_TORCH = (2, 8)  # that the engine can shard with
 
@@ -42,7 +42,8 @@ def torch(case: Case) -> Iterator[Finding]:
     there = [(node.name, facts.torch) for node, facts in case.seen if facts.torch]
     for node, facts in case.seen:
         if not facts.torch:
-            fix = f"on {node.name}: {facts.python} -m pip install torch" + version_of(there)
+            fix = where_torch_is({node.name: facts})
+            fix = fix or f"on {node.name}: {facts.python} -m pip install torch" + version_of(there)
             what = f"{node.name}: {facts.python} has no torch"
             yield Finding("torch", BAD, (node.name,), what, fix)
     yield from too_old(case, there)

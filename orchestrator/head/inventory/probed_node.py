@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
 
 MOST_NAMES = 5
+PLAIN = re.compile(r"~?(/[\w.+-]+)+")  # a path that a shell and a node list take as it is
 # Bridges of containers, which may have the same addresses on every machine.
 OWN_BRIDGES = ("docker", "virbr", "br-", "cni", "podman", "lxcbr", "flannel", "veth")
 
@@ -38,6 +40,22 @@ def is_loopback(address: str) -> bool:
 
 def names(nodes: Sequence[ProbedNode]) -> str:
     return listed([node.name for node in nodes])
+
+
+def where_torch_is(without: Mapping[str, Facts]) -> str:
+    """Say which Pythons of these nodes have torch, as it may be typed; nothing where none has."""
+    found = {
+        name: [python for python in facts.torch_elsewhere if PLAIN.fullmatch(python)]
+        for name, facts in without.items()
+    }
+    first = next(iter(found.values()), [])
+    everywhere = [python for python in first if all(python in own for own in found.values())]
+    if everywhere:
+        # In quotes, a shell here leaves it the home of each node.
+        words = [f"'{python}'" if python.startswith("~") else python for python in everywhere]
+        return f"these have it there: --python {' or '.join(words)}"
+    places = [f"{name} python={pythons[0]}" for name, pythons in found.items() if pythons]
+    return f"these have it, as lines of the list: {'; '.join(places)}" if places else ""
 
 
 def listed(names: Sequence[str]) -> str:

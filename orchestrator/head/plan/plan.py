@@ -17,7 +17,7 @@ from orchestrator.config.schema import Config
 from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.inventory.probed_node import ProbedNode, names
+from orchestrator.head.inventory.probed_node import ProbedNode, names, where_torch_is
 from orchestrator.head.plan import nccl_env
 from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan, Target
 
@@ -154,10 +154,12 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
 def check_torch(nodes: Sequence[ProbedNode]) -> None:
     without = [node for node in nodes if not node.facts.torch]
     if without:
+        fix = "name a Python that has it: --python /path/to/python, or python=/path in the list"
+        there = where_torch_is({node.name: node.facts for node in without})
         raise CheckFailed(
             "there is no torch on: "
             + ", ".join(f"{node.name} ({node.facts.python})" for node in without),
-            "name a Python that has it: --python /path/to/python, or python=/path in the list",
+            f"{fix}\n  {there}" if there else fix,
         )
 
 

@@ -64,7 +64,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "user": os.environ.get("USER") or os.environ.get("LOGNAME") or str(os.getuid()),
         "python": sys.executable,
         "python_version": ".".join(map(str, sys.version_info[:3])),
-        "torch": torch,
+        **torch_here(torch, workdir),
         "software": installed,
         "cpus": len(os.sched_getaffinity(0)),
         "gpus": gpus.gpu_count(root),
@@ -83,6 +83,14 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "environment": own_settings(root),
         "problems": problems,
     }
+
+
+def torch_here(torch: str, workdir: str) -> dict[str, Any]:
+    """Return torch's version; where the chosen Python has none, the others here that have it."""
+    if torch:
+        return {"torch": torch}
+    look = {"torch_elsewhere": lambda: software.pythons_with_torch(workdir)}
+    return {"torch": "", **gather(SECONDS, look)[0]}
 
 
 DISK = {

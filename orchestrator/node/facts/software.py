@@ -21,6 +21,16 @@ NCCL_FILES = (
     "/usr/lib64/libnccl.so.2.*",
     "/usr/local/lib/libnccl.so.2.*",
 )
+# Where people make their environments, below the working directory, the home, or the root.
+ENVIRONMENTS = (
+    *("{work}/.venv", "{work}/venv", "{work}/env", "~/.venv", "~/venv", "~/env", "~/venvs/*"),
+    *("~/envs/*", "~/.venvs/*", "~/.virtualenvs/*", "~/.conda/envs/*", "~/micromamba/envs/*"),
+    *("~/miniconda3", "~/miniforge3", "~/mambaforge", "~/anaconda3", "~/conda"),
+    *("~/miniconda3/envs/*", "~/miniforge3/envs/*", "~/mambaforge/envs/*", "~/anaconda3/envs/*"),
+    *("~/conda/envs/*", "~/.pyenv/versions/*", "/opt/conda", "/opt/conda/envs/*", "/opt/venv"),
+    *("/opt/miniconda3", "/opt/miniconda3/envs/*", "/usr/local"),
+)
+MOST_PYTHONS = 8
 
 
 def software(root: str = "") -> tuple[str, Software]:
@@ -41,6 +51,20 @@ def software(root: str = "") -> tuple[str, Software]:
         nvidia_driver=sysfs.text(f"{root}/sys/module/nvidia/version"),
         amd_driver=sysfs.text(f"{root}/sys/module/amdgpu/version"),
     )
+
+
+def pythons_with_torch(workdir: str) -> tuple[str, ...]:
+    """Look for environments with torch where the chosen Python has none; as they may be typed."""
+    home = os.path.expanduser("~")
+    found: dict[str, None] = {}
+    for pattern in ENVIRONMENTS:
+        path = pattern.replace("{work}", glob.escape(workdir)).replace("~", glob.escape(home), 1)
+        for version in sorted(glob.glob(f"{path}/lib/python3*/site-packages/torch/version.py")):
+            python = os.path.join(version.rpartition("/lib/python3")[0], "bin/python")
+            if os.access(python, os.X_OK):
+                shown = f"~{python[len(home) :]}" if python.startswith(home + "/") else python
+                found[shown] = None
+    return tuple(found)[:MOST_PYTHONS]
 
 
 def torch_home() -> str:

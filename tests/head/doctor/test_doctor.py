@@ -151,6 +151,7 @@ FULL = Disk("/dev/shm", 64 * GIB, 4096, 9**6, 9**6, "/dev/shm", "tmpfs", "tmpfs"
 PLANTED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"python_version": "3.9.2"}, "python", WARN, "Python: 3.9 on gpu4, 3.11 on the others"),
     ({"torch": ""}, "torch", BAD, "gpu4: /usr/bin/python3 has no torch"),
+    ({"torch": "", "torch_elsewhere": ("/opt/conda/bin/python",)}, "torch", BAD, "has no torch"),
     ({"torch": "2.12.1+cu130"}, "torch", BAD, "torch: 2.12.1 on gpu4, 2.13.0 on the others"),
     ({"torch": "2.13.0+cu126"}, "torch", WARN, "builds of torch: 2.13.0+cu126 on gpu4"),
     ({"torch": "2.13.0+cpu"}, "torch", BAD,

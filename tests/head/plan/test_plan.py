@@ -235,6 +235,26 @@ def test_a_node_that_is_not_ready_is_named(fields: dict[str, Any], words: str) -
     assert "\n    c:" not in failed.value.what
 
 
+@pytest.mark.parametrize(
+    ("pythons", "words"),
+    [
+        ([(), ()], ""),
+        ([("~/venv/bin/python", "/opt/x/bin/python"), ("~/venv/bin/python",)],
+         "these have it there: --python '~/venv/bin/python'"),
+        ([("/a/bin/python",), ("/b/bin/python",)],
+         "these have it, as lines of the list: a python=/a/bin/python; b python=/b/bin/python"),
+        ([("/a b/bin/python", "/$(evil)/python"), ()], ""),
+    ],
+)  # fmt: skip
+def test_the_pythons_that_have_torch_are_said(pythons: list[tuple[str, ...]], words: str) -> None:
+    nodes = found("a\nb", torch="")
+    for index, paths in enumerate(pythons):
+        nodes = change(nodes, index, torch_elsewhere=paths)
+    with pytest.raises(CheckFailed) as failed:
+        make(nodes)
+    assert failed.value.fix.partition("in the list")[2].strip() == words
+
+
 def test_a_program_that_no_node_has_is_misspelt_and_not_left_out() -> None:
     missing = program("missing", "/w/x.py")
     with pytest.raises(CheckFailed) as nowhere:

@@ -101,3 +101,22 @@ def test_a_torch_for_cpus_has_no_nccl(site: Path) -> None:
     torch(site, cuda=None)
     (site / "nvidia_nccl_cu12-2.27.5.dist-info").mkdir()
     assert software.software(str(site))[1].nccl == ""
+
+
+def test_a_torch_in_an_environment_that_was_not_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A login whose .bashrc activates conda for terminals alone has the system's Python here."""
+    home, work = tmp_path / "home [1]", tmp_path / "work"
+    monkeypatch.setenv("HOME", str(home))
+    for prefix in (home / "miniconda3/envs/train", work / ".venv", home / "venv", work / "env"):
+        site = prefix / "lib/python3.11/site-packages/torch"
+        site.mkdir(parents=True)
+        (site / "version.py").write_text("__version__ = '2.9.1'\n")
+        (prefix / "bin").mkdir()
+        (prefix / "bin/python").touch(mode=0o755)
+    (home / "venv/bin/python").chmod(0o644)
+    (work / "env/lib/python3.11/site-packages/torch/version.py").unlink()
+    found = software.pythons_with_torch(str(work))
+    ours = [path for path in found if path.startswith(("~", str(tmp_path)))]
+    assert ours == [f"{work}/.venv/bin/python", "~/miniconda3/envs/train/bin/python"]
