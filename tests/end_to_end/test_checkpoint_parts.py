@@ -22,7 +22,9 @@ def losses(experiment: Path) -> dict[int, float]:
 
 
 def test_a_disk_and_a_node_may_be_lost(netns_cluster: Any, tmp_path: Path) -> None:
-    head = Head(netns_cluster(3, tmpfs=[str(tmp_path)]), tmp_path)
+    here = tmp_path / "here"  # and nowhere else: the engine needs no directory of the head's
+    here.mkdir()
+    head = Head(netns_cluster(3, tmpfs=[str(tmp_path)]), here)
     cluster = head.cluster
     whole = head.run("--name", "a_whole", *TRAINING, "--set", f"training.max_steps={LAST}")
     assert "each keeps its own part of every checkpoint" in whole.text

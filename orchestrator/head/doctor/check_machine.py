@@ -119,6 +119,8 @@ def on(node: Examined, *words: str) -> str:
 
 def workdir(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
+        if not facts.workdir_exists and not (case.needs.workdir or node.placed):
+            continue
         if not facts.workdir_exists:
             fix = f"{on(node, 'mkdir', '-p', facts.workdir)}, or workdir= after it in the list"
             what = f"{node.name}: there is no directory {facts.workdir}"

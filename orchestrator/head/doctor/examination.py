@@ -145,6 +145,7 @@ def examined(node: ProbedNode, checkup: Checkup | OrchestratorError | None) -> E
         error=checkup.what if isinstance(checkup, OrchestratorError) else "",
         checkup=checkup if isinstance(checkup, Checkup) else None,
         slots=node.node.slots,
+        placed=node.node.workdir is not None,
     )
 
 

@@ -38,6 +38,7 @@ class Examined:
     ask: str = "reach"  # the check that the error belongs to
     checkup: Checkup | None = None
     slots: int | None = None
+    placed: bool = False  # workdir= in the list
     cordoned: str = ""  # why no job may run there, and since when
 
 
@@ -50,6 +51,7 @@ class Needs:
     script: str = ""  # whose copies are compared
     torch: bool = True
     engine: bool = False  # the built-in one is to run, which needs OLDEST_TORCH
+    workdir: bool = True  # programs run there; the engine is sent, and runs anywhere
     nproc: int | None = None  # ranks on each node, where the user said so
     step: tuple[float, str] | None = None  # bytes that a node sends in a step, and for what
     refused: tuple[str, str] | None = None  # what the engine could not do on these nodes; the fix

@@ -45,6 +45,7 @@ def diagnose(request: Request, nodes: Nodes, *, full: bool) -> Diagnosis:
         script=request.target.name if kind == "auto" else "",
         torch=kind != "program",
         engine=kind == "engine",
+        workdir=kind != "engine" or launch.workdir is not None,
         nproc=launch.nproc,
         refused=refused(request, nodes),
         step=step_of(request, len([node for node in nodes.reached if not node.node.spare])),

@@ -87,7 +87,7 @@ def commands(wanted: Any, workdir: str, root: str) -> dict[str, Command]:
         tools["dmesg"] = Command(["dmesg"], LOG_SECONDS)
         journal = ["journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short", "-g", "NVRM: Xid"]
         tools["journal"] = Command(journal, LOG_SECONDS)
-    if "code" in wanted:
+    if "code" in wanted and os.path.isdir(workdir):  # else a launch sends it
         git = ["git", "-C", workdir]
         tools["commit"] = Command([*git, "log", "-1", "--format=%H"], GIT_SECONDS)
         tools["top"] = Command([*git, "rev-parse", "--show-toplevel"], GIT_SECONDS)
@@ -154,6 +154,8 @@ def xid_part(outputs: dict[str, Output]) -> tuple[list[dict[str, Any]], str]:
 
 def code_part(outputs: dict[str, Output]) -> tuple[dict[str, Any] | None, str]:
     """Return the revision of the workdir and a hash of its changes; None without git."""
+    if "commit" not in outputs:
+        return None, ""
     if outputs["commit"].problem:
         text = outputs["commit"].problem
         return None, "" if "not a git repository" in text else text

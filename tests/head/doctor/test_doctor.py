@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -231,6 +232,16 @@ def test_the_fix_names_the_version_of_most() -> None:
     assert found.fix.endswith("pip install torch==2.13.0")
     (found,) = findings(case({"torch": ""}))
     assert found.fix == "on gpu4: /usr/bin/python3 -m pip install torch==2.13.0"
+
+
+def test_the_engine_runs_where_its_directory_is_not() -> None:
+    """It is sent; a directory that somebody has named is missed all the same."""
+    anywhere = case({"workdir_exists": False}, needs=Needs(workdir=False))
+    assert findings(anywhere) == []
+    placed = Case((*anywhere.nodes[:-1], replace(anywhere.nodes[-1], placed=True)), full=True,
+                  needs=anywhere.needs)  # fmt: skip
+    (found,) = findings(placed)
+    assert (found.check, found.level, found.nodes) == ("workdir", BAD, ("gpu4",))
 
 
 def test_what_to_type_can_be_typed_with_a_space_in_it() -> None:

@@ -167,6 +167,8 @@ def test_a_directory_without_git(tmp_path: Path) -> None:
     assert found.code is None and found.script and len(found.script) == 64
     assert found.problems == {}
     assert look(workdir=str(tmp_path), script="gone.py", parts=["code"]).script == ""
+    sent_later = look(workdir=str(tmp_path / "none"), script="train.py", parts=["code"])
+    assert (sent_later.code, sent_later.problems) == (None, {})
 
 
 def test_without_git_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
