@@ -9,6 +9,7 @@ Imports nothing of ours: rank.py loads it by its path, into the process of the u
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 import sys
@@ -69,17 +70,24 @@ def file_of(target: Mapping[str, Any], workdir: str) -> str:
     return os.path.join(path, "__main__.py") if os.path.isdir(path) else path
 
 
-def will_train(target: Mapping[str, Any], workdir: str, environ: Mapping[str, str]) -> bool:
+def will_train(
+    target: Mapping[str, Any], workdir: str, environ: Mapping[str, str], config: Any = None
+) -> bool:
     """Tell whether the program's own files train, and set nothing that an optimizer's import reads.
 
-    To be wrong costs time alone: what is imported here is imported by each rank otherwise.
+    The built-in engine does; its user's own files are those that the config names. To be wrong
+    costs time alone: what is imported here is imported by each rank otherwise.
     """
-    if target["kind"] not in ("script", "module"):
+    if target["kind"] not in ("script", "module", "engine"):
         return False
     path = file_of(target, workdir)
-    installed = target["kind"] == "module" and not os.path.isfile(path)
-    found = installed and "train" in target["name"]
-    for source in sources(path, workdir):
+    own = [sources(path, workdir)]
+    if target["kind"] == "engine":
+        modules = [{"kind": "module", "name": name} for name in modules_in(config)]
+        own = [sources(file_of(module, workdir), workdir) for module in modules]
+    installed = target["kind"] == "engine" or not os.path.isfile(path)
+    found = target["kind"] != "script" and installed and "train" in target["name"]
+    for source in itertools.chain(*own):
         found = found or bool(TRAINS.search(source))
         if b"environ" in source or b"putenv" in source:
             try:
@@ -89,6 +97,14 @@ def will_train(target: Mapping[str, Any], workdir: str, environ: Mapping[str, st
             if any(changes(nodes, environ)):
                 return False
     return found
+
+
+def modules_in(config: Any) -> Iterator[str]:
+    """Yield the modules that a config names, as in `model.target: package.module:function`."""
+    for section in config.values() if isinstance(config, dict) else ():
+        for value in section.values() if isinstance(section, dict) else ():
+            if isinstance(value, str) and re.match(r"[\w.]+:[\w.]+$", value):
+                yield value.partition(":")[0]
 
 
 def sources(path: str, workdir: str) -> Iterator[bytes]:

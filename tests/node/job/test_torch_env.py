@@ -91,6 +91,23 @@ def test_a_program_that_trains_is_known_by_its_source(
     assert not torch_env.will_train({"kind": "program", "name": "train.py"}, str(tmp_path), {})
 
 
+@pytest.mark.parametrize(
+    ("text", "trains"),
+    [("class Net: ...", True), ("import os\nos.environ['TORCH_LOGS'] = 'x'", False), (None, True)],
+)
+def test_the_engine_trains_and_a_users_model_may_set_what_its_import_reads(
+    tmp_path: Path, text: str | None, trains: bool
+) -> None:
+    if text is not None:
+        (tmp_path / "own.py").write_text(text)
+    target = {"kind": "engine", "name": "orchestrator.engine.train"}
+    config = {"model": {"target": "own:Net", "num_layers": 2}, "env": {"A": "10.0.0.1:5"}, "x": 1}
+    assert torch_env.will_train(target, str(tmp_path), {}, config) == trains
+    other = {"kind": "engine", "name": "orchestrator.engine.verify"}
+    assert not torch_env.will_train(other, str(tmp_path), {}, config)
+    assert torch_env.will_train(target, str(Path(__file__).parents[3]), {}), "in our own clone, too"
+
+
 def test_a_program_of_many_files_is_not_read_for_long(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import m0")
     for number in range(torch_env.MOST_FILES + 1):
