@@ -33,8 +33,7 @@ def compiled() -> Path:
 
 
 def give_to(home: Path) -> None:
-    """Let a home have it, as after a launch."""
-    place = home / ".orchestrator" / "lib"
-    place.mkdir(mode=0o700, parents=True)
-    place.parent.chmod(0o700)
-    subprocess.run(["cp", "-a", str(compiled()), str(place)], check=True)
+    """Let what is ORCHESTRATOR_HOME there have it, as after a launch."""
+    home.mkdir(mode=0o700)
+    (home / "lib").mkdir(mode=0o700)
+    subprocess.run(["cp", "-a", str(compiled()), str(home / "lib")], check=True)

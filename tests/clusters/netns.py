@@ -268,7 +268,7 @@ class NetnsCluster(Faults):
         authorized, known = write_key(self.key), ""
         for i, address in enumerate(self.addresses):
             (self.node(i) / "home").mkdir(parents=True, mode=0o700)
-            library.give_to(self.node(i) / "home")
+            library.give_to(self.node(i) / "home/.orchestrator")
             known += f"{address} {write_key(self.node(i) / 'host_key')}"
             (self.node(i) / "authorized_keys").write_text(authorized)
             config = sshd_config("0.0.0.0", 22, self.node(i), self.environment)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.config import load
+from orchestrator.engine import train
+from tests.engine.worlds import Job, run
 from tests.launching import Head
 
 STEPS, BATCH = 40, 12  # of all ranks
@@ -123,12 +128,25 @@ def same_training(head: Head, whole: Path, said: str, nodes: tuple[int, int, int
     assert len(samples) == STEPS * BATCH
 
 
+def undisturbed(directory: Path, setting: str) -> Path:
+    """The experiment of the same training on two nodes from its first step to its last."""
+    config = asdict(load.load(None, [*SETTINGS, setting]))
+    place, call = str(directory / "undisturbed"), "tests.end_to_end.test_grow:train_beside"
+    job = Job(place, [1, 1], config, env={"ORCHESTRATOR_ATTEMPT": "1"}, call=call)
+    assert run(job) == [[0, 0]], job.output()
+    return job.experiment()
+
+
+def train_beside(place: Path) -> None:
+    sys.path.insert(0, str(place.parent))  # where own_data.py is
+    train.main()
+
+
 def test_who_was_away_at_the_launch_joins_and_is_lost(netns_cluster: Any, tmp_path: Path) -> None:
     head = Head(netns_cluster(3), tmp_path)
     head.script("own_data.py", DATA)
     settings = [*ENGINE, "--set", f"{ACCUMULATE}=3", "--max-restarts", "1"]
-    head.run(*settings, "--nnodes", "2")
-    whole = head.experiment
+    whole = undisturbed(tmp_path, f"{ACCUMULATE}=3")
     away = head.cluster.addresses[2]
     head.cluster.cut(2)
     options = ["--nnodes", "2:3", "--node-loss-timeout", "5", "--connect-timeout", "3"]

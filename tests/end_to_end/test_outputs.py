@@ -23,10 +23,10 @@ def apart(netns_cluster: Any, tmp_path: Path) -> Head:
 
 
 def test_metrics_come_home_and_a_resume_finds_what_stays(apart: Head) -> None:
-    first = ["--nproc", "2", "--set", "training.max_steps=6", "--set", "logging.interval=1"]
+    first = ["--nproc", "1", "--set", "training.max_steps=6", "--set", "logging.interval=1"]
     command = apart.run(*first)
     assert "node 1: its checkpoints stay on the node, in /" in command.text
-    for rank in range(4):
+    for rank in range(2):
         path = apart.experiment / "outputs" / f"rank_{rank:02d}_metrics.jsonl"
         steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
         assert steps == [1, 2, 3, 4, 5, 6]

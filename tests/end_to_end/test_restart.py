@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.config import load
 from tests.engine.worlds import Job, run
 from tests.launching import Head
 
@@ -60,17 +62,8 @@ def resume_dirs(head: Head) -> list[str]:
     return [line for i in (0, 1) for line in head.cluster.exec(i, words).split()]
 
 
-def sections(settings: list[str]) -> dict[str, dict[str, Any]]:
-    """The config that `--set` makes of them."""
-    config: dict[str, dict[str, Any]] = {}
-    for name, value in (setting.split("=") for setting in settings):
-        section, key = name.split(".")
-        config.setdefault(section, {})[key] = int(value)
-    return config
-
-
 def test_training_goes_on_as_if_nothing_had_been(apart: Head, tmp_path: Path) -> None:
-    undisturbed = Job(str(tmp_path / "undisturbed"), [2, 2], sections(SETTINGS))
+    undisturbed = Job(str(tmp_path / "undisturbed"), [2, 2], asdict(load.load(None, SETTINGS)))
     assert run(undisturbed) == [[0] * 4]
     whole = losses(undisturbed.experiment())
     assert [[step for step, _ in rank] for rank in whole] == [list(range(1, 25))] * 4

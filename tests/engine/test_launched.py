@@ -45,7 +45,7 @@ def test_ctrl_c_saves_and_a_resume_goes_on_from_there(head: Head) -> None:
 
     steps = str(step + 5)
     again = ["--set", "checkpoint.resume=auto", "--set", f"training.max_steps={steps}"]
-    second = head.run("--nproc", "1", *again)
+    second = head.run("--nnodes", "1", "--nproc", "2", *again)
     assert f"resuming after step {step}, from {first}" in second.text
     assert last_step(head.experiment, 1) == step + 5
 
