@@ -70,7 +70,10 @@ def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
     tree = scan.tree()
     about = f"{plural(tree.files, 'file')}, {size(tree.size)}"
     names = listed([node.node.name for node in wanted])
-    note = f"a launch sends the code ({about}) as far as it is lacking to {names}"
+    note = (
+        f"a launch sends the code ({about}) as far as it is lacking to {names}, where it runs in a"
+        " directory of its own, NAME: before that, commands cannot be pasted there"
+    )
     workdir = f"{HOME}/NAME/{title()}"
     checked = [
         CheckedOut(

@@ -23,6 +23,7 @@ from orchestrator.node.facts import (
     unfinished_jobs,
 )
 from orchestrator.node.facts.with_timeouts import gather
+from orchestrator.node.job.run_directory import home
 from orchestrator.program import program_at
 from orchestrator.protocol.messages import Probe, ProbeTarget
 
@@ -42,7 +43,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
             "workdir_exists": lambda: os.path.isdir(workdir),
             "target": lambda: resolve_target(request.target, workdir),
             "marker_seen": lambda: bool(request.marker) and os.path.lexists(request.marker),
-            "disk": lambda: disks.disk(workdir, root),
+            "disk": lambda: disks.disk(place_of_files(workdir), root),
             "software": lambda: software.software(root),
             "shm": lambda: disks.shared_memory(root=root),
             "leftovers": unfinished_jobs.leftovers,
@@ -83,6 +84,11 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "environment": own_settings(root),
         "problems": problems,
     }
+
+
+def place_of_files(workdir: str) -> str:
+    """Return where a job writes: what is not there is sent, and runs below our own directory."""
+    return workdir if os.path.isdir(workdir) else home()
 
 
 def torch_here(torch: str, workdir: str) -> dict[str, Any]:

@@ -60,6 +60,17 @@ def test_a_disk_that_hangs_is_named_and_held_up_by_nothing(
         for_ever.set()
 
 
+def test_the_disk_is_that_on_which_the_job_will_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that is not there is sent, or not needed: then it is the one of ours."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
+    there, gone = str(tmp_path / "there"), "/proc/no/such/directory"
+    (tmp_path / "there").mkdir()
+    found = [probe.probe(REQUEST.replace(workdir=path))["disk"].path for path in (there, gone)]
+    assert found == [there, str(tmp_path)]
+
+
 def test_another_root_is_another_machine(tmp_path: Path) -> None:
     """What it finds below a root of its own; what is of this process stays this process's."""
     plant(tmp_path, {
