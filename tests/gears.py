@@ -79,6 +79,7 @@ LONG = [
     "tests/end_to_end/test_pool.py::test_ten_thousand_calls",
     "tests/end_to_end/test_programs.py",
     "tests/launchers/test_slurm.py::test_a_job_that_slurm_takes_back",
+    "tests/launchers/test_slurm.py::test_a_limit_that",
     "tests/trackers/test_known.py::test_a_run_that_goes_on",  # their packages are many
     "tests/trackers/test_known.py::test_mlflow_has",
     "tests/trackers/test_known.py::test_wandb_has",

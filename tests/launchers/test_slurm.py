@@ -151,6 +151,33 @@ def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Lo
     assert "resuming after" in logs.text
 
 
+def test_a_limit_that_leaves_no_time_is_no_reason_to_go_on(login: Login) -> None:
+    """As where a partition has one: its signal comes at the start of each attempt."""
+    asked = ("--nnodes", "2", "--cpus-per-task", "1", "--time", "5", "--name", "own")
+    made = login.typed("generate", "slurm", *asked, login.script(TICKS))
+    assert made.finish() == 0, made.text
+    file = login.directory / "job.sh"
+    file.write_text(made.text.replace("--time=5", "--time=1") + "\n")
+    job = login.command("sbatch", "--parsable", str(file))
+    assert job.finish() == 0, job.text
+    wait_until(lambda: not login.slurm.queue(), "the end")
+    (said,) = login.directory.glob("own_*.out")
+    assert "it is not queued again, as it would get no further" in said.read_text()
+    status = login.typed("status")
+    assert status.finish() == 0 and "stopped, 2 nodes" in status.text
+    assert login.record["exit_code"] == 130
+
+
+def test_a_limit_that_is_reached_is_the_reason_of_the_end(login: Login) -> None:
+    forever = login.script("import time\nprint('begun', flush=True)\ntime.sleep(1000)")
+    asked = ("--nnodes", "2", "--time", "1", "--no-requeue")
+    command = login.typed("submit", "slurm", *asked, forever)
+    words = r"stopped after .* \(the time limit of Slurm's job \d+ is over\)"
+    command.wait_for(words, 150)
+    assert command.finish() == 130, command.text
+    assert "time limit" in login.record["verdict"]["message"]
+
+
 def test_a_job_that_slurm_takes_back_is_queued_and_not_over(login: Login) -> None:
     """As where one of higher priority needs its nodes, or an administrator requeues it."""
     command = login.typed("submit", "slurm", "--nnodes", "2", login.script(TICKS))

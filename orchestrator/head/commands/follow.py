@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from orchestrator.head.restart.grow import Latecomers
 
 SHORTEST = 4.0  # seconds of silence that a busy machine may need: it beats once a second at most
+BY_THE_USER = "by the user"  # so it was stopped, or killed: whoever reads that knows it
 EXCERPT = 60  # lines
 
 
@@ -271,7 +272,9 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
     if words := goodput.in_words({} if screen is None else record.goodput):
         say(f"its time: {words}")
     if cause is None or record.state == "stopped":
-        say(f"{record.state} after {took}: {experiment.path}")
+        why = str(cause["message"]) if cause else ""
+        why = "" if why.endswith(BY_THE_USER) else f" ({why})" * bool(why)
+        say(f"{record.state} after {took}{why}: {experiment.path}")
         tell_attempts(record)
         return record.exit_code
     say(f"{record.state} after {took}; all logs are in {experiment.logs}")

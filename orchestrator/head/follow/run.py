@@ -57,6 +57,9 @@ class Backend(Protocol):
     def is_taken_back(self, record: JobRecord) -> bool:
         """Tell whether the scheduler ends the job in order to start it again."""
 
+    def why_terminated(self, record: JobRecord) -> str:
+        """Say why the scheduler ends the job, if it does so by itself."""
+
 
 class Judge(Protocol):
     """Decides whether the end of an attempt is that of the job; `stopped`: the user wants it."""
@@ -564,7 +567,8 @@ class Run:
         conclusion = None
         if state == "stopped":
             why = next((node.ended.why for node in self.nodes if node.ended and node.ended.why), "")
-            conclusion = verdict.stopped(why or "stopped by the user", time.time())
+            of_scheduler = self.backend.why_terminated(self.record) if self.terminated else ""
+            conclusion = verdict.stopped(of_scheduler or why or "stopped by the user", time.time())
         elif state not in ("done", RESIZED):
             silent = [(node.record.index, node.record.name) for node in unreached]
             conclusion = verdict.conclude(verdict.of_silent(self.failures, silent), bad)

@@ -25,6 +25,9 @@ OUTPUT = "slurm.out"  # what the head prints, of all attempts
 LOOK = 0.2  # seconds between two looks at the files
 ASK = 5.0  # between two questions to Slurm's controller, which has many to answer
 REQUEUE_SECONDS = 60.0  # for Slurm to end what is queued again
+MARGIN = 90  # seconds beyond the ranks' grace: the last step, and the checkpoint after it
+EARLY = 60  # seconds by which Slurm's signal may come sooner
+LEAST_SECONDS = 60.0  # that an attempt has to run, else the next one gets no further either
 KILL_LIMIT = 60.0  # scancel takes KillWait, 30 s where nobody changed it
 SEEN_WITHIN = 10.0  # until a file of another machine shows up on a shared disk
 
@@ -70,9 +73,34 @@ def is_taken_back(record: JobRecord) -> bool:
         return False
 
 
+def has_too_short_a_limit(record: JobRecord) -> bool:
+    """Tell whether the signal that announces the time limit comes as good as at the start."""
+    with contextlib.suppress(OrchestratorError):
+        since, limit = queue.ran(job_of(record))
+        return since < LEAST_SECONDS and limit - since <= record.launch.grace + MARGIN + EARLY
+    return False
+
+
+def why_terminated(record: JobRecord) -> str:
+    """Say why Slurm ends the job, where it is not that somebody asked for it."""
+    with contextlib.suppress(OrchestratorError):
+        since, limit = queue.ran(job_of(record))
+        if since >= limit:
+            return f"the time limit of Slurm's job {job_of(record)} is over"
+    return ""
+
+
 def again_later(experiment: Experiment, record: JobRecord, say: Callable[[str], None]) -> bool:
     """Queue the job again, from inside it, unless Slurm has done so by itself."""
     taken_back = is_taken_back(record)
+    if not taken_back and has_too_short_a_limit(record):
+        experiment.write_record(record)
+        say(
+            "it is not queued again, as it would get no further: Slurm's signal comes less than"
+            f" {LEAST_SECONDS:.0f} s after the start; it needs more time: --time, or another"
+            " partition"
+        )
+        return False
     nodes = [replace(node, state="queued", ranks={}) for node in record.nodes]
     later = replace(record, state="queued", nodes=nodes, exit_code=None, ended=None, verdict=None)
     experiment.write_record(later)

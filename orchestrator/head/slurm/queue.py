@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -91,6 +92,27 @@ def restarts(job: str) -> int:
     """Return how often Slurm has taken a job back into the queue, by which it is not over."""
     found = re.search(r"\bRestarts=(\d+)", run("scontrol", "--oneliner", "show", "job", job))
     return int(found[1]) if found else 0
+
+
+def ran(job: str) -> tuple[float, float]:
+    """Return the seconds since Slurm started a job, and its limit; infinite where it says none."""
+    text = run("scontrol", "--oneliner", "show", "job", job)
+    found = (re.search(rf"\b{name}=(\S+)", text) for name in ("RunTime", "TimeLimit"))
+    since, limit = (seconds(each[1]) if each else math.inf for each in found)
+    return since, limit
+
+
+def seconds(time: str) -> float:
+    """Return the seconds of a time as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S."""
+    days, dash, rest = time.rpartition("-")
+    try:
+        parts = [int(part) for part in rest.split(":")]
+    except ValueError:
+        return math.inf  # UNLIMITED
+    if not dash and len(parts) < 3:
+        parts.insert(0, 0)  # no hours
+    hours, minutes, more = [*parts, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + more
 
 
 def submit(file: str, env: Mapping[str, str]) -> str:

@@ -64,6 +64,10 @@ class SshBackend:
         """Tell whether the scheduler ends the job in order to start it again."""
         return False
 
+    def why_terminated(self, record: JobRecord) -> str:
+        """Say why the scheduler ends the job, if it does so by itself."""
+        return ""
+
     def start_again(self, experiment: Experiment, record: JobRecord, say: Say) -> bool:
         """Queue a job again that had to give its nodes back, if there is a queue."""
         return False
@@ -97,6 +101,9 @@ class SlurmBackend(SshBackend):
             return Scheduled(text, {"slurm": data})
         entry = queue.look_up(record.slurm_job)
         return Scheduled(f"{text}: {entry}", {"slurm": {**data, **asdict(entry)}})
+
+    def why_terminated(self, record: JobRecord) -> str:
+        return batch_job.why_terminated(record)
 
     def start_again(self, experiment: Experiment, record: JobRecord, say: Say) -> bool:
         return batch_job.again_later(experiment, record, say)

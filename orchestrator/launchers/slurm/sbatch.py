@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -15,13 +16,12 @@ from orchestrator.config.launch import Launch
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.head.plan import redact
 from orchestrator.head.slurm import queue
-from orchestrator.head.slurm.batch_job import OUTPUT
+from orchestrator.head.slurm.batch_job import EARLY, LEAST_SECONDS, MARGIN, OUTPUT
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord
 
 TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+|infinite|UNLIMITED")
 ONE_WORD = re.compile(r"[A-Za-z0-9_.,:@%+=/\[\]*&|()!~^-]+")
-MARGIN = 90  # seconds beyond the ranks' grace: the last step, and the checkpoint after it
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ def text(
 ) -> str:
     """Write the batch file that runs this command; `directory` is its experiment."""
     lead = round(launch.grace) + MARGIN
+    check_time(asked, lead)
     options = [
         f"--job-name={launch.name}",
         f"--nodes={asked.nnodes}",
@@ -87,6 +88,17 @@ def text(
         lines.append(f"export ORCHESTRATOR_SUBMITTED={shlex.quote(str(directory))}")
     lines += [f"exec {shlex.join(command)}", ""]
     return "\n".join(lines)
+
+
+def check_time(asked: SbatchOptions, lead: int) -> None:
+    """Refuse a job that would be queued again and again before it has trained anything."""
+    limit = queue.seconds(asked.time) if asked.time and asked.requeue else math.inf
+    if limit < lead + EARLY + LEAST_SECONDS:
+        raise UsageError(
+            f"--time {asked.time} is too short: {lead} s before the limit, or a minute earlier,"
+            " Slurm signals that the ranks are to save, and the job goes back into the queue",
+            "ask for more time, or for one attempt: --no-requeue",
+        )
 
 
 def quoted(option: str) -> str:
