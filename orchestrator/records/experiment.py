@@ -114,6 +114,7 @@ class JobRecord:
     part_of: int = 0  # run-node: the number of nodes of the job; this record is of one of them
     attempts: list[Attempt] = field(default_factory=list)  # that have ended; `job` is the next one
     spares: list[NodeRecord] = field(default_factory=list)  # that an attempt may run on
+    engine: bool = True  # the built-in training, which does the steps of its config; else a program
 
     def node(self, index: int) -> NodeRecord:
         return next(node for node in self.nodes if node.index == index)

@@ -78,7 +78,7 @@ class Listing:
             kept = self.kept.get(each.name)
             if kept is None or kept.stamp != stamp:
                 record = each.read_record()
-                kept = _Kept(stamp, slim(record), progress.all_steps(path))
+                kept = _Kept(stamp, slim(record), progress.all_steps(path, record))
                 self.kept[each.name] = kept
         except (OSError, UsageError) as error:
             what = error.what if isinstance(error, UsageError) else error.strerror or "unreadable"

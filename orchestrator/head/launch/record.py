@@ -25,6 +25,7 @@ from orchestrator.head.launch.request import Request
 from orchestrator.head.notify import target
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan
+from orchestrator.head.plan.plan import ENGINE
 from orchestrator.records import experiment
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.version import __version__
@@ -47,6 +48,7 @@ def first_record(prepared: Prepared) -> JobRecord:
         ssh_config=str(config.absolute()) if config else None,
         master=f"{plan.master_address}:{plan.master_port}",
         launch=replace(request.config.launch, start=plan.start),
+        engine=request.target.kind == "engine" and request.target.name in ("", ENGINE),
     )
 
 

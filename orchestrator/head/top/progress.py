@@ -27,8 +27,10 @@ class Progress:
     trainer: int = 1  # whose step it is: the newest that is at work
 
 
-def all_steps(experiment: Path) -> int | None:
-    """Return how many steps the built-in training was told to do."""
+def all_steps(experiment: Path, record: JobRecord) -> int | None:
+    """Return how many steps the built-in training was told to do; only a program knows its own."""
+    if not record.engine:
+        return None
     try:
         steps = resolved.read(experiment)["training"]["max_steps"]
     except (UsageError, KeyError, TypeError):

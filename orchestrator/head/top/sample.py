@@ -150,7 +150,8 @@ class Watch:
                 continue
             if record.job in jobs:
                 count = sum(node.nproc for node in record.nodes)
-                self.known[record.job] = Known(each, count, progress.all_steps(each.path), record)
+                steps = progress.all_steps(each.path, record)
+                self.known[record.job] = Known(each, count, steps, record)
 
     def find_streams(self, jobs: Sequence[JobSample]) -> None:
         """Find the streams of the nodes on which jobs of ours run, and forget all others."""

@@ -189,6 +189,11 @@ def test_jobs_are_found_with_their_experiments(tmp_path: Path) -> None:
     assert (ours.nodes, ours.step, ours.steps) == (("one", "three"), 30, 50)
     assert ours.left == pytest.approx(2.0) and ours.slowest == "rank 2 +29%"
     assert (foreign.job, foreign.experiment, foreign.step) == ("foreign", "", None)
+    record = made.read_record()
+    made.write_record(replace(record, engine=False))  # a script: the config's steps are not its own
+    watch.known.clear()
+    assert (watch.jobs(nodes)[0].step, watch.jobs(nodes)[0].steps) == (30, None)
+    made.write_record(record)
     (made.path / "config.yaml").unlink()
     watch.known.clear()
     assert watch.jobs(nodes)[0].left is None
