@@ -116,6 +116,7 @@ LONG = [
         for what in (
             *("large_ones_travel", "several_at_once", "typed_at_an_interpreter"),
             *("an_exception_leaves_no_job_behind", "what_comes_out_of_no_pickle"),
+            "the_page_does_as_it_says",  # its parts are there, in test_pool and test_fabric
         )
     ),
     "tests/head/connect/test_ssh_verdicts.py::test_the_verdict_is_that_of_ssh_in_rarer_cases",
@@ -204,7 +205,10 @@ LONG = [
     "tests/end_to_end/test_verify.py::test_a_slow_node_is_named_and_healthy_ones_are_not",
     *(
         f"tests/scripts/test_examples.py::test_an_example_runs_on_two_nodes[{name}"
-        for name in ("multi_node_example", "distributed_training_example", "test_multinode")
+        for name in (
+            *("multi_node_example", "distributed_training_example", "test_multinode"),
+            "train_distributed_example",
+        )
     ),
     "tests/scripts/test_pictures.py::test_they_are_of_a_real_run",
     "tests/launchers/test_coming_from.py::test_all_that_a_page_says_works",

@@ -204,10 +204,11 @@ def test_a_supervisor_that_is_killed(head: Head) -> None:
 
 def test_stop_ends_one_job_and_proves_it(head: Head) -> None:
     script = head.script("save.py", SAVE)
-    jobs = [head.launch("--name", name, script, "polite") for name in ("one", "two")]
-    for job in jobs:
-        job.wait_for("ready")
-        job.wait_for("ready")
+    jobs = [head.launch("--name", "one", script, "polite")]
+    jobs += [head.launch("--name", "two", "--nnodes", "1", script, "polite")]
+    for job, ranks in zip(jobs, (2, 1), strict=True):
+        for _ in range(ranks):
+            job.wait_for("ready")
     first = next(e for e in head.experiments if e.name.startswith("one"))
     stop = head.command("orchestrator", "stop", first.name)
     assert stop.finish() == 0, stop.text
