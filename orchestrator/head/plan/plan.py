@@ -17,7 +17,7 @@ from orchestrator.config.schema import Config
 from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.inventory.probed_node import ProbedNode, names, where_torch_is
+from orchestrator.head.inventory.probed_node import ProbedNode, listed, names, where_torch_is
 from orchestrator.head.plan import nccl_env
 from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan, Target
 
@@ -121,32 +121,35 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
     """Return the kind that all nodes agree on; name nodes that lack the program."""
     if target.kind == "engine":
         return "engine"
-    problems: list[str] = []
-    lacks: set[str] = set()  # what is wrong with it there
+    problems: dict[tuple[str, str], list[str]] = {}  # what is wrong, and its kind -> where
     for node in nodes:
-        where, facts = node.name, node.facts
+        facts = node.facts
         if not facts.workdir_exists:
-            problems.append(f"{where}: there is no directory {facts.workdir}")
-            lacks.add("workdir")
+            problem = f"there is no directory {facts.workdir}", "workdir"
         elif facts.target_kind == "missing":
             is_word = "/" not in target.name and "." not in target.name
             command = f", and no command {target.name}" if is_word else ""
-            problems.append(f"{where}: there is no {facts.target_name}{command}")
-            lacks.add(facts.target_kind)
+            problem = f"there is no {facts.target_name}{command}", facts.target_kind
         elif facts.target_kind in NOT_READY:
-            problems.append(f"{where}: {facts.target_name} is {facts.target_kind}")
-            lacks.add(facts.target_kind)
+            problem = f"{facts.target_name} is {facts.target_kind}", facts.target_kind
+        else:
+            continue
+        problems.setdefault(problem, []).append(node.name)
     if problems:
+        lacks = {kind for _, kind in problems}
         fix = NOT_READY.get(lacks.pop(), COPY) if len(lacks) == 1 else COPY
-        if fix == MISSPELT and len(problems) < len(nodes):  # the others have it
+        if fix == MISSPELT and sum(map(len, problems.values())) < len(nodes):  # the others have it
             fix = COPY
+        told = "".join(f"\n    {listed(where)}: {what}" for (what, _), where in problems.items())
         raise CheckFailed(
-            "the program is not ready on every node:\n    " + "\n    ".join(problems),
+            f"the program is not ready on every node:{told}",
             fix.format(name=shlex.quote(target.name)),
         )
     kinds = {node.facts.target_kind for node in nodes}
     if len(kinds) > 1:
-        differences = "; ".join(f"{node.name}: {node.facts.target_kind}" for node in nodes)
+        kind_of = {node.name: node.facts.target_kind for node in nodes}
+        each = {kind: [name for name in kind_of if kind_of[name] == kind] for kind in sorted(kinds)}
+        differences = "; ".join(f"{listed(where)}: {kind}" for kind, where in each.items())
         raise CheckFailed(f"{target.name} is not the same on all nodes ({differences})")
     return kinds.pop()
 
@@ -155,10 +158,13 @@ def check_torch(nodes: Sequence[ProbedNode]) -> None:
     without = [node for node in nodes if not node.facts.torch]
     if without:
         fix = "name a Python that has it: --python /path/to/python, or python=/path in the list"
+        lacking: dict[str, list[str]] = {}  # Python -> where
+        for node in without:
+            lacking.setdefault(node.facts.python, []).append(node.name)
         there = where_torch_is({node.name: node.facts for node in without})
         raise CheckFailed(
             "there is no torch on: "
-            + ", ".join(f"{node.name} ({node.facts.python})" for node in without),
+            + ", ".join(f"{listed(where)} ({python})" for python, where in lacking.items()),
             f"{fix}\n  {there}" if there else fix,
         )
 

@@ -223,7 +223,7 @@ def test_one_old_torch_decides_for_all_and_different_ones_are_warned_of() -> Non
         ({"target": program("missing", "/w/x.py")}, "b: there is no /w/x.py"),
         ({"target": program("unreadable", "/x.py")}, "b: /x.py is unreadable"),
         ({"target": program("not executable", "/x")}, "b: /x is not executable"),
-        ({"target": program("program")}, "not the same on all nodes (a: script; b: program;"),
+        ({"target": program("program")}, "not the same on all nodes (b: program; a, c: script)"),
         ({"torch": ""}, "there is no torch on: b (/usr/bin/python3)"),
     ],
 )
@@ -253,6 +253,25 @@ def test_the_pythons_that_have_torch_are_said(pythons: list[tuple[str, ...]], wo
     with pytest.raises(CheckFailed) as failed:
         make(nodes)
     assert failed.value.fix.partition("in the list")[2].strip() == words
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"target": program("missing", "/w/x.py")},
+            "n0, n1, n2, n3, n4 and 59 others: there is no /w/x.py",
+        ),
+        (
+            {"torch": ""},
+            "there is no torch on: n0, n1, n2, n3, n4 and 59 others (/usr/bin/python3)",
+        ),
+    ],
+)
+def test_what_all_nodes_lack_is_told_once(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckFailed) as failed:
+        make(found("\n".join(f"n{number}" for number in range(64)), **fields))
+    assert failed.value.what.splitlines()[-1].strip() == words
 
 
 def test_a_program_that_no_node_has_is_misspelt_and_not_left_out() -> None:
