@@ -27,6 +27,7 @@ from orchestrator.head.connect.ssh_config import Destination, SshConfig
 from orchestrator.head.inventory.environment import Environment
 
 KEEPALIVE_SECONDS = 15
+PROHIBITED = 1  # administratively, in the answer to a channel that is not opened
 LISTING_SECONDS = 5.0  # that an agent takes to list its keys,
 SIGNING_SECONDS = 300.0  # and to sign: then nobody waits any more
 HEAD_START = 0.25  # seconds that each address of a host has before the next one is called, too
@@ -173,12 +174,27 @@ class SshTransport:
                         "direct-tcpip", where, ("127.0.0.1", 0), timeout=left(deadline)
                     )
             except (paramiko.SSHException, EOFError) as error:
-                raise NodeError(
-                    f"the jump host {destination.jump} cannot reach {where[0]}:{where[1]} ({error})"
-                ) from error
+                raise no_way_on(destination, error) from error
         if destination.proxy_command:
             return ProxyCommand(destination.proxy_command)
         return dial(where, destination, deadline)
+
+
+def no_way_on(destination: Destination, error: Exception) -> NodeError:
+    """Say why a jump host leads no further, and what to change there."""
+    jump, where = destination.jump.rpartition(",")[2], f"{destination.host}:{destination.port}"
+    if isinstance(error, paramiko.ChannelException):
+        if error.code == PROHIBITED:
+            return NodeError(
+                f"the jump host {jump} may not connect us to {where}",
+                "allow it in its sshd_config: AllowTcpForwarding yes, and no PermitOpen that"
+                " excludes it",
+            )
+        error = Exception(error.text)
+    return NodeError(
+        f"the jump host {jump} cannot reach {where} ({error})",
+        f"try it on the jump host: ssh -p {destination.port} {destination.host}",
+    )
 
 
 class ConnectionDropped(Exception):

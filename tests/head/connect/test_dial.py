@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.head.connect.ssh import first_to_answer
+from orchestrator.head.connect.light_paramiko import paramiko
+from orchestrator.head.connect.ssh import first_to_answer, no_way_on
+from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.local_cluster.sshd import free_port
 
 PATIENCE = 30.0
@@ -60,3 +62,18 @@ def test_nobody_answers() -> None:
     nowhere = (socket.AF_INET6, ("100::1", 22, 0, 0))
     with pytest.raises(OSError), silent():
         first_to_answer([nowhere], ("127.0.0.1", 0), time.monotonic() + PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("error", "what", "fix"),
+    [
+        (paramiko.ChannelException(1, "Administratively prohibited"),
+         "the jump host b may not connect us to gpu01:22", "AllowTcpForwarding yes"),
+        (paramiko.ChannelException(2, "Connect failed"),
+         "the jump host b cannot reach gpu01:22 (Connect failed)", "ssh -p 22 gpu01"),
+        (EOFError("gone"), "the jump host b cannot reach gpu01:22 (gone)", "ssh -p 22 gpu01"),
+    ],
+)  # fmt: skip
+def test_a_jump_host_that_leads_no_further(error: Exception, what: str, fix: str) -> None:
+    told = no_way_on(Destination(host="gpu01", user="bob", port=22, jump="a,b"), error)
+    assert (told.what, fix in told.fix) == (what, True)
