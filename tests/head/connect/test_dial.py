@@ -75,5 +75,5 @@ def test_nobody_answers() -> None:
     ],
 )  # fmt: skip
 def test_a_jump_host_that_leads_no_further(error: Exception, what: str, fix: str) -> None:
-    told = no_way_on(Destination(host="gpu01", user="bob", port=22, jump="a,b"), error)
+    told = no_way_on(Destination(host="gpu01", user="bob", port=22, keys=(), jump="a,b"), error)
     assert (told.what, fix in told.fix) == (what, True)
