@@ -293,6 +293,7 @@ def first_to_answer(
                     calls.register(begin_to_call(*waiting.pop(0), source), selectors.EVENT_WRITE)
                 except OSError as failed:
                     error = failed
+                    continue  # with the next address, without waiting
             limit = left(deadline)
             for key, _ in calls.select(min(HEAD_START, limit) if waiting else limit):
                 sock: socket.socket = key.fileobj  # type: ignore[assignment]
