@@ -212,7 +212,7 @@ def test_the_quick_check_of_who_joins() -> None:
     """As much as a launch asks for, beside a node that the job runs on."""
     disk = Disk("/", 1 << 40, 1 << 40, 0, 0, "/", "ext4", "/dev/sda1", True)
     b = node(2, "b")
-    plain = facts(target=ProbeTarget(kind="program", name="sh"), disk=disk)
+    plain = facts(target=ProbeTarget(kind="program", name="sh"), disk=disk, shm=disk)
     sound = plain.replace(gpus=2)
     assert not grow.unfit(b, sound, sound)
     assert grow.unfit(b, plain, sound) == "it has 0 GPUs for 2 ranks"
