@@ -155,6 +155,7 @@ LONG = [
     ),
     "tests/end_to_end/test_verdicts.py::test_clocks_that_disagree[-3600",
     "tests/end_to_end/test_verdicts.py::test_the_kernels_out_of_memory_killer",
+    "tests/end_to_end/test_verdicts.py::test_the_same_failure_on_every_rank",
     # Keys whose options are in the features' own tests.
     *(
         f"tests/engine/core/test_fields.py::test_a_launch_that_{does}"
@@ -203,13 +204,7 @@ LONG = [
     ),
     "tests/scripts/test_gpu_checks.py::test_a_rehearsal",
     "tests/end_to_end/test_verify.py::test_a_slow_node_is_named_and_healthy_ones_are_not",
-    *(
-        f"tests/scripts/test_examples.py::test_an_example_runs_on_two_nodes[{name}"
-        for name in (
-            *("multi_node_example", "distributed_training_example", "test_multinode"),
-            "train_distributed_example",
-        )
-    ),
+    "tests/scripts/test_examples.py::test_an_example_runs_on_two_nodes",  # of docs/coming-from
     "tests/scripts/test_pictures.py::test_they_are_of_a_real_run",
     "tests/launchers/test_coming_from.py::test_all_that_a_page_says_works",
 ]
