@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError
+from orchestrator.errors import CheckFailed, NodeError, OrchestratorError, UsageError, nearest
 from orchestrator.head.code import shared
 from orchestrator.head.code.fanout import Changed, Fanout, Sent, send_tree
 from orchestrator.head.code.listing import Rules
@@ -53,6 +54,7 @@ def reach_with_code(request: Request, say: Say) -> tuple[Request, Nodes]:
         if not wanted:
             return request, replace(nodes, scan=scan if same else None)
         request = relative(request, nodes.reached, wanted)
+        check_spelling(request, wanted)
         scan, checked = bring(request, wanted, len(nodes.reached), scan, say)
         return request, replace(with_snapshots(nodes, wanted, checked), scan=scan)
     except BaseException:
@@ -66,6 +68,7 @@ def expect_code(request: Request, nodes: Nodes) -> tuple[Request, Nodes]:
     if not needs_code(request) or not wanted:
         return request, nodes
     request = relative(request, nodes.reached, wanted)
+    check_spelling(request, wanted)
     scan = begin_scan(request)
     tree = scan.tree()
     about = f"{plural(tree.files, 'file')}, {size(tree.size)}"
@@ -130,6 +133,22 @@ def relative(request: Request, reached: Sequence[Reached], wanted: Sequence[Reac
             f"name it relative to both: {below}",
         )
     return replace(request, target=replace(target, name=below))
+
+
+def check_spelling(request: Request, wanted: Sequence[Reached]) -> None:
+    """Refuse a program that is neither in the directory that is sent nor a command of the nodes."""
+    path = Path(request.target.name)
+    if request.target.kind != "auto" or path.is_absolute() or request.origin:
+        return
+    kind, place = program_at(request.target.name, str(Path.cwd()))
+    if kind == "missing" and all(node.facts.target.kind == "missing" for node in wanted):
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = [entry.name for entry in Path(place).parent.iterdir()]
+        raise CheckFailed(
+            f"there is no {place}{nearest(path.name, names)}",
+            "check its spelling: the nodes are sent this directory, and none has such a command",
+        )
 
 
 def seen_here(request: Request, node: Reached) -> ProbeTarget:

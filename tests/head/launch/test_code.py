@@ -12,7 +12,9 @@ import pytest
 from orchestrator.errors import CheckFailed
 from orchestrator.head.code.listing import Rules
 from orchestrator.head.code.scan import Limits, Scan
-from orchestrator.head.launch.code import tree_for
+from orchestrator.head.launch.code import check_spelling, tree_for
+from orchestrator.head.plan.model import Target
+from orchestrator.protocol.messages import ProbeTarget
 
 
 def test_a_function_goes_alone_where_its_directory_is_no_place_for_code(tmp_path: Path) -> None:
@@ -50,3 +52,29 @@ def test_a_function_leaves_large_files_behind(tmp_path: Path) -> None:
     tree = Scan(os.fsencode(tmp_path), Rules(), Limits(1.0, leave_out=True)).tree()
     assert [entry.path for entry in tree.entries] == [b"module.py"]
     assert tree.notes == ("warning: larger than code, and so not sent: data.bin (2 MB)",)
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "words"),
+    [
+        ("trian.py", "missing", "there is no {here}/trian.py; did you mean 'train.py'?"),
+        ("src/x.py", "missing", "there is no {here}/src/x.py"),
+        ("nvidia-smi", "program", None),  # a command that the nodes have, and the head has not
+        ("train.py", "missing", None),
+        ("/opt/train.py", "missing", None),
+    ],
+)
+def test_a_misspelt_program_is_told_before_anything_is_sent(
+    name: str, there: str, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "other.txt").touch()
+    request: Any = SimpleNamespace(target=Target("auto", name, ()), origin=None)
+    nodes: Any = [SimpleNamespace(facts=SimpleNamespace(target=ProbeTarget(kind=there, name=name)))]
+    if words is None:
+        check_spelling(request, nodes)
+        return
+    with pytest.raises(CheckFailed) as refused:
+        check_spelling(request, nodes)
+    assert refused.value.what == words.format(here=tmp_path)
