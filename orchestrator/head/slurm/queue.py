@@ -90,16 +90,21 @@ def requeue(job: str) -> None:
 
 def restarts(job: str) -> int:
     """Return how often Slurm has taken a job back into the queue, by which it is not over."""
-    found = re.search(r"\bRestarts=(\d+)", run("scontrol", "--oneliner", "show", "job", job))
-    return int(found[1]) if found else 0
+    (count,) = fields(job, "Restarts")
+    return int(count) if count.isdecimal() else 0
 
 
 def ran(job: str) -> tuple[float, float]:
     """Return the seconds since Slurm started a job, and its limit; infinite where it says none."""
+    since, limit = fields(job, "RunTime", "TimeLimit")
+    return seconds(since), seconds(limit)
+
+
+def fields(job: str, *names: str) -> list[str]:
+    """Return what Slurm says of a job under these names, nothing for one that it leaves out."""
     text = run("scontrol", "--oneliner", "show", "job", job)
-    found = (re.search(rf"\b{name}=(\S+)", text) for name in ("RunTime", "TimeLimit"))
-    since, limit = (seconds(each[1]) if each else math.inf for each in found)
-    return since, limit
+    found = (re.search(rf"\b{name}=(\S+)", text) for name in names)
+    return [each[1] if each else "" for each in found]
 
 
 def seconds(time: str) -> float:
@@ -108,7 +113,7 @@ def seconds(time: str) -> float:
     try:
         parts = [int(part) for part in rest.split(":")]
     except ValueError:
-        return math.inf  # UNLIMITED
+        return math.inf  # UNLIMITED, or nothing
     if not dash and len(parts) < 3:
         parts.insert(0, 0)  # no hours
     hours, minutes, more = [*parts, 0, 0][:3]
