@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.head.inventory.facts import Facts
@@ -40,6 +40,14 @@ def is_loopback(address: str) -> bool:
 
 def names(nodes: Sequence[ProbedNode]) -> str:
     return listed([node.name for node in nodes])
+
+
+def by_value(values: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the names of each value, of pairs of a name and its value."""
+    found: dict[str, list[str]] = {}
+    for name, value in values:
+        found.setdefault(value, []).append(name)
+    return found
 
 
 def where_torch_is(without: Mapping[str, Facts]) -> str:

@@ -17,7 +17,13 @@ from orchestrator.config.schema import Config
 from orchestrator.errors import CheckFailed
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
-from orchestrator.head.inventory.probed_node import ProbedNode, listed, names, where_torch_is
+from orchestrator.head.inventory.probed_node import (
+    ProbedNode,
+    by_value,
+    listed,
+    names,
+    where_torch_is,
+)
 from orchestrator.head.plan import nccl_env
 from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan, Target
 
@@ -145,22 +151,19 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
             f"the program is not ready on every node:{told}",
             fix.format(name=shlex.quote(target.name)),
         )
-    kinds = {node.facts.target_kind for node in nodes}
-    if len(kinds) > 1:
-        kind_of = {node.name: node.facts.target_kind for node in nodes}
-        each = {kind: [name for name in kind_of if kind_of[name] == kind] for kind in sorted(kinds)}
-        differences = "; ".join(f"{listed(where)}: {kind}" for kind, where in each.items())
+    of_kind = by_value((node.name, node.facts.target_kind) for node in nodes)
+    if len(of_kind) > 1:
+        each = sorted(of_kind.items())
+        differences = "; ".join(f"{listed(where)}: {kind}" for kind, where in each)
         raise CheckFailed(f"{target.name} is not the same on all nodes ({differences})")
-    return kinds.pop()
+    return next(iter(of_kind))
 
 
 def check_torch(nodes: Sequence[ProbedNode]) -> None:
     without = [node for node in nodes if not node.facts.torch]
     if without:
         fix = "name a Python that has it: --python /path/to/python, or python=/path in the list"
-        lacking: dict[str, list[str]] = {}  # Python -> where
-        for node in without:
-            lacking.setdefault(node.facts.python, []).append(node.name)
+        lacking = by_value((node.name, node.facts.python) for node in without)
         there = where_torch_is({node.name: node.facts for node in without})
         raise CheckFailed(
             "there is no torch on: "
