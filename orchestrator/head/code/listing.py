@@ -61,23 +61,23 @@ def list_tree(directory: bytes, rules: Rules, over: Callable[[], bool] = never) 
     paths = set(by_git) if by_git is not None else set(walk(directory, b"", NEVER | PRODUCTS, over))
     excluded = matcher(rules.exclude)
     paths = {path for path in paths if not excluded(path)}
-    private = {path: name for path in paths if (name := private_part(path))}
-    paths -= private.keys()
+    private = {path for path in paths if not PRIVATE.isdisjoint(path.split(b"/"))}
+    paths -= private
     for pattern in rules.include:
         paths.update(included(directory, pattern))
     apart = tuple(path + b"/" for path in rules.apart)
     kept = (path for path in paths if path not in rules.apart and not path.startswith(apart))
     listed = {path for path in kept if not path.rpartition(b"/")[2].startswith(MARKER)}
     listed.update(path for path in rules.always if os.path.lexists(os.path.join(directory, path)))
-    notes = [why_not, stays_here({private[path] for path in private.keys() - listed})]
+    notes = [why_not, stays_here(set(map(private_part, private - listed)))]
     return Listed(sorted(listed), tuple(filter(None, notes)))
 
 
 def private_part(path: bytes) -> bytes:
-    """Return the part of a path that ends with a private name, or nothing."""
+    """Return the part of a path that ends with its first private name."""
     parts = path.split(b"/")
-    ends = (index for index, part in enumerate(parts, 1) if part in PRIVATE)
-    return b"/".join(parts[: next(ends, 0)])
+    end = next(index for index, part in enumerate(parts, 1) if part in PRIVATE)
+    return b"/".join(parts[:end])
 
 
 def stays_here(paths: set[bytes]) -> str:

@@ -18,7 +18,7 @@ STEADY = 0.8  # of them
 BUSY = 0.9  # of the time: all others are
 IDLER = 0.15  # of the time that it is idle longer
 SLOWER = 0.85  # of the others' clock
-IDLE, CLOCK = "slow input", "slow compute"
+COMPUTE, WAITS = "slow compute", "slow input"
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ def slow_gpu(
         return None
     usual = {gpu: statistics.median(values) for gpu, values in use.items()}
     (node, gpu), least = min(usual.items(), key=lambda item: item[1])
-    rest = [values for other, values in use.items() if other != (node, gpu)]
-    if all(statistics.median(values) >= BUSY for values in rest):
-        typical = statistics.median([statistics.median(values) for values in rest])
+    rest = [value for other, value in usual.items() if other != (node, gpu)]
+    if min(rest) >= BUSY:
+        typical = statistics.median(rest)
         idler = sum(value <= typical - IDLER for value in use[node, gpu])
         if idler >= STEADY * len(use[node, gpu]):
             return SlowGpu(
                 node,
                 gpu,
-                IDLE,
+                WAITS,
                 f"is busy {least:.0%} of the time, the others {typical:.0%}: they wait for it, and"
                 " it waits for its program (a data loader, a disk, the processors)",
             )
@@ -71,7 +71,7 @@ def slow_clock(
         typical = statistics.median([usual[other] for other in elsewhere]) if elsewhere else 0.0
         if sum(value <= SLOWER * typical for value in values) >= STEADY * len(values):
             text = f"runs at {usual[node, gpu]:.0f} MHz, the others at {typical:.0f} MHz"
-            return SlowGpu(node, gpu, CLOCK, text)
+            return SlowGpu(node, gpu, COMPUTE, text)
     return None
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from orchestrator.head.follow import late_rank, slow_gpu
 from orchestrator.head.follow.follower import NodeFollower
-from orchestrator.head.follow.slow_gpu import LOOKS
+from orchestrator.head.follow.slow_gpu import COMPUTE, LOOKS, WAITS
 from orchestrator.protocol.messages import AskPaces, Pace, Paces
 from orchestrator.records import node_metrics
 from orchestrator.records.experiment import NodeRecord
@@ -21,7 +21,7 @@ from orchestrator.records.node_metrics import Recent
 
 FIRST, EVERY, SUSPECTS = 30.0, 60.0, 15.0  # seconds to the next look: at the job's begin, then,
 ANSWER_SECONDS = 3.0  # that ranks take to write what they remember
-COMPUTE, WAITS, LATE = "slow compute", "slow input", "late rank"
+LATE = "late rank"  # where it is unknown whether it computes or waits
 
 
 @dataclass(frozen=True)

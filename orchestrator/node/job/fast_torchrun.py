@@ -40,8 +40,8 @@ def import_ahead() -> None:
     with contextlib.suppress(Exception):  # whoever needs it will hear what is wrong with it
         with open(os.path.join(os.environ["ORCHESTRATOR_RUN"], "spec.json"), "rb") as file:
             spec = json.load(file)
-        words = spec["target"], spec["workdir"], os.environ, spec.get("config")
-        if torch_env.will_train(*words):
+        target, workdir, config = spec["target"], spec["workdir"], spec.get("config")
+        if torch_env.will_train(target, workdir, os.environ, config):
             importlib.import_module(torch_env.OF_OPTIMIZERS)
 
 
