@@ -17,7 +17,6 @@ PART = 0.15  # of each step, which is lost by waiting for it
 LEAST = 0.005  # seconds of it
 STEADY = 0.8  # of the steps: on a busy machine it is now this one, now that one
 LEAST_STEPS = 10
-ASLEEP = 0.8  # of the time by which it is late, else it computes
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,20 @@ def late_rank(
 def lateness(times: Sequence[float], place: int) -> float:
     """Return by how much one of them is later than the others."""
     return times[place] - statistics.median([*times[:place], *times[place + 1 :]])
+
+
+def waits(late: Late, before: Mapping[int, Pace], now: Mapping[int, Pace]) -> bool | None:
+    """Tell whether what makes it late is a wait and not its computing; None where unknown.
+
+    The others sleep for as long as they wait for it. What each rank sleeps besides is not why.
+    """
+    slept = {rank: asleep(before.get(rank), pace) for rank, pace in now.items()}
+    own = slept.pop(late.rank)
+    others = [part for part in slept.values() if part is not None]
+    if own is None or not others:
+        return None
+    usual = max(0.0, statistics.median(others) - late.part)
+    return own - usual >= late.part / 2
 
 
 def asleep(before: Pace | None, now: Pace) -> float | None:

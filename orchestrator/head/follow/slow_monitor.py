@@ -96,10 +96,10 @@ class SlowMonitor:
         late = late_rank.late_rank(paces, ahead, error)
         if late is None:
             return None
-        waits = late_rank.asleep(before.get(late.rank), paces[late.rank])
+        waits = late_rank.waits(late, before, paces)
         if waits is None:
             cause, why = LATE, ""
-        elif waits >= late_rank.ASLEEP * late.part:
+        elif waits:
             cause, why = WAITS, ": it waits for its data, a disk or a lock"
         else:
             cause, why = COMPUTE, ": it computes longer"

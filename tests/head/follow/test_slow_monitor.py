@@ -43,13 +43,17 @@ class Nodes:
         self.paces: dict[int, Pace] = {}
         self.followers: Any = [Follower(index, self) for index in (0, 1)]
 
-    def look_until(self, until: float, awake: float = 0.0) -> list[tuple[float, Slow]]:
-        """Look ten times a second; `awake` is the part of it in which the programs run."""
+    def look_until(
+        self, until: float, awake: tuple[float, float] = (0.0, 0.0)
+    ) -> list[tuple[float, Slow]]:
+        """Look ten times a second; `awake` are the parts of it in which the programs run."""
         told = []
         while self.now < until:
             self.now = round(self.now + 0.1, 1)
-            paces = self.paces.items()
-            self.paces = {n: p.replace(at=self.now, awake=self.now * awake) for n, p in paces}
+            self.paces = {
+                node: pace.replace(at=self.now, awake=self.now * awake[node])
+                for node, pace in self.paces.items()
+            }
             found = self.monitor.look(self.followers)
             told += [(self.now, found)] if found else []
         return told
@@ -62,10 +66,13 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
 
 @pytest.mark.parametrize(
     ("awake", "cause", "why"),
-    [(1.0, "slow compute", "it computes longer"), (0.2, "slow input", "it waits for its data")],
+    [
+        ((0.4, 0.8), "slow compute", "it computes longer"),
+        ((0.4, 0.4), "slow input", "it waits for its data"),
+    ],
 )
 def test_who_is_late_in_two_looks_is_told_once(
-    awake: float, cause: str, why: str, nodes: Nodes
+    awake: tuple[float, float], cause: str, why: str, nodes: Nodes
 ) -> None:
     nodes.paces = trained([0.3, 0.3], extra=0.2)
     ((when, slow),) = nodes.look_until(300, awake)
