@@ -72,6 +72,7 @@ class Partial:
         self.stack = contextlib.ExitStack()
         self.directory = self.stack.enter_context(folder.inside(parts[:-1]))
         self.problem = ""
+        self.is_first = False  # nothing had this name when it began
         self.sum = hashlib.sha256()  # of what came for the range that is under way
 
     def here(self) -> os.stat_result | None:

@@ -565,6 +565,7 @@ class OutputFile(Message):
     mode: Few = 0o600
     changed: Moment = 0.0
     target: str = ""  # of a link
+    place: str = ""  # where that is not the one that was listed
 
 
 class OutputFiles(Message):
@@ -582,6 +583,7 @@ class Outputs(Request[OutputFiles], do="outputs"):
     job: str
     node: int
     checkpoints: bool = False
+    beside: bool = False  # also what they wrote beside the code that was sent
 
 
 class Files(Request[OutputFiles], do="files"):

@@ -86,6 +86,10 @@ open(os.path.join(place, f"empty {rank}"), "w").close()
 with open(os.path.join(place, f"large {rank}"), "wb") as file:
     file.truncate((64 << 20) + 1)
 os.symlink("/etc/passwd", os.path.join(place, "link"))
+os.makedirs("lightning_logs/version_0", exist_ok=True)
+for name in (f"lightning_logs/version_0/{rank}.ckpt", "same.txt"):
+    with open(name, "w") as file:
+        file.write(rank)
 """
 
 
@@ -98,7 +102,11 @@ def test_any_program_may_leave_files(apart: Head) -> None:
     place = apart.experiment / "outputs"
     found = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
     found -= {"node_00_metrics.jsonl", "node_01_metrics.jsonl"}  # of a job that took longer
-    assert found == {"a b/c/it's 0.bin", "a b/c/it's 1.bin", "empty 0", "empty 1"}
+    left = {"lightning_logs/version_0/0.ckpt", "lightning_logs/version_0/1.ckpt", "same.txt"}
+    assert found == {"a b/c/it's 0.bin", "a b/c/it's 1.bin", "empty 0", "empty 1", *left}
+    assert "same.txt (another file has this name here) stay on the node, in /" in command.text
+    told = "the program wrote lightning_logs, same.txt beside its code on 2 nodes (4 files, 4 B)"
+    assert f"{told}: now in {place}; for the next launch" in command.text
     assert (place / "a b/c/it's 1.bin").read_bytes() == bytes(range(256)) * 5000
     assert "node 1: large 1 (67.1 MB) stay on the node, in /" in command.text
     assert apart.command("orchestrator", "pull", "--node", "1").finish() == 0  # of any size

@@ -19,6 +19,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.clock_offset import Clock
 from orchestrator.head.follow.node_logs import AppendOnly, NodeLogs
 from orchestrator.head.outputs import remaining
+from orchestrator.head.outputs.beside import Beside
 from orchestrator.head.outputs.growing import GrowingFiles
 from orchestrator.protocol import events, messages
 from orchestrator.protocol.events import Ended, Event
@@ -100,6 +101,13 @@ class OutputsStay(News):
     """Some outputs could not be fetched."""
 
     what: str
+
+
+@dataclass(frozen=True)
+class WroteBeside(News):
+    """The program wrote where it ran, into a snapshot of its code."""
+
+    what: Beside
 
 
 @dataclass(frozen=True)
@@ -257,13 +265,17 @@ class NodeFollower(threading.Thread):
         try:
             grown = self.growing.all_grown()
             since = (self.former_end, self.former_end + self.clock.offset)
-            stays = remaining.bring(channel, self.job, self.node.index, self.outputs, grown, since)
+            said, beside = remaining.bring(
+                channel, self.job, self.node.index, self.outputs, grown, since
+            )
+            if beside is not None:
+                self.post(WroteBeside(self.node.index, beside))
         except OSError as error:
-            stays = f"its outputs stay there: {self.outputs}: {error.strerror}"
+            said = [f"its outputs stay there: {self.outputs}: {error.strerror}"]
         except Declined as error:
-            stays = f"its outputs stay there: {error.what}"
-        if stays:
-            self.post(OutputsStay(self.node.index, stays))
+            said = [f"its outputs stay there: {error.what}"]
+        for what in said:
+            self.post(OutputsStay(self.node.index, what))
 
     def _sweep(self, channel: NodeChannel) -> None:
         """End the processes of a supervisor that is gone without a last event."""

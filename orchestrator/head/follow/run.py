@@ -26,6 +26,8 @@ from orchestrator.head.follow.node_state import NodeState
 from orchestrator.head.follow.slow_monitor import SlowMonitor
 from orchestrator.head.follow.start_monitor import DIALS_WITHIN, OPEN_ALL, StartMonitor
 from orchestrator.head.follow.verdict import Failure
+from orchestrator.head.outputs import beside
+from orchestrator.head.outputs.beside import Beside
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.protocol import events
@@ -136,6 +138,7 @@ class Run:
         self.changed = True
         self.disk_is_full = False
         self.afresh: set[str] = set()  # reasons that were said
+        self.beside: dict[int, Beside] = {}  # node -> what its ranks wrote beside their code
 
     # -- the loop ----------------------------------------------------------------------------
 
@@ -161,6 +164,8 @@ class Run:
             for follower in followers:
                 follower.close()
         if not self.end.left:
+            for line in beside.told(self.beside, self.experiment.path / "outputs"):
+                self.say(line)
             self.conclude()
 
     def open_channels(self) -> dict[int, NodeChannel]:
@@ -223,6 +228,8 @@ class Run:
             self.answered(news)
         elif isinstance(news, news_of.OutputsStay):
             self.say(f"node {news.node}: {news.what}")
+        elif isinstance(news, news_of.WroteBeside):
+            self.beside[news.node] = news.what
         elif isinstance(news, news_of.DiskFull):
             self.disk_full()
         elif isinstance(news, news_of.Over):

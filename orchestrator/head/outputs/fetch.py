@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import stat
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ AHEAD = 8  # requests that are on their way, so that a far node is no slower tha
 PIECE = 1 << 19  # as node/server/outputs.py has it
 RANGE = 64 << 20  # bytes that have one checksum
 SAME_TIME = 1e-4  # seconds: two floats of one time
+PUBLISHING = threading.Lock()  # several nodes may have files of one name
 
 
 @dataclass
@@ -162,6 +164,7 @@ class Fetch:
                 self.progress(file.size)
                 part.close()
             else:
+                part.is_first = part.here() is None and not self.replace
                 self._receive(part, file, self._resume(part, file))
         except BaseException:
             part.close()
@@ -234,7 +237,8 @@ class Fetch:
         return size
 
     def _sum(self, file: OutputFile, offset: int, size: int) -> SumOutput:
-        return SumOutput(place=self.place, path=file.path, offset=offset, size=size)
+        place = file.place or self.place
+        return SumOutput(place=place, path=file.path, offset=offset, size=size)
 
     def _receive(self, part: Partial, file: OutputFile, at: int) -> None:
         """Ask for all that is missing; it is written when it comes, in order."""
@@ -257,7 +261,8 @@ class Fetch:
         for first in range(at, file.size, RANGE):
             end = min(file.size, first + RANGE)
             for offset in range(first, end, PIECE):
-                request = Output(place=self.place, path=file.path, offset=offset)
+                place = file.place or self.place
+                request = Output(place=place, path=file.path, offset=offset)
                 self.pipeline.ask(request, piece)
             done = partial(whole, first=first, end=end)
             self.pipeline.ask(self._sum(file, first, end - first), done)
@@ -266,14 +271,29 @@ class Fetch:
     def _finish(self, part: Partial, file: OutputFile) -> None:
         try:
             if not part.problem:
-                part.publish(self.folder.mode(file.mode), int(file.changed * 1e9))
-                self.result.fetched.append(file.path)
+                self._publish(part, file)
         except OSError as error:
             part.problem = error.strerror or str(error)
         finally:
             part.close()
         if part.problem:
             self.result.failed[file.path] = part.problem
+
+    def _publish(self, part: Partial, file: OutputFile) -> None:
+        with PUBLISHING:
+            if part.is_first and part.here() is not None:  # of another node, meanwhile
+                source = os.open(part.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=part.directory)
+                try:
+                    same = digest(source) == digest(part.file.fileno())
+                finally:
+                    os.close(source)
+                part.discard()
+                if not same:
+                    raise another()
+                self.result.kept += 1
+                return
+            part.publish(self.folder.mode(file.mode), int(file.changed * 1e9))
+        self.result.fetched.append(file.path)
 
 
 def another() -> OSError:

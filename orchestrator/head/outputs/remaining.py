@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container
 from pathlib import Path
 
 from orchestrator import text
 from orchestrator.folder import Folder
 from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.outputs.beside import Beside, is_much
 from orchestrator.head.outputs.fetch import Fetch
 from orchestrator.head.outputs.growing import GROWS
-from orchestrator.protocol.messages import Outputs
+from orchestrator.protocol.messages import OutputFile, Outputs
 
 ANSWER_SECONDS = 20.0
 RESULTS = "results/"  # of Cluster.run: somebody waits for them, of whatever size
@@ -24,18 +26,25 @@ def bring(
     outputs: Path,
     grown: Container[str] = (),
     since: tuple[float, float] = (0.0, 0.0),
-) -> str:
-    """Fetch every file that is not here yet; name what had to stay there.
+) -> tuple[list[str], Beside | None]:
+    """Fetch every file that is not here yet; name what had to stay there, and what is no output.
 
     Of those that have grown here while the job ran, what the node has is right; and of those that
     came with an attempt before, if this one has changed them (see Fetch).
     """
-    listing = channel.ask(Outputs(job=job, node=node), ANSWER_SECONDS)
-    stays, taken = [], []
+    listing = channel.ask(Outputs(job=job, node=node, beside=True), ANSWER_SECONDS)
+    beside = [file for file in listing.files if file.place]
+    much = is_much(beside)
+    places = {file.path: file.place or listing.place for file in listing.files}
+    stays: dict[str, list[str]] = defaultdict(list)  # place -> what stays there
+    taken: list[OutputFile] = []
+    fetched: set[str] = set()
     for file in listing.files:
+        if file.place and much:
+            continue
         whole = file.path.startswith(RESULTS) or GROWS.fullmatch(file.path)
         if file.size > LARGEST and not whole:
-            stays.append(f"{file.path} ({text.size(file.size)})")
+            stays[places[file.path]].append(f"{file.path} ({text.size(file.size)})")
         elif file.kind == "file":
             taken.append(file)
     folder = Folder(outputs, private=True)
@@ -44,7 +53,12 @@ def bring(
         fetch = Fetch(
             channel, listing.place, folder, label=f"node{node}", replace=replace, since=since
         )
-        stays += [f"{path} ({why})" for path, why in fetch.go(some).failed.items()]
+        result = fetch.go(some)
+        fetched.update(result.fetched)
+        for path, why in result.failed.items():
+            stays[places[path]].append(f"{path} ({why})")
     if listing.checkpoints:
-        stays.append("its checkpoints")
-    return f"{', '.join(stays)} stay on the node, in {listing.place}" if stays else ""
+        stays[listing.place].append("its checkpoints")
+    news = much or any(file.path in fetched for file in beside)
+    said = [f"{', '.join(each)} stay on the node, in {place}" for place, each in stays.items()]
+    return said, Beside(beside, has_come=not much) if news else None

@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from orchestrator import files
@@ -301,17 +301,19 @@ def remove_old(store: Store) -> None:
 
 
 def is_untouched(store: Store, own: bytes) -> bool:
-    """Tell whether a snapshot holds nothing but what was sent, links, and Python's bytecode."""
-    with files.open_plain(os.fsdecode(os.path.join(own, TREE))) as file:
-        expected = {entry.path: entry for entry in store.tree(file.read(64).decode())}
     (title,) = set(os.listdir(own)) - {OWNER, TREE}
-    root = os.path.join(own, title)
+    return next(written(store, os.path.join(own, title)), None) is None
+
+
+def written(store: Store, root: bytes) -> Iterator[bytes]:
+    """Yield what is in a snapshot besides what was sent, links, and Python's bytecode."""
+    with files.open_plain(os.fsdecode(os.path.join(os.path.dirname(root), TREE))) as file:
+        expected = {entry.path: entry for entry in store.tree(file.read(64).decode())}
     for directory, names, others in os.walk(root):
-        names[:] = [name for name in names if name != b"__pycache__"]
-        for name in others:
+        names[:] = sorted(name for name in names if name != b"__pycache__")
+        for name in sorted(others):
             path = os.path.relpath(os.path.join(directory, name), root)
             status = os.lstat(os.path.join(directory, name))
             known = path in expected and is_as_kept(status, expected[path])
             if not known and not stat.S_ISLNK(status.st_mode):
-                return False
-    return True
+                yield path

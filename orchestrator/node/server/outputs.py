@@ -37,12 +37,31 @@ def has_checkpoints(run: RunDir) -> bool:
     return os.path.isdir(path) and bool(os.listdir(path))
 
 
-def of_job(run: RunDir, *, checkpoints: bool) -> OutputFiles:
+def of_job(run: RunDir, *, checkpoints: bool, beside: bool = False) -> OutputFiles:
     """List what the ranks wrote; checkpoints belong to the node, unless they are asked for."""
     root = directory(run)
     listing = Listing(root, hidden=False)
     listing.walk("", () if checkpoints else ("checkpoints",))
+    if beside:
+        listing.files += beside_code(run)
     return listing.answer(checkpoints=has_checkpoints(run))
+
+
+def beside_code(run: RunDir) -> list[OutputFile]:
+    """List what the ranks wrote into the snapshot that they ran in, if it was one."""
+    from orchestrator.node.code import snapshot  # the end of a job needs it, and a pull
+    from orchestrator.node.code.store import Incomplete, Store
+
+    store = Store()
+    listing = Listing("", hidden=False)
+    with contextlib.suppress(OSError, ValueError, Incomplete):  # it was pruned meanwhile
+        workdir = run.read_spec().workdir
+        if snapshot.snapshot_of(store, workdir):
+            listing.root = workdir
+            for path in map(os.fsdecode, snapshot.written(store, os.fsencode(workdir))):
+                if not any(part.startswith(".") for part in path.split("/")):
+                    listing.add(path, os.lstat(os.path.join(workdir, path)))
+    return [file.replace(place=listing.root) for file in listing.files]
 
 
 def of_path(path: str, base: str) -> OutputFiles:

@@ -459,7 +459,8 @@ class Session:
     @answers(messages.Outputs)
     def outputs(self, request: messages.Outputs) -> messages.OutputFiles:
         run = RunDir(request.job, request.node)
-        return self.list(outputs.of_job(run, checkpoints=request.checkpoints))
+        checkpoints, beside = request.checkpoints, request.beside
+        return self.list(outputs.of_job(run, checkpoints=checkpoints, beside=beside))
 
     @answers(messages.Files)
     def files(self, request: messages.Files) -> messages.OutputFiles:
@@ -476,7 +477,7 @@ class Session:
         return messages.Room(directory=outputs.room_for(run))
 
     def list(self, listing: messages.OutputFiles) -> messages.OutputFiles:
-        self.listed |= {(listing.place, file.path) for file in listing.files}
+        self.listed |= {(file.place or listing.place, file.path) for file in listing.files}
         return listing
 
     @answers(messages.Output)

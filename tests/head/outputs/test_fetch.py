@@ -164,6 +164,19 @@ def test_a_file_of_the_same_size_and_moment_may_be_another_nodes(
     assert (tmp_path / "here/file").read_text() == "a"
 
 
+@pytest.mark.parametrize(("other", "failed"), [("b", True), ("a", False)])
+def test_a_file_that_another_node_gives_meanwhile_stays(
+    bring: Bring, tmp_path: Path, other: str, failed: bool
+) -> None:
+    (tmp_path / "node/here/file").write_text("a")
+    result = bring(replace=False, progress=lambda _: (tmp_path / "here/file").write_text(other))
+    why = "another file has this name here"
+    assert result.failed == ({"here/file": why} if failed else {})
+    assert (result.fetched, result.kept) == ([], 0 if failed else 1)
+    assert (tmp_path / "here/file").read_text() == other
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["file"]
+
+
 def test_what_shrinks_after_it_was_listed_is_not_taken_for_whole(
     node: NodeChannel, tmp_path: Path
 ) -> None:

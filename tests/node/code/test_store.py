@@ -19,6 +19,7 @@ from orchestrator.node.code.behind import Behind
 from orchestrator.node.code.store import Arrivals, Incomplete, Store
 from orchestrator.node.code.visit import Visit, compare
 from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.server import outputs
 from orchestrator.protocol import tree
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.messages import CheckedOut, CheckOut, ProbeTarget
@@ -304,6 +305,34 @@ def test_old_snapshots_go_unless_a_program_wrote_there(
     snapshot.remove_old(store)
     left = [name for name, root in roots.items() if root.exists()]
     assert left == ["runs", "wrote", "edited", "newest"]
+
+
+def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(store: Store) -> None:
+    visit = Visit()
+    send(visit)
+    root = Path(check_out(visit).workdir)
+    run = RunDir("job-1", 0)
+    run.create()
+    run.write_spec(bare_spec(workdir=str(root)))
+    visit.started(str(root), run)
+    (Path(outputs.directory(run))).mkdir(parents=True)
+    (Path(outputs.directory(run)) / "loss.csv").write_text("1")
+    for path in ("runs/a/model.pt", "runs/.cache/x", "pkg/__pycache__/b.pyc", ".secret", "new\ndf"):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("xy")
+    (root / "data").symlink_to("/etc")
+    (root / "a.py").unlink()
+    (root / "a.py").write_text("print(2)\n")
+
+    def listed(**wanted: bool) -> dict[str, str]:
+        files = outputs.of_job(run, checkpoints=False, **wanted).files
+        return {file.path: file.place for file in files}
+
+    beside = dict.fromkeys(("a.py", "new\ndf", "runs/a/model.pt"), str(root))
+    assert listed() == {"loss.csv": ""}
+    assert listed(beside=True) == {"loss.csv": "", **beside}
+    shutil.rmtree(root.parent)
+    assert listed(beside=True) == {"loss.csv": ""}
 
 
 def test_a_job_that_names_another_directory_loses_nothing(store: Store, tmp_path: Path) -> None:

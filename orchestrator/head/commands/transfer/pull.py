@@ -94,7 +94,9 @@ def of_experiment(
         into = outputs
         if options.destination is not None:
             into = Folder(options.destination / experiment.log(node).stem, private=False)
-        question = Outputs(job=record.job, node=node.index, checkpoints=options.checkpoints)
+        question = Outputs(
+            job=record.job, node=node.index, checkpoints=options.checkpoints, beside=True
+        )
         sources.append(
             pulling.Source(node.index, node.name, node, question, into, into is not outputs)
         )
