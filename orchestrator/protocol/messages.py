@@ -479,6 +479,7 @@ class JobStates(Message):
     """Every job that left a directory here."""
 
     jobs: tuple[JobState, ...]
+    time: Moment  # by the clock of this node, as all times in it
 
 
 class Jobs(Request[JobStates], do="jobs"):
@@ -664,6 +665,7 @@ class WarmPairs(Message):
     """All of this user's on this node."""
 
     pairs: tuple[WarmPair, ...]
+    time: Moment  # by the clock of this node, as all times in it
 
 
 class Warm(Request[WarmPairs], do="warm"):

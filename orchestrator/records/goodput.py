@@ -51,6 +51,7 @@ class Span:
     ranks: float | None = None  # when its ranks ran, where that is known
     resized: bool = False  # it was ended to go on with other nodes: nothing had failed
     clock: float = 0.0  # of rank 0's node, minus the head's
+    goes_on: bool = False  # its end is now
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,9 @@ def _of_engine(span: Span, own: Told, reached: int) -> dict[str, float]:
     replayed = training * again / (own.step - own.first) if again > 0 else 0.0
     return {
         "start": start, "load": load, "data": data, "checkpoints": checkpoints,
-        "training": training - replayed, "replayed": replayed,
-        "detection": detection, "stop": stop,
+        "training": training - replayed, "replayed": replayed, "detection": detection,
+        # Of an attempt that goes on nobody knows yet what it does since it told something last.
+        "unknown" if span.goes_on else "stop": stop,
     }  # fmt: skip
 
 
@@ -151,8 +153,17 @@ def spans_of(record: JobRecord, now: float) -> list[Span]:
         # A stop is asked for, not detected.
         failed = None if record.state == "stopped" else failed_at(record.verdict)
         clock = next((node.clock for node in record.nodes), 0.0)
-        spans.append(Span(number, began, ended, failed, max(ranks, default=None), clock=clock))
+        goes_on = record.ended is None
+        spans.append(
+            Span(number, began, ended, failed, max(ranks, default=None), False, clock, goes_on)
+        )
     return spans
+
+
+def ahead_at(record: JobRecord, moment: float) -> float:
+    """Return how far the clock of rank 0's node was ahead of the head's at a moment of it."""
+    spans = reversed(spans_of(record, moment))
+    return next((each.clock for each in spans if moment - each.clock >= each.started), 0.0)
 
 
 def failed_at(verdict: Mapping[str, Any] | None) -> float | None:

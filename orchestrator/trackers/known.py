@@ -83,6 +83,28 @@ class WandB:
         self.run.finish()
 
 
+class AcceptedNames:
+    """Names that MLflow takes: it may keep each as a file, and one that it refuses costs the whole
+    line. Two metrics never become one."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, str] = {}
+        self.taken: set[str] = set()
+
+    def of(self, name: str) -> str:
+        if name not in self.given:
+            parts = re.sub(r"[^\w./ -]", "_", name).split("/")
+            plain = "/".join(part for part in parts if part not in ("", ".", "..")) or "_"
+            plain = f"_{plain}" if plain.startswith("..") else plain
+            own, number = plain, 1
+            while own in self.taken:
+                number += 1
+                own = f"{plain}_{number}"
+            self.given[name] = own
+            self.taken.add(own)
+        return self.given[name]
+
+
 class MLflow:
     TAG = "orchestrator.curves"
 
@@ -97,6 +119,7 @@ class MLflow:
         if curves.beside:
             options = {"nested": True, **options}
         self.run = self.mlflow.start_run(**options).info.run_id
+        self.names = AcceptedNames()
 
     def _same_run(self, curves: Curves) -> dict[str, Any]:
         """Choose the run that has these curves, or name and mark a new one."""
@@ -110,7 +133,7 @@ class MLflow:
     def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
         at = int(moment * 1e3)
         told = [
-            self.entities.Metric(re.sub(r"[^\w./ -]", "_", name), number, at, step)
+            self.entities.Metric(self.names.of(name), number, at, step)
             for name, number in values.items()
         ]
         self.client.log_batch(self.run, metrics=told)

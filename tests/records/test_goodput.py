@@ -46,6 +46,9 @@ ONE = Told(began=110, trains=115, first=0, time=190, step=70, data=5, checkpoint
         # The clock of rank 0's node is an hour behind.
         ([Span(1, 3700, 3795, clock=-3600)], {1: ONE},
          parts(start=10, load=5, training=60, data=5, checkpoints=10, stop=5)),
+        # It goes on, and has told nothing for five seconds.
+        ([Span(1, 100, 195, goes_on=True)], {1: ONE},
+         parts(start=10, load=5, training=60, data=5, checkpoints=10, unknown=5)),
         # A script of one's own: its ranks ran from 108 on.
         ([Span(1, 100, 200, failed=195, ranks=108)], {}, parts(start=8, unknown=87, stop=5)),
         ([Span(1, 100, 200)], {}, parts(unknown=100)),
@@ -145,20 +148,20 @@ def record(state: str, *attempts: Attempt, ended: float | None = None) -> JobRec
 @pytest.mark.parametrize(
     ("known", "spans"),
     [
-        (record("running"), [Span(1, 100, 400)]),
+        (record("running"), [Span(1, 100, 400, goes_on=True)]),
         (record("failed", ended=300.0), [Span(1, 100, 300, 298)]),
         (record("stopped", ended=300.0), [Span(1, 100, 300)]),
-        (record("starting"), [Span(1, 100, 400, ranks=400)]),
+        (record("starting"), [Span(1, 100, 400, ranks=400, goes_on=True)]),
         (record("restarting", attempt(1, 100, 200, restarted=True)),
-         [Span(1, 100, 200, 199), Span(2, 200, 400, ranks=400)]),
+         [Span(1, 100, 200, 199), Span(2, 200, 400, ranks=400, goes_on=True)]),
         (record("running", attempt(1, 100, 200, restarted=True)),
-         [Span(1, 100, 200, 199), Span(2, 200, 400)]),
+         [Span(1, 100, 200, 199), Span(2, 200, 400, goes_on=True)]),
         (record("running", replace(attempt(1, 100, 200, restarted=True), state=RESIZED,
                                    verdict=None, ran=80.0)),
-         [Span(1, 100, 200, ranks=120, resized=True), Span(2, 200, 400)]),
+         [Span(1, 100, 200, ranks=120, resized=True), Span(2, 200, 400, goes_on=True)]),
         (replace(record("running", replace(attempt(1, 100, 200, restarted=True), clock=9.0)),
                  nodes=[replace(NODE, clock=-7.0)]),
-         [Span(1, 100, 200, 199, clock=9), Span(2, 200, 400, clock=-7)]),
+         [Span(1, 100, 200, 199, clock=9), Span(2, 200, 400, clock=-7, goes_on=True)]),
         (record("failed", attempt(1, 100, 200, restarted=True),
                 attempt(2, 200, 300, restarted=False), ended=300.0),
          [Span(1, 100, 200, 199), Span(2, 200, 300, 299)]),

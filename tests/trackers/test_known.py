@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
+import re
 import struct
 import subprocess
 import sys
@@ -11,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from orchestrator.config import schema
-from orchestrator.trackers.known import KNOWN, Curves, TensorBoard
+from orchestrator.trackers.known import KNOWN, AcceptedNames, Curves, TensorBoard
 
 TWICE = """
 import json, os, sys
@@ -23,7 +27,8 @@ from orchestrator.trackers.known import KNOWN, Curves
 name, first, step = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
 tracker = KNOWN[name].open(Curves("f00d", "our run", step, Path("outputs")), **first)
 for number in range(step + 1, step + 4):
-    tracker.log({"loss": 1.0 / number, "node/a b/cpu": 0.5}, number, 1.7e9 + number)
+    values = {"loss": 1.0 / number, "node/a b/cpu": 0.5, "a//b/": 1.0, "/<x>..": 2.0}
+    tracker.log(values, number, 1.7e9 + number)
 tracker.close()
 """
 
@@ -61,6 +66,24 @@ def test_tensorboard_keeps_the_attempt_that_went_on(tmp_path: Path) -> None:
         *((4, 7), (5, 8), (6, 9)),
     ]
     assert [when - 1.7e9 for _, _, when in points] == [1, 2, 3, 7, 8, 9]
+
+
+@given(st.lists(st.text("ab./_ é<", max_size=8), unique=True, max_size=20))
+def test_mlflow_takes_any_name_and_keeps_them_apart(names: list[str]) -> None:
+    accepted = AcceptedNames()
+    own = [accepted.of(name) for name in names]
+    assert len(set(own)) == len(names)
+    assert own == [accepted.of(name) for name in names]
+    for name in own:  # MLflow's own rule
+        assert re.fullmatch(r"[\w./ -]+", name)
+        assert posixpath.normpath(name) == name != "."
+        assert not name.startswith(("..", "/"))
+
+
+def test_a_name_that_mlflow_takes_stays_as_it_is() -> None:
+    accepted = AcceptedNames()
+    assert accepted.of("val/top 5") == "val/top 5"
+    assert accepted.of("node/gpu01/disk//used") == "node/gpu01/disk/used"
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.inventory import machine
+from orchestrator.head.inventory import clock, machine
 from orchestrator.head.inventory.machine import Machine
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.launch.nodes import try_all
@@ -58,7 +58,8 @@ def find_users(request: Request) -> list[Used]:
     for node, answer in zip(answered.reached, look(answered.reached, "gpus", "load"), strict=True):
         cpus = node.probed.facts.cpus
         if isinstance(answer, Checkup):
-            known[node.node.name] = Used(node.node, cpus, answer)
+            ahead = clock.ahead(node.probed.facts.clock_offset, 0.0)
+            known[node.node.name] = Used(node.node, cpus, clock.of_checkup(answer, ahead))
         else:
             known[node.node.name] = Used(node.node, cpus, error=answer)
     return [known[node.name] for node in answered.source.nodes]

@@ -18,7 +18,14 @@ from orchestrator.head.report.curves import Curve, RankMap
 from orchestrator.head.report.machines import Machines
 from orchestrator.head.report.reading import KEPT
 from orchestrator.head.screen.log_reader import tail
-from orchestrator.records import checkpoint_store, last_metrics, manifest, node_metrics, trainers
+from orchestrator.records import (
+    checkpoint_store,
+    goodput,
+    last_metrics,
+    manifest,
+    node_metrics,
+    trainers,
+)
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord
 from orchestrator.records.node_metrics import Notices
 from orchestrator.text import plural, size
@@ -160,10 +167,10 @@ def moments(
     if record.ended:
         found.append(Moment(record.ended, record.state, bad=record.state in ("failed", "lost")))
     for training in trainings:
-        found += [placed(moment, training.times) for moment in skipped(training)]
+        found += [placed(moment, training.times, record) for moment in skipped(training)]
     first = trainings[0].times if trainings else Curve()
-    found += [placed(moment, first) for moment in slow(record)]
-    many = [*checkpoints(experiment), *told_of_machines(experiment, record)]
+    found += [placed(moment, first, record) for moment in slow(record)]
+    many = [*checkpoints(experiment, record), *told_of_machines(experiment, record)]
     found = chosen(found, many)
     found.sort(key=in_order)
     return found
@@ -184,11 +191,12 @@ def chosen(found: Sequence[Moment], many: Sequence[Moment]) -> list[Moment]:
     return [*last, *first, Moment(0.0, left_out)]
 
 
-def checkpoints(experiment: Experiment) -> Iterator[Moment]:
+def checkpoints(experiment: Experiment, record: JobRecord) -> Iterator[Moment]:
     for checkpoint in checkpoint_store.every(experiment.path / checkpoint_store.CHECKPOINTS):
         if checkpoint.complete and checkpoint.created:
             what = f"checkpoint of step {checkpoint.step}, {size(checkpoint.size)}"
-            yield Moment(checkpoint.created, what, checkpoint.step)
+            when = checkpoint.created - goodput.ahead_at(record, checkpoint.created)
+            yield Moment(when, what, checkpoint.step)
 
 
 def told_of_machines(experiment: Experiment, record: JobRecord) -> list[Moment]:
@@ -220,13 +228,13 @@ def slow(record: JobRecord) -> list[Moment]:
     return moments
 
 
-def placed(moment: Moment, when: Curve) -> Moment:
-    """Add the time to a moment of which only the step is known."""
+def placed(moment: Moment, when: Curve, record: JobRecord) -> Moment:
+    """Add the time to a moment of which only the step is known; rank 0 told it by its clock."""
     if moment.step is None:
         return moment
     times = zip(when.steps, when.highs, strict=True)
     time = next((time for step, time in times if step >= moment.step), None)
-    return moment if time is None else replace(moment, time=time)
+    return moment if time is None else replace(moment, time=time - goodput.ahead_at(record, time))
 
 
 def skipped(training: Training) -> Iterator[Moment]:

@@ -13,6 +13,7 @@ from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.inventory import clock
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.recover import policy
 from orchestrator.head.screen import output
@@ -66,11 +67,16 @@ class NodeStatus:
         return NodeStatus(state, {}, {"state": state, **reason, "ranks": {}}, why)
 
 
+def jobs_at(ssh: Transport, node: Node | NodeRecord, job: str | None = None) -> Sequence[JobState]:
+    """Ask one node for the jobs there, with their times by our clock."""
+    return clock.jobs_now(ask_once(ssh, node, Jobs(job=job), ssh.timeout)).jobs
+
+
 def ask_nodes(ssh: Transport, record: JobRecord) -> list[NodeStatus]:
     """Ask every node of the job for its state there now."""
 
     def ask(node: NodeRecord) -> NodeStatus:
-        states = ask_once(ssh, node, Jobs(job=record.job), ssh.timeout).jobs
+        states = jobs_at(ssh, node, record.job)
         mine = [state for state in states if state.node == node.index]
         return NodeStatus.of(mine[0]) if mine else NodeStatus.unknown("unknown there")
 
@@ -194,7 +200,7 @@ def to_json(
 def find_on_nodes(ssh: Transport, nodes: Sequence[Node], wanted: str | None) -> JobRecord | None:
     """Find a job known to the nodes of the list only; the newest where no name is given."""
 
-    results = fleet.everywhere(nodes, lambda node: ask_once(ssh, node, Jobs(), ssh.timeout).jobs)
+    results = fleet.everywhere(nodes, lambda node: jobs_at(ssh, node))
     seen = [
         (node, state)
         for node, result in zip(nodes, results, strict=True)

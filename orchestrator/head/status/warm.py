@@ -10,6 +10,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.inventory import clock
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell
@@ -28,7 +29,9 @@ Ended = Sequence[WarmEnds | OrchestratorError]
 
 def ask(ssh: Transport, nodes: Sequence[Node]) -> Listed:
     """Ask every node what waits there."""
-    return fleet.everywhere(nodes, lambda node: ask_once(ssh, node, Warm(), ANSWER_SECONDS))
+    return fleet.everywhere(
+        nodes, lambda node: clock.warm_now(ask_once(ssh, node, Warm(), ANSWER_SECONDS))
+    )
 
 
 def end(ssh: Transport, nodes: Sequence[Node]) -> Ended:

@@ -17,6 +17,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.inventory import clock
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.protocol.facts import Checkup, Gpu, Load
 from orchestrator.protocol.messages import Examine
@@ -164,13 +165,17 @@ class WatchedNode:
         streamed = stream.look() if stream is not None else ()
         age = time.monotonic() - self.gpus_at
         if stream is not None and stream.fresh and last is not None and age < HOLDERS_SECONDS:
-            load = channel.ask(Examine(workdir="/", parts=("load",)), ANSWER_SECONDS).checkup.load
+            load = self.examined(channel, ("load",)).load
             about = stream.recent.about
             gpus = tuple(with_stream(gpu, about, streamed[-1]) for gpu in last.gpus or ())
             return last.replace(load=load, gpus=gpus)
-        checkup = channel.ask(Examine(workdir="/", parts=PARTS), ANSWER_SECONDS).checkup
+        checkup = self.examined(channel, PARTS)
         self.last, self.gpus_at = checkup, time.monotonic()
         return checkup
+
+    @staticmethod
+    def examined(channel: NodeChannel, parts: tuple[str, ...]) -> Checkup:
+        return clock.checkup_now(channel.ask(Examine(workdir="/", parts=parts), ANSWER_SECONDS))
 
     def follow(self, path: Path | None) -> None:
         """Take the stream of a job that runs there, or none."""

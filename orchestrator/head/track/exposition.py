@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.records import experiment as experiments
-from orchestrator.records import node_metrics, trainers
+from orchestrator.records import goodput, node_metrics, trainers
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.last_metrics import last_values, number
 from orchestrator.records.node_metrics import NodeSample, Recent
@@ -93,7 +93,7 @@ class Exposition:
                     whose = {"trainer": str(trainer)} if trainer > 1 else {}
                     for rank in range(node.first_rank, node.first_rank + node.nproc):
                         of = {**labels, "node": node.name, "rank": str(rank), **whose}
-                        yield from of_rank(last_values(files.get(rank)), of)
+                        yield from of_rank(last_values(files.get(rank)), of, node.clock)
                 path = node_metrics.newest(each.path / "outputs", node.index)
                 if path is None or record.over:
                     continue
@@ -134,14 +134,16 @@ def of_job(record: JobRecord, labels: dict[str, str]) -> Iterator[Point]:
     yield "job_state", {**labels, "state": record.state}, 1
     yield "job_attempt", labels, record.attempt
     yield "job_started_timestamp_seconds", labels, record.started
-    if (whole := sum(record.goodput.values())) > 0:
+    if goodput.in_words(record.goodput):  # of a program that tells nothing of itself: unknown
+        whole = sum(record.goodput.values())
         yield "job_goodput_ratio", labels, record.goodput.get("training", 0.0) / whole
 
 
-def of_rank(line: Mapping[str, Any], labels: dict[str, str]) -> Iterator[Point]:
+def of_rank(line: Mapping[str, Any], labels: dict[str, str], ahead: float = 0.0) -> Iterator[Point]:
+    """Yield what a rank says last; its clock is so many seconds ahead of ours."""
     for name, (told, divided) in OF_RANK.items():
         if (value := number(line, name)) is not None:
-            yield told, labels, value / divided
+            yield told, labels, value / divided - (ahead if name == "time" else 0.0)
     for name in PARTS:
         if (value := number(line, name)) is not None:
             part = name.removesuffix("_ms")

@@ -17,7 +17,7 @@ from orchestrator.head.track import values
 from orchestrator.records import node_metrics, trainers
 from orchestrator.records.added_lines import AddedLines
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.goodput import spans_of
+from orchestrator.records.goodput import ahead_at
 from orchestrator.records.last_metrics import number, step_of
 from orchestrator.trackers.known import KNOWN, Curves
 from orchestrator.trackers.sending import Sending
@@ -151,12 +151,7 @@ class OfRanks(PassingOn):
             if step >= self.reached.get(name, -1):
                 self.reached[name] = step
                 named = {f"{prefix}{each}": v for each, v in values.of_rank(line).items()}
-                yield named, step, moment - self.clock(moment)
-
-    def clock(self, moment: float) -> float:
-        """Return how far the clock of rank 0's node was ahead of the head's at a moment of it."""
-        spans = reversed(spans_of(self.record, moment))
-        return next((each.clock for each in spans if moment - each.clock >= each.started), 0.0)
+                yield named, step, moment - ahead_at(self.record, moment)
 
 
 class OfLaterTrainers(OfRanks):

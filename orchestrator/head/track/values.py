@@ -38,7 +38,7 @@ def named(sample: NodeSample) -> Iterator[tuple[str, float]]:
         yield f"net/{interface}/sent", sent
     for mount, (free, size) in sample.disks.items():
         if size:
-            yield f"disk{mount}/used", 1 - free / size
+            yield f"disk{mount.rstrip('/')}/used", 1 - free / size  # never an empty part
     for name, values in sample.gpus.items():
         for gpu, value in enumerate(values):
             if value is not None:

@@ -429,7 +429,7 @@ class Session:
         runs = [run for run in all_runs() if request.job in (None, run.job)]
         # Who names a job knows which of its parts is this machine's.
         states = (job_state(run) for run in (runs if request.job else processes.here(runs)))
-        return messages.JobStates(jobs=tuple(states))
+        return messages.JobStates(jobs=tuple(states), time=time.time())
 
     @answers(messages.AskStuck)
     def stuck(self, request: messages.AskStuck) -> messages.Stuck:
@@ -500,7 +500,8 @@ class Session:
     def warm(self, request: messages.Warm) -> messages.WarmPairs:
         from orchestrator.node.warm import listing  # not for every start
 
-        return messages.WarmPairs(pairs=tuple(map(listing.described, listing.pairs_here())))
+        pairs = tuple(map(listing.described, listing.pairs_here()))
+        return messages.WarmPairs(pairs=pairs, time=time.time())
 
     @answers(messages.WarmOff)
     def warm_off(self, request: messages.WarmOff) -> messages.WarmEnds:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.head.report import charts, machines, page, reading, story
-from tests.head.report.stories import STARTED, experiment, sample_machines
+from tests.head.report.stories import STARTED, experiment, line, sample_machines
 from tests.head.report.test_page import drawn, parts_of
+from tests.records.test_checkpoint_store import change, save
 
 
 def test_a_foreign_script_has_the_curves_of_its_machines(tmp_path: Path) -> None:
@@ -98,6 +99,25 @@ def test_the_cause_is_told_whatever_many_machines_say(tmp_path: Path) -> None:
     left_out = "63 more checkpoints and notices of machines are left out here"
     for what in ("the command was typed", "an exception", "failed", left_out):
         assert what in told
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 86400.0 * 30, 0.0])
+def test_what_rank_0_tells_is_placed_whatever_its_clock_says(tmp_path: Path, ahead: float) -> None:
+    made = experiment(tmp_path / "x", ranks=2, steps=0)
+    record = made.read_record()
+    first, second = record.nodes
+    slow = [{"step": 9, "text": "rank 1 waits for its data"}]
+    made.write_record(replace(record, nodes=[replace(first, clock=ahead), second], slow=slow))
+    lines = [{**line(0, step, -1), "time": STARTED + ahead + step} for step in range(1, 31)]
+    lines[20]["skipped_steps"] = 1
+    text = "".join(json.dumps(each) + "\n" for each in lines)
+    (made.path / "outputs/rank_00_metrics.jsonl").write_text(text)
+    checkpoint = save(made.path / "outputs" / "checkpoints", 12)
+    change(checkpoint, created=STARTED + ahead + 12)
+    told = {moment.what: moment.time - STARTED for moment in story.tell(made).moments}
+    assert told["rank 1 waits for its data"] == 9
+    assert told["1 step skipped for NaN or inf"] == 21
+    assert [at for what, at in told.items() if "checkpoint of step 12" in what] == [12]
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 86400.0 * 30, 0.0])

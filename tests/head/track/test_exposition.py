@@ -19,7 +19,7 @@ from orchestrator.errors import UsageError
 from orchestrator.head.track import server as tracking
 from orchestrator.head.track.exposition import HELP, OLD, STAYS, Exposition, written
 from orchestrator.head.track.server import Server
-from orchestrator.records.experiment import JobRecord
+from orchestrator.records.experiment import JobRecord, NodeRecord
 from tests.head.track.jobs import NOW, job, tell
 from tests.node.running import wait_until
 
@@ -74,6 +74,19 @@ def test_a_node_is_told_of_while_its_file_grows_whatever_its_clock(
     os.utime(made.path / "outputs" / "node_00_metrics.jsonl", (NOW, NOW))
     assert points(tmp_path)["node_cpu_ratio"] == [({"experiment": made.name, "node": "a"}, 0.5)]
     assert "node_cpu_ratio" not in points(tmp_path, NOW + OLD + 1)
+
+
+def test_what_is_not_known_is_not_told_as_nothing(tmp_path: Path) -> None:
+    """Of a program that says nothing of its steps, nobody knows how much was training."""
+    job(tmp_path, "foreign", goodput={"training": 0.0, "start": 10.0, "unknown": 90.0})
+    assert "job_goodput_ratio" not in points(tmp_path)
+
+
+def test_when_a_rank_has_told_something_is_by_our_clock(tmp_path: Path) -> None:
+    node = vars(NodeRecord(0, "a", "a", None, None, "10.0.0.1", "python", 0, 1, clock=-7200.0))
+    made = job(tmp_path, "one", nodes=[node])
+    tell(made, "rank_00_metrics.jsonl", {"time": NOW - 7200, "rank": 0, "step": 7})
+    assert [value for _, value in points(tmp_path)["rank_told_timestamp_seconds"]] == [NOW]
 
 
 def test_a_series_is_there_once() -> None:

@@ -1,0 +1,56 @@
+"""Turns the times that a node tells by its own clock into times by ours.
+
+A clock that is off by hours would make what began a minute ago look as old, or not begun at all.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TypeVar
+
+from orchestrator.protocol.facts import Checkup
+from orchestrator.protocol.message import Message
+from orchestrator.protocol.messages import CheckedUp, JobStates, WarmPairs
+
+MISLEADS = 2.0  # seconds: less says nothing of a clock, as an answer takes a while
+
+M = TypeVar("M", bound=Message)
+
+
+def ahead(theirs: float, ours: float) -> float:
+    """Return how far a clock is ahead of ours, where that misleads."""
+    return theirs - ours if abs(theirs - ours) > MISLEADS else 0.0
+
+
+def moved(message: M, by: float, *names: str) -> M:
+    """Return the same with some of its times that much earlier; what is not known stays so."""
+    known = {name: getattr(message, name) for name in names}
+    return message.replace(**{name: at - by for name, at in known.items() if at}) if by else message
+
+
+def of_checkup(checkup: Checkup, by: float) -> Checkup:
+    """Say by our clock since when somebody uses a machine whose clock is that much ahead."""
+    if not by:
+        return checkup
+    holders, load = checkup.holders, checkup.load
+    if holders is not None:
+        holders = tuple(moved(each, by, "since") for each in holders)
+    if load is not None:
+        load = load.replace(users=tuple(moved(each, by, "since") for each in load.users))
+    return checkup.replace(holders=holders, load=load)
+
+
+def checkup_now(answer: CheckedUp) -> Checkup:
+    """Take an answer that has just come."""
+    return of_checkup(answer.checkup, ahead(answer.time, time.time()))
+
+
+def jobs_now(answer: JobStates) -> JobStates:
+    by = ahead(answer.time, time.time())
+    jobs = tuple(moved(job, by, "started", "ended", "log_time") for job in answer.jobs)
+    return answer.replace(jobs=jobs)
+
+
+def warm_now(answer: WarmPairs) -> WarmPairs:
+    by = ahead(answer.time, time.time())
+    return answer.replace(pairs=tuple(moved(pair, by, "since") for pair in answer.pairs))
