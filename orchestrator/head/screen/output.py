@@ -78,12 +78,20 @@ def pass_on(text: str, out: TextIO | None = None) -> bool:
         out.write(safe(text))
         out.flush()
     except OSError as error:
-        if error.errno in FULL:  # a job must not be left half started for that
-            complain_once(f"standard output cannot be written: {error.strerror}")
-        elif error.errno not in GONE:
+        if not is_full(error) and error.errno not in GONE:
             raise
         return False
     return True
+
+
+def is_full(error: OSError) -> bool:
+    """Tell whether there is no room for what is printed, and say so once.
+
+    A job must not be left half started for that.
+    """
+    if error.errno in FULL:
+        complain_once(f"standard output cannot be written: {error.strerror}")
+    return error.errno in FULL
 
 
 def in_ascii(error: UnicodeError) -> tuple[str, int]:

@@ -24,6 +24,7 @@ from orchestrator.head.screen.log_reader import (
     clean,
     plain,
 )
+from orchestrator.head.screen.output import is_full
 from orchestrator.text import size
 
 FRAME = 0.05  # seconds between two paintings of a terminal
@@ -255,8 +256,9 @@ class Screen:
             try:
                 self._out.write(erase + text + "\n".join(rows))
                 self._out.flush()
-            except OSError:  # EPIPE, or EIO from a terminal that was closed: the job goes on
+            except OSError as error:  # EPIPE, or EIO from a terminal that was closed: it goes on
                 self.broken = True
+                is_full(error)
         self._rows = rows
         self._painted = time.monotonic()
 

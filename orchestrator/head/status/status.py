@@ -13,16 +13,17 @@ from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.follow import verdict
 from orchestrator.head.inventory import clock
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.recover import policy
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, own_paths
 from orchestrator.head.screen.output import Cell
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.messages import Jobs, JobState
-from orchestrator.records import cordons, experiment, goodput
-from orchestrator.records.experiment import JobRecord, NodeRecord
-from orchestrator.text import duration, parse_seconds
+from orchestrator.records import cordons, experiment, goodput, manifest
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.text import duration, parse_seconds, plural
 
 STATES = {
     **dict.fromkeys(("running", "done"), "green"),
@@ -109,7 +110,7 @@ def to_text(
     record: JobRecord, states: Sequence[NodeStatus], scheduled: Scheduled = UNSCHEDULED
 ) -> str:
     """Return a line for the job and a table of its nodes and ranks, as standard output wants it."""
-    heading = f"{record.job}: {job_now(record, states)}, {len(record.nodes)} nodes"
+    heading = f"{record.job}: {job_now(record, states)}, {plural(len(record.nodes), 'node')}"
     heading += attempt_now(record)
     heading += f", {scheduled.text}" if scheduled.text else ""
     rows: list[list[Cell]] = []
@@ -131,7 +132,16 @@ def to_text(
     if words := goodput.in_words(time_of(record)):
         lines.append(f"  its time: {words}")
     lines += [f"  {output.printable(found.get('text', ''))}" for found in record.slow]
+    lines += [f"  {output.printable(line)}" for line in cause_of(record)]
     return "\n".join([*lines, *left_warm(record)]).rstrip()
+
+
+def cause_of(record: JobRecord) -> list[str]:
+    """Return the verdict of a job that failed, with the paths that the user knows."""
+    if record.verdict is None or record.state not in ("failed", "lost"):
+        return []
+    tree = manifest.working_tree(Experiment(Path(record.experiment)))
+    return verdict.to_lines(own_paths.in_verdict(record.verdict, tree))
 
 
 def attempt_now(record: JobRecord) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
@@ -19,6 +20,8 @@ import pyte
 import pytest
 from hypothesis import given, settings
 
+from orchestrator.cli import run
+from orchestrator.head.screen import output
 from orchestrator.head.screen import screen as screen_module
 from orchestrator.head.screen.log_reader import LogFile, last_words
 from orchestrator.head.screen.screen import Screen, fit
@@ -392,6 +395,21 @@ def test_no_color_and_dumb_terminals_are_respected(
     append(two_nodes[0], ("0", b"\r 10%"))
     pump_all(on_tty(two_nodes, terminal, color=True))
     assert b"10%" not in terminal.read()
+
+
+def test_a_full_disk_under_a_pipe_is_said(
+    two_nodes: list[LogFile], capsys: pytest.CaptureFixture[str]
+) -> None:
+    output.complain_once.cache_clear()
+    with Path("/dev/full").open("w") as out:
+        screen = piped(two_nodes, out)
+        screen.pump()
+        assert screen.broken
+        assert not run.output_is_whole(), "the exit code would say that all was shown"
+        with contextlib.suppress(OSError):
+            out.close()
+    assert "standard output cannot be written: No space left" in capsys.readouterr().err
+    output.complain_once.cache_clear()
 
 
 def test_a_terminal_that_was_closed_does_not_end_the_job(

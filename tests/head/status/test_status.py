@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from orchestrator.head.status.status import NodeStatus, newest_of, to_text
+from orchestrator.head.status.status import NodeStatus, from_record, newest_of, to_text
 from orchestrator.protocol.messages import JobState
 from orchestrator.records.experiment import JobRecord, NodeRecord
 
@@ -24,6 +24,21 @@ def test_a_line_for_every_node_and_rank() -> None:
         "    rank 2   pid 7      running",
         "    rank 10  pid 8      exited       exit code 3",
     ]
+
+
+def test_a_job_that_failed_says_why() -> None:
+    cause = {
+        **{"node": 1, "node_name": "gpu12", "rank": 2, "time": 1060.0, "kind": "exception"},
+        **{"message": "ValueError: \x1b[31mbad", "traceback": "", "where": "train.py:3 in main"},
+        **{"title": "an exception", "fix": "mend it", "same": [], "also": [], "others": 0},
+    }
+    failed = dataclasses.replace(RECORD, state="failed", ended=1061.0, verdict=cause)
+    said = to_text(failed, from_record(failed)).splitlines()[-3:]
+    assert said[0].startswith("  the cause: rank 2 on node 1 (gpu12), ")
+    assert said[0].endswith(": an exception: ValueError: bad")
+    assert said[1:] == ["    at train.py:3 in main", "  what to do: mend it"]
+    for state in ("stopped", "running"):  # its attempt before failed
+        assert "cause" not in to_text(dataclasses.replace(failed, state=state), from_record(failed))
 
 
 def test_a_node_with_a_wrong_clock_does_not_have_the_newest_job() -> None:
