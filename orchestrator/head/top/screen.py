@@ -65,13 +65,13 @@ class Lines(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss", "back")]
 
-    def __init__(self, title: str, lines: Sequence[str]) -> None:
+    def __init__(self, title: str, lines: Sequence[str], *, from_end: bool) -> None:
         super().__init__()
-        self.heading, self.lines = title, lines
+        self.heading, self.lines, self.from_end = title, lines, from_end
 
     def compose(self) -> ComposeResult:
         yield Static(Text(self.heading, style="bold"))
-        yield RichLog(wrap=False)
+        yield RichLog(wrap=False, auto_scroll=self.from_end)
         yield Footer()
 
     def on_mount(self) -> None:
@@ -133,7 +133,8 @@ class Ranks(ModalScreen[None]):
     def action_stack(self) -> None:
         rank, job = self.chosen, self.job
         if rank is not None:
-            self.top.read(f"{title(job, rank)}: stack", lambda: self.top.deeds.stack(job, rank))
+            heading = f"{title(job, rank)}: stack"  # the line that runs stands first
+            self.top.read(heading, lambda: self.top.deeds.stack(job, rank), from_end=False)
 
     def action_events(self) -> None:
         self.top.events(self.job)
@@ -257,7 +258,10 @@ class Top(App[None]):
     @property
     def chosen_or_told(self) -> JobSample | None:
         if self.chosen is None:
-            self.notify("no job runs on these nodes")
+            nodes = self.sample.nodes if self.sample is not None else ()
+            silent = sum(node.checkup is None for node in nodes)
+            of_these = f"; {silent} of {len(nodes)} have not answered" if silent else ""
+            self.notify(f"no job is seen on these nodes{of_these}")
         return self.chosen
 
     def action_ranks(self) -> None:
@@ -285,13 +289,15 @@ class Top(App[None]):
             self.ask_to_stop(job)
 
     @work(thread=True)
-    def read(self, heading: str, lines: Callable[[], Sequence[str]]) -> None:
+    def read(
+        self, heading: str, lines: Callable[[], Sequence[str]], *, from_end: bool = True
+    ) -> None:
         """Get lines, which may take a node's time to answer, and show them."""
         try:
             found = lines()
         except OrchestratorError as error:
             found = str(error).splitlines()
-        self.call_from_thread(self.push_screen, Lines(heading, found))
+        self.call_from_thread(self.push_screen, Lines(heading, found, from_end=from_end))
 
     def ask_to_stop(self, job: JobSample) -> None:
         def answered(yes: bool | None) -> None:

@@ -45,7 +45,7 @@ def drive(
     async def run() -> None:
         deeds = Deeds(
             log=lambda _, rank: [*lines, f"of {rank.rank if rank else 'all'}"],
-            stack=lambda _, rank: [f"stack of {rank.rank}"],
+            stack=lambda _, rank: [f"stack of {rank.rank}", *map(str, range(40))],
             events=lambda _: ["it began"],
             stop=stop,
             over=over,
@@ -145,8 +145,11 @@ def test_the_ranks_of_a_job_and_what_their_keys_show(size: tuple[int, int]) -> N
         assert last == ["", "slow: +40% of a step"]
         await pilot.press("down", "l")
         assert (await read(app, pilot))[-1] == "of 1"
+        shown_log = app.screen.query_one(RichLog)
+        assert shown_log.scroll_y == shown_log.max_scroll_y
         await pilot.press("escape", "t")
-        assert await read(app, pilot) == ["stack of 1"]
+        assert (await read(app, pilot))[0] == "stack of 1"
+        assert app.screen.query_one(RichLog).scroll_y == 0, "the line that runs stands first"
         await pilot.press("escape", "e")
         assert await read(app, pilot) == ["it began"]
         await pilot.press("escape", "escape")
@@ -181,6 +184,8 @@ def test_without_jobs_the_keys_say_so_and_q_leaves() -> None:
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         await pilot.press("s", "l")
         assert len(app.screen_stack) == 1
+        said = {each.message for each in app._notifications}
+        assert said == {"no job is seen on these nodes; 1 of 3 have not answered"}
         await pilot.press("q")
         assert not app.is_running
 

@@ -24,7 +24,8 @@ from orchestrator.head.follow.stop import to_text as to_words
 from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.report import story
-from orchestrator.head.screen import output
+from orchestrator.head.screen import output, own_paths
+from orchestrator.head.screen.crash_dump import THREAD, CrashDump
 from orchestrator.head.screen.log_reader import tail
 from orchestrator.head.status.find_job import FoundJob
 from orchestrator.head.top import table
@@ -32,6 +33,7 @@ from orchestrator.head.top.ranks import RankSample
 from orchestrator.head.top.sample import EVERY, JobSample, Sample, Watch
 from orchestrator.protocol.messages import AskStuck
 from orchestrator.records import experiment as experiments
+from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment
 
 LINES = 200  # of each node's log
@@ -146,7 +148,8 @@ def stack_lines(
     where: Where, transport: Transport, job: JobSample, rank: RankSample
 ) -> Sequence[str]:
     """Ask a rank where it is: a signal makes it write its stacks down, and it goes on."""
-    record = known(where, job).read_record()
+    found = known(where, job)
+    record = found.read_record()
     node = next(node for node in record.nodes if node.index == rank.index)
     question = AskStuck(job=record.job, node=rank.index)
     stuck = ask_once(transport, node, question, STACK_SECONDS).stuck.get(rank.rank)
@@ -156,7 +159,18 @@ def stack_lines(
             f"rank {rank.rank} has not answered: {why}",
             "where py-spy is installed on the node, what such a rank runs is seen all the same",
         ]
-    return stuck.stacks.splitlines()
+    return own_frames(stuck.stacks, manifest.working_tree(found))
+
+
+def own_frames(stacks: str, tree: str) -> Sequence[str]:
+    """Leave out the frames that lead to the program, whose main thread stands first."""
+    dump = CrashDump()
+    lines = dump.own_lines(own_paths.in_text(stacks, tree).splitlines())
+    text = "\n".join([*lines, *dump.rest()])
+    threads = text.strip().split("\n\n")  # faulthandler writes the main one last
+    if all(map(THREAD.match, threads)):
+        text = "\n\n".join(reversed(threads))
+    return text.splitlines()
 
 
 def event_lines(where: Where, job: JobSample) -> Sequence[str]:

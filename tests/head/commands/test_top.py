@@ -1,0 +1,38 @@
+"""What the keys of the live view show."""
+
+from __future__ import annotations
+
+from orchestrator.head.commands.machines.top import own_frames
+
+OURS = '  File "/home/a/.orchestrator/lib/c2/orchestrator/node/job/rank.py", line 411 in run_python'
+BELOW = '  File "/usr/lib/python3/torch/distributed/run.py", line 982 in run_script_path'
+
+
+def test_a_stack_is_that_of_the_program() -> None:
+    """Some thirty frames of ours and torchrun's had stood below the two that matter."""
+    tree = "/home/ada/.orchestrator/code/snapshots/0123abcd-42/my work"
+    stacks = f"""Thread 0x00007f01 (most recent call first):
+{OURS.replace("run_python", "tell_collectives")}
+
+Thread 0x00007f02 (most recent call first):
+  File "/usr/lib/python3/queue.py", line 171 in get
+
+Current thread 0x00007f03 (most recent call first):
+  File "{tree}/data.py", line 88 in read
+  File "{tree}/train.py", line 3 in <module>
+{OURS}
+{BELOW}
+"""
+    assert own_frames(stacks, "/home/ada/my work") == [
+        "Current thread 0x00007f03 (most recent call first):",
+        '  File "/home/ada/my work/data.py", line 88 in read',
+        '  File "/home/ada/my work/train.py", line 3 in <module>',
+        "",
+        "Thread 0x00007f02 (most recent call first):",
+        '  File "/usr/lib/python3/queue.py", line 171 in get',
+    ]
+
+
+def test_a_stack_of_another_kind_stays_as_it_is() -> None:
+    seen = 'Process 4711: sleep 100\n\nThread 4711 (idle): "MainThread"\n    wait (x.py:1)'
+    assert own_frames(seen, "/x") == seen.splitlines()
