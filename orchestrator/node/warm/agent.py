@@ -15,6 +15,7 @@ import importlib.machinery
 import itertools
 import os
 import resource
+import select
 import signal
 import site
 import socket
@@ -52,36 +53,55 @@ OF_A_RANK = {
 
 
 class Reading(os._Environ):  # type: ignore[type-arg]
-    """os.environ, which notes the names that are asked for."""
+    """os.environ, which notes the names that are asked for, and who lists them all.
+
+    A list is no question for every name on it: it may be a copy for another process. Who makes one
+    at its import (tqdm, fsspec) looks there for names that begin with its own.
+    """
 
     names: ClassVar[set[str]] = set()
-    listing = False
+    unfit: ClassVar[dict[str, str]] = {}  # package -> what it has asked, of what only a rank has
+    listed_by: ClassVar[set[str]] = set()  # packages
+    listing: ClassVar[tuple[types.FrameType | None, int]] = (None, 0)
 
     def __getitem__(self, name: Any) -> Any:
-        if not Reading.listing and isinstance(name, str):
-            Reading.names.add(name)
+        if isinstance(name, str) and self.caller() != Reading.listing:
+            self.note(name)
         return super().__getitem__(name)
 
     def __contains__(self, name: Any) -> bool:
         if isinstance(name, str):
-            Reading.names.add(name)
+            self.note(name)
         return super().__contains__(name)
 
     def __iter__(self) -> Any:
-        """Note nothing while all are listed: a copy for another process is no question."""
-        Reading.listing = True
-        try:
-            yield from super().__iter__()
-        finally:
-            Reading.listing = False
+        Reading.listing = frame, _ = self.caller()
+        if frame is not None:
+            Reading.listed_by.add(frame.f_globals.get("__name__", "").partition(".")[0])
+        return super().__iter__()
+
+    def note(self, name: str) -> None:
+        """Note who asks, and who imports whoever asks."""
+        Reading.names.add(name)
+        frame: types.FrameType | None = sys._getframe(2) if name in OF_A_RANK else None
+        while frame is not None:
+            Reading.unfit.setdefault(frame.f_globals.get("__name__", "").partition(".")[0], name)
+            frame = frame.f_back
+
+    def caller(self) -> tuple[types.FrameType | None, int]:
+        """Return which line asks, behind what Python has between it and us."""
+        frame: types.FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
+            frame = frame.f_back
+        return frame, frame.f_lineno if frame else 0
 
 
 class Unfit(Exception):
     """Raised where forks of this process would not be what a cold start makes."""
 
-    def __init__(self, why: str, package: str = "") -> None:
+    def __init__(self, why: str, *packages: str) -> None:
         super().__init__(why)
-        self.package = package  # without which it may go well
+        self.packages = packages  # without which it may go well
 
 
 def main() -> None:
@@ -89,8 +109,9 @@ def main() -> None:
     order, files = frames.receive(control)
     sys.path[0] = os.getcwd()  # not this file's directory, which is ours
     try:
-        while "modules" in order:  # once, and again when a later job has imported more
-            frames.send(control, imported(order["modules"], tuple(order["skip"])))
+        while "command" not in order:
+            if "modules" in order:  # once, and again when a later job has imported more
+                frames.send(control, imported(order["modules"], tuple(order["skip"]), control))
             order, files = frames.receive(control)
     except (EOFError, OSError):
         sys.exit()  # nobody needs it any more
@@ -100,42 +121,53 @@ def main() -> None:
     fast_torchrun.run(torchrun)
 
 
-def imported(modules: list[str], skip: tuple[str, ...]) -> dict[str, Any]:
+def imported(modules: list[str], skip: tuple[str, ...], control: socket.socket) -> dict[str, Any]:
     """Import these, and report what that has read; or why no job can start from here."""
     gc.disable()  # as in a cold start
-    try:
-        warm_up(modules, skip)
-    except Unfit as error:
-        return {"unfit": str(error), "package": error.package}
-    gc.freeze()
-    gc.enable()
-    read = {"reads": sorted(Reading.names), "files": files_it_came_from()}
-    return {"ready": time.time(), **read}
-
-
-def warm_up(modules: list[str], skip: tuple[str, ...]) -> None:
-    """Import torch, and what the last job's program had of other packages."""
     environ: Any = os.environ
     environ.__class__ = Reading
-    handlers = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
     try:
-        importlib.import_module("torch.distributed.run")
-        examine("torch", handlers)
-        for name in modules:
-            package = name.partition(".")[0]
-            if name in sys.modules or package in skip:
-                continue
-            before = set(Reading.names)
-            try:
-                importlib.import_module(name)
-            except Exception:  # noqa: BLE001  the program itself will say what is wrong with it
-                raise Unfit(f"{name} cannot be imported", package) from None
-            asked = (Reading.names - before) & OF_A_RANK
-            if asked:
-                raise Unfit(f"{package} reads {min(asked)} when it is imported", package)
-            examine(package, handlers)
+        warm_up(modules, skip, control)
+    except Unfit as error:
+        return {"unfit": str(error), "packages": error.packages}
     finally:
         environ.__class__ = os._Environ
+        Reading.listing = (None, 0)
+    gc.freeze()
+    gc.enable()
+    read = {"reads": sorted(Reading.names), "lists": sorted(Reading.listed_by)}
+    return {"ready": time.time(), **read, "files": files_it_came_from()}
+
+
+def warm_up(modules: list[str], skip: tuple[str, ...], control: socket.socket) -> None:
+    """Import torch, and what the last job's program had of other packages.
+
+    All that read what only a rank has are found in one go. When a job comes, it is enough.
+    """
+    handlers = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
+    importlib.import_module("torch.distributed.run")
+    examine("torch", handlers)
+    packages = {name.partition(".")[0] for name in modules}
+    unfit: dict[str, str] = {}
+    for name in modules:
+        package = name.partition(".")[0]
+        if name in sys.modules or package in skip or package in unfit:
+            continue
+        if select.select([control], [], [], 0)[0]:
+            frames.receive(control)
+            break
+        try:
+            importlib.import_module(name)
+        except Exception:  # noqa: BLE001  the program itself will say what is wrong with it
+            unfit[package] = f"{name} cannot be imported"
+        for reader in Reading.unfit.keys() & packages:
+            unfit[reader] = f"{reader} reads {Reading.unfit[reader]} when it is imported"
+        try:
+            examine(package, handlers)
+        except Unfit as error:
+            raise Unfit(str(error), *{**unfit, package: ""}) from None
+    if unfit:
+        raise Unfit(next(iter(unfit.values())), *unfit)
 
 
 def examine(package: str, handlers: dict[int, Any]) -> None:
@@ -147,22 +179,22 @@ def examine(package: str, handlers: dict[int, Any]) -> None:
             os._exit(0)
         os.waitpid(child, 0)
     if len(os.listdir("/proc/self/task")) > 1:
-        raise Unfit(f"{package} starts threads when it is imported", package)
+        raise Unfit(f"{package} starts threads when it is imported")
     for name in os.listdir("/proc/self/fd"):
         try:
             held = os.readlink(f"/proc/self/fd/{name}")
         except OSError:  # the listing's own
             continue
         if held.startswith("socket:") and name != sys.argv[1]:
-            raise Unfit(f"{package} opens sockets when it is imported", package)
+            raise Unfit(f"{package} opens sockets when it is imported")
         if held.startswith(CONTEXT_DEVICES):
-            raise Unfit(f"{package} opens {held} when it is imported", package)
+            raise Unfit(f"{package} opens {held} when it is imported")
     torch = sys.modules["torch"]
     if "cuda" in vars(torch) and torch.cuda.is_initialized():
-        raise Unfit(f"{package} initialises CUDA when it is imported", package)
+        raise Unfit(f"{package} initialises CUDA when it is imported")
     changed = [n for n, handler in handlers.items() if signal.getsignal(n) != handler]
     if changed:
-        raise Unfit(f"{package} handles signal {changed[0]:d} when it is imported", package)
+        raise Unfit(f"{package} handles signal {changed[0]:d} when it is imported")
 
 
 def files_it_came_from() -> dict[str, list[int]]:

@@ -32,7 +32,10 @@ TICK = 15.0  # seconds between two looks at memory and program: 0.1 ms each
 PATIENCE = 2.0  # for whoever calls to say what they want
 LEAST_MEMORY = 0.08  # part of the machine's memory that must stay available
 MOST_RESTARTS = 8
-SESSION = {"PWD", "OLDPWD", "SHLVL", "_", "XDG_SESSION_ID", TOKEN_VARIABLE, ROOM_VARIABLE}
+SESSION = {
+    *("PWD", "OLDPWD", "SHLVL", "_", "XDG_SESSION_ID", TOKEN_VARIABLE, ROOM_VARIABLE),
+    *("SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK"),
+}
 
 
 class Leave(Exception):
@@ -52,7 +55,9 @@ class Standby:
         self.skip: list[str] = []
         self.asked = 0  # of the pair's modules, how many the agent was told to import
         self.ready = False  # it has imported them
+        self.restarts = 0
         self.reads: set[str] = set()  # variables
+        self.lists: set[str] = set()  # packages that look through all variables
         self.files: dict[str, list[int]] = {}  # that it has imported, as they were then
         self.places: dict[str, list[int]] = {}  # what is imported from, as it was then
         self.spawn()
@@ -75,7 +80,7 @@ class Standby:
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
         )
         its.close()
-        self.asked, self.reads, self.files = 0, set(), {}
+        self.asked, self.reads, self.lists, self.files = 0, set(), set(), {}
         self.import_more()
 
     def import_more(self) -> None:
@@ -112,17 +117,19 @@ class Standby:
         if "ready" in report:
             self.ready = True
             self.reads.update(report["reads"])
+            self.lists.update(report["lists"])
             self.files = {**report["files"], **self.files}  # a file is what it was at its import
             self.places = {p: mark for p, mark in self.files.items() if os.path.isdir(p)}
             if self.asked < len(self.pair["modules"]):
                 self.import_more()
             return
         self.stop_agent()
-        if report.get("package") in (None, "", "torch") or len(self.skip) >= MOST_RESTARTS:
+        self.restarts += 1
+        if not report["packages"] or self.restarts > MOST_RESTARTS:
             with open(unfit_file(self.directory), "w", encoding="utf-8") as file:
-                file.write(str(report.get("unfit")))
+                file.write(report["unfit"])
             raise Leave
-        self.skip.append(report["package"])
+        self.skip += report["packages"]
         self.spawn()
 
     def look(self) -> None:
@@ -171,6 +178,9 @@ class Standby:
     def offer(self, caller: socket.socket, order: dict[str, Any], files: list[int]) -> None:
         """Take a job, unless something has changed since the imports."""
         spec = RunDir(order["job"], order["node"]).read_spec()
+        if not self.ready:  # the ranks import the rest themselves
+            self.pair["modules"] = []
+            frames.send(self.control, {"do": "finish"})
         while not self.ready:  # the directory it imports in goes with the hand-over
             self.hear_agent()
         why = self.outdated(order["environment"])
@@ -184,8 +194,10 @@ class Standby:
 
     def outdated(self, environment: dict[str, str]) -> str:
         """Say what was imported differently from how a cold start would import it, or nothing."""
-        for name in sorted(self.reads):
-            if name not in SESSION and self.environment.get(name) != environment.get(name):
+        own = tuple(f"{package.lower()}_" for package in self.lists)
+        listed = {n for n in {**self.environment, **environment} if n.lower().startswith(own)}
+        for name in sorted((self.reads | listed) - SESSION):
+            if self.environment.get(name) != environment.get(name):
                 return f"{name}, which a package reads when it is imported, differs"
         for path, before in self.files.items():
             if frames.mark(path) != before:

@@ -249,6 +249,58 @@ def test_a_package_that_is_not_quiet_is_left_to_the_ranks(node: WarmNode, text: 
     assert warm.warm.warm and job.output == {"0": "False True\n"}
 
 
+def test_all_that_read_their_rank_are_found_in_one_go(node: WarmNode) -> None:
+    """Each time torch is imported anew; those that import them are found with them."""
+    count = node.directory / "count"
+    node.package("torch.__init__", f"open({str(count)!r}, 'a').write('x')\n")
+    node.package("reader", "import os; rank = os.environ.get('LOCAL_RANK')")
+    node.package("user", "import reader")
+    node.package("other", "import os; rank = 'RANK' in os.environ")
+    node.package("quiet", "")
+    job, _ = node.run(HELLO)
+    count.write_text("")
+    pair = node.keep_warm(imports(job, "user", "reader", "other", "quiet"))
+    assert sorted(pairs.ask(pair)["skipped"]) == ["other", "reader", "user"]
+    assert count.read_text() == "xx"
+
+
+LISTS = """
+import os
+first = dict(os.environ)
+second = {name: value for name, value in os.environ.items() if name.startswith("LISTS_")}
+third = os.environ.copy()
+"""
+
+
+def test_who_lists_all_variables_reads_those_with_its_own_name(node: WarmNode) -> None:
+    node.package("lists", LISTS)
+    program = "import lists; print(sorted(lists.second))"
+    node.keep_warm(imports(node.run(program)[0], "lists"))
+    job, warm = node.run(program, env={"ODD": "7", "SSH_CLIENT": "10.0.0.1 50000 22"})
+    assert warm.warm.warm, warm.warm.why
+    node.keep_warm(imports(job, "lists"))
+    job, cold = node.run(program, env={"LISTS_A": "1"})
+    assert "LISTS_A, which a package reads" in cold.warm.why
+    assert job.output == {"0": "['LISTS_A']\n"}
+
+
+def test_a_job_does_not_wait_for_all_that_is_still_imported(node: WarmNode) -> None:
+    """The package ends its import once the process is told that somebody waits."""
+    begun = node.directory / "begun"
+    waits = "import select, sys; select.select([int(sys.argv[1])], [], [])"
+    node.package("slow", f"open({str(begun)!r}, 'w').close()\n{waits}")
+    node.package("late", "")
+    job, _ = node.run(HELLO)
+    session = Session(umask=0o022)
+    session.followed = imports(job, "slow", "late").run
+    session.keep_warm()
+    wait_until(begun.exists, "the import")
+    program = "import sys; print('slow' in sys.modules, 'late' in sys.modules)"
+    job, warm = node.run(program)
+    assert warm.warm.warm, warm.warm.why
+    assert job.output == {"0": "True False\n"}
+
+
 def test_a_rank_notes_its_packages_and_nothing_of_the_users(node: WarmNode) -> None:
     node.package("quiet", "")
     (node.directory / "own.py").write_text("")
