@@ -40,6 +40,7 @@ AHEAD = 8  # requests that are on their way, so that a far node is no slower tha
 PIECE = 1 << 19  # as node/server/outputs.py has it
 RANGE = 64 << 20  # bytes that have one checksum
 SAME_TIME = 1e-4  # seconds: two floats of one time
+ANOTHER = "another file has this name here"
 PUBLISHING = threading.Lock()  # several nodes may have files of one name
 
 
@@ -137,7 +138,22 @@ class Fetch:
         self.result = Fetched()
 
     def go(self, listed: Sequence[OutputFile]) -> Fetched:
-        """Fetch what is missing here or differs, and go on after files that cannot be."""
+        """Fetch what is missing here or differs, and go on after files that cannot be.
+
+        Programs that know nothing of other nodes give their files the same names on each: those
+        of a node that comes later go into a directory of its own.
+        """
+        self._fetch(listed)
+        failed = self.result.failed
+        aside = [file for file in listed if file.place and failed.get(file.path) == ANOTHER]
+        if aside:
+            self.folder = Folder(self.folder.root / self.label, private=self.folder.private)
+            for file in aside:
+                del failed[file.path]
+            self._fetch(aside)
+        return self.result
+
+    def _fetch(self, listed: Sequence[OutputFile]) -> None:
         self.folder.make()
         for file in listed:
             if not plain(file.path):
@@ -147,7 +163,6 @@ class Fetch:
             except OSError as error:
                 self.result.failed[file.path] = error.strerror or str(error)
         self.pipeline.finish()
-        return self.result
 
     def _begin(self, file: OutputFile) -> None:
         parts = PurePosixPath(file.path).parts
@@ -297,4 +312,4 @@ class Fetch:
 
 
 def another() -> OSError:
-    return FileExistsError(errno.EEXIST, "another file has this name here")
+    return FileExistsError(errno.EEXIST, ANOTHER)
