@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,12 @@ def shortened(name: str) -> str:
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[: LONGEST_NAME - 40]}...{name[-37:]}"
+
+
+def is_lost(line: Mapping[str, Any], name: str) -> bool:
+    """Tell whether a value that a line has is NaN or infinite, which JSON has as null."""
+    value = line.get(name, 0.0)
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
 def step_of(line: Mapping[str, Any]) -> int | None:

@@ -123,7 +123,8 @@ def by_webhook(url: str, notice: Notice, seconds: float) -> str:
             return ""
     except urllib.error.HTTPError as error:
         error.close()
-        return f"the server answered {error.code}"
+        moved = ", that it is elsewhere: give that address" if 300 <= error.code < 400 else ""
+        return f"the server answered {error.code}{moved}"
     except urllib.error.URLError as error:
         if isinstance(error.reason, OSError):
             raise error.reason from None

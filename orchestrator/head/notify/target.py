@@ -41,7 +41,7 @@ class Target:
             return self.written
         if self.kind == "webhook":
             parts = urlsplit(self.to)
-            return f"webhook:{parts.scheme}://{parts.hostname}/{HIDDEN}"
+            return f"webhook:{parts.scheme}://{parts.netloc}/{HIDDEN}"  # a login is refused
         first, _, rest = self.to.partition(" ")
         program = first if PROGRAM.fullmatch(first) else HIDDEN
         return f"cmd:{program} {HIDDEN}" if rest and program != HIDDEN else f"cmd:{program}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.head.report import curves
@@ -39,6 +39,7 @@ OF_MACHINES = (
 MAPPED = ("gpu", "cpu", "received", "mhz")  # of many nodes, also a map
 MOST_LINES = 8  # nodes that have a line each: more cannot be told apart
 WITHOUT = ("tokens", "epoch", "skipped_steps", "exposed_comm_ms", *PARTS)
+TRAINED, HELD_OUT = "train_", "val_"  # of what the Trainer says at the end of an epoch
 NOTABLE = 0.05  # of a step: less is noise
 NAMES = {
     "step_ms": "step",
@@ -108,7 +109,7 @@ def charts(stories: Sequence[Story]) -> list[Chart]:
         if moment.step is not None and len(stories) == 1
     )
     known = {name for _, _, members in KNOWN for name in members} | set(WITHOUT)
-    groups = [*KNOWN, *((name, unit_of(name), (name,)) for name in names if name not in known)]
+    groups = [*KNOWN, *of_a_program(name for name in names if name not in known)]
     found = [
         Chart(title, unit, lines_of(trainings, members), marks=marks)
         for title, unit, members in groups
@@ -117,6 +118,18 @@ def charts(stories: Sequence[Story]) -> list[Chart]:
     for each in trainings:
         found += [chart for chart in (split(*each, marks=marks), exposed(*each)) if chart]
     return found
+
+
+def of_a_program(names: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Yield a chart for each metric of a program's own; one for both of an epoch's, on what it
+    trained and on what was held out: whether they part is what people look for."""
+    known = dict.fromkeys(names)
+    for name in known:
+        of = name.removeprefix(TRAINED)
+        if of != name and HELD_OUT + of in known:
+            yield f"{of} of an epoch", unit_of(name), (name, HELD_OUT + of)
+        elif not (name.startswith(HELD_OUT) and TRAINED + name.removeprefix(HELD_OUT) in known):
+            yield name, unit_of(name), (name,)
 
 
 def of_machines(stories: Sequence[Story]) -> list[Chart]:

@@ -20,7 +20,7 @@ from orchestrator.head.follow import verdict
 from orchestrator.head.report import charts as choice
 from orchestrator.head.report.charts import Chart, Map
 from orchestrator.head.report.curves import Curve
-from orchestrator.head.report.story import LARGEST_DIFF, Moment, Story
+from orchestrator.head.report.story import LARGEST_DIFF, Moment, Story, Training
 from orchestrator.text import duration, size
 
 WEB = Path(__file__).parent / "web"
@@ -111,15 +111,18 @@ def figures(story: Story) -> Iterator[str]:
         named = [("nodes, ranks", f"{len(record.nodes)}, {ranks}")]
     for training in story.trainings[-MOST_TRAINERS:]:
         whose = f" (Trainer {training.number})" if len(story.trainings) > 1 else ""
-        named += ((f"{name}{whose}", value) for name, value in of_training(training.curves))
+        named += ((f"{name}{whose}", value) for name, value in of_training(training))
     for name, value in named:
         yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
 
 
-def of_training(known: Mapping[str, Curve]) -> Iterator[tuple[str, str]]:
+def of_training(training: Training) -> Iterator[tuple[str, str]]:
+    known = training.curves
     if known:
         yield "steps", str(max(curve.steps[-1] for curve in known.values()))
-    if "loss" in known:
+    if training.lost:
+        yield "last loss", "NaN or inf"
+    elif "loss" in known:
         yield "last loss", f"{known['loss'].means[-1]:.4g}"
     if "eval_loss" in known:
         yield "least held-out loss", f"{min(known['eval_loss'].means):.4g}"
@@ -302,13 +305,20 @@ def details(story: Story, *, several: bool) -> Iterator[str]:
     whose = f" of {escape(story.experiment.name)}" if several else ""
     yield f"<section><h2>What happened{whose}</h2>{time_axis(story)}<ol>"
     for moment in story.moments:
-        after = f"{moment.time - story.record.started:+.1f} s" if moment.time else ""
+        after = since(moment.time - story.record.started) if moment.time else ""
         step = "" if moment.step is None else f"step {moment.step}"
         at = f" ({step})" if step not in moment.what else ""
         look = ' class="bad"' if moment.bad else ""
         yield f'<li{look}><span class="soft">{after}</span> {escape(moment.what)}{at}</li>'
     yield f"</ol></section><section><h2>Nodes{whose}</h2>{node_table(story)}</section>"
     yield f"<section><h2>What was run{whose}</h2>{what_was_run(story)}</section>"
+
+
+def since(seconds: float) -> str:
+    """Write when something happened after the start, or before it."""
+    if abs(seconds) < 59.95:
+        return f"{seconds:+.1f} s"
+    return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
 
 
 def last_lines(story: Story, *, several: bool) -> Iterator[str]:

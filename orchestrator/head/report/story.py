@@ -31,6 +31,7 @@ from orchestrator.records.node_metrics import Notices
 from orchestrator.text import plural, size
 
 LINES = 40  # of each node's log
+LONGEST_LINE = 2000  # characters
 LARGEST_CONFIG = 1 << 20  # characters
 LARGEST_DIFF = 200_000
 # What differs between ranks, and is worth a map of them.
@@ -58,6 +59,7 @@ class Training:
     curves: dict[str, Curve]  # of the lowest rank
     maps: dict[str, RankMap]
     times: Curve = field(default_factory=Curve)  # when its steps were logged
+    lost: bool = False  # its last loss is NaN or infinite
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ def read_trainings(outputs: Path, points: int) -> list[Training]:
         wanted = [name for name in (*OF_RANKS, *MORE_OF_RANKS) if name in own]
         maps = curves.rank_maps(paths, wanted) if len(paths) > 1 else {}
         if own:
-            trainings.append(Training(number, own, maps, times))
+            lost = last_metrics.is_lost(last_metrics.last_values(paths[min(paths)]), "loss")
+            trainings.append(Training(number, own, maps, times, lost))
     KEPT.make_room()
     return trainings
 
@@ -137,7 +140,16 @@ def config_text(experiment: Experiment) -> str:
 
 def last_lines(experiment: Experiment, record: JobRecord) -> list[tuple[str, list[str]]]:
     logs = log_files(experiment, record.nodes)
-    return [(f"node {log.node} ({log.label})", tail(log, LINES, None)) for log in logs]
+    return [
+        (f"node {log.node} ({log.label})", [cut(line) for line in tail(log, LINES, None)])
+        for log in logs
+    ]
+
+
+def cut(line: str) -> str:
+    """Leave out the middle of a line that nobody reads to its end: 64 nodes may print some."""
+    half = LONGEST_LINE // 2
+    return line if len(line) <= LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
 
 
 def moments(

@@ -11,7 +11,7 @@ from orchestrator.errors import UsageError
 from orchestrator.head.top.ranks import RankSample, ranks
 from orchestrator.records import trainers
 from orchestrator.records.experiment import JobRecord
-from orchestrator.records.last_metrics import last_values, number, step_of
+from orchestrator.records.last_metrics import is_lost, last_values, number, step_of
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Progress:
     step: int | None = None
     steps: int | None = None  # in all
     loss: float | None = None
+    lost: bool = False  # the loss is NaN or infinite
     rate: float | None = None  # tokens, targets or samples per second
     left: float | None = None  # seconds
     slowest: str = ""  # the rank that keeps the others waiting
@@ -54,6 +55,7 @@ def of(
         step=step,
         steps=None if step is None else steps,
         loss=number(line, "loss"),
+        lost=is_lost(line, "loss"),
         rate=number(line, "tokens_per_s"),
         left=left,
         slowest=slowest(each),

@@ -40,6 +40,7 @@ class JobSample:
     slowest: str = ""  # the rank that keeps the others waiting
     ranks: tuple[RankSample, ...] = ()  # of the job that is looked at closer
     trainer: int = 1  # whose step it is, where the program has several
+    lost: bool = False  # its loss is NaN or infinite
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def job_row(job: JobSample, now: float) -> list[str]:
     return [
         job.experiment or job.job,
         step,
-        "-" if job.loss is None else f"{job.loss:.4g}",
+        "NaN" if job.lost else "-" if job.loss is None else f"{job.loss:.4g}",
         "-" if job.left is None else text.duration(job.left),
         job.slowest or "-",
         "-" if job.rate is None else f"{text.size(job.rate).removesuffix('B').strip()}/s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.records import experiment as experiments
 from orchestrator.records import goodput, node_metrics, trainers
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.last_metrics import last_values, number
+from orchestrator.records.last_metrics import is_lost, last_values, number
 from orchestrator.records.node_metrics import NodeSample, Recent
 
 STAYS = 3600.0  # seconds that a job which is over is still told of, so that an alarm sees it
@@ -144,6 +145,8 @@ def of_rank(line: Mapping[str, Any], labels: dict[str, str], ahead: float = 0.0)
     for name, (told, divided) in OF_RANK.items():
         if (value := number(line, name)) is not None:
             yield told, labels, value / divided - (ahead if name == "time" else 0.0)
+    if is_lost(line, "loss"):
+        yield "loss", labels, math.nan
     for name in PARTS:
         if (value := number(line, name)) is not None:
             part = name.removesuffix("_ms")
@@ -185,7 +188,10 @@ def written(points: Iterable[Point]) -> str:
         if name in by_name:
             text.append(f"# HELP orchestrator_{name} {what}")
             text.append(f"# TYPE orchestrator_{name} gauge")
-            text += (f"{series} {value!r}" for series, value in by_name[name].items())
+            text += (
+                f"{series} {'NaN' if math.isnan(value) else repr(value)}"
+                for series, value in by_name[name].items()
+            )
     return "".join(f"{line}\n" for line in text)
 
 

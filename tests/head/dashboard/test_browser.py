@@ -60,6 +60,7 @@ def test_live_by_keys_in_light_and_dark(served: tuple[Path, str], tmp_path: Path
         see_it_grow(browser, root / RUN)
         search_and_stop(browser)
         lose_the_connection(browser)
+        lose_the_server(browser)
         for dark, color, paper in (
             (True, (0x58, 0xA6, 0xFF), (0x0F, 0x13, 0x18)),
             (False, (0x09, 0x69, 0xDA), (255, 255, 255)),
@@ -130,6 +131,18 @@ made[0].tell();
 made[0].onerror();
 made[0].tell();
 """
+
+
+def lose_the_server(browser: Browser) -> None:
+    """What is asked for then is not waited for without end."""
+    browser.ask("Network.enable")
+    cut = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    browser.ask("Network.emulateNetworkConditions", offline=True, **cut)
+    browser.eval("document.getElementById('search').requestSubmit()")
+    browser.until("document.getElementById('found').textContent.startsWith('not searched')")
+    browser.ask("Network.emulateNetworkConditions", offline=False, **cut)
+    browser.ask("Network.disable")
+    browser.console.clear()  # the browser notes each request that failed
 
 
 def lose_the_connection(browser: Browser) -> None:

@@ -70,7 +70,9 @@ def test_a_webhook_gets_what_chat_programs_show(server: Server) -> None:
     assert body["verdict"]["rank"] == 3 and len(body["verdict"]["traceback"]) == 8000
 
 
-@pytest.mark.parametrize(("path", "problem"), [("moved", "answered 302"), ("gone", "answered 404")])
+@pytest.mark.parametrize(
+    ("path", "problem"), [("moved", "answered 302, that it is elsewhere"), ("gone", "answered 404")]
+)
 def test_a_webhook_that_refuses_is_said_once_without_its_url(
     server: Server, path: str, problem: str
 ) -> None:

@@ -22,6 +22,16 @@ URL = "https://hooks.example.org/services/T0/B0/hidden-part?token=1"
     ("written", "kind", "to", "shown", "secret"),
     [
         (f"webhook:{URL}", "webhook", URL, "webhook:https://hooks.example.org/(redacted)", URL),
+        *(
+            (
+                f"webhook:http://10.0.0.1:{port}/x",
+                "webhook",
+                f"http://10.0.0.1:{port}/x",
+                f"webhook:http://10.0.0.1:{port}/(redacted)",
+                f"http://10.0.0.1:{port}/x",
+            )
+            for port in (8065, 8080)
+        ),
         ("webhook:env:HOOK", "webhook", URL, "webhook:env:HOOK", URL),
         ("mail:ops+ml@example.org", "mail", "ops+ml@example.org", "mail:ops+ml@example.org", ""),
         ("mail:root", "mail", "root", "mail:root", ""),

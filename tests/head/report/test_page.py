@@ -77,6 +77,48 @@ def test_a_training_is_all_there(tmp_path: Path) -> None:
     assert all(chart["moments"] == [{"step": 151, "bad": True}] for chart in data["charts"])
 
 
+def test_what_was_held_out_shares_a_chart_with_what_was_trained(tmp_path: Path) -> None:
+    made = experiment(tmp_path / "run", steps=3)
+    epochs = [
+        {"step": step, "train_loss": 2.0, "val_loss": 3.0, "train_x": 1.0, "val_y": 1.0, "acc": 0.5}
+        for step in (1, 2, 3)
+    ]
+    with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
+        file.write("".join(json.dumps(each) + "\n" for each in epochs))
+    own = charts.charts([story.tell(made)])
+    known = {chart.title: [line.name for line in chart.lines] for chart in own}
+    assert known["loss of an epoch"] == ["train_loss", "val_loss"]
+    assert {"train_x", "val_y", "acc"} < known.keys()
+    assert not {"train_loss", "val_loss"} & known.keys()
+
+
+@pytest.mark.parametrize(("last", "said"), [(None, "last loss NaN or inf"), (0.5, "last loss 0.5")])
+def test_a_loss_that_is_no_number_is_not_the_one_before(
+    tmp_path: Path, last: float | None, said: str
+) -> None:
+    made = experiment(tmp_path / "run", steps=3)
+    with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 4, "loss": last, "step_ms": 9.0}) + "\n")
+        file.write(json.dumps({"step": 4, "val_loss": 1.0}) + "\n")  # of the epoch
+    assert said in parts_of(made).words
+
+
+def test_times_are_as_long_as_people_read_them() -> None:
+    assert [page.since(seconds) for seconds in (-0.84, 3.0, 59.96, 184322.0, -7200.0)] == [
+        *("-0.8 s", "+3.0 s", "+1 min 00 s", "+2 d 03 h", "-2 h 00 min")
+    ]
+
+
+def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
+    """Forty of 64 KiB of each of 64 nodes would be a page that nobody can send."""
+    made = experiment(tmp_path / "run", steps=3)
+    made.log(made.read_record().nodes[0]).write_text(f"first{'x' * 60_000}last\n" * 40)
+    text = page.page([story.tell(made)], {})
+    small = len(page.page([story.tell(experiment(tmp_path / "small", steps=3))], {}))
+    assert len(text) - small < 41 * story.LONGEST_LINE + 1000
+    assert "first" in text and "last" in text
+
+
 def test_every_trainer_has_its_name(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run")
     train_again(made, steps=7)

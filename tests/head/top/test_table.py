@@ -24,6 +24,8 @@ def test_each_job_has_a_row() -> None:
     whole = job("train", slowest="rank 3 +40%", nodes=("one", "two", "three"))
     second = job("gan", step=7, steps=None, left=None, trainer=2)
     assert table.job_rows(sample(second))[0][:2] == ["gan", "7 (Trainer 2)"]
+    diverged = job("y", loss=None, lost=True)
+    assert table.job_rows(sample(diverged))[0][2] == "NaN"
     foreign = job("x", experiment="", step=None, steps=None, loss=None, rate=None, left=None)
     assert table.job_rows(sample(whole, foreign)) == [
         [

@@ -89,6 +89,17 @@ def test_when_a_rank_has_told_something_is_by_our_clock(tmp_path: Path) -> None:
     assert [value for _, value in points(tmp_path)["rank_told_timestamp_seconds"]] == [NOW]
 
 
+def test_a_loss_that_is_no_number_is_told_as_that(tmp_path: Path) -> None:
+    """Else an alarm would see the series end, as when a job is done."""
+    made = job(tmp_path, "one")
+    told = {"time": NOW, "rank": 0, "step": 7, "step_ms": 5.0, "mfu": None}
+    tell(made, "rank_00_metrics.jsonl", {**told, "loss": 0.5}, {**told, "step": 8, "loss": None})
+    assert [str(value) for _, value in points(tmp_path)["loss"]] == ["nan"]
+    assert "mfu_ratio" not in points(tmp_path)
+    text = written(Exposition(tmp_path).points(NOW))
+    assert [line.rpartition(" ")[2] for line in text.splitlines() if "_loss{" in line] == ["NaN"]
+
+
 def test_a_series_is_there_once() -> None:
     same = [("loss", {"x": "a" * 200 + end}, 0.5) for end in ("b", "c")]
     assert written(same).count("orchestrator_loss{") == 1

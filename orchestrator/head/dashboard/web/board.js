@@ -91,7 +91,7 @@
     cell(state, "", "state state-" + row.state.replace(/[^a-z]/g, ""));
     const whose = row.trainer > 1 ? " (Trainer " + row.trainer + ")" : "";
     cell(row.step == null ? "" : row.step + (row.steps ? " of " + row.steps : "") + whose, "step", "number");
-    cell(number(row.loss), "loss", "number");
+    cell(row.lost ? "NaN" : number(row.loss), "loss", row.lost ? "number state-failed" : "number");
     cell(large(row.rate), "speed", "number");
     cell(row.ended ? "" : time(row.left), "left", "number");
     cell(row.training == null ? "" : Math.round(row.training * 100) + " %", "training", "number");
@@ -167,9 +167,14 @@
     at("hits").hidden = true;
     if (!word.trim()) { at("found").textContent = ""; return; }
     at("found").textContent = "searching ...";
-    const answer = await fetch(path(names[0], "/search?q=" + encodeURIComponent(word)));
-    const found = await answer.json();
-    if (!answer.ok) { at("found").textContent = found.error; return; }
+    let answer, found;
+    try {
+      answer = await fetch(path(names[0], "/search?q=" + encodeURIComponent(word)));
+      found = await answer.json();
+    } catch (error) {  // the dashboard has ended, or was started anew and answers with no JSON
+      found = { error: "not searched: " + LOST };
+    }
+    if (found.error) { at("found").textContent = found.error; return; }
     const lines = found.count === 1 ? "1 line" : found.count + " lines";
     const shown = found.count > found.hits.length ? "; the last of each node are shown" : "";
     const part = found.whole ? "" : "; not all was read in " + found.seconds + " s";
@@ -186,8 +191,12 @@
   }
 
   async function stop() {
-    const answer = await fetch(path(names[0], "/stop"), { method: "POST", headers: { "X-Orchestrator-Form": form } });
-    if (!answer.ok) stopping((await answer.json()).error);
+    try {
+      const answer = await fetch(path(names[0], "/stop"), { method: "POST", headers: { "X-Orchestrator-Form": form } });
+      if (!answer.ok) stopping((await answer.json()).error);
+    } catch (error) {
+      stopping("nothing was asked to stop: " + LOST);
+    }
   }
   function stopping(said) {
     at("stopping").hidden = !said;

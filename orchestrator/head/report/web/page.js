@@ -17,6 +17,7 @@
   function show(value, unit) {
     if (value == null) return "-";
     if (unit === "ratio") return +(value * 100).toPrecision(3) + " %";
+    if (!unit && Math.abs(value) >= 1e12) return value.toExponential(2);
     for (const [size, name] of UNITS[unit] || []) {
       if (Math.abs(value) >= size) return +(value / size).toPrecision(3) + name;
     }
