@@ -29,6 +29,7 @@ from orchestrator.protocol.messages import (
     Answered,
     Dialed,
     Heartbeat,
+    Listening,
     Paces,
     Refused,
     Request,
@@ -93,7 +94,7 @@ class ClockRead(News):
 class Answer(News):
     """The node answers a question: what its ranks are doing, or which address it reaches."""
 
-    answer: Stuck | Paces | Dialed
+    answer: Stuck | Paces | Listening | Dialed
 
 
 @dataclass(frozen=True)
@@ -354,7 +355,7 @@ class NodeFollower(threading.Thread):
     def _answered(self, number: int, answer: Message) -> None:
         if isinstance(answer, messages.Left):
             self.left.set()
-        elif isinstance(answer, (Stuck, Paces, Dialed)):
+        elif isinstance(answer, (Stuck, Paces, Listening, Dialed)):
             self.post(Answer(self.node.index, answer))
         elif isinstance(answer, messages.Clock):
             # Clocks drift apart: a good exchange is better than one of an hour ago.

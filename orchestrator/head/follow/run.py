@@ -24,7 +24,7 @@ from orchestrator.head.follow.hang_monitor import HangMonitor
 from orchestrator.head.follow.job_end import JobEnd, Outcome
 from orchestrator.head.follow.node_state import NodeState
 from orchestrator.head.follow.slow_monitor import SlowMonitor
-from orchestrator.head.follow.start_monitor import DIALS_WITHIN, OPEN_ALL, StartMonitor
+from orchestrator.head.follow.start_monitor import DIALS_WITHIN, OPEN_ALL, LinkMonitor, StartMonitor
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.outputs import beside
 from orchestrator.head.outputs.beside import Beside
@@ -32,7 +32,7 @@ from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.keyboard import KEYS, Keys
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
-from orchestrator.protocol.messages import Paces, Stuck
+from orchestrator.protocol.messages import Listening, Paces, Stuck
 from orchestrator.protocol.timing import PEER_GRACE
 from orchestrator.records import goodput
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord, NodeRecord
@@ -122,6 +122,7 @@ class Run:
         # With a short limit the hang itself is found first, and is what was asked for.
         dials = not 0 < record.launch.hang_timeout < DIALS_WITHIN
         self.start_monitor = StartMonitor(record.master if dials else "")
+        self.link_monitor = LinkMonitor(record.nodes)
         self.left_hanging = False
         self.inbox: queue.SimpleQueue[News | int] = queue.SimpleQueue()
         self.failures: list[Failure] = []
@@ -364,6 +365,8 @@ class Run:
             self.hang_monitor.answer(news.node, news.answer)
         elif isinstance(news.answer, Paces):
             self.slow_monitor.answer(news.node, news.answer)
+        elif isinstance(news.answer, Listening) or self.start_monitor.over:
+            self.link_monitor.answer(news.node, news.answer)
         else:
             self.start_monitor.answer(news.node, news.answer)
 
@@ -488,10 +491,14 @@ class Run:
         if not self.end.open or self.left_hanging or any(node.lost_since for node in self.nodes):
             return
         followers = [f for f, n in zip(self.followers, self.nodes, strict=True) if not n.over]
-        unmet = self.start_monitor.look(followers, begun=any(node.ranks for node in self.nodes))
+        begun = any(node.ranks for node in self.nodes)
+        unmet = self.start_monitor.look(followers, begun=begun)
         if unmet is not None:
             self.failed(unmet)
             return
+        apart = self.link_monitor.look(followers, begun=begun)
+        if apart:
+            self.say(apart)
         slow = self.slow_monitor.look(followers)
         if slow is not None:
             self.held_up({**asdict(slow), "time": time.time()})

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.launch import Launch
-from orchestrator.head.follow.follower import Lost
+from orchestrator.head.follow.follower import Answer, Lost
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.verdict import Failure
@@ -21,6 +21,7 @@ from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of
 from orchestrator.protocol.events import Ended, RankAtEnd
+from orchestrator.protocol.messages import Dialed, Listening
 from orchestrator.protocol.timing import HEARSAY
 from orchestrator.records import experiment
 from orchestrator.records.experiment import RESIZED, JobRecord, NodeRecord
@@ -271,6 +272,21 @@ def test_a_short_limit_for_hangs_comes_before_the_look_at_the_port(
     launch = Launch(hang_timeout=hang_timeout)
     record = replace(job(directory), master="10.0.0.1:29500", launch=launch)
     assert run_of(directory, record).start_monitor.master == ("10.0.0.1:29500" if dials else "")
+
+
+def test_what_nodes_say_of_each_other_is_heard(tmp_path: Path) -> None:
+    directory = experiment.create(tmp_path, "run")
+    run = run_of(directory, job(directory))
+    run.start_monitor.over = False
+    run.handle(Answer(0, Dialed(answers=("refused",))))
+    assert run.start_monitor.answers == {0: "refused"}
+    run.start_monitor.over = True  # ranks have begun
+    run.handle(Answer(1, Listening(ports=(7001,))))
+    run.link_monitor.calls = {0: [1]}
+    run.handle(Answer(0, Dialed(answers=("no answer in 3 s",))))
+    assert run.link_monitor.ports == {1: 7001}
+    assert run.link_monitor.silent == {(0, 1): "no answer in 3 s"}
+    assert run.start_monitor.answers == {0: "refused"}
 
 
 @pytest.mark.parametrize(
