@@ -276,7 +276,8 @@ def test_a_short_limit_for_hangs_comes_before_the_look_at_the_port(
 
 def test_what_nodes_say_of_each_other_is_heard(tmp_path: Path) -> None:
     directory = experiment.create(tmp_path, "run")
-    run = run_of(directory, job(directory))
+    nodes = [NodeRecord(n, f"n{n}", "n", None, None, f"10.0.0.{n}", "", n, 1) for n in range(2)]
+    run = run_of(directory, replace(job(directory), nodes=nodes))
     run.start_monitor.over = False
     run.handle(Answer(0, Dialed(answers=("refused",))))
     assert run.start_monitor.answers == {0: "refused"}
