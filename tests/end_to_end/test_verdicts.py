@@ -1,6 +1,7 @@
-"""Failures planted for real on two nodes: the verdict names each, where it was, and what to do.
+"""Failures planted for real: the verdict names each, where it was, and what to do.
 
-Rank 1, alone on node 1, fails; rank 0 sits in a collective with it and fails because of that.
+Rank 1 fails; rank 0 sits in a collective with it and fails because of that. Both are on one node,
+but where it matters which of two nodes is heard of first, or tells the time otherwise.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Planted(NamedTuple):
     kind: str
     words: str  # a pattern, found in the message
     fix: str  # a pattern, found in what to do
-    place: tuple[int, int | None] = (1, 1)  # node, rank
+    nodes: int = 1
+    named: bool = True  # it is always the same rank
 
 
 def together(text: str) -> str:
@@ -72,7 +74,7 @@ atexit.register(time.sleep, 5)
 dist.destroy_process_group()
 raise ValueError('bad batch')  # HERE
 """),
-        "exception", "^ValueError: bad batch$", "fix the line",
+        "exception", "^ValueError: bad batch$", "fix the line", 2,
     ),
     "its keeper slow, so that its end is heard of last": Planted(
         together("""
@@ -81,7 +83,7 @@ subprocess.Popen(['sh', '-c', f'sleep 0.6; kill -CONT {keeper}'])
 os.kill(keeper, signal.SIGSTOP)
 os._exit(7)
 """),
-        "exit", "^ended with exit code 7$", "the program's own",
+        "exit", "^ended with exit code 7$", "the program's own", 2,
     ),
     "in a DataLoader worker": Planted(
         """
@@ -212,7 +214,7 @@ subprocess.Popen(['sh', '-c', f'sleep 0.6; kill -CONT {keeper}'])
 os.kill(keeper, signal.SIGSTOP)
 sys.exit(0)
 """),
-        "ended_early", "^ended with exit code 0 while others waited", "same number of steps",
+        "ended_early", "^ended with exit code 0 while others waited", "same number of steps", 2,
     ),
     "no such interface": Planted(
         "if rank == 1: os.environ['GLOO_SOCKET_IFNAME'] = 'ib7'\njoin(2)",
@@ -220,7 +222,7 @@ sys.exit(0)
     ),
     "an address that only the node itself has": Planted(
         "os.environ['GLOO_SOCKET_IFNAME'] = 'lo'\njoin(2)",
-        "communication", "connectFullMesh", "ifname=", (-1, -1),
+        "communication", "connectFullMesh", "ifname=", 2, False,
     ),
     "a port that is taken": Planted(
         """
@@ -236,9 +238,10 @@ dist.all_reduce(torch.ones(1))
 }  # fmt: skip
 
 
-def launch(head: Head, text: str, *words: str, **env: str) -> tuple[Command, dict[str, Any]]:
+def launch(head: Head, text: str, nodes: int = 1) -> tuple[Command, dict[str, Any]]:
+    """Two ranks, together on one node or on two."""
     script = head.script("train.py", BEGIN + text)
-    command = head.launch("--nproc", "1", *words, script, **env)
+    command = head.launch("--nnodes", str(nodes), "--nproc", str(2 // nodes), script)
     assert command.finish() == 1, command.text
     verdict: dict[str, Any] = head.record["verdict"]
     return command, verdict
@@ -246,12 +249,12 @@ def launch(head: Head, text: str, *words: str, **env: str) -> tuple[Command, dic
 
 @pytest.mark.parametrize("planted", TABLE.values(), ids=TABLE)
 def test_the_cause_is_named(head: Head, planted: Planted) -> None:
-    command, verdict = launch(head, planted.text)
+    command, verdict = launch(head, planted.text, planted.nodes)
     assert verdict["kind"] == planted.kind, verdict
     assert re.search(planted.words, verdict["message"].splitlines()[0]), verdict
     assert re.search(planted.fix, verdict["fix"]), verdict
-    if planted.place != (-1, -1):
-        assert (verdict["node"], verdict["rank"]) == planted.place, verdict
+    if planted.named:
+        assert (verdict["node"], verdict["rank"]) == (planted.nodes - 1, 1), verdict
     lines = (head.directory / "train.py").read_text().splitlines()
     here = [number for number, line in enumerate(lines, 1) if "# HERE" in line]
     if here:
@@ -276,7 +279,7 @@ def assert_it_ends_with_the_verdict(command: Command, verdict: dict[str, Any]) -
 
 
 def test_the_same_failure_on_every_rank_is_told_once(head: Head) -> None:
-    command, verdict = launch(head, "import flash_attention_4")
+    command, verdict = launch(head, "import flash_attention_4", 2)
     assert verdict["kind"] == "exception", "what no node has is no machine's fault"
     assert verdict["same"] == [1 - verdict["rank"]] and verdict["others"] == 0
     assert f"orchestrator:   the same on rank {1 - verdict['rank']}" in command.lines
@@ -290,7 +293,7 @@ dist.broadcast_object_list(at)
 while time.time() < at[0]: pass
 raise ValueError(f"of rank {rank}")
 """
-    command, verdict = launch(head, text)
+    command, verdict = launch(head, text, 2)
     other = 1 - verdict["rank"]
     assert verdict["message"] == f"ValueError: of rank {verdict['rank']}"
     assert [told["message"] for told in verdict["also"]] == [f"ValueError: of rank {other}"]
@@ -339,7 +342,7 @@ while not os.path.exists("failed"): time.sleep(0.001)
 time.sleep(0.2)
 raise ValueError("second")
 """
-    command, verdict = launch(head, text)
+    command, verdict = launch(head, text, 2)
     assert (verdict["rank"], verdict["message"]) == (first, "ValueError: first")
     assert [told["message"] for told in verdict["also"]] == ["ValueError: second"]
     assert abs(head.record["ended"] - verdict["time"]) < 30, "by the head's own clock"
@@ -399,9 +402,10 @@ def test_the_kernels_out_of_memory_killer(head: Head) -> None:
     with control_group() as group:
         if group is None:
             return  # the next test says the same with a counter of our own
-        command = head.launch("--nproc", "1", head.script("greedy.py", BEGIN + GREEDY))
+        script = head.script("greedy.py", BEGIN + GREEDY)
+        command = head.launch("--nnodes", "1", "--nproc", "2", script)
         pid = int(command.wait_for(r"PID (\d+)")[1])
-        (group / "cgroup.procs").write_text(str(pid_here(head, 1, pid)))
+        (group / "cgroup.procs").write_text(str(pid_here(head, 0, pid)))
         head.script("go", "")
         is_out_of_memory(head, command)
 
@@ -413,7 +417,7 @@ def test_the_killers_counter_is_read(head: Head) -> None:
     copy = head.directory / "vmstat"
     text = Path("/proc/vmstat").read_text()
     copy.write_text(re.sub(r"^oom_kill .*\n", "", text, flags=re.MULTILINE) + "oom_kill 4\n")
-    head.cluster.exec(1, ["mount", "--bind", str(copy), "/proc/vmstat"])
+    head.cluster.exec(0, ["mount", "--bind", str(copy), "/proc/vmstat"])
     try:
         script = """
 join()
@@ -424,10 +428,11 @@ if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.all_reduce(torch.ones(1))
 """
-        command = head.launch("--nproc", "1", head.script("killed.py", BEGIN + script))
+        program = head.script("killed.py", BEGIN + script)
+        command = head.launch("--nnodes", "1", "--nproc", "2", program)
         is_out_of_memory(head, command)
     finally:
-        head.cluster.exec(1, ["umount", "/proc/vmstat"])
+        head.cluster.exec(0, ["umount", "/proc/vmstat"])
 
 
 def test_shared_memory_that_is_full(head: Head) -> None:
@@ -442,11 +447,11 @@ if rank == 1:
     list(torch.utils.data.DataLoader(Rows(), num_workers=1))
 dist.all_reduce(torch.ones(1))
 """
-    head.cluster.exec(1, ["mount", "-o", "remount,size=1m", "/dev/shm"])
+    head.cluster.exec(0, ["mount", "-o", "remount,size=1m", "/dev/shm"])
     try:
         _, verdict = launch(head, text)
     finally:
-        head.cluster.exec(1, ["mount", "-o", "remount,size=50%", "/dev/shm"])
+        head.cluster.exec(0, ["mount", "-o", "remount,size=50%", "/dev/shm"])
     assert (verdict["kind"], verdict["rank"]) == ("shared_memory", 1), verdict
     assert "df -h /dev/shm" in verdict["fix"]
 
@@ -454,7 +459,7 @@ dist.all_reduce(torch.ones(1))
 def test_a_home_that_is_full(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
     """What cannot be written down there is told all the same; nothing can be started then."""
     home = Path.home()
-    cluster = netns_cluster(2, tmpfs=[home], tmpfs_size="16m")
+    cluster = netns_cluster(1, tmpfs=[home], tmpfs_size="16m")
     head = Head(cluster, tmp_path)
     text = f"""
 join()
@@ -471,8 +476,8 @@ dist.all_reduce(torch.ones(1))
     assert verdict["message"] == "OSError: [Errno 28] No space left on device"
     assert "train.py:" in verdict["where"]
     assert head.nothing_left()
-    cluster.fill_disk(1, home)  # what the job itself had kept
-    again = head.launch("--nproc", "1", "train.py")
+    cluster.fill_disk(0, home)  # what the job itself had kept
+    again = head.launch("--nproc", "2", "train.py")
     assert again.finish() == 4, again.text
     assert f"{home}/.orchestrator/runs/" in again.text and "No space left on device" in again.text
     verdict = head.record["verdict"]
