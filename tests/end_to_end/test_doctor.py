@@ -80,8 +80,7 @@ def test_another_torch_on_one_node(ward: Head, tmp_path: Path) -> None:
     assert launch.finish() == 3
     assert "nothing was started" in launch.text and found["what"] in launch.text
     assert not ward.experiments and not list((ward.directory / "experiments").glob("*"))
-    ward.node_list = ward.cluster.write_list([one, f"{two} python={python}"])
-    ward.run("--no-check", "x.py")
+    ward.run("--no-check", "--dry-run", "x.py")
 
 
 def other_torch(place: Path, version: str) -> Path:
@@ -102,16 +101,29 @@ def other_torch(place: Path, version: str) -> Path:
     return place / "bin" / "python"
 
 
-def test_a_firewall_one_way(ward: Head, cluster: NetnsCluster) -> None:
-    """Node 2 may not call the master's port; all else is open."""
-    rule = f"ip saddr {cluster.addresses[2]} tcp dport 29500 drop"
+def test_a_firewall_one_way_and_a_switch_that_takes_no_jumbo_frames(
+    ward: Head, cluster: NetnsCluster
+) -> None:
+    """Node 2 may not call the master's port; all else is open. Nodes 0 and 1 send packets that the
+    bridge between them drops: calls pass, and data does not."""
+    zero, one, two = cluster.addresses
+    rule = f"ip saddr {two} tcp dport 29500 drop"
     chain = "nft add chain inet wall i '{ type filter hook input priority 0 ; }'"
-    how = f"nft add table inet wall; {chain}; nft add rule inet wall i {rule}"
-    with broken(cluster, 0, how, "nft delete table inet wall"):
+    wall = f"nft add table inet wall; {chain}; nft add rule inet wall i {rule}"
+    large = "ip link set eth0 mtu 9000 gso_max_segs 1"
+    small = "ip link set eth0 mtu 1500 gso_max_segs 65535"
+    with (
+        broken(cluster, 0, wall, "nft delete table inet wall"),
+        broken(cluster, 0, large, small),
+        broken(cluster, 1, large, small),
+    ):
         findings = examine(ward, code=3)
-    found = only(findings, "links", "bad", cluster.addresses[0], cluster.addresses[2])
-    words = f"{cluster.addresses[2]} does not reach {cluster.addresses[0]} (port 29500: no answer"
-    assert words in found["what"]
+    bad = {found["check"]: found for found in findings if found["level"] == "bad"}
+    assert len(bad) == len([found for found in findings if found["level"] == "bad"]) == 2, findings
+    assert sorted(bad["links"]["nodes"]) == sorted([zero, two])
+    assert f"{two} does not reach {zero} (port 29500: no answer" in bad["links"]["what"]
+    assert sorted(bad["mtu"]["nodes"]) == sorted([zero, one])
+    assert "small packets arrive, large ones do not" in bad["mtu"]["what"]
 
 
 def test_a_smaller_mtu(ward: Head, cluster: NetnsCluster) -> None:
@@ -119,17 +131,6 @@ def test_a_smaller_mtu(ward: Head, cluster: NetnsCluster) -> None:
     with broken(cluster, 1, how, mend):
         found = only(examine(ward, "--quick", code=0), "mtu", "warn", cluster.addresses[1])
     assert "1400" in found["what"] and "mtu 1500" in found["fix"]
-
-
-def test_a_switch_that_takes_no_jumbo_frames(ward: Head, cluster: NetnsCluster) -> None:
-    """Two nodes send packets that the bridge between them drops: calls pass, and data does not."""
-    how = "ip link set eth0 mtu 9000 gso_max_segs 1"
-    mend = "ip link set eth0 mtu 1500 gso_max_segs 65535"
-    with broken(cluster, 0, how, mend), broken(cluster, 1, how, mend):
-        findings = examine(ward, code=3)
-    (bad,) = [one for one in findings if one["level"] == "bad"]
-    assert (bad["check"], sorted(bad["nodes"])) == ("mtu", sorted(cluster.addresses[:2]))
-    assert "small packets arrive, large ones do not" in bad["what"]
 
 
 def test_shared_memory_that_is_full_or_small(ward: Head, cluster: NetnsCluster) -> None:
@@ -256,12 +257,10 @@ def test_other_code_on_one_node(netns_cluster: Callable[..., NetnsCluster], tmp_
             f"{git} commit -qm one"
         )
         cluster.exec(i, ["sh", "-ec", commands])
-    words = ("--workdir", str(place), "train.py")
-    assert examine(head, *words, code=0) == []
     cluster.exec(1, ["sh", "-c", f"echo 'x = 2' >{place}/train.py"])
-    findings = [f for f in examine(head, *words, code=3) if f["check"] == "code"]
-    assert {f["level"] for f in findings} == {"bad"}
-    assert any("uncommitted changes differ" in f["what"] for f in findings)
+    findings = examine(head, "--workdir", str(place), "train.py", code=3)
+    assert {(found["check"], found["level"]) for found in findings} == {("code", "bad")}, findings
+    assert any("uncommitted changes differ" in found["what"] for found in findings)
 
 
 def test_one_machine_under_two_names(ward: Head, cluster: NetnsCluster) -> None:
