@@ -54,6 +54,9 @@ def test_ranks_find_each_other_and_the_logs_come_home(head: Head) -> None:
             assert f"node{node} rank{line.split()[2]} | {line}" in command.lines
         assert head.log(node) == head.node_file(node, "log").read_bytes()
     assert head.nothing_left()
+    nodes = head.record["nodes"]
+    assert [node["exit_code"] for node in nodes] == [0, 0]
+    assert [rank["code"] for node in nodes for rank in node["ranks"].values()] == [0, 0, 0, 0]
     shown = head.command("orchestrator", "start-report", "--json")
     assert shown.finish() == 0, shown.text
     report = json.loads(shown.text)
@@ -126,6 +129,7 @@ def test_the_option_wins_over_the_list_and_the_plan_refuses_what_it_knows(head: 
 
 
 def test_a_taken_port_is_left_alone_and_said(head: Head) -> None:
+    """Also where two look for a free one at once."""
     name = head.script("sum.py", ALL_REDUCE)
     holder = "import socket, time; s = socket.create_server(('', 29500)); print('held', flush=True)"
     busy = head.cluster.popen(
@@ -133,8 +137,11 @@ def test_a_taken_port_is_left_alone_and_said(head: Head) -> None:
     )
     try:
         assert busy.stdout is not None and busy.stdout.readline() == "held\n"
-        command = head.run("--nnodes", "1", "--nproc", "2", name)
-        assert "port 29500 is taken" in command.text and ":29501" in command.text
+        both = [head.launch("--nnodes", "1", "--nproc", "2", name) for _ in range(2)]
+        assert [command.finish() for command in both] == [0, 0]
+        assert all("port 29500 is taken" in command.text for command in both)
+        masters = {json.loads((e / "job.json").read_text())["master"] for e in head.experiments}
+        assert sorted(master.rpartition(":")[2] for master in masters) == ["29501", "29502"]
         refused = head.launch("--master-port", "29500", name)
         assert refused.finish() == 3
         assert "port 29500 is taken" in refused.text
@@ -143,14 +150,6 @@ def test_a_taken_port_is_left_alone_and_said(head: Head) -> None:
         busy.kill()
         busy.wait()
     assert ":29777" in head.run("--dry-run", name, MASTER_PORT="29777").text
-
-
-def test_two_launches_at_once_do_not_meet(head: Head) -> None:
-    name = head.script("sum.py", ALL_REDUCE)
-    commands = [head.launch("--nnodes", "1", "--nproc", "2", name) for _ in range(2)]
-    assert [command.finish() for command in commands] == [0, 0]
-    masters = {json.loads((e / "job.json").read_text())["master"] for e in head.experiments}
-    assert len(masters) == 2 and len(head.experiments) == 2
 
 
 def test_what_cannot_be_forked_starts_plainly_and_says_so(head: Head) -> None:
@@ -175,6 +174,7 @@ def test_the_record_of_a_job_and_a_secret_that_is_in_none_of_it(head: Head) -> N
     (head.directory / "f.env").write_text("A=file\nB=file\n")
     options = ("--config", "c.yaml", "--env-file", "f.env", "--env", "B=typed")
     options = (*options, "--env-pass", "WANDB_*", "--secret", "MINE", "--env", "PIN=hunter2")
+    options = (*options, "--nnodes", "1")
     command = (*options, "--name", "first", head.script("tell.py", TELL), "--key=hunter2", "x")
     given = {"MINE": "hunter2", "WANDB_MODE": "offline"}
     for more in (("--dry-run",), ("--dry-run", "--json")):
@@ -199,12 +199,10 @@ def test_the_record_of_a_job_and_a_secret_that_is_in_none_of_it(head: Head) -> N
     record = head.record
     assert (record["state"], record["exit_code"], record["verdict"]) == ("done", 0, None)
     assert record["command"][-1] == "x"
-    assert [node["exit_code"] for node in record["nodes"]] == [0, 0]
-    assert [rank["code"] for node in record["nodes"] for rank in node["ranks"].values()] == [0, 0]
     loose = [path for path in (experiment, *experiment.rglob("*")) if path.stat().st_mode & 0o077]
     assert not loose, "others may read it, whatever the umask"
     manifest = (experiment / "manifest.json").read_text()
-    assert json.loads(manifest)["nodes"][1]["facts"]["torch"]
+    assert json.loads(manifest)["nodes"][0]["facts"]["torch"]
     assert "launch:" in (experiment / "config.yaml").read_text()
 
 
@@ -219,7 +217,8 @@ def test_an_environment_and_a_container_around_a_node(head: Head) -> None:
     head.node_list.write_text("\n".join([line.format(lines[0]), *lines[1:]]) + "\n")
     prefix = Path(sys.executable).parents[1]
     program = head.script("tell.py", TELL)
-    head.run("--activate", f"venv:{prefix}", "--python", sys.executable, program)
+    options = ("--nnodes", "1", "--activate", f"venv:{prefix}", "--python", sys.executable)
+    head.run(*options, program)
     env = told(head)["env"]
     assert isinstance(env, dict)
     assert (env["HOME"], env["SET_BY"]) == (str(inside), str(inside))
