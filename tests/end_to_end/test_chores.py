@@ -87,24 +87,24 @@ time.sleep(600)
 """
 
 
-def test_a_shell_has_the_environment_of_the_ranks(head: Head) -> None:
+def test_a_job_that_runs_is_seen_and_a_shell_has_its_environment(head: Head) -> None:
     head.script("activate", "export ACTIVE='by a script'")
     launch = head.launch(
-        *("--activate", f"script:{head.directory}/activate"),
+        *("--nnodes", "1", "--activate", f"script:{head.directory}/activate"),
         *("--env", 'WORD=it\'s "set"', "--env", "TOKEN"),
         head.script("waits.py", ENVIRONMENT),
         TOKEN="a secret",
     )
-    launch.wait_for_all("node0 rank0 [|] ready", "node1 rank1 [|] ready")
+    launch.wait_for("node0 rank0 [|] ready")
     code = "import json, os; print(json.dumps(dict(os.environ)), os.getcwd())"
-    command = head.command("orchestrator", "ssh", "1", "--", "python", "-c", code)
+    command = head.command("orchestrator", "ssh", "0", "--", "python", "-c", code)
     assert command.finish() == 0, command.text
     shown, _, directory = command.text.rpartition("} ")
     shell = json.loads(shown + "}")
     assert directory == str(head.directory)
     assert (shell["WORD"], shell["TOKEN"]) == ('it\'s "set"', "a secret")
     assert shell["ACTIVE"] == "by a script"
-    rank = json.loads((head.directory / "env.1").read_text())
+    rank = json.loads((head.directory / "env.0").read_text())
     of_torchrun = re.compile(
         "SSH_|TORCH|LOCAL_|GROUP_|ROLE_|RANK$|WORLD_SIZE$|MASTER_|ORCHESTRATOR_RUN$"
     )
@@ -113,6 +113,7 @@ def test_a_shell_has_the_environment_of_the_ranks(head: Head) -> None:
     assert {name: shell.get(name) for name in kept} == {name: rank[name] for name in kept}
     plain = head.command("orchestrator", "ssh", "--no-job", "0", 'echo "$WORD|"; exit 5')
     assert (plain.finish(), plain.lines[-1]) == (5, "|")
+    is_seen_among_all_nodes(head)
     launch.interrupt()
     assert launch.finish() == 130
     assert "ORCHESTRATOR_RUN" not in shell  # a stop of the job does not end the shell
@@ -140,10 +141,8 @@ def test_files_to_all_nodes(head: Head) -> None:
     assert wrong.finish() == 2 and "no such file" in wrong.text
 
 
-def test_all_nodes_and_their_jobs_at_a_look(head: Head) -> None:
-    text = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
-    job = head.launch("--nnodes", "1", "--nproc", "2", head.script("waits.py", text))
-    job.wait_for_all(r"node0 rank0 \| up", r"node0 rank1 \| up")
+def is_seen_among_all_nodes(head: Head) -> None:
+    """A job that runs on the first of two."""
     command = head.command("orchestrator", "top", "--json")
     assert command.finish() == 0
     seen = json.loads(command.text)
@@ -159,8 +158,9 @@ def test_all_nodes_and_their_jobs_at_a_look(head: Head) -> None:
         for node in json.loads(command.text)["nodes"]
     ]
     assert using == [True, False]
-    job.interrupt()
-    job.finish()
+
+
+def test_all_nodes_at_a_look_and_one_that_is_down(head: Head) -> None:
     head.cluster.kill_sshd(1)
     try:
         command = head.command("orchestrator", "top", "--once")

@@ -75,9 +75,10 @@ def test_noise_of_banners_and_rc_files_is_harmless(two_nodes: Cluster, tmp_path:
     try:
         two_nodes.noisy_rc(0, noise + "\x00\xff" * 100)
         two_nodes.noisy_rc(1, "x" * 100_000)
-        command = head.run(head.script("hi.py", "print('hello')"))
-        assert "node0 rank0 | hello" in command.lines and "node1 rank1 | hello" in command.lines
-        assert "Welcome" not in command.text
+        both = head.run("--dry-run", head.script("hi.py", "print('hello')"))
+        command = head.run("--nnodes", "1", "hi.py")
+        assert "# 2 nodes, 2 ranks" in both.text and "node0 rank0 | hello" in command.lines
+        assert "Welcome" not in both.text + command.text
     finally:
         for node in (0, 1):
             two_nodes.quiet_rc(node)
@@ -114,9 +115,10 @@ def test_through_a_jump_host(netns_cluster: Callable[..., NetnsCluster], tmp_pat
         "Host *\n" + cluster.ssh_config.read_text()
     )
     head.node_list = cluster.write_list(["a", "b"])
-    command = head.run("--ssh-config", str(own), head.script("hi.py", "print('hello')"))
-    assert "node1 rank1 | hello" in command.lines
-    assert first in command.text  # the master's own address, though the head cannot see it directly
+    both = head.run("--ssh-config", str(own), "--dry-run", head.script("hi.py", "print('hello')"))
+    command = head.run("--ssh-config", str(own), "--nnodes", "1", "hi.py")
+    assert "# 2 nodes, 2 ranks" in both.text and "node0 rank0 | hello" in command.lines
+    assert f"master {first}:" in both.text  # its own address, though the head cannot see it
 
 
 def test_sixty_four_nodes_of_which_five_are_down(

@@ -122,8 +122,9 @@ def test_ctrl_c_once_asks(head: Head) -> None:
 
 
 def test_ctrl_c_twice_kills(head: Head) -> None:
-    command = head.launch("--nproc", "2", head.script("save.py", SAVE), "stubborn")
-    for _ in range(4):
+    script = head.script("save.py", SAVE)
+    command = head.launch("--nnodes", "1", "--nproc", "2", script, "stubborn")
+    for _ in range(2):
         command.wait_for("ready")
     command.interrupt()
     command.wait_for("Ctrl-C again to kill")
@@ -192,11 +193,12 @@ def test_torchrun_itself_fails(head: Head) -> None:
 
 
 def test_a_supervisor_that_is_killed(head: Head) -> None:
-    command = head.launch("--nproc", "2", head.script("save.py", SAVE), "stubborn")
-    for _ in range(4):
+    script = head.script("save.py", SAVE)
+    command = head.launch("--nnodes", "1", "--nproc", "2", script, "stubborn")
+    for _ in range(2):
         command.wait_for("ready")
     words = "pkill -9 -f 'supervise.*[m]ultinode_'"
-    head.cluster.exec(1, ["sh", "-c", words])
+    head.cluster.exec(0, ["sh", "-c", words])
     assert command.finish() == 1
     assert "supervisor was killed" in command.text
     assert head.nothing_left()

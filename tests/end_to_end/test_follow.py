@@ -175,11 +175,11 @@ def test_the_key_that_leaves_it_running(head: Head) -> None:
 
 
 def test_much_output_does_not_grow_the_head(head: Head) -> None:
-    """A few hundred MB from one rank; the head's memory is looked at while they come."""
+    """More from one rank than the head may have; the head's memory is looked at while they come."""
     burst = (
         "import sys\n"
         "line = b'x' * 99 + b'\\n'\n"
-        "for _ in range(300):\n"
+        "for _ in range(160):\n"
         "    sys.stdout.buffer.write(line * 10_000)\n"
     )
     command = head.launch("--nnodes", "1", "--quiet", head.script("burst.py", burst))
@@ -194,7 +194,7 @@ def test_much_output_does_not_grow_the_head(head: Head) -> None:
         time.sleep(0.05)
     assert command.finish() == 0, command.text
     assert peak < 150_000, f"{peak} KiB"
-    assert head.log(0).count(b"x" * 99 + b"\n") == 3_000_000
+    assert head.log(0).count(b"x" * 99 + b"\n") == 1_600_000
     assert same_bytes(head, 0)
 
 

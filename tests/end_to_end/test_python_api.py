@@ -99,19 +99,19 @@ def test_a_job_from_start_to_end(
 def test_the_verdict_of_a_failing_job(cluster: Cluster, head: Head) -> None:
     """It is of the head in the background, and whoever attaches later is told it."""
     head.script("fail.py", FAILS)
-    job = cluster.launch("fail.py")
+    job = cluster.launch("fail.py", nnodes=1, nproc=2)
     assert job.wait() == 1
     told = job.verdict
     assert told is not None
-    assert (told.kind, told.rank, told.node) == ("exception", 1, 1)
+    assert (told.kind, told.rank, told.node) == ("exception", 1, 0)
     assert told.message == "AssertionError: no" and "fail.py:3" in told.where
-    assert "Traceback" in str(told) and "the cause: rank 1 on node 1" in str(told)
-    with pytest.raises(JobFailed, match="the cause: rank 1 on node 1") as raised:
+    assert "Traceback" in str(told) and "the cause: rank 1 on node 0" in str(told)
+    with pytest.raises(JobFailed, match="the cause: rank 1 on node 0") as raised:
         job.wait(check=True)
     assert raised.value.verdict == told and raised.value.exit_code == 1
     attached = head.command("orchestrator", "attach")
     assert attached.finish() == 1
-    assert "the cause: rank 1 on node 1" in attached.text
+    assert "the cause: rank 1 on node 0" in attached.text
 
 
 def test_results_come_by_rank(cluster: Cluster) -> None:

@@ -82,9 +82,9 @@ def test_a_plan_and_the_doctor_look_at_the_nodes_of_the_allocation(login: Login)
 
 def test_what_a_rank_fails_of_is_the_verdict(login: Login) -> None:
     name = login.script("import os\nif os.environ['RANK'] == '1': raise ValueError('of its own')\n")
-    command = login.inside(name)
+    command = login.inside("--nnodes", "1", "--nproc", "2", name)
     assert command.finish() == 1, command.text
-    assert "rank 1 on node 1 (n2)" in command.text
+    assert "rank 1 on node 0 (n1)" in command.text
     assert login.record["verdict"]["message"] == "ValueError: of its own"
 
 
