@@ -192,7 +192,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/inventory", "head/screen"),
     },
     "cli": {
-        *("config", "errors", "interrupt", "trackers", "version"),
+        *("config", "errors", "interrupt", "text", "trackers", "version"),
         *("head/chores", "head/commands", "head/environments", "head/screen", "local_cluster"),
         *("launchers", "launchers/by_hand", "launchers/containers", "launchers/slurm"),
     },

@@ -8,7 +8,13 @@ from typing import Any
 import click
 
 from orchestrator.cli.launch import HELP, PROGRAM, TAKES_PROGRAM, aliases
-from orchestrator.cli.options import FILE, GroupedCommand, arguments_from, launch_options
+from orchestrator.cli.options import (
+    FILE,
+    GroupedCommand,
+    Seconds,
+    arguments_from,
+    launch_options,
+)
 
 
 @click.command(
@@ -36,7 +42,11 @@ def plan_command(explain: bool, as_json: bool, **params: Any) -> int:
     "--max-size", default="1G", show_default=True, help="Size of the largest message: 64M, 1G."
 )
 @click.option(
-    "--seconds", type=float, default=60.0, show_default=True, help="Measure for so many seconds."
+    "--seconds",
+    type=Seconds(),
+    default=60.0,
+    show_default=True,
+    help="Measure for so many seconds.",
 )
 @click.option(
     "--strict", is_flag=True, help="Exit with code 3 if a node, a link or a device is slow."

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from orchestrator.cli.options import FILE, experiment_names, options_from, shared
+from orchestrator.cli.options import FILE, Seconds, experiment_names, options_from, shared
 from orchestrator.config.launch import DEFAULT_NODES, Launch, Where
 
 REACHING = ("connect_timeout", "strict_host_keys")  # options of a launch that serve here
@@ -68,7 +68,7 @@ def reaching(
 @click.command("exec", context_settings=PASSES_ON)
 @reaching
 @workdir_option
-@click.option("--timeout", "limit", type=float, metavar="SECONDS", help="End it after so long.")
+@click.option("--timeout", "limit", type=Seconds(), metavar="SECONDS", help="End it after so long.")
 @click.option("-b", "--fold", is_flag=True, help="Show equal outputs once, at the end.")
 @json_option
 @click.option(

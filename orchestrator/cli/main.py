@@ -20,7 +20,7 @@ from orchestrator.cli.before_launch import (
 from orchestrator.cli.chores import exec_command, pull_command, push_command, ssh_command
 from orchestrator.cli.launch import launch_arguments, launch_command
 from orchestrator.cli.node import node
-from orchestrator.cli.options import Group, experiment_names, shared
+from orchestrator.cli.options import Group, Seconds, experiment_names, shared
 from orchestrator.cli.records import (
     checkpoint,
     dashboard,
@@ -167,7 +167,8 @@ def status(where: Where, experiment: str | None, watch: bool, as_json: bool) -> 
 @experiment_argument
 @click.option(
     "--grace",
-    type=float,
+    type=Seconds(),
+    metavar="SECONDS",
     help="Seconds that ranks have to save and exit before they are killed. [default: the launch's]",
 )
 @click.option("--now", is_flag=True, help="Kill the ranks at once.")

@@ -21,7 +21,8 @@ from orchestrator.config.launch import (
     Where,
     options_of,
 )
-from orchestrator.errors import EMPTY, nearest
+from orchestrator.errors import EMPTY, UsageError, nearest
+from orchestrator.text import parse_seconds
 
 LAUNCH_OPTIONS = (Where, LaunchArguments, Launch, View)  # the classes whose fields a launch takes
 
@@ -88,6 +89,22 @@ class Count(click.ParamType[int]):
         return int(click.INT.convert(value, param, ctx))
 
 
+class Seconds(click.ParamType[float]):
+    """A number of seconds, or a time with a unit: 90, 90s, 10m."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, str) and value[-1:].isalpha() and value[:1].isdigit():
+            try:
+                return parse_seconds(param.opts[0] if param else "time", value)
+            except UsageError as error:
+                self.fail(str(error), param, ctx)
+        return float(click.FLOAT.convert(value, param, ctx))
+
+
 class GroupedOption(click.Option):
     """An option that belongs under a heading of the help."""
 
@@ -149,7 +166,7 @@ def click_option(kind: type[Any], name: str, hint: Any, option: Option) -> Group
     choice = click.Choice(option.choices) if option.choices else None
     path = FILE if base is Path else FilePath() if option.file else None
     flag = {"is_flag": True} if base is bool else {"multiple": several}
-    number = Count() if name == "nproc" else None
+    number = Count() if name == "nproc" else Seconds() if option.metavar == "SECONDS" else None
     return GroupedOption(
         [*(option.flags or (f"--{name.replace('_', '-')}",)), name],
         type=None if base is bool else number or choice or path or (str if several else base),

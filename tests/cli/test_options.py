@@ -261,3 +261,30 @@ def test_an_empty_path_is_not_the_current_directory() -> None:
     with pytest.raises(click.BadParameter, match="the path is empty; is the variable set"):
         FILE.convert("", None, None)
     assert FILE.convert(".", None, None) == Path()
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [
+        (["stop", "--grace", "20"], 20.0),
+        (["stop", "--grace", "1.5m"], 90.0),
+        (["exec", "--timeout", "2h", "true"], 7200.0),
+        (["stop", "--grace", "20x"], "there is no unit 'x'"),
+        (["stop", "--grace", "soon"], "is not a valid float"),
+    ],
+)
+def test_a_time_may_have_a_unit(words: list[str], seconds: float | str) -> None:
+    command = cli.get_command(click.Context(cli), words[0])
+    assert command is not None
+    if isinstance(seconds, str):
+        with pytest.raises(click.UsageError, match=seconds):
+            command.make_context(words[0], words[1:])
+    else:
+        params = command.make_context(words[0], words[1:]).params
+        assert seconds in (params.get("grace"), params.get("limit"))
+
+
+def test_each_time_of_a_launch_may_have_a_unit() -> None:
+    words = [word for name in ("grace", "hang-timeout") for word in (f"--{name}", "10m")]
+    params = launch_command.make_context("launch", [*words, "x.py"]).params
+    assert (params["grace"], params["hang_timeout"]) == (600.0, 600.0)
