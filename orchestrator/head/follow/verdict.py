@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.head.follow import failure_kinds
+from orchestrator.head.screen.output import printable
 from orchestrator.protocol.events import Ended, RankEnded, RankError
 
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
@@ -264,10 +265,14 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> dict[str, Any] | 
     known = len(own) + (first.rank is not None and first.kind != "ended_early")
     return {
         **{name: value for name, value in vars(first).items() if name != "evidence"},
+        "message": printable(first.message),  # pages and notices have no use for its colours
         "title": failure_kinds.title(first.kind),
         "fix": first.fix or failure_kinds.fix_of(first.kind, first.message),
         "same": sorted(f.rank for f in same if f.rank is not None),
-        "also": [{"rank": f.rank, "node": f.node, "message": first_line(f.message)} for f in also],
+        "also": [
+            {"rank": f.rank, "node": f.node, "message": printable(first_line(f.message))}
+            for f in also
+        ],
         "others": max(0, ended_badly - known),
     }
 

@@ -199,7 +199,8 @@ def exposed(before: str, training: Training) -> Chart | None:
     if not known:
         return None
     curve = Curve([step for step, _ in known], [share for _, share in known])
-    return Chart("Exposed communication, of a step", "ratio", [Line(before, curve)])
+    whose = " ".join(filter(None, (before, NAMES["exposed_comm_ms"])))
+    return Chart("Exposed communication, of a step", "ratio", [Line(whose, curve)])
 
 
 def prefix(story: Story, training: Training, count: int) -> str:

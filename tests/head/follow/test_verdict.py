@@ -76,6 +76,19 @@ def test_an_exception_has_the_users_line_and_its_own_time() -> None:
     assert failure.traceback.startswith("Traceback")
 
 
+def test_a_message_is_kept_without_the_colours_of_a_terminal() -> None:
+    """A page, a notice and job.json would have them as `[31m`."""
+    red = "\x1b[31mno batch\x1b[0m\nof \x1b[1mthis\x1b[0m epoch"
+    failures = [
+        of_rank(0, "a", ended(1, error(red), rank=3), 1000.0),
+        of_rank(0, "a", ended(1, error(f"{red}, 2"), rank=2), 1000.5),
+    ]
+    found = conclude(failures, 2)
+    assert found is not None
+    assert found["message"] == "ValueError: no batch\nof this epoch"
+    assert [each["message"] for each in found["also"]] == ["ValueError: no batch"]
+
+
 SPAWNED = """
 
 -- Process 0 terminated with the following error:

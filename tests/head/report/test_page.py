@@ -18,7 +18,7 @@ from orchestrator.errors import UsageError
 from orchestrator.head.commands.experiments import diff, report
 from orchestrator.head.report import charts, page, story
 from orchestrator.records.experiment import Attempt, Experiment
-from tests.head.report.stories import STARTED, experiment, train_again
+from tests.head.report.stories import STARTED, experiment, line, train_again
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -75,6 +75,12 @@ def test_a_training_is_all_there(tmp_path: Path) -> None:
     split = next(chart for chart in data["charts"] if chart["stacked"])
     assert [line["means"][0] for line in split["lines"]] == [1, 60, 5, 34]
     assert all(chart["moments"] == [{"step": 151, "bad": True}] for chart in data["charts"])
+    made = experiment(tmp_path / "gpus", steps=1)
+    waits = {**line(0, 2, -1), "exposed_comm_ms": 20.0}
+    with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
+        file.write(json.dumps(waits) + "\n")
+    lines = [each for chart in drawn(parts_of(made))["charts"] for each in chart["lines"]]
+    assert all(each["name"] for each in lines), "the legend would call it Value"
 
 
 def test_what_was_held_out_shares_a_chart_with_what_was_trained(tmp_path: Path) -> None:
