@@ -414,11 +414,13 @@ class Trainer:
         flops = (build.flops_per_sample(config, self.bare) if built_in
                  else build.stated_flops(self.bare))  # fmt: skip
         size = training.batch_size
+        at_once = training.round_size * config.training.gradient_accumulation
         measures = Measures(
             policy.max_steps,
             counted(config, self.parts.losses),
             size and size * config.training.gradient_accumulation,
             flops,
+            lambda: (policy.steps_left(training.samples, at_once), policy.seconds_left),
         )
         reporter = Reporter(
             config, self.ranks, self.model, measures, step=state.step, tokens=state.tokens,

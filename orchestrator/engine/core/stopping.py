@@ -99,6 +99,26 @@ class StopPolicy:
         counts = [int(x.most.amount) for x in self.limits if x.most.unit == "steps"]
         return min(counts, default=None)
 
+    def steps_left(self, samples: int | None, at_once: int) -> int | None:
+        """Return how many steps are left by count, as far as that can be known.
+
+        An epoch has so many samples, and a step takes so many at once, over all ranks.
+        """
+        state, most = self.state, self.max_steps
+        counts = [] if most is None else [most - state.step]
+        if samples:
+            of_epoch, done = -(-samples // at_once), -(-state.position // at_once)
+            epochs = [int(x.most.amount) for x in self.limits if x.most.unit == "epochs"]
+            epochs += [] if self.epochs is None else [self.epochs]
+            counts += [(count - state.epoch) * of_epoch - done for count in epochs]
+        return max(0, min(counts)) if counts else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Return what its clock leaves to the training."""
+        most = min((x.most.amount for x in self.limits if x.most.unit == "seconds"), default=None)
+        return None if most is None else max(0.0, most - self.seconds())
+
     # -- asked by the loop ------------------------------------------------------------------------
 
     def nothing_to_do(self) -> bool:

@@ -116,24 +116,26 @@ def _step_of(line: bytes) -> int:
 
 class Estimate:
     """Estimate the time left, at the pace of the last 50 steps. The first step, which pays for
-    set-up and compilation, does not count, nor do pauses (evaluation, checkpoints). Without a known
-    number of steps it only measures them."""
+    set-up and compilation, does not count. Pauses (evaluation, checkpoints, hooks) are no part of a
+    step, but have their share of what is left: that which they had since the first step."""
 
-    def __init__(self, steps: int | None, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._steps, self._clock = steps, clock
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._last = clock()
         self._first = True
-        self._left: int | None = None
+        self._began = self._last  # when the first step was over
+        self._stepping = 0.0  # seconds in steps since then
         self._recent: deque[float] = deque(maxlen=50)
 
-    def step(self, step: int) -> float:
-        """End this step; return the seconds that it took, without pauses."""
+    def step(self) -> float:
+        """End a step; return the seconds that it took, without pauses."""
         now = self._clock()
         seconds, self._last = now - self._last, now
-        if not self._first:
+        if self._first:
+            self._first, self._began = False, now
+        else:
             self._recent.append(seconds)
-        self._first = False
-        self._left = None if self._steps is None else self._steps - step
+            self._stepping += seconds
         return seconds
 
     @contextlib.contextmanager
@@ -145,10 +147,12 @@ class Estimate:
         finally:
             self._last = last + self._clock() - began
 
-    def seconds(self) -> float | None:
-        if self._left is None or not self._recent:
+    def seconds(self, steps: int | None) -> float | None:
+        """Return how long so many steps will take."""
+        if steps is None or not self._recent or not self._stepping:
             return None
-        return self._left * sum(self._recent) / len(self._recent)
+        with_pauses = max(1.0, (self._clock() - self._began) / self._stepping)
+        return steps * sum(self._recent) / len(self._recent) * with_pauses
 
 
 COLUMNS = 100  # of a terminal, with the launcher's prefix of node and rank
@@ -169,10 +173,12 @@ def progress(
     unit: str = "tokens",
     metrics: Mapping[str, float | None] = {},
     columns: int = COLUMNS,
+    ends: bool = False,
 ) -> str:
     """Write the line on screen; the columns keep their places from line to line.
 
-    What has no room is left out, the least important first; the file of metrics has it.
+    What has no room is left out, the least important first; the file of metrics has it. A training
+    of some epochs ends, too, though nobody knows its number of steps for certain.
     """
     total = f"/{steps}" if steps else ""
     parts = {
@@ -186,7 +192,7 @@ def progress(
     }
     if record.get("mfu") is not None:
         parts["mfu"] = f"mfu {record['mfu']:>5.1%}"
-    if steps:  # also where it is not known yet, so that the same columns are left out
+    if steps or ends:  # also where it is not known yet, so that the same columns are left out
         left = "" if eta_seconds is None else f"{_time_left(eta_seconds):>6} left"
         parts["left"] = left.ljust(11)
     if record.get("skipped_steps"):

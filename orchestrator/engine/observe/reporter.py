@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +30,11 @@ class Measures:
     unit: str  # of what the loss counts: tokens, targets, samples
     samples_per_step: float | None  # of this rank
     flops_per_sample: float | None  # forward and backward
+    # What is left: steps, and seconds of a clock that ends it; None where there is no such limit.
+    left: Callable[[], tuple[int | None, float | None]] = lambda: (None, None)
 
 
+LEFT = "left_s"
 RESERVED = ("time", "rank", "step", "epoch")  # of every line; a metric of such a name has no place
 
 
@@ -60,7 +63,7 @@ class Reporter:
         self.ledger = Ledger()
         self.file = metrics.MetricsFile(ranks.rank, step, trainer)
         self.trackers = trackers
-        self.estimate = metrics.Estimate(measures.max_steps)
+        self.estimate = metrics.Estimate()
         self.epoch_sums: dict[str, list[float]] = {}  # the sum and the count of each name
         self.peak: float | None = None
         self.measured: float | None = None
@@ -84,7 +87,7 @@ class Reporter:
 
     def after_step(self, step: int, epoch: int, *, last: bool) -> None:
         self.alive()
-        seconds = self.estimate.step(step)
+        seconds = self.estimate.step()
         self.busy += seconds
         data = self.phases.totals()[0]
         self.account.after_step(step, data - self.data_told)
@@ -156,16 +159,23 @@ class Reporter:
             **self._utilization(per_step and steps * per_step / seconds),
             "skipped_steps": self.skipped,
         }
-        self._write(record)
-        left = self.estimate.seconds() if not last else None
+        left, ends = self._left(last=last)
+        self._write(record | ({} if left is None else {LEFT: round(left, 1)}))
         others = {name: value for name, value in means.items() if name != "loss"}
         shown = metrics.progress(
             record, self.measures.max_steps, left,
-            unit=self.measures.unit, metrics=others, columns=metrics.room(),
+            unit=self.measures.unit, metrics=others, columns=metrics.room(), ends=ends,
         )  # fmt: skip
         self.say(shown)
         self.busy, self.logged_step, self.begun = 0.0, step, True
         self.logged_tokens = self.tokens
+
+    def _left(self, *, last: bool) -> tuple[float | None, bool]:
+        """Return the seconds until the end, where they are known, and whether they can be."""
+        steps, clock = self.measures.left()
+        known = [s for s in (self.estimate.seconds(steps), clock) if s is not None]
+        ends = steps is not None or clock is not None
+        return (None if last else min(known, default=None)), ends
 
     def _utilization(self, samples_per_s: float | None) -> dict[str, float | None]:
         """Compare with what the vendor promises, and with what a large multiplication reaches."""
@@ -190,7 +200,7 @@ class Reporter:
     def _write(self, record: Mapping[str, float | None]) -> None:
         self.file.write(record)
         if self.trackers is not None:
-            shown = {k: v for k, v in record.items() if k != "step" and v is not None}
+            shown = {k: v for k, v in record.items() if k not in ("step", LEFT) and v is not None}
             self.trackers.log(shown, int(record["step"] or 0))
 
     def say(self, text: str) -> None:

@@ -48,8 +48,8 @@ def of(
     line = last_values(files[min(files)] if files else None)
     steps = steps if trainer == 1 else None  # the config's are those of the first
     step, step_ms = step_of(line), number(line, "step_ms")
-    left = None
-    if step is not None and step_ms is not None and steps is not None:
+    left = number(line, "left_s")  # as its ranks reckon
+    if left is None and step is not None and step_ms is not None and steps is not None:
         left = max(0.0, steps - step) * step_ms / 1e3
     how_far = Progress(
         step=step,

@@ -32,6 +32,7 @@ HELP = {  # without the prefix -> what it is
     "loss": "of the last step that was logged",
     "tokens_per_second": "tokens, targets or samples per second",
     "mfu_ratio": "model FLOPs used, of what the device's vendor promises",
+    "left_seconds": "how long the training will go on, as its ranks reckon",
     "rank_memory_bytes": "device memory (without one: memory) that a rank uses",
     "rank_told_timestamp_seconds": "when the rank wrote its last line",
     "metric": "what else a rank measures, by name",
@@ -53,6 +54,7 @@ OF_RANK = {  # as a line has it -> as Prometheus wants it, and by how much it is
     "loss": ("loss", 1.0),
     "tokens_per_s": ("tokens_per_second", 1.0),
     "mfu": ("mfu_ratio", 1.0),
+    "left_s": ("left_seconds", 1.0),
     "memory_bytes": ("rank_memory_bytes", 1.0),
     "time": ("rank_told_timestamp_seconds", 1.0),
 }

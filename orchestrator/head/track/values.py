@@ -10,6 +10,7 @@ from orchestrator.records.last_metrics import number, shortened
 from orchestrator.records.node_metrics import NodeSample
 
 MOST = 200  # values of one line
+NO_CURVE = ("time", "rank", "step", "left_s")
 
 
 def of_rank(line: Mapping[str, Any]) -> dict[str, float]:
@@ -17,7 +18,7 @@ def of_rank(line: Mapping[str, Any]) -> dict[str, float]:
     return {
         shortened(name): value
         for name in list(line)[:MOST]
-        if name not in ("time", "rank", "step") and (value := number(line, name)) is not None
+        if name not in NO_CURVE and (value := number(line, name)) is not None
     }
 
 

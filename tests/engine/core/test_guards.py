@@ -37,6 +37,7 @@ def test_a_step_with_nan_on_one_rank_is_left_out_on_all(
     lines = first.metrics()
     assert [line["loss"] is None for line in lines] == [n in (1, 3) for n in range(10)]
     assert [line["skipped_steps"] for line in lines][-1] == 2
+    assert ["left_s" in line for line in lines] == [False, *[True] * 8, False]
     results = "".join(first.output(rank) for rank in range(sum(nodes)))
     micro = BATCH // 2 // sum(nodes)
     named = list(range(BATCH, BATCH + micro))

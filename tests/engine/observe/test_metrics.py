@@ -301,24 +301,25 @@ def test_no_space_left(outputs: Path, capfd: pytest.CaptureFixture[str]) -> None
 # -- the line on screen ---------------------------------------------------------------------------
 
 
-def test_the_estimate_leaves_out_the_first_step_and_pauses() -> None:
+def test_the_estimate_leaves_out_the_first_step_and_pauses_have_their_share() -> None:
     now = 0.0
-    estimate = Estimate(steps=110, clock=lambda: now)
+    estimate = Estimate(clock=lambda: now)
     now = 60.0  # compilation
-    assert estimate.step(1) == 60
-    assert estimate.seconds() is None
-    for step in range(2, 11):
+    assert estimate.step() == 60
+    assert estimate.seconds(109) is None
+    for _ in range(2, 11):
         now += 2
-        estimate.step(step)
+        assert estimate.step() == pytest.approx(2)
         with estimate.pause():
-            now += 20
+            now += 4
             with estimate.pause():  # a checkpoint within what an epoch's end takes
-                now += 10
-    assert estimate.seconds() == pytest.approx(200)
-    for step in range(11, 61):  # it became faster: only the last 50 count
+                now += 2
+    assert estimate.seconds(100) == pytest.approx(100 * (2 + 6))
+    for _ in range(11, 61):  # it became faster: of steps only the last 50 count
         now += 1
-        assert estimate.step(step) == pytest.approx(1)
-    assert estimate.seconds() == pytest.approx(50)
+        assert estimate.step() == pytest.approx(1)
+    assert estimate.seconds(50) == pytest.approx(50 * (18 + 54 + 50) / (18 + 50))
+    assert estimate.seconds(None) is None
 
 
 RECORD: dict[str, float | None] = {
@@ -341,6 +342,7 @@ def test_a_line_of_progress() -> None:
     )
     known = {**RECORD, "mfu": 0.4567, "mfu_measured": 0.6, "skipped_steps": 3}
     assert progress(known, None, None).endswith("tokens/s    123 ms/step  mfu 45.7%  3 skipped")
+    assert progress(RECORD, None, 125.0, ends=True).endswith("123 ms/step   2m05s left")
 
 
 @pytest.mark.parametrize("mfu", [None, 0.4567])

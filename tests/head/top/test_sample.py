@@ -26,7 +26,7 @@ from orchestrator.protocol.messages import CheckedUp, Examine
 from orchestrator.records import trainers
 from orchestrator.records.node_metrics import About
 from orchestrator.records.node_metrics import NodeSample as Streamed
-from tests.head.report.stories import experiment, sample_machines, train_again
+from tests.head.report.stories import experiment, line, sample_machines, train_again
 from tests.head.top.samples import gpu, load, rank
 
 
@@ -72,6 +72,21 @@ def test_the_trainer_that_is_at_work_is_shown(tmp_path: Path) -> None:
     os.utime(first, (time.time() + 90, time.time() + 90))
     found, _ = progress.of(made.path, made.read_record(), 50)
     assert (found.trainer, found.step, found.steps) == (1, 30, 50)
+
+
+def test_what_the_ranks_reckon_is_how_long_is_left(tmp_path: Path) -> None:
+    """A Trainer's epochs are in no config; of the engine's steps the pauses are not."""
+    made = experiment(tmp_path / "run", steps=3)
+    path = made.path / "outputs" / trainers.file_name(0)
+    with path.open("a") as file:
+        file.write(json.dumps({**line(0, 4, -1), "left_s": 90.5}) + "\n")
+    for steps in (None, 5):
+        found, _ = progress.of(made.path, made.read_record(), steps)
+        assert (found.step, found.left) == (4, 90.5)
+    with path.open("a") as file:
+        file.write(json.dumps(line(0, 5, -1)) + "\n")  # the last one
+    found, _ = progress.of(made.path, made.read_record(), None)
+    assert (found.step, found.left) == (5, None)
 
 
 class Refusing(Transport):
