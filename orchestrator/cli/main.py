@@ -107,6 +107,12 @@ def watch(where: Where, experiment: str | None, print_unit: bool) -> int:
 @shared
 @experiment_argument
 @click.option("-f", "--follow", is_flag=True, help="Keep showing lines until the job is over.")
+@click.option(
+    *("-n", "--tail", "last"),
+    type=click.IntRange(min=0),
+    metavar="LINES",
+    help="Begin with the last lines of each node, or of the rank.",
+)
 @click.option("--node", type=int, help="Show this node only.")
 @click.option("--rank", type=int, help="Show this rank only.")
 @color_option
@@ -114,6 +120,7 @@ def logs(
     where: Where,
     experiment: str | None,
     follow: bool,
+    last: int | None,
     node: int | None,
     rank: int | None,
     color: bool | None,
@@ -121,7 +128,8 @@ def logs(
     """Show the logs of a job, running or finished, started here or elsewhere."""
     from orchestrator.head.commands import logs
 
-    return logs.logs(where, experiment, View(color=color, node=node, rank=rank), follow=follow)
+    view = View(color=color, node=node, rank=rank)
+    return logs.logs(where, experiment, view, follow=follow, last=last)
 
 
 @cli.command()

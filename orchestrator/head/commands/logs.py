@@ -10,17 +10,19 @@ from orchestrator.head.status.catch_up import LogFetcher
 from orchestrator.head.status.find_job import adopt_job
 
 
-def logs(where: Where, wanted: str | None, view: View, *, follow: bool) -> int:
+def logs(where: Where, wanted: str | None, view: View, *, follow: bool, last: int | None) -> int:
     job = adopt_job(where, wanted)
     record = job.backend.begun(job.experiment, job.record, say, wait=follow)
     record.check_choice(view.node, view.rank, "--{} {}")
     screen = make_screen(job.experiment, record, view)
     fetcher = LogFetcher(job.experiment, record, job.transport, job.backend)
     over = not follow
-    if over:
+    if over or last is not None:
         fetcher.catch_up()
     else:
         fetcher.begin()
+    if last is not None:
+        screen.begin_near_end(last)
     while screen.pump() or not (over or screen.broken):
         over = over or fetcher.over(wait=0.2)
     screen.close()

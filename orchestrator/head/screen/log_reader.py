@@ -297,6 +297,33 @@ def tail(log: LogFile, lines: int, rank: int | None) -> list[str]:
         window = min(window * 8, _TAIL_LOOKS_BACK)
 
 
+def last_begin(log: LogFile, lines: int, rank: int | None) -> int:
+    """Return where the last lines of a node begin, or of one rank there, to be read on from there.
+
+    Of a rank that has said less within the last 16 MiB it is where these begin.
+    """
+    end, window = log.size(), _BLOCK
+    while True:
+        start = max(0, end - window)
+        reader = LogReader(log, start=start)
+        begins: deque[int] = deque([start], maxlen=lines + 1)  # of lines; the last one has no end
+        while reader.position < end:
+            at = reader.position
+            pieces = reader.read(min(1 << 20, end - at))
+            if not pieces:  # the file shrank: nobody does that, but it must not hang us
+                break
+            for stream, data in pieces:
+                if rank is None or stream == str(rank):
+                    ends = (match.end() for match in re.finditer(rb"\n", data))
+                    begins.extend(at + offset for offset in ends)
+                at += len(data)
+        if len(begins) > lines and begins[0] > start:
+            return begins[0]
+        if start == 0 or window == _TAIL_LOOKS_BACK:
+            return start
+        window = min(window * 8, _TAIL_LOOKS_BACK)
+
+
 def last_words(log: LogFile, rank: int | None) -> list[str]:
     """Return the end of a rank's log, or of a crash dump its message and the user's own frames."""
     lines = tail(log, _CRASH_LINES, rank)

@@ -22,6 +22,7 @@ from orchestrator.head.screen.log_reader import (
     LogFile,
     LogReader,
     clean,
+    last_begin,
     plain,
 )
 from orchestrator.head.screen.output import is_full
@@ -135,6 +136,12 @@ class Screen:
         for node in self._nodes:
             size = node.reader.log.size()
             node.reader.skip_to(min(positions.get(node.number, size), size))
+
+    def begin_near_end(self, lines: int) -> None:
+        """Begin with the last lines of each node, or of the one rank that is shown."""
+        rank = None if self._only is None else int(self._only)
+        for node in self._nodes:
+            node.reader.skip_to(last_begin(node.reader.log, lines, rank))
 
     @property
     def positions(self) -> dict[int, int]:

@@ -21,6 +21,7 @@ from orchestrator.head.screen.log_reader import (
     LogFile,
     LogReader,
     clean,
+    last_begin,
     tail,
 )
 
@@ -287,6 +288,29 @@ def test_tail_is_the_end_of_all_lines(
             assert tail(log, lines, rank) == (everything[-lines:] if lines else [])
     if rank is not None:
         assert everything == lines_of(joined(pieces, str(rank)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    pieces=st.lists(st.tuples(st.sampled_from("01-"), st.integers(1, 3), st.integers(0, 40))),
+    lines=st.integers(0, 9),
+    rank=st.sampled_from([None, 0, 1]),
+)
+def test_who_reads_on_from_the_last_lines_sees_these(
+    tmp_path_factory: pytest.TempPathFactory,
+    pieces: list[tuple[str, int, int]],
+    lines: int,
+    rank: int | None,
+) -> None:
+    log = log_in(tmp_path_factory.mktemp("logs"))
+    append(log)  # an empty one
+    for number, (stream, count, length) in enumerate(pieces):
+        append(log, (stream, b"".join(b"%d %s\n" % (number, b"x" * length) for _ in range(count))))
+    with mock.patch.object(log_reader, "_BLOCK", 64):  # several windows
+        reader = LogReader(log, start=last_begin(log, lines, rank))
+    found = b"".join(data for stream, data in reader.read() if rank is None or stream == str(rank))
+    every = tail(log, 10_000, rank)
+    assert lines_of(found) == (every[-lines:] if lines else [])
 
 
 def test_tail_of_a_huge_log_reads_only_its_end(tmp_path: Path) -> None:
