@@ -273,7 +273,10 @@ def test_a_stop_while_the_job_is_being_started(head: Head) -> None:
 
 
 def test_a_stop_of_what_this_login_cannot_see_proves_nothing(head: Head) -> None:
-    head.run("--nnodes", "1", head.script("x.py", "print(1)"))
+    (head.directory / "torch.py").write_text("raise ImportError('no need of it')\n")
+    hook = head.script("hook.sh", f'export PYTHONPATH="{head.directory}"\n')
+    over = head.launch("--nnodes", "1", "--hook", hook, head.script("x.py", ""))
+    assert over.finish() == 1, over.text  # a job that is over, and cost little
     path = head.experiment / "job.json"
     record = {**head.record, "job": "somebody_elses-000000", "state": "running"}
     path.write_text(json.dumps(record))
