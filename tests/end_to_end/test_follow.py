@@ -112,12 +112,13 @@ def test_detached_from_the_start_and_looked_at_from_anywhere(
     """Also by another head, with the same node list and nothing else."""
     directory = str(head.directory)
     began = time.monotonic()
-    command = head.launch("--detach", head.script("count.py", COUNT), directory)
+    words = ("--nnodes", "1", "--nproc", "2", head.script("count.py", COUNT), directory)
+    command = head.launch("--detach", *words)
     assert command.finish() == 0
     assert "orchestrator attach multinode_" in command.text and time.monotonic() - began < 30
-    look = head.command("orchestrator", "logs", "-f", "--node", "1")
-    look.wait_for(r"node1 rank1 \| line 5 ")
-    assert "node0" not in look.text
+    look = head.command("orchestrator", "logs", "-f", "--rank", "1")
+    look.wait_for(r"node0 rank1 \| line 5 ")
+    assert "rank0" not in look.text
     elsewhere = Head(head.cluster, tmp_path_factory.mktemp("elsewhere"))
     status = elsewhere.command("orchestrator", "status")
     assert status.finish() == 0 and head.experiment.name in status.text
@@ -126,14 +127,15 @@ def test_detached_from_the_start_and_looked_at_from_anywhere(
     for someone in (elsewhere, head):
         attached = someone.command("orchestrator", "attach", head.experiment.name)
         assert attached.finish() == 0, attached.text
-        assert numbered(someone, 0, 0) and numbered(someone, 1, 1)
+        assert numbered(someone, 0, 0) and numbered(someone, 0, 1)
         assert someone.record["state"] == "done"
     finished = head.command("orchestrator", "logs", "--rank", "1")
     assert finished.finish() == 0
     # What torchrun says at its own end may come after the rank's last line, and is no rank's.
-    (total,) = [line for line in head.log(1).decode().splitlines() if line.startswith("TOTAL ")]
-    assert finished.lines[0] == "node1 rank1 | line 1 of rank 1"
-    assert finished.lines[-1] == f"node1 rank1 | {total}"
+    assert finished.lines[0] == "node0 rank1 | line 1 of rank 1"
+    total = f"TOTAL {len(finished.lines) - 1}"
+    assert finished.lines[-1] == f"node0 rank1 | {total}"
+    assert total in head.log(0).decode().splitlines()
 
 
 def test_the_key_that_leaves_it_running(head: Head) -> None:
