@@ -165,6 +165,30 @@ def test_moments_are_of_the_heads_clock(tmp_path: Path, monkeypatch: pytest.Monk
     assert heard == [(1, NOW), (2, NOW + 20), (65, NOW + 5)]
 
 
+def test_a_tracker_whose_server_does_not_answer_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow asks one that is down for many minutes, without a word."""
+    made = job(tmp_path, "one", state="done", ended=NOW)
+    heard: list[str] = []
+    told = threading.Event()
+
+    def say(what: str) -> None:
+        heard.append(what)
+        told.set()
+
+    def opened(_: Curves) -> Slow:
+        assert told.wait(60)
+        raise ConnectionError("no server")
+
+    monkeypatch.setattr(track, "say", say)
+    monkeypatch.setattr(track, "SLOW_SECONDS", 0.01)
+    monkeypatch.setitem(KNOWN, "tensorboard", Known(opened, "json", "tensorboard"))
+    with pytest.raises(UsageError, match="tensorboard could not be opened: no server"):
+        track.track(Where(experiments=tmp_path), made.name, ["tensorboard"], [])
+    assert heard == ["waiting for tensorboard to answer; Ctrl-C leaves, and the job goes on"]
+
+
 class Slow:
     """A tracker that takes a line when it may, and fails at some step."""
 

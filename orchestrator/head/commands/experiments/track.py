@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ TRACKING = ".tracking"  # in the experiment: held by the one that tracks it
 LOOK_SECONDS = 2.0  # between two looks at files that grow
 BUSY_SECONDS = 0.1  # and while a tracker has much to take
 LONGEST_TOKEN = 4096
+SLOW_SECONDS = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -52,7 +54,8 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
 
     def begin(kind: type[PassingOn], record: JobRecord) -> None:
         for name in dict.fromkeys(names):
-            passing.append(kind(experiment, record, name, given.get(name, {}), say))
+            with said_if_slow(name):
+                passing.append(kind(experiment, record, name, given.get(name, {}), say))
 
     try:
         for kind in (OfRanks, OfNodes):
@@ -66,6 +69,19 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
     lines = sum(each.to.sent for each in passing)
     say(f"{plural(lines, 'line')} of {experiment.name} passed on to {', '.join(names)}")
     return EXIT_FAILED if any(each.to.failed for each in passing) else code
+
+
+@contextlib.contextmanager
+def said_if_slow(name: str) -> Iterator[None]:
+    """Say that a tracker is waited for: some ask a server that is down for many minutes."""
+    what = f"waiting for {name} to answer; Ctrl-C leaves, and the job goes on"
+    timer = threading.Timer(SLOW_SECONDS, say, [what])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def until_over(
