@@ -253,10 +253,11 @@ def start_all(
 
 
 def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere], say: Say) -> None:
-    """Say from where the ranks start, and why some start cold."""
-    if all(answer.warm.warm for answer in started):
-        say("warm start on all nodes")
-        return
+    """Say from where the ranks start, and why some start cold; once for all that start alike."""
+    names: dict[str, list[str]] = {}
     for node, answer in zip(nodes, started, strict=True):
-        why = answer.warm.why or ("warm start" if answer.warm.warm else "cold start")
-        say(f"{node.name}: {why}")
+        how = "warm start" if answer.warm.warm else "cold start: nothing waited there yet"
+        names.setdefault(answer.warm.why or how, []).append(node.name)
+    for how, own in names.items():
+        everywhere = how == "warm start" and len(names) == 1
+        say(f"{how} on all nodes" if everywhere else f"{', '.join(own)}: {how}")

@@ -15,8 +15,9 @@ from orchestrator.head.restart import attempt
 from orchestrator.head.restart.attempt import failed_to_start
 from orchestrator.head.restart.gather import Gathered, parts_of
 from orchestrator.head.restart.judge import judged
+from orchestrator.protocol.messages import StartedHere, WarmStart
 from orchestrator.records import experiment
-from orchestrator.records.experiment import NOT_STARTED, RESIZED, JobRecord
+from orchestrator.records.experiment import NOT_STARTED, RESIZED, JobRecord, NodeRecord
 from tests.head.restart.test_gather import Asking, gathering, record
 
 
@@ -92,3 +93,25 @@ def test_its_record_is_still_that_of_this_login(
     final = attempt.again(place, job, cast(Any, None), {}, said.append)
     assert isinstance(final, JobRecord) and final.over and len(final.attempts) == 3
     assert place.is_launched_here(place.read_record()), said
+
+
+@pytest.mark.parametrize(
+    ("starts", "said"),
+    [
+        ([(True, "")] * 3, ["warm start on all nodes"]),
+        ([(False, "")] * 3, ["n0, n1, n2: cold start: nothing waited there yet"]),
+        (
+            [(True, ""), (False, "cold start: LANG differs"), (False, "cold start: LANG differs")],
+            ["n0: warm start", "n1, n2: cold start: LANG differs"],
+        ),
+    ],
+)
+def test_how_the_ranks_start_is_said_once(starts: list[tuple[bool, str]], said: list[str]) -> None:
+    nodes = [NodeRecord(n, f"n{n}", "n", None, None, "", "", n, 1) for n in range(3)]
+    started = [
+        StartedHere(supervisor=1, shared=False, run="", warm=WarmStart(warm=warm, why=why))
+        for warm, why in starts
+    ]
+    heard: list[str] = []
+    attempt.say_how_warm(nodes, started, heard.append)
+    assert heard == said
