@@ -169,6 +169,7 @@ class Listen(Request[Listening], do="listen"):
 
     ports: tuple[int, ...]  # 0: any
     word: str
+    seconds: Optional[float] = None  # or as long as the program lives
 
 
 LARGE_LOST = "small packets arrive, large ones do not"  # why a Dial fails where it is the MTU

@@ -20,6 +20,7 @@ ANSWER_SECONDS = 10.0  # nodes that have not answered by then are left out
 DIALS_WITHIN = 30.0  # both dials are over by then
 REFUSED = "refused"
 LINKS_AFTER = 10.0  # seconds from the first rank on: many jobs are in their first steps
+LISTEN_SECONDS = 40.0  # both rounds of calls are over by then
 MOST_NAMED = 3
 OPEN_ALL = (
     "open all TCP ports between the nodes, as collectives use any of them; `orchestrator doctor`"
@@ -126,8 +127,11 @@ class LinkMonitor:
         return ""
 
     def _listen(self, followers: Sequence[NodeFollower]) -> str:
-        words = self.words.items()
-        return self._ask(followers, {node: Listen(ports=(0,), word=word) for node, word in words})
+        requests = {
+            node: Listen(ports=(0,), word=word, seconds=LISTEN_SECONDS)
+            for node, word in self.words.items()
+        }
+        return self._ask(followers, requests)
 
     def _dial(self, followers: Sequence[NodeFollower]) -> str:
         there = [node for node, port in self.ports.items() if port]

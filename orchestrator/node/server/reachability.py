@@ -2,16 +2,19 @@
 
 Only the right word counts as an answer: an address that two machines have, or a proxy that accepts
 everything, is no way to the node. A caller then sends data, in packets as large as they may be:
-where those are lost, ranks meet and then hang. The listener lives as long as this program.
+where those are lost, ranks meet and then hang. A listener lives as long as this program, or less.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import socket
 import threading
+import time
+from typing import Optional
 
 from orchestrator.protocol import messages
 
@@ -24,15 +27,16 @@ ARRIVED = b"+"  # all of it
 
 def listen(request: messages.Listen) -> tuple[int, ...]:
     """Open the ports (0 for any) and return their numbers; 0 for one that is taken."""
-    return tuple(listener(port, request.word.encode()) for port in request.ports)
+    word = request.word.encode()
+    return tuple(listener(port, word, request.seconds) for port in request.ports)
 
 
-def listener(port: int, word: bytes) -> int:
+def listener(port: int, word: bytes, seconds: Optional[float] = None) -> int:  # noqa: UP045  Python 3.9
     try:
         server = bound(port)
     except OSError:
         return 0
-    threading.Thread(target=answer, args=(server, word), daemon=True).start()
+    threading.Thread(target=answer, args=(server, word, seconds), daemon=True).start()
     number: int = server.getsockname()[1]
     return number
 
@@ -49,13 +53,13 @@ def bound(port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=128)
 
 
-def answer(server: socket.socket, word: bytes) -> None:
-    while True:
-        try:
+def answer(server: socket.socket, word: bytes, seconds: Optional[float]) -> None:  # noqa: UP045  Python 3.9
+    until = math.inf if seconds is None else time.monotonic() + seconds
+    with server, contextlib.suppress(OSError):
+        while (left := until - time.monotonic()) > 0:
+            server.settimeout(None if left == math.inf else left)
             caller, _ = server.accept()
-        except OSError:
-            return
-        threading.Thread(target=serve, args=(caller, word), daemon=True).start()
+            threading.Thread(target=serve, args=(caller, word), daemon=True).start()
 
 
 def serve(caller: socket.socket, word: bytes) -> None:
