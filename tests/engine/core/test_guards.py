@@ -78,16 +78,18 @@ def test_half_precision_finds_its_scale_and_learns(tmp_path: Path) -> None:
     jobs = [
         job(tmp_path, f"{low} {strategy}", [2], fsdp(strategy), {
             "training": {"mixed_precision": low, "max_steps": 40}, "logging": {"interval": 5}})
-        for low in ("fp32", "bf16", "fp16")
-        for strategy in ("hybrid_shard", "ddp")
+        for low, strategy in (
+            *(("fp32", "hybrid_shard"), ("bf16", "hybrid_shard"), ("fp16", "hybrid_shard")),
+            ("fp16", "ddp"),
+        )
     ]  # fmt: skip
-    assert run(*jobs) == [[0, 0]] * 6
+    assert run(*jobs) == [[0, 0]] * 4
     ends = [one.metrics()[-1]["loss"] for one in jobs]
     assert max(ends) < 0.97 * jobs[0].metrics()[0]["loss"]
-    assert ends == pytest.approx([ends[0]] * 6, rel=0.03)
+    assert ends == pytest.approx([ends[0]] * 4, rel=0.03)
     assert len(set(ends)) >= 3  # they did compute differently
     norms = [one.metrics()[-1]["grad_norm"] for one in jobs]
-    assert norms == pytest.approx([norms[0]] * 6, rel=0.1)  # unscaled before it is clipped
+    assert norms == pytest.approx([norms[0]] * 4, rel=0.1)  # unscaled before it is clipped
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -122,12 +124,12 @@ def test_clocks_start_evaluations_and_checkpoints(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_does_not_lose_a_checkpoint_that_a_clock_asked_for(tmp_path: Path) -> None:
-    clocks = {"training": {"max_steps": 30, "eval_steps": 1},
+    clocks = {"training": {"max_steps": 12, "eval_steps": 1},
               "checkpoint": {"seconds": 1e-9, "keep": 100}}  # fmt: skip
     one = job(tmp_path, "a", [2], clocks)
     assert run(one) == [[0, 0]]
     saved = list((one.experiment() / "outputs/checkpoints").glob("step_*"))
-    assert len(saved) > 20
+    assert len(saved) > 8
 
 
 def test_held_out_samples_count_once_each_on_any_layout(tmp_path: Path) -> None:
