@@ -235,6 +235,9 @@ class Experiment:
                 record = read_record(directory, self.path, trusted=self.trusted)
         except Untrusted:
             raise
+        except FileNotFoundError as error:  # pruned, while a page of it was open
+            gone = f"{self.path / RECORD} is not there: it was removed, or is no experiment"
+            raise UsageError(gone) from error
         except (OSError, ValueError, UsageError) as error:
             raise UsageError(f"{self.path / RECORD} is not the record of a job: {error}") from error
         if record.batch and record.slurm_job is None:  # submitted, and not started yet

@@ -115,12 +115,16 @@ def test_a_record_of_a_later_version(tmp_path: Path) -> None:
     assert Experiment(tmp_path).read_record() == record()
 
 
-@pytest.mark.parametrize(
-    "text", [None, "", "{}", "[]", "5", '{"job": 1}', '{"nodes": [{}]}', "\xff"]
-)
-def test_what_is_no_record(tmp_path: Path, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / "job.json").write_bytes(text.encode("latin-1"))
+def test_an_experiment_that_was_removed(tmp_path: Path) -> None:
+    """A page of it may be open."""
+    for path in (tmp_path, tmp_path / "gone"):
+        with pytest.raises(UsageError, match=r"job\.json is not there: it was removed, or is no"):
+            Experiment(path).read_record()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "5", '{"job": 1}', '{"nodes": [{}]}', "\xff"])
+def test_what_is_no_record(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match="is not the record of a job"):
         Experiment(tmp_path).read_record()
 

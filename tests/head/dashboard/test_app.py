@@ -312,7 +312,7 @@ def test_one_that_is_removed_while_it_is_looked_at_is_said(site: Site) -> None:
 
         await site.ask(f"/api/experiments/{RUN}/events", until=gone)
         got = await site.ask(f"/api/page?e={RUN}")
-        assert got.code == 409 and "No such file" in got.json["error"]
+        assert got.code == 409 and "it was removed" in got.json["error"]
         problem = Topic(made.read_record, 3600, site.board.threads)  # type: ignore[arg-type]
         stream = following(problem, "n", 60)
         assert b"event: problem" in await anext(stream)
