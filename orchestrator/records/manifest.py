@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from orchestrator import files
@@ -12,6 +15,8 @@ from orchestrator.records.experiment import Experiment
 
 NAME = "manifest.json"
 LARGEST = 64 << 20
+MISSING = re.compile(r"FileNotFoundError: .*?'([^']+)'")
+IN_A_SNAPSHOT = re.compile(r".*/code/snapshots/[^/]+/[^/]+/")
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,31 @@ def working_tree(experiment: Experiment) -> str:
         return str(read(experiment).get("directory") or "")
     except UsageError:
         return ""
+
+
+def not_sent(experiment: Experiment, message: str) -> str:
+    """Say how a file comes along that a rank lacks and that is in the directory of the launch.
+
+    Data that git ignores, for the most part: they are seen here, and not on a node that was sent
+    the code.
+    """
+    missing = MISSING.match(message)
+    path = IN_A_SNAPSHOT.sub("", missing[1]) if missing else ""
+    try:
+        sent = read(experiment).get("tree") if path else None
+        if not sent or not (Path(working_tree(experiment)) / path).exists():
+            return ""
+    except (OSError, ValueError, UsageError):
+        return ""
+    if path.startswith("/"):
+        return f"it is here and not there: orchestrator push {shlex.quote(path)} brings it"
+    inside = path.rpartition("/")[0]
+    setting = shlex.quote(f"sync.include=[{inside + '/*' if inside else path}]")
+    return (
+        f"{path} is in your directory and was not sent with the code: --set {setting} sends it;"
+        " what is too large for that comes with `orchestrator push`, to a path that you give the"
+        " program"
+    )
 
 
 def start_times(experiment: Experiment) -> StartTimes:

@@ -119,6 +119,7 @@ SHARDED = re.compile(
     r"got mixed torch\.Tensor and DTensor|FSDP does not support deepcopy"
     r"|data pointer on an invalid python storage"
 )
+NO_CUDA = re.compile(r"not compiled with CUDA|has no attribute '_cuda_")
 ON_ONE_NODE = re.compile(r"FileNotFoundError|ValueError: Can't find a valid checkpoint at")
 # What torch.distributed.checkpoint says where a rank cannot read what others have written.
 IN_PARTS = re.compile(r"CheckpointException: .*No such file or directory")
@@ -181,8 +182,8 @@ TEXTS = tuple(
             "environment",
             r"^(ImportError|ModuleNotFoundError)|No module named|cannot open shared object file"
             r"|NVIDIA driver|CUDA driver version|no kernel image is available"
-            r"|not compiled with (CUDA|NCCL)|no CUDA GPUs are available|invalid device ordinal"
-            r"|no CUDA-capable device|undefined symbol|GLIBC(XX)?_[\d.]+. not found",
+            r"|not compiled with (CUDA|NCCL)|has no attribute '_cuda_|no CUDA GPUs are available"
+            r"|invalid device ordinal|no CUDA-capable device|undefined symbol|GLIBC(XX)?_[\d.]+. not found",
         ),
     )
 )
@@ -252,6 +253,11 @@ def fix_of(kind: str, message: str = "") -> str:
         return (
             f"{lacks[3]} has no {lacks[1]}: correct the import, or rename that file where an"
             f" installed package {lacks[2]} is meant"
+        )
+    if NO_CUDA.search(message):
+        return (
+            "the torch of that Python is built without CUDA: install one that fits the driver"
+            " (`nvidia-smi` names it), or let the program compute on the processor"
         )
     if "attempted relative import" in message:
         return "the file is part of a package: launch it as a module, `-m package.module`"

@@ -34,7 +34,7 @@ from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.messages import Listening, Paces, Stuck
 from orchestrator.protocol.timing import PEER_GRACE
-from orchestrator.records import goodput
+from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import RESIZED, Experiment, JobRecord, NodeRecord
 from orchestrator.text import size
 
@@ -586,6 +586,9 @@ class Run:
         elif state not in ("done", RESIZED):
             silent = [(node.record.index, node.record.name) for node in unreached]
             conclusion = verdict.conclude(verdict.of_silent(self.failures, silent), bad)
+            if conclusion:
+                fix = manifest.not_sent(self.experiment, conclusion["message"])
+                conclusion["fix"] = fix or conclusion["fix"]
             if problem := incidents.note(self.experiment.name, self.record, conclusion):
                 self.say(problem)
         self.record = replace(

@@ -274,6 +274,10 @@ def test_the_rank_with_the_wrong_bits_is_the_cause_however_late_it_is_heard() ->
         ("environment", "RuntimeError: The NVIDIA driver on your system is too old (found 11040)"),
         ("environment", "RuntimeError: CUDA error: no kernel image is available for execution"),
         ("environment", "AssertionError: Torch not compiled with CUDA enabled"),
+        (
+            "environment",
+            "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",
+        ),
         ("environment", "ImportError: libcudnn.so.9: cannot open shared object file: No such file"),
         ("communication", "RuntimeError: Gloo connectFullMesh failed with [..] Connection refused"),
         ("communication", "DistNetworkError: The server socket has failed to listen on any local"
@@ -519,3 +523,11 @@ def test_a_node_that_tells_of_silence_is_not_the_one_that_is_lost() -> None:
     assert [(one.node, one.node_name) for one in named] == [(0, "a"), (2, "c")]
     assert verdict.of_silent([told, other], []) == [told, other]
     assert verdict.of_silent([told], [(1, "b"), (0, "a")]) == [told]
+
+
+def test_a_torch_without_cuda_is_named_as_that() -> None:
+    for message in (
+        "AssertionError: Torch not compiled with CUDA enabled",
+        "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",
+    ):
+        assert "built without CUDA" in failure_kinds.fix_of("environment", message)

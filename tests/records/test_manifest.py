@@ -1,0 +1,41 @@
+"""What is known of a launch: here, how a file comes along that a rank lacks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.records import experiment, manifest
+
+LACKS = "FileNotFoundError: [Errno 2] No such file or directory: "
+NODE = "/home/u/.orchestrator/code/snapshots/1a0f4fb4-0/my proj"
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        (f"{LACKS}'data/a b/train.bin'", "--set 'sync.include=[data/a b/*]' sends it"),
+        (f"{LACKS}'words.txt'", "words.txt is in your directory and was not sent"),
+        (f"{LACKS}'{NODE}/words.txt'", "--set 'sync.include=[words.txt]' sends it"),
+        (f"{LACKS}'/TREE/words.txt'", "orchestrator push /TREE/words.txt brings it"),
+        (f"{LACKS}'elsewhere.txt'", ""),
+        (f"{LACKS}'{'x' * 5000}'", ""),
+        ("ValueError: 'words.txt' is too long", ""),
+        ("FileNotFoundError: words.txt", ""),
+    ],
+)
+def test_a_file_that_was_not_sent(message: str, fix: str, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "data/a b").mkdir(parents=True)
+    for name in ("data/a b/train.bin", "words.txt"):
+        (tree / name).write_text("x")
+    message, fix = (each.replace("/TREE", str(tree)) for each in (message, fix))
+    directory = experiment.create(tmp_path, "run")
+    assert manifest.not_sent(directory, message) == ""
+    for sent in (True, False):  # nodes that share the directory lack it, as it was not there
+        known = {"directory": str(tree), "tree": "abc" if sent else None}
+        (directory.path / "manifest.json").write_text(json.dumps(known))
+        said = manifest.not_sent(directory, message)
+        assert (fix in said and bool(said) == bool(fix)) if sent else not said
