@@ -120,9 +120,13 @@ SHARDED = re.compile(
     r"|data pointer on an invalid python storage"
 )
 NO_CUDA = re.compile(r"not compiled with CUDA|has no attribute '_cuda_")
-ON_ONE_NODE = re.compile(r"FileNotFoundError|ValueError: Can't find a valid checkpoint at")
+CPU_BUILD = (
+    "the torch of that Python is built without CUDA: install one that fits the driver (`nvidia-smi`"
+    " names it), or let the program compute on the processor"
+)
+ON_ONE_NODE = re.compile(r"^FileNotFoundError|^ValueError: Can't find a valid checkpoint at")
 # What torch.distributed.checkpoint says where a rank cannot read what others have written.
-IN_PARTS = re.compile(r"CheckpointException: .*No such file or directory")
+IN_PARTS = re.compile(r"^CheckpointException: .*No such file or directory")
 PARTS = (
     "torch.distributed.checkpoint wants one directory on a disk that all nodes share: write to one;"
     " without one, orchestrator.memory_checkpoint(state) and the Trainer keep what a restart needs"
@@ -130,6 +134,16 @@ PARTS = (
 WHOLE = (
     "the weights are in shards there: trainer.save(PATH) writes whole ones and trainer.state_dict()"
     " returns them; averages of them are kept as docs/trainer.md has it (Hooks)"
+)
+
+FILES = (
+    (SHARDED, WHOLE),
+    (IN_PARTS, PARTS),
+    (
+        ON_ONE_NODE,
+        "the file has to be on that node too: share or copy it, or set workdir=; what rank 0 saved"
+        " comes to all nodes with orchestrator.distributed.copy_to_nodes(path)",
+    ),
 )
 
 # A file of the program's own that has the name of a package, and what it lacks.
@@ -183,7 +197,8 @@ TEXTS = tuple(
             r"^(ImportError|ModuleNotFoundError)|No module named|cannot open shared object file"
             r"|NVIDIA driver|CUDA driver version|no kernel image is available"
             r"|not compiled with (CUDA|NCCL)|has no attribute '_cuda_|no CUDA GPUs are available"
-            r"|invalid device ordinal|no CUDA-capable device|undefined symbol|GLIBC(XX)?_[\d.]+. not found",
+            r"|invalid device ordinal|no CUDA-capable device|undefined symbol"
+            r"|GLIBC(XX)?_[\d.]+. not found",
         ),
     )
 )
@@ -254,25 +269,16 @@ def fix_of(kind: str, message: str = "") -> str:
             f"{lacks[3]} has no {lacks[1]}: correct the import, or rename that file where an"
             f" installed package {lacks[2]} is meant"
         )
-    if NO_CUDA.search(message):
-        return (
-            "the torch of that Python is built without CUDA: install one that fits the driver"
-            " (`nvidia-smi` names it), or let the program compute on the processor"
-        )
     if "attempted relative import" in message:
         return "the file is part of a package: launch it as a module, `-m package.module`"
+    if NO_CUDA.search(message):
+        return CPU_BUILD
     for pattern, fix in LIMITS:
         if kind in ("exception", "exit", "torchrun") and pattern.search(message):
             return fix
-    if kind == "exception" and SHARDED.search(message):
-        return WHOLE
-    if kind == "exception" and IN_PARTS.match(message):
-        return PARTS
-    if kind == "exception" and ON_ONE_NODE.match(message):
-        return (
-            "the file has to be on that node too: share or copy it, or set workdir=; what rank 0"
-            " saved comes to all nodes with orchestrator.distributed.copy_to_nodes(path)"
-        )
+    for pattern, fix in FILES:
+        if kind == "exception" and pattern.search(message):
+            return fix
     return KINDS.get(kind, KINDS["exception"])[1]
 
 
