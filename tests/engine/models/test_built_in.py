@@ -70,8 +70,7 @@ def test_what_only_saves_memory_or_time_changes_no_number(tmp_path: Path) -> Non
         "plain": {},
         "recomputed": options("training", activation_checkpointing="full"),
         "partly": options("training", activation_checkpointing="selective"),
-        "compiled": options("compile", enabled=True, backend="aot_eager", fullgraph=True),
-        "both": {
+        "partly, and compiled": {
             **options("training", activation_checkpointing="selective"),
             **options("compile", enabled=True, backend="aot_eager"),
         },
