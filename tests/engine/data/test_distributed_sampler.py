@@ -61,7 +61,7 @@ def test_on_the_ranks_that_began_it_is_torchs_own(
         assert all(micro.real for micro in micros)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     *(some.integers(1, 60), some.integers(1, 3), some.sampled_from([(4, 3, 4), (2, 3), (3, 1, 2)])),
     *(some.lists(some.integers(0, 3), min_size=2, max_size=2),),
