@@ -585,7 +585,8 @@ class Outputs(Request[OutputFiles], do="outputs"):
     job: str
     node: int
     checkpoints: bool = False
-    beside: bool = False  # also what they wrote beside the code that was sent
+    # Look so many seconds for what they wrote beside the code that was sent.
+    beside: float = 0.0
 
 
 class Files(Request[OutputFiles], do="files"):

@@ -15,6 +15,7 @@ from orchestrator.head.outputs.growing import GROWS
 from orchestrator.protocol.messages import OutputFile, Outputs
 
 ANSWER_SECONDS = 20.0
+LOOK_SECONDS = 5.0
 RESULTS = "results/"  # of Cluster.run: somebody waits for them, of whatever size
 LARGEST = 64 << 20  # bytes of one file; what is larger stays where it is, and is named
 
@@ -32,7 +33,7 @@ def bring(
     Of those that have grown here while the job ran, what the node has is right; and of those that
     came with an attempt before, if this one has changed them (see Fetch).
     """
-    listing = channel.ask(Outputs(job=job, node=node, beside=True), ANSWER_SECONDS)
+    listing = channel.ask(Outputs(job=job, node=node, beside=LOOK_SECONDS), ANSWER_SECONDS)
     beside = [file for file in listing.files if file.place]
     much = is_much(beside)
     places = {file.path: file.place or listing.place for file in listing.files}
@@ -61,4 +62,6 @@ def bring(
         stays[listing.place].append("its checkpoints")
     news = much or any(file.path in fetched for file in beside)
     said = [f"{', '.join(each)} stay on the node, in {place}" for place, each in stays.items()]
+    if listing.left_out:
+        said.append(f"left out there: {', '.join(listing.left_out)}")
     return said, Beside(beside, has_come=not much) if news else None

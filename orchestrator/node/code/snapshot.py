@@ -10,9 +10,11 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import math
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -305,12 +307,17 @@ def is_untouched(store: Store, own: bytes) -> bool:
     return next(written(store, os.path.join(own, title)), None) is None
 
 
-def written(store: Store, root: bytes) -> Iterator[bytes]:
-    """Yield what is in a snapshot besides what was sent, links, and Python's bytecode."""
+def written(store: Store, root: bytes, until: float = math.inf) -> Iterator[bytes]:
+    """Yield what is in a snapshot besides what was sent, links, and Python's bytecode.
+
+    A TimeoutError ends a look that takes longer.
+    """
     with files.open_plain(os.fsdecode(os.path.join(os.path.dirname(root), TREE))) as file:
         expected = {entry.path: entry for entry in store.tree(file.read(64).decode())}
     for directory, names, others in os.walk(root):
         names[:] = sorted(name for name in names if name != b"__pycache__")
+        if time.monotonic() > until:
+            raise TimeoutError
         for name in sorted(others):
             path = os.path.relpath(os.path.join(directory, name), root)
             status = os.lstat(os.path.join(directory, name))

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import stat
+import time
 
 from orchestrator.node.job.run_directory import RunDir, home
 from orchestrator.permissions import others
@@ -37,30 +38,38 @@ def has_checkpoints(run: RunDir) -> bool:
     return os.path.isdir(path) and bool(os.listdir(path))
 
 
-def of_job(run: RunDir, *, checkpoints: bool, beside: bool = False) -> OutputFiles:
-    """List what the ranks wrote; checkpoints belong to the node, unless they are asked for."""
+def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFiles:
+    """List what the ranks wrote; checkpoints belong to the node, unless they are asked for.
+
+    For so many seconds also look for what they wrote beside their code.
+    """
     root = directory(run)
     listing = Listing(root, hidden=False)
     listing.walk("", () if checkpoints else ("checkpoints",))
     if beside:
-        listing.files += beside_code(run)
+        listing.files += beside_code(run, listing, time.monotonic() + beside)
     return listing.answer(checkpoints=has_checkpoints(run))
 
 
-def beside_code(run: RunDir) -> list[OutputFile]:
+def beside_code(run: RunDir, whole: Listing, until: float) -> list[OutputFile]:
     """List what the ranks wrote into the snapshot that they ran in, if it was one."""
     from orchestrator.node.code import snapshot  # the end of a job needs it, and a pull
     from orchestrator.node.code.store import Incomplete, Store
 
     store = Store()
     listing = Listing("", hidden=False)
-    with contextlib.suppress(OSError, ValueError, Incomplete):  # it was pruned meanwhile
+    try:
         workdir = run.read_spec().workdir
         if snapshot.snapshot_of(store, workdir):
             listing.root = workdir
-            for path in map(os.fsdecode, snapshot.written(store, os.fsencode(workdir))):
+            for path in map(os.fsdecode, snapshot.written(store, os.fsencode(workdir), until)):
                 if not any(part.startswith(".") for part in path.split("/")):
                     listing.add(path, os.lstat(os.path.join(workdir, path)))
+    except TimeoutError:
+        whole.left_out.append(f"{listing.root} (it takes too long to look through)")
+        return []
+    except (OSError, ValueError, Incomplete):  # it was pruned meanwhile
+        pass
     return [file.replace(place=listing.root) for file in listing.files]
 
 

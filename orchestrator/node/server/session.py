@@ -459,8 +459,8 @@ class Session:
     @answers(messages.Outputs)
     def outputs(self, request: messages.Outputs) -> messages.OutputFiles:
         run = RunDir(request.job, request.node)
-        checkpoints, beside = request.checkpoints, request.beside
-        return self.list(outputs.of_job(run, checkpoints=checkpoints, beside=beside))
+        listing = outputs.of_job(run, checkpoints=request.checkpoints, beside=request.beside)
+        return self.list(listing)
 
     @answers(messages.Files)
     def files(self, request: messages.Files) -> messages.OutputFiles:

@@ -324,15 +324,18 @@ def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(store: Stor
     (root / "a.py").unlink()
     (root / "a.py").write_text("print(2)\n")
 
-    def listed(**wanted: bool) -> dict[str, str]:
-        files = outputs.of_job(run, checkpoints=False, **wanted).files
+    def listed(seconds: float) -> dict[str, str]:
+        files = outputs.of_job(run, checkpoints=False, beside=seconds).files
         return {file.path: file.place for file in files}
 
     beside = dict.fromkeys(("a.py", "new\ndf", "runs/a/model.pt"), str(root))
-    assert listed() == {"loss.csv": ""}
-    assert listed(beside=True) == {"loss.csv": "", **beside}
+    assert listed(0.0) == {"loss.csv": ""}
+    assert listed(60.0) == {"loss.csv": "", **beside}
+    late = outputs.of_job(run, checkpoints=False, beside=-1.0)
+    assert late.left_out == (f"{root} (it takes too long to look through)",)
+    assert [file.path for file in late.files] == ["loss.csv"]
     shutil.rmtree(root.parent)
-    assert listed(beside=True) == {"loss.csv": ""}
+    assert listed(60.0) == {"loss.csv": ""}
 
 
 def test_a_job_that_names_another_directory_loses_nothing(store: Store, tmp_path: Path) -> None:

@@ -95,7 +95,10 @@ def of_experiment(
         if options.destination is not None:
             into = Folder(options.destination / experiment.log(node).stem, private=False)
         question = Outputs(
-            job=record.job, node=node.index, checkpoints=options.checkpoints, beside=True
+            job=record.job,
+            node=node.index,
+            checkpoints=options.checkpoints,
+            beside=pulling.LIST_SECONDS / 2,
         )
         sources.append(
             pulling.Source(node.index, node.name, node, question, into, into is not outputs)
