@@ -26,13 +26,12 @@ need_venv() {
     fi
     # torch's collectives of objects, and so its checkpoints, need it.
     has_module "$python" numpy || install numpy || return
-    # Editable: only other dependencies or another place of the clone need it done again. By a path:
-    # the finder that setuptools would install takes 10 ms of every start of this Python.
+    # Editable: only other dependencies or another place of the clone need it done again.
     local stamp=$ROOT/.venv/installed${extras:+-$extras} state
-    state="$ROOT by path $(cksum <"$ROOT/pyproject.toml")"
+    state="$ROOT $(cksum <"$ROOT/pyproject.toml")"
     if [ ! -x "$ROOT/.venv/bin/orchestrator" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$state" ]; then
         say "installing this package${extras:+ with [$extras]}"
-        (cd -- "$ROOT" && install -e ".${extras:+[$extras]}" -C editable_mode=compat) || return
+        (cd -- "$ROOT" && install -e ".${extras:+[$extras]}") || return
         printf '%s\n' "$state" >"$stamp"
     fi
 }

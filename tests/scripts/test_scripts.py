@@ -73,7 +73,7 @@ def test_the_venv_gets_torch_first_then_the_package_and_nothing_twice(clone: Clo
     assert clone.calls("python in") == [
         f"python in / {pip} torch==2.13.0",
         f"python in / {pip} numpy",
-        f"python in {clone.root} {pip} -e . -C editable_mode=compat",
+        f"python in {clone.root} {pip} -e .",
     ]
     assert first.stdout.count("setup: installing ") == 2
     clone.log.unlink()
@@ -89,7 +89,7 @@ def test_extras_and_new_dependencies_are_installed_once(clone: Clone) -> None:
     (clone.root / "pyproject.toml").write_text("[project]\ndependencies = []\n")
     assert clone.setup(again).returncode == 0
     ends = [call.rpartition("--quiet ")[2] for call in clone.calls("python in")]
-    assert ends == ["numpy", *["-e .[test] -C editable_mode=compat"] * 2]
+    assert ends == ["numpy", "-e .[test]", "-e .[test]"]
 
 
 def test_a_failing_pip_is_told_and_tried_again(clone: Clone) -> None:
