@@ -60,6 +60,9 @@ class Library(NamedTuple):
     blob: bytes
 
 
+PACKING = threading.Lock()
+
+
 def sources() -> list[Path]:
     return [
         path
@@ -75,8 +78,14 @@ def edition() -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@functools.cache
 def library() -> Library:
+    """Return it, packed once however many nodes are connected to at the same moment."""
+    with PACKING:
+        return pack()
+
+
+@functools.cache
+def pack() -> Library:
     files = {
         f"orchestrator/{path.relative_to(HOUSE)}": path.read_text(encoding="utf-8")
         for path in sources()

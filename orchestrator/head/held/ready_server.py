@@ -113,7 +113,7 @@ def load(edition: str) -> None:
         if now != edition:
             raise NodeError("the command runs another copy of this package")
         if now != _loaded:
-            channels.library.cache_clear()
+            channels.pack.cache_clear()
             channels.installer.cache_clear()
             channels.library()
             _loaded = now

@@ -7,15 +7,17 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import NodeError
+from orchestrator.head.connect import channel, server_command
 from orchestrator.head.connect import reach as reaching
-from orchestrator.head.connect import server_command
 from orchestrator.head.connect.channel import NodeChannel, library
 from orchestrator.head.connect.reach import ask_once, open_channel, reach
 from orchestrator.head.connect.server_command import READ_PROGRAM, quote
@@ -183,3 +185,29 @@ def test_a_refusal_in_pieces() -> None:
     with pytest.raises(NodeError) as refused:
         NodeChannel(connection, environment, 10).begin(10)  # type: ignore[arg-type]
     assert refused.value.what == "script:/a: it is not there"
+
+
+def test_our_program_is_packed_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes 0.1 s of a processor: 64 nodes that are reached at once had cost the head 5 s."""
+    packed = []
+    together, another = threading.Barrier(8), threading.Event()
+
+    def sources() -> list[Path]:
+        if packed:
+            another.set()
+        packed.append(1)
+        another.wait(0.5)
+        return []
+
+    def connect(_: int) -> channel.Library:
+        together.wait()
+        return channel.library()
+
+    channel.pack.cache_clear()
+    monkeypatch.setattr(channel, "sources", sources)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(connect, range(8)))) == 1
+    finally:
+        channel.pack.cache_clear()
+    assert packed == [1]
