@@ -72,9 +72,9 @@ def pass_on(text: str, out: TextIO | None = None) -> bool:
     out = out or sys.stdout
     if out is None:  # closed when the program began: a daemon's
         return False
-    if isinstance(out, io.TextIOWrapper):
-        out.reconfigure(errors="drawn")
     try:
+        if isinstance(out, io.TextIOWrapper):
+            out.reconfigure(errors="drawn")  # it writes first what a reader has not taken
         out.write(safe(text))
         out.flush()
     except OSError as error:

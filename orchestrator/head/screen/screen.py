@@ -6,6 +6,7 @@ else: the followers write to files, and this reads those.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import time
@@ -93,7 +94,8 @@ class Screen:
         self._painted = 0.0
         self._shown_last = ""  # the end of what was printed
         if isinstance(out, io.TextIOWrapper):
-            out.reconfigure(errors="replace")  # a bar of █ must not end us in a Latin-1 terminal
+            with contextlib.suppress(OSError):  # it writes first what a reader has not taken
+                out.reconfigure(errors="replace")  # a bar of █ must not end us in Latin-1
 
     def pump(self) -> bool:
         """Show what is new, about 1 MiB of it at most; False when there was nothing.

@@ -534,3 +534,19 @@ Current thread 0x00007f02 (most recent call first):
         '  File "/w/train.py", line 3 in inner',
         '  File "/w/train.py", line 9 in <module>',
     ]
+
+
+def test_a_reader_that_left_ends_nothing(two_nodes: list[LogFile]) -> None:
+    """What it has not taken is written again with all that follows, and fails again."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    out = os.fdopen(writing, "w", encoding="utf-8")  # as buffered as standard output
+    try:
+        assert not output.pass_on("one\n", out)
+        assert not output.pass_on("two\n", out)
+        screen = piped(two_nodes, out)
+        screen.say("three")
+        assert screen.broken
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            out.close()
