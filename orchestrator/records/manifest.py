@@ -61,8 +61,8 @@ def not_sent(experiment: Experiment, message: str) -> str:
     missing = MISSING.match(message)
     path = IN_A_SNAPSHOT.sub("", missing[1]) if missing else ""
     try:
-        sent = read(experiment).get("tree") if path else None
-        if not sent or not (Path(working_tree(experiment)) / path).exists():
+        known = read(experiment) if path else {}
+        if not known.get("tree") or not (Path(str(known.get("directory"))) / path).exists():
             return ""
     except (OSError, ValueError, UsageError):
         return ""

@@ -1,4 +1,4 @@
-"""What a program wrote beside its code on nodes that were sent it, where nobody would look."""
+"""Tells what a program wrote beside its code on nodes that were sent it, and where it is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMED = 3
 
 @dataclass(frozen=True)
 class Beside:
-    """What the ranks of one node wrote there, and whether it has come."""
+    """Hold what the ranks of one node wrote there, and whether it has come."""
 
     files: Sequence[OutputFile]
     has_come: bool

@@ -47,12 +47,12 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
     listing = Listing(root, hidden=False)
     listing.walk("", () if checkpoints else ("checkpoints",))
     if beside:
-        listing.files += beside_code(run, listing, time.monotonic() + beside)
+        add_beside_code(listing, run, time.monotonic() + beside)
     return listing.answer(checkpoints=has_checkpoints(run))
 
 
-def beside_code(run: RunDir, whole: Listing, until: float) -> list[OutputFile]:
-    """List what the ranks wrote into the snapshot that they ran in, if it was one."""
+def add_beside_code(whole: Listing, run: RunDir, until: float) -> None:
+    """Add what the ranks wrote into the snapshot that they ran in, if it was one."""
     from orchestrator.node.code import snapshot  # the end of a job needs it, and a pull
     from orchestrator.node.code.store import Incomplete, Store
 
@@ -67,10 +67,10 @@ def beside_code(run: RunDir, whole: Listing, until: float) -> list[OutputFile]:
                     listing.add(path, os.lstat(os.path.join(workdir, path)))
     except TimeoutError:
         whole.left_out.append(f"{listing.root} (it takes too long to look through)")
-        return []
+        return
     except (OSError, ValueError, Incomplete):  # it was pruned meanwhile
         pass
-    return [file.replace(place=listing.root) for file in listing.files]
+    whole.files += [file.replace(place=listing.root) for file in listing.files]
 
 
 def of_path(path: str, base: str) -> OutputFiles:
