@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from orchestrator.api.cluster import Cluster
     from orchestrator.api.job import Job, Line, Receipt, Verdict
     from orchestrator.api.pool import Actor, Pool, RanksLost
-    from orchestrator.engine.saving.memory_checkpoint import (
+    from orchestrator.engine.saving.in_memory.memory_checkpoint import (
         load_memory_checkpoint,
         memory_checkpoint,
     )
@@ -50,8 +50,8 @@ LATER = {
     "Receipt": "orchestrator.api.job",
     "Trainer": "orchestrator.engine.trainer",
     "Verdict": "orchestrator.api.job",
-    "load_memory_checkpoint": "orchestrator.engine.saving.memory_checkpoint",
-    "memory_checkpoint": "orchestrator.engine.saving.memory_checkpoint",
+    "load_memory_checkpoint": "orchestrator.engine.saving.in_memory.memory_checkpoint",
+    "memory_checkpoint": "orchestrator.engine.saving.in_memory.memory_checkpoint",
 }
 
 

@@ -25,6 +25,9 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOUNTS = "/proc/self/mountinfo"
 ABANDONED = 3600.0  # seconds
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a network file system that has no such call
+NO_SOCKETS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+
+_unfinished: set[str] = set()  # the new files that this process is filling
 
 
 # -- files ------------------------------------------------------------------------------------
@@ -40,6 +43,7 @@ def replacing(path: Name, mode: int = PRIVATE) -> Iterator[BinaryIO]:
     directory, name = os.path.split(os.fspath(path))
     new = os.path.join(directory, f".{name}.{os.urandom(4).hex()}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    _unfinished.add(new)
     try:
         with naming(path), open(os.open(new, flags, mode), "wb") as file:
             if mode == PRIVATE:
@@ -52,6 +56,15 @@ def replacing(path: Name, mode: int = PRIVATE) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             os.unlink(new)
         raise
+    finally:
+        _unfinished.discard(new)
+
+
+def remove_unfinished() -> None:
+    """Remove the files that `replacing` is filling, for a process that leaves in the middle."""
+    for new in list(_unfinished):
+        with contextlib.suppress(OSError):
+            os.unlink(new)
 
 
 @contextlib.contextmanager
@@ -248,6 +261,19 @@ def mounts_below(path: Name) -> list[str]:
 def own_directory() -> str:
     """Return where we keep what is this login's alone. ORCHESTRATOR_HOME moves it."""
     return os.environ.get("ORCHESTRATOR_HOME") or expanded("~/.orchestrator")
+
+
+@contextlib.contextmanager
+def making_sockets() -> Iterator[None]:
+    """Say what to do where the disk of own_directory() holds neither sockets nor named pipes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_SOCKETS:
+            raise
+        what = f"no sockets and pipes can be made in {own_directory()} ({error.strerror}), as on"
+        what += " some network disks: set ORCHESTRATOR_HOME, in its .bashrc, to a directory of"
+        raise OSError(error.errno, f"{what} another disk") from None
 
 
 def expanded(path: Name) -> str:

@@ -93,7 +93,7 @@ def parse_seconds(name: str, text: str) -> float:
     """Read `90s`, `36h`, `1.5 hours` or `14d`; the UsageError says what is wrong with it."""
     parts = number_and_unit(text)
     if parts is None:
-        raise UsageError(f"{name} {text}: not a time", "write it like 90m, 36h, 14d or 2w")
+        raise UsageError(f"{name} {text}: not a time", "write it like 90s, 10m, 36h or 14d")
     unit = time_unit(parts[1])
     if unit is None:
         hint = nearest(parts[1], TIME_UNITS)

@@ -170,10 +170,10 @@ LONG = [
     "tests/engine/observe/test_stragglers.py::test_an_hour_of_a_busy_machine_alarms_nobody",
     "tests/engine/observe/test_stragglers.py::test_what_is_slow_in_real_ranks_is_named",
     "tests/engine/ranks/test_library_models.py",
-    "tests/engine/saving/test_memory.py::test_it_goes_on_from_memory_to_the_bit[hybrid_shard",
-    "tests/engine/saving/test_memory.py::test_killed_at_any_moment_at_most_a_step_is_lost",
+    "tests/engine/saving/in_memory/test_memory.py::test_it_goes_on_from_memory_to_the_bit[hybrid_shard",
+    "tests/engine/saving/in_memory/test_memory.py::test_killed_at_any_moment_at_most_a_step_is_lost",
     *(
-        "tests/engine/saving/test_memory.py::test_other_ranks_put_the_state_together_from_memory"
+        "tests/engine/saving/in_memory/test_memory.py::test_other_ranks_put_the_state_together_from_memory"
         f"[{layout}"
         for layout in ("nodes join", "one copy is damaged", "wider groups")
     ),

@@ -134,3 +134,13 @@ def test_what_somebody_else_left_stays(tmp_path: Path) -> None:
     os.utime(tmp_path / ".mine-a", (1, 1))
     files.delete_abandoned(tmp_path, ".mine-")
     assert (tmp_path / ".mine-a").exists()
+
+
+def test_a_disk_that_holds_no_sockets_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home on sshfs or CIFS: "Operation not permitted" alone tells nobody what to do."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", "/net/home/.o")
+    said = r"no sockets and pipes can be made in /net/home/\.o .* set ORCHESTRATOR_HOME"
+    with pytest.raises(OSError, match=said), files.making_sockets():
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+    with pytest.raises(OSError, match=r"^\[Errno 28\] Full$"), files.making_sockets():
+        raise OSError(errno.ENOSPC, "Full")

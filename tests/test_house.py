@@ -31,7 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "version": set(),
     "config": {"errors", "files"},
     "protocol": {"version"},
-    "records": {"config", "errors", "files", "permissions", "protocol"},
+    "records": {"config", "errors", "files", "permissions", "protocol", "text"},
     "traces": {"errors", "files"},
     "slurm_environment": {"errors", "host_ranges"},
     "trackers": {"errors"},
@@ -41,6 +41,7 @@ ARROWS: dict[str, set[str]] = {
     "node/metrics": {"node/facts", "node/job", "protocol", "text"},
     "node/calls": {"node/job", "protocol"},
     "node/forward": {"files", "folder", "node/peers", "protocol"},
+    "node/saved": {"files", "folder", "node/forward", "node/job", "protocol"},
     "node/code": {
         *("files", "node/facts", "node/forward", "node/job", "permissions", "protocol"),
     },
@@ -49,7 +50,7 @@ ARROWS: dict[str, set[str]] = {
     "node/server": {
         "node/environments",
         *("protocol", "node/calls", "node/code", "node/facts", "node/job", "node/peers"),
-        *("files", "folder", "node/forward", "node/warm", "permissions"),
+        *("files", "folder", "node/forward", "node/saved", "node/warm", "permissions"),
     },
     "node": {"permissions", "node/job", "node/metrics", "node/server", "node/warm"},
     "engine/ranks": {"config", "errors", "slurm_environment"},
@@ -112,6 +113,10 @@ ARROWS: dict[str, set[str]] = {
         *("config", "folder", "errors", "files", "protocol", "records", "text"),
         *("head/chores", "head/connect", "head/inventory", "head/outputs", "head/screen"),
     },
+    "head/saved": {
+        *("errors", "protocol", "text"),
+        *("head/connect", "head/inventory", "head/outputs", "head/resume", "head/screen"),
+    },
     "head/slurm": {
         *("errors", "records", "slurm_environment"),
         *("head/connect", "head/follow", "head/inventory", "head/screen"),
@@ -124,9 +129,9 @@ ARROWS: dict[str, set[str]] = {
         "head/slurm",
     },
     "head/restart": {
-        *("errors", "interrupt", "protocol", "records", "text"),
+        *("config", "errors", "interrupt", "protocol", "records", "text"),
         *("head/connect", "head/doctor", "head/follow", "head/inventory", "head/recover"),
-        *("head/resume", "head/screen"),
+        *("head/resume", "head/saved", "head/screen"),
     },
     "head/environments": {
         *("config", "errors", "files", "protocol", "text"),
@@ -192,7 +197,7 @@ ARROWS: dict[str, set[str]] = {
         *("head/inventory", "head/screen"),
     },
     "cli": {
-        *("config", "errors", "interrupt", "text", "trackers", "version"),
+        *("config", "errors", "files", "interrupt", "text", "trackers", "version"),
         *("head/chores", "head/commands", "head/environments", "head/screen", "local_cluster"),
         *("launchers", "launchers/by_hand", "launchers/containers", "launchers/slurm"),
     },

@@ -25,7 +25,7 @@ from orchestrator.api.job import CALLED, Job
 from orchestrator.api.options import Options, StrPath
 from orchestrator.config.launch import DEFAULT_NODES, Launch, LaunchArguments, options_of
 from orchestrator.errors import OrchestratorError, UsageError, nearest
-from orchestrator.records import experiment
+from orchestrator.records import experiments
 from orchestrator.records.experiment import NAME, Experiment
 
 if TYPE_CHECKING:
@@ -244,12 +244,12 @@ class Cluster:
         return job
 
     def _find(self, wanted: str | None) -> Path | None:
-        known = experiment.find(Path(self._where["experiments"]), wanted)
+        known = experiments.find(Path(self._where["experiments"]), wanted)
         return known.path if known else None
 
     def jobs(self) -> list[Job]:
         """List the jobs of the experiments directory, the newest last."""
-        known = experiment.every(Path(self._where["experiments"]))
+        known = experiments.every(Path(self._where["experiments"]))
         return [Job(candidate, self._where) for candidate in known]
 
 
@@ -266,8 +266,7 @@ def described() -> str:
                 textwrap.fill(
                     f"{keyword}: {option.help}",
                     95,
-                    initial_indent="    ",
-                    subsequent_indent="        ",
+                    subsequent_indent="    ",
                 )
             )
     return "\n".join(lines)
@@ -369,4 +368,4 @@ def pack(payload: Path, name: str, call: tuple[object, ...]) -> None:
             archive.write(path, f"cloudpickle/{path.name}")
 
 
-Cluster.__doc__ = f"{(Cluster.__doc__ or '').rstrip()}\n\n{described()}\n"
+Cluster.__doc__ = f"{inspect.cleandoc(Cluster.__doc__ or '')}\n\n{described()}\n"

@@ -26,7 +26,8 @@ from orchestrator.errors import (
 from orchestrator.head.follow import verdict as verdicts
 from orchestrator.head.follow.node_logs import log_files
 from orchestrator.head.screen import own_paths
-from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LineSplitter, LogFile, LogReader
+from orchestrator.head.screen.lines import LineSplitter
+from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader
 from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 

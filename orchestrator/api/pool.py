@@ -216,7 +216,7 @@ class Pool:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # one call at a time, of all threads
         self._opener = os.getpid()
         self._numbers = itertools.count(1)
         self._list: Path | None = None  # of the nodes that are left

@@ -97,12 +97,14 @@ class Seconds(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        if isinstance(value, str) and value[-1:].isalpha() and value[:1].isdigit():
-            try:
-                return parse_seconds(param.opts[0] if param else "time", value)
-            except UsageError as error:
-                self.fail(str(error), param, ctx)
-        return float(click.FLOAT.convert(value, param, ctx))
+        try:
+            return float(value)
+        except ValueError:
+            pass
+        try:
+            return parse_seconds(param.opts[0] if param else "time", value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
 
 
 class GroupedOption(click.Option):

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from orchestrator import interrupt
+from orchestrator import files, interrupt
 from orchestrator.errors import EXIT_CHECK, EXIT_USAGE, OrchestratorError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no defect of ours, wherever it is met
@@ -55,6 +55,7 @@ def here_exists() -> bool:
 def run(command: click.Command, name: str) -> NoReturn:
     """Run a command; print every error as a sentence and exit with its code."""
     fill_closed_streams()
+    interrupt.before_exit(files.remove_unfinished)
     try:
         code = command.main(prog_name=name, standalone_mode=False)
     except OrchestratorError as error:

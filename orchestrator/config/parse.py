@@ -51,7 +51,8 @@ def collect(cls: type[T], data: Any, where: str = "") -> tuple[dict[str, Any], l
         if key not in names:
             capitals = "; variables are written in capitals" if rest else ""
             hint = nearest(str(key), names) or capitals
-            problems.append(UsageError(f"unknown key {name!r} in the config{hint}"))
+            known = f"{where} has {', '.join(names)}" if where and not rest else ""
+            problems.append(UsageError(f"unknown key {name!r} in the config{hint}", known))
             continue
         try:
             values[key] = _value(hints[key], value, name)

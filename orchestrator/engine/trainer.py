@@ -24,8 +24,13 @@ from orchestrator.engine.core import duration, given, global_batch, prediction, 
 from orchestrator.engine.core import loop as training_loop
 from orchestrator.engine.core.best import Best
 from orchestrator.engine.core.duration import Duration
-from orchestrator.engine.core.loop import Loop, LrScheduler, Parts
-from orchestrator.engine.core.step import Factory, Stepper, configured, names_of, schedule
+from orchestrator.engine.core.evaluation import evaluation
+from orchestrator.engine.core.loop import Loop
+from orchestrator.engine.core.lr_scheduler import LrScheduler, schedule
+from orchestrator.engine.core.optimizer import Factory, configured
+from orchestrator.engine.core.parts import Parts
+from orchestrator.engine.core.progress import is_endless, save_checkpoint, state_of
+from orchestrator.engine.core.step import Stepper, names_of
 from orchestrator.engine.core.stopping import Limit, Metrics, StopPolicy, TrainState
 from orchestrator.engine.data import sharded_loader, sources
 from orchestrator.engine.data.batch import Batches
@@ -47,10 +52,11 @@ from orchestrator.engine.ranks import (
 )
 from orchestrator.engine.ranks.blocks import described
 from orchestrator.engine.ranks.ranks import Ranks, device_name, gather
-from orchestrator.engine.saving import loading, memory, ownership, pretrained
+from orchestrator.engine.saving import loading, ownership, pretrained
 from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
-from orchestrator.engine.saving.memory import Found, Memory
+from orchestrator.engine.saving.in_memory import memory
+from orchestrator.engine.saving.in_memory.memory import Found, Memory
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.files import expanded
 from orchestrator.records import checkpoint_manifest, checkpoint_store
@@ -448,7 +454,7 @@ class Trainer:
     def evaluate(self, loader: Any) -> Metrics:
         """Give the means over all samples of all ranks, each counted once. Every rank calls it."""
         with randomness_kept(), used_parts.watched(self.model):
-            metrics = training_loop.evaluation(self.parts, self._shared(loader, "loader"))
+            metrics = evaluation(self.parts, self._shared(loader, "loader"))
         assert metrics is not None
         return metrics
 
@@ -565,7 +571,7 @@ class Trainer:
         endless = self._training is not None
         store = self._store(as_path(directory), KEEP_ALL, background=False)
         with contextlib.closing(store) as checkpoints:
-            training_loop.save(checkpoints, self.parts, self.state, self._scheduler, endless)
+            save_checkpoint(checkpoints, self.parts, self.state, self._scheduler, endless)
             checkpoints.finish()
             checkpoints.leave()
         return checkpoint_store.final(checkpoints.directory, self.state.step)
@@ -603,7 +609,7 @@ class Trainer:
             self._say_not_taken(loaded.progress)
             for name in self.parts.kept.lacking(loaded.progress):
                 self._say(f"WARNING: nothing of {name!r} was saved there: it stays as it is")
-            self.state = training_loop.state_of(loaded.progress)
+            self.state = state_of(loaded.progress)
             self._scheduler.restore(loaded.progress.get("scheduler"))
             if before := ownership.run_of(loaded.progress):
                 generation = checkpoint_manifest.generation(loaded.progress)
@@ -649,7 +655,7 @@ class Trainer:
 
     def _accept(self, progress: Any) -> None:
         built_in = self._training is not None
-        if training_loop.is_endless(progress) != built_in:
+        if is_endless(progress) != built_in:
             kinds = "a Trainer", "the built-in engine"
             raise CheckFailed(
                 f"the checkpoint is one of {kinds[not built_in]}, not of {kinds[built_in]}",

@@ -29,7 +29,7 @@ from orchestrator.config.launch import LaunchArguments
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.head.screen import output
 from orchestrator.local_cluster.cluster import LoopbackCluster, sweep
-from orchestrator.records import experiment, trainers
+from orchestrator.records import experiments, trainers
 from orchestrator.records.experiment import Experiment
 
 CONFIG = Path("config/demo.yaml")
@@ -206,7 +206,7 @@ def speed_of(steps: Sequence[dict[str, Any]]) -> str:
 
 def ours(cluster: LoopbackCluster, root: Path) -> Experiment | None:
     """Return the newest experiment that was launched on this cluster."""
-    for candidate in reversed(experiment.every(root)):
+    for candidate in reversed(experiments.every(root)):
         try:
             if candidate.read_record().ssh_config == str(cluster.ssh_config):
                 return candidate

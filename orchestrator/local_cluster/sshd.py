@@ -123,15 +123,9 @@ def free_port(addresses: Iterable[str]) -> int:
     raise CheckFailed("no port is free on all loopback addresses", "choose one with a fixed port")
 
 
-def await_banner(
-    address: str,
-    port: int,
-    ended: Callable[[], bool],
-    log: Path,
-    seconds: float = START_SECONDS,
-) -> None:
+def await_banner(address: str, port: int, ended: Callable[[], bool], log: Path) -> None:
     """Return once an sshd answers at the address; raise its last message if it ended instead."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + START_SECONDS
     while not ended() and time.monotonic() < deadline:
         try:
             with socket.create_connection((address, port), timeout=2.0) as link:
@@ -145,7 +139,7 @@ def await_banner(
             f"{address}:{port} is taken by another program",
             f"choose another port, or see who holds it: ss -ltnp 'sport = :{port}'",
         )
-    state = "ended at once" if ended() else f"was silent for {seconds:.0f} s"
+    state = "ended at once" if ended() else f"was silent for {START_SECONDS:.0f} s"
     raise CheckFailed(f"sshd at {address}:{port} {state}: {output or 'no message'}")
 
 

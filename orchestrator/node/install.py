@@ -1,4 +1,4 @@
-"""Runs first on a node: unpacks the rest of our program, once per version, and hands over to it.
+"""Runs first on a node: has the rest of our program sent, once per version, and hands over to it.
 
 Arrives on standard input after the text of permissions.py and is executed as it is, so it imports
 nothing else of ours.
@@ -18,12 +18,9 @@ if TYPE_CHECKING:
     from orchestrator.permissions import may_rename, others
 
 
-def install(digest, checksum, size, nonce):
-    """Read `size` bytes of {name: source} from standard input and run the server from them."""
+def install(digest, checksum, nonce):
+    """Run the server of the library of this name, which is asked for where it is not there."""
     umask = os.umask(0o077)  # nothing of a job is for others; its ranks get the login's back
-    blob = b""
-    while len(blob) < size:
-        blob += os.read(0, size - len(blob)) or sys.exit(9)
     home = os.environ.get("ORCHESTRATOR_HOME") or os.path.expanduser("~/.orchestrator")
     home = os.path.abspath(home)
     library = os.path.join(home, "lib", digest)
@@ -36,7 +33,9 @@ def install(digest, checksum, size, nonce):
             )
             refuse(nonce, "%s: chmod go-w %s there, or set ORCHESTRATOR_HOME" % (what, path))
         os.makedirs(os.path.join(home, "lib"), exist_ok=True)
-        fresh = provide(blob, checksum, library)
+        fresh = not is_sound(library, checksum)
+        if fresh:
+            provide(ask(nonce), checksum, library)
         with contextlib.suppress(OSError):  # of a disk that went read-only, on which jobs may run
             os.utime(library)  # those that nobody used for a while are pruned
     except OSError as error:
@@ -62,13 +61,23 @@ def loose_levels(home):
     return [(path, problem) for path, problem in problems if problem]
 
 
-def provide(blob, checksum, library):
-    """Unpack the library, unless it is there, whole and ours alone; tell whether it was not."""
-    if is_sound(library, checksum):
-        return False
+def ask(nonce):
+    """Return {name: source}, packed, from standard input: its size comes before it, in a line."""
+    os.write(1, ("\n%s\n+" % nonce).encode())
+    size = b""
+    while not size.endswith(b"\n"):
+        size += os.read(0, 1) or sys.exit(9)
+    packed = b""
+    while len(packed) < int(size):
+        packed += os.read(0, int(size) - len(packed)) or sys.exit(9)
+    return packed
+
+
+def provide(packed, checksum, library):
+    """Unpack the library; what is there of it is damaged, or somebody else was faster."""
     new, damaged = hidden(library), hidden(library)
     try:
-        unpack(json.loads(zlib.decompress(blob).decode("ascii")), new)
+        unpack(json.loads(zlib.decompress(packed).decode("ascii")), new)
         try:
             os.rename(new, library)
         except OSError:
@@ -78,7 +87,6 @@ def provide(blob, checksum, library):
     finally:
         for left in (new, damaged):
             shutil.rmtree(left, ignore_errors=True)
-    return True
 
 
 def hidden(library):

@@ -271,7 +271,7 @@ class Parcel(Request[Nothing], do="parcel"):
 
 
 class WarmStart(Message):
-    """Whether a start took a warm process; where one was expected and not taken, why."""
+    """Tell whether a start took a warm process, or why not where one was expected."""
 
     warm: bool
     why: str = ""
@@ -327,7 +327,7 @@ class StartAgain(Request[StartedHere], do="start_again"):
 
 
 class Kept(Message):
-    """What a later attempt of a job could go on from."""
+    """The state that a later attempt of a job could go on from."""
 
     at: Moment  # when something was kept last, by the node's clock; 0: nothing is
 
@@ -339,11 +339,29 @@ class AskKept(Request[Kept], do="kept"):
     node: int
 
 
-class Saved(Message):
-    """Files in which a program has saved something, by their names below where it runs."""
+class SavedFile(Message):
+    """A file that a program has saved on a node, a link, or a directory that has some."""
 
-    names: tuple[str, ...]
-    shared: bool = False  # it runs on the disk of the head's experiment, and these are all
+    path: str  # below the place
+    place: str = ""  # see node/saved/places.py
+    kind: str = "file"  # or "link", "directory"
+    size: Count = 0
+    changed: Count = 0  # nanoseconds; of a copy those of its origin
+    mode: Few = 0o600
+    target: str = ""  # of a link, inside the place
+    by: str = ""  # the name of the node that it is a copy of, untouched since it came
+    sound: bool = True  # it does not lack its end
+    attempt: Few = 0  # that this node wrote it in
+
+
+class Saved(Message):
+    """Files in which a program has saved something, and what belongs to them."""
+
+    files: tuple[SavedFile, ...]
+    roots: dict[str, str]  # place -> the directory that it is here
+    whole: bool = True  # these are all
+    shared: bool = False  # it runs on the disk of the head's experiment
+    kept: bool = False  # a state is in memory, or in a checkpoint of ours
 
 
 class AskSaved(Request[Saved], do="saved"):
@@ -351,6 +369,7 @@ class AskSaved(Request[Saved], do="saved"):
 
     job: str
     node: int
+    given: tuple[str, ...] = ()  # directories of the node's own that the program writes
 
 
 class GetReady(Request[Nothing], do="get_ready"):
@@ -535,7 +554,7 @@ class AskPaces(Request[Paces], do="paces"):
 
 
 class ProfileState(Message):
-    """How far the profile is, and whether anybody there can make one."""
+    """Tell how far the profile is, and whether any rank there can make one."""
 
     news: Optional[ProfileNews] = None  # of this profile
     busy: bool = False  # another one was asked for, and is not done
@@ -762,7 +781,7 @@ class WantedFile(Message):
 
 
 class WantedFiles(Message):
-    """What of an offer is to be sent, and what cannot be taken."""
+    """The files of an offer that are to be sent, and those that cannot be taken."""
 
     wanted: tuple[WantedFile, ...]
     failed: dict[int, str]  # place in the offer -> why
@@ -854,8 +873,29 @@ class TakeFiles(Request[Nothing], do="take_files"):
     )
 
 
+class TakeSaved(Request[Nothing], do="take_saved"):
+    """Begin to take what another node's ranks saved, and to remove older copies of such files.
+
+    All of it comes, or nothing. What this node's ranks wrote stays as it is, unless it is older:
+    then it is kept under a hidden name.
+    """
+
+    job: str
+    node: int
+    given: tuple[str, ...]
+    place: str
+    by: str  # the name of the node whose ranks wrote it
+    files: tuple[NamedFile, ...]
+    links: dict[str, str]  # path -> target
+    directories: dict[str, Count]  # path -> its time, in nanoseconds
+    gone: tuple[str, ...]  # copies whose origins are no more
+    older: tuple[str, ...]  # files of an attempt before the one that wrote these
+    giver: Optional[GivingNode] = None
+    seconds: float
+
+
 class Taken(Message):
-    """How far the taking is; a problem ends it."""
+    """Tell how far the transfer is; a problem ends it."""
 
     size: Count  # bytes that have come
     over: bool
@@ -864,7 +904,7 @@ class Taken(Message):
 
 
 class AskTaken(Request[Taken], do="ask_taken"):
-    """Ask how far the taking is; the answer comes at its end, or a moment later."""
+    """Ask how far the transfer is; the answer comes at its end, or a moment later."""
 
 
 class EndTaking(Request[Nothing], do="end_taking"):
@@ -887,7 +927,7 @@ class Living(Request[LivingRuns], do="living"):
 
 
 class Released(Message):
-    """Whether nothing is left of what the attempts of the job shared."""
+    """Tell whether nothing is left of what the attempts of the job shared."""
 
     gone: bool
 

@@ -1,6 +1,6 @@
-"""What a node's server leaves for rank 0 of a training, and what rank 0 answers: two small files.
+"""Defines two small files: a node's server asks rank 0 for a profile, and rank 0 answers.
 
-They are in the run directory. The training looks once per step whether the first one is there.
+Both lie in the run directory. The training looks for the request once per step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ProfileWish(Message):
 
 
 class ProfileNews(Message):
-    """How far it is: asked, tracing, written or failed."""
+    """Say how far the profile is: asked, tracing, written or failed."""
 
     id: str
     state: str

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.permissions import others
+from orchestrator.text import plural
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -168,7 +169,7 @@ def shortfall(path: Path, files: Mapping[str, FileRecord]) -> str:
     if not files:
         return "it has no files"
     problems = [problem for name in files if (problem := mis_sized(path, name, files[name]))]
-    more = f", and {len(problems) - 1} more files" if problems[1:] else ""
+    more = f", and {plural(len(problems) - 1, 'more file')}" if problems[1:] else ""
     return problems[0] + more if problems else ""
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoint is whole, when its parts lie on several nodes, and who gives which file to whom.
+"""Finds a whole checkpoint in parts on several nodes, and plans who gives which file to whom.
 
 Every node tells what it holds. A checkpoint has one manifest, if all nodes wrote it together; or
 one for each node, if each wrote all of it by itself. Pure: for the ranks and for the head.
@@ -18,7 +18,7 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class Holding:
-    """What one node has of one checkpoint."""
+    """The part of one checkpoint that one node has."""
 
     node: int
     step: int

@@ -32,7 +32,7 @@ from typing import Any
 from orchestrator.errors import JobFailed, UsageError, nearest
 from orchestrator.files import AS_USUAL, delete, expanded, hide, replace, sync_directory
 from orchestrator.permissions import others
-from orchestrator.records import checkpoint_manifest, experiment
+from orchestrator.records import checkpoint_manifest, experiments
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
 
 __all__ = ["Checkpoint", "FileRecord", "Manifest", "clean", "describe", "described", "digest"]
@@ -293,21 +293,21 @@ def verify(
     return problems
 
 
-def resolve(text: str | None, experiments: Path = Path("experiments")) -> list[Checkpoint]:
+def resolve(text: str | None, root: Path = Path("experiments")) -> list[Checkpoint]:
     """Return the checkpoints that a user means: newest first, never empty.
 
     A step's directory, a directory of checkpoints, or an experiment by directory or by name; left
     out, the newest experiment that has any.
     """
-    known = experiment.every(experiments)
+    known = experiments.every(root)
     if text is None:
         for candidate in reversed(known):
             if checkpoints := last_saved_first((candidate.path / CHECKPOINTS).absolute()):
                 return checkpoints
-        raise UsageError(f"no experiment in {shown(experiments)} has a checkpoint", ELSEWHERE)
+        raise UsageError(f"no experiment in {shown(root)} has a checkpoint", ELSEWHERE)
     looked = []
     plain = Path(expanded(text))
-    for path in dict.fromkeys(((experiments / plain).absolute(), plain.absolute())):
+    for path in dict.fromkeys(((root / plain).absolute(), plain.absolute())):
         exposed = exposure(path)  # named by the user, whoever has written it
         checkpoint = load(path, exposed=exposed)
         if checkpoint.files or (STEP.fullmatch(path.name) and checkpoint.path.is_dir()):

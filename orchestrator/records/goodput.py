@@ -56,7 +56,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Told:
-    """What the engine told last of an attempt, by the clock of rank 0."""
+    """The engine's last account of an attempt, by the clock of rank 0."""
 
     began: float
     trains: float | None  # since when

@@ -1,7 +1,7 @@
-"""What each machine did wrong in this login's jobs: `orchestrator doctor --history`.
+"""Remembers which machines failed or were slow in this login's jobs: `doctor --history`.
 
-Only what a machine can be the cause of is kept: an exception in the program happens on some rank,
-and says nothing about the node that this rank was on.
+Only failures that a machine can cause are kept: an exception in the program says nothing about the
+node that its rank happened to run on.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ def shortened(name: str) -> str:
     return f"{name[: LONGEST_NAME - 40]}...{name[-37:]}"
 
 
-def is_lost(line: Mapping[str, Any], name: str) -> bool:
-    """Tell whether a value that a line has is NaN or infinite, which JSON has as null."""
-    value = line.get(name, 0.0)
+def loss_is_lost(line: Mapping[str, Any]) -> bool:
+    """Tell whether the loss of a line is NaN or infinite, which JSON has as null."""
+    value = line.get("loss", 0.0)
     return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 

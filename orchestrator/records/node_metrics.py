@@ -29,7 +29,7 @@ MOST_NAMES = 64  # of interfaces, of disks
 
 @dataclass(frozen=True)
 class NodeSample:
-    """What a machine did at one moment: shares from 0 to 1, bytes, bytes a second."""
+    """A machine's load at one moment: shares from 0 to 1, bytes, bytes a second."""
 
     time: float
     cpu: float | None = None
@@ -147,7 +147,7 @@ def samples(path: Path) -> Iterator[NodeSample]:
 
 
 class Notices:
-    """What the log told of one machine in one attempt; each look reads only what is new."""
+    """One machine's metrics in one attempt; each look reads only what is new."""
 
     def __init__(self, path: Path, node: int) -> None:
         self.node = node

@@ -1,7 +1,7 @@
-"""How much communication computation hides, over all ranks, and which rank is slow.
+"""Measures how much communication hides behind computation, over all ranks, and which rank is slow.
 
-By hand on the traces of any torch.profiler: `orchestrator profile outputs/profile`, or where only
-the engine is, `python -m orchestrator.engine.overlap outputs/profile/rank_*.json.gz`.
+To run it by hand on the traces of any torch.profiler: `orchestrator profile outputs/profile`, or
+where only the engine is, `python -m orchestrator.engine.overlap outputs/profile/rank_*.json.gz`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What the trace of one rank says: computing, communicating, neither, and its longest operations.
+"""Reads the trace of one rank: time computing, communicating and idle, and the longest operations.
 
 A trace of a GPU shows kernels: NCCL's are communication, all others compute. A trace of a CPU (as
 torch 2.13 writes it) shows collectives as `gloo:all_reduce` on gloo's own threads, and on the
 thread that trains only their start, `c10d::allreduce_`; the wait that may follow is not an event.
-What an operation does that starts a collective is therefore unknown (the node of the autograd graph
-that FSDP2 hangs its reduce-scatter on lasts as long as the reduce-scatter): it does not count, the
-operations inside it do.
+So nobody knows how much of an operation that starts a collective is computing (the node of the
+autograd graph that runs FSDP2's reduce-scatter lasts as long as the reduce-scatter): such an
+operation does not count, those inside it do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each tracker is told, so that a training that resumes goes on with its own curves."""
+"""Opens each tracker so that a training that resumes continues its own curves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class Curves:
-    """Which curves the values belong to. The same id gets the same curves again."""
+    """Name the curves that values belong to. The same id continues the same curves."""
 
     id: str
     name: str = ""  # what people see; a tracker chooses one where it is empty

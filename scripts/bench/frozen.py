@@ -19,7 +19,7 @@ from ground import machine, show, table
 from torch import Tensor, nn
 
 from orchestrator import Trainer
-from orchestrator.engine.saving.memory import Memory
+from orchestrator.engine.saving.in_memory.memory import Memory
 
 STATES, FIRST, CHECKPOINTS, FROZEN = 12, 2, 6, 0.95
 

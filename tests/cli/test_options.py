@@ -270,7 +270,7 @@ def test_an_empty_path_is_not_the_current_directory() -> None:
         (["stop", "--grace", "1.5m"], 90.0),
         (["exec", "--timeout", "2h", "true"], 7200.0),
         (["stop", "--grace", "20x"], "there is no unit 'x'"),
-        (["stop", "--grace", "soon"], "is not a valid float"),
+        (["stop", "--grace", "soon"], "not a time"),
     ],
 )
 def test_a_time_may_have_a_unit(words: list[str], seconds: float | str) -> None:

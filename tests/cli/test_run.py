@@ -35,6 +35,28 @@ def test_without_standard_streams(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
+WRITES = """
+import os, signal, click
+from orchestrator import files, interrupt
+from orchestrator.cli.run import run
+
+@click.command()
+def write():
+    with files.replacing("report.html") as file:
+        os.kill(os.getpid(), signal.SIGINT)
+
+interrupt.answer_at_once()
+run(write, "write")
+"""
+
+
+def test_an_interrupt_leaves_no_half_a_file(tmp_path: Path) -> None:
+    (tmp_path / "write.py").write_text(WRITES)
+    done = sh(f"{shlex.quote(sys.executable)} write.py", tmp_path)
+    assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["write.py"]
+
+
 def test_output_onto_a_full_disk(tmp_path: Path) -> None:
     """It is said once, and the exit code tells that the file is not whole."""
     (tmp_path / "list").write_text("127.0.0.1\n127.0.0.2\n")

@@ -15,7 +15,6 @@ import json
 import shutil
 import subprocess
 import tempfile
-import zlib
 from pathlib import Path
 
 from orchestrator.head.connect.channel import library
@@ -27,7 +26,7 @@ def compiled() -> Path:
     place = Path(tempfile.mkdtemp(prefix="orch-library-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     ours = library()
-    unpack(json.loads(zlib.decompress(ours.blob)), str(place / ours.digest))
+    unpack(json.loads(ours.text), str(place / ours.digest))
     compileall.compile_dir(place, quiet=2)
     return place / ours.digest
 

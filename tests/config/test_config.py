@@ -151,6 +151,12 @@ def test_what_cannot_be_meant(tmp_path: Path, text: str, words: str) -> None:
     assert words in refused(file=tmp_path / "config.yaml")
 
 
+def test_the_keys_of_its_section_are_named() -> None:
+    with pytest.raises(UsageError) as error:
+        load(None, ["checkpoint.evry=5"])
+    assert error.value.fix.startswith("checkpoint has steps, seconds, at_end, directory, keep, ")
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "No such file" in refused(file=tmp_path / "none.yaml")
     assert "Is a directory" in refused(file=tmp_path)

@@ -39,7 +39,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 def background(command: Command) -> int:
     """The process that a command has left behind; it has no terminal and no session of ours."""
-    (pid,) = re.findall(r"by process (\d+)", command.text)
+    (pid,) = re.findall(r"process (\d+) keeps", command.text)
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     assert fields[4] == "0", "a controlling terminal"
     return int(pid)

@@ -227,7 +227,7 @@ def test_stop_ends_one_job_and_proves_it(head: Head) -> None:
     assert head.nothing_left() and sleepers(head.cluster) == 0
     again = head.command("emergency_stop")
     assert again.finish() == 0
-    assert "nothing of ours" in again.text
+    assert "no job runs" in again.text
 
 
 SLOW = """#!/bin/bash
@@ -269,7 +269,7 @@ def test_a_stop_while_the_job_is_being_started(head: Head) -> None:
     assert (head.record["state"], head.record["exit_code"]) == ("stopped", 130)
     assert head.nothing_left() and sleepers(head.cluster) == 0
     again = head.command("orchestrator", "stop")
-    assert again.finish() == 0 and "is over already (stopped)" in again.text
+    assert again.finish() == 0 and "has ended already (stopped)" in again.text
 
 
 def test_a_stop_of_what_this_login_cannot_see_proves_nothing(head: Head) -> None:
@@ -319,7 +319,7 @@ def test_a_terminal_that_is_closed_leaves_the_job(head: Head, moment: str) -> No
     command.wait_for(moment)
     command.interrupt(signal.SIGHUP)
     assert command.finish() == 0
-    assert "still written here" in command.text and "attach" in command.text
+    assert "keeps writing its logs" in command.text and "attach" in command.text
     assert head.record["state"] == "running" and head.left(0)
     stop = head.command("orchestrator", "stop", "--now")
     assert stop.finish() == 0, stop.text

@@ -127,3 +127,40 @@ def test_the_head_is_asked_to_stop_by_its_user(head: Head) -> None:
     assert command.finish() == 130, command.text
     assert head.record["state"] == "stopped"
     assert head.nothing_left() and not resume_dirs(head)
+
+
+SAVES_ON_RANK_0 = """
+import os, signal, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, attempt = dist.get_rank(), int(os.environ["ORCHESTRATOR_ATTEMPT"])
+found = {name: open(f"runs/{name}/model.pt").read() for name in sorted(os.listdir("runs"))} \\
+    if os.path.isdir("runs") else {}
+print("attempt", attempt, "finds", found)
+dist.barrier()
+if rank == 0:
+    os.makedirs(f"runs/step-{attempt}")
+    open(f"runs/step-{attempt}/model.pt", "w").write(f"of {attempt}")
+    if attempt > 1:
+        os.unlink("runs/latest")
+    os.symlink(os.path.abspath(f"runs/step-{attempt}"), "runs/latest")
+    if attempt == 2:
+        os.rename("runs/step-1", "tmp-old")
+dist.barrier()
+if attempt < 3 and rank == attempt - 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+"""
+
+
+def test_all_nodes_find_what_rank_0_alone_has_saved(apart: Head) -> None:
+    apart.script("saves.py", SAVES_ON_RANK_0)
+    command = apart.launch("--nproc", "1", "--max-restarts", "3", "saves.py")
+    assert command.finish() == 0, command.text
+    found = {
+        1: "{}",
+        2: "{'latest': 'of 1', 'step-1': 'of 1'}",
+        3: "{'latest': 'of 2', 'step-2': 'of 2'}",
+    }
+    for attempt, names in found.items():
+        assert command.text.count(f"attempt {attempt} finds {names}") == 2, command.text
+    assert command.text.count("it now, too, in ") == 2 and "WARNING" not in command.text

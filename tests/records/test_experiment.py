@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from orchestrator.config.launch import Launch
 from orchestrator.errors import UsageError
-from orchestrator.records import experiment
-from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord, create, every, find
+from orchestrator.records import experiments
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiments import create, every, find
 
 ROOT = Path(__file__).parents[2]
 NODE = NodeRecord(0, "bob@gpu01", "gpu01", "bob", None, "10.0.0.1", "/usr/bin/python3", 0, 2)
@@ -324,7 +325,7 @@ def test_one_that_is_not_there_is_looked_for_where_it_may_be(
 
     def error(wanted: str | None) -> UsageError:
         with pytest.raises(UsageError) as raised:
-            experiment.known(Path("experiments"), wanted)
+            experiments.known(Path("experiments"), wanted)
         return raised.value
 
     newest = made(tmp_path / "project" / "experiments", "run_20260102_000000")
@@ -339,7 +340,9 @@ def test_one_that_is_not_there_is_looked_for_where_it_may_be(
     assert "did you mean 'run_20260101_000000'?" in error("run_20260101_00000").what
     assert "did you mean 'run_2" in error("run").what  # what a name begins with is enough
     assert error("other").fix.startswith("the newest is run_2")
-    assert experiment.missing(Path("e"), "no", "nor on the nodes").what.endswith("nor on the nodes")
+    assert experiments.missing(Path("e"), "no", "nor on the nodes").what.endswith(
+        "nor on the nodes"
+    )
     with pytest.raises(UsageError, match="name of the experiment is empty"):
         find(Path("experiments"), "")  # as of "$EXP" where none is set: not the newest
 
@@ -348,14 +351,14 @@ AS_A_COLLEAGUE = """
 import os, sys
 from pathlib import Path
 from orchestrator.errors import UsageError
-from orchestrator.records import experiment
+from orchestrator.records import experiment, experiments
 os.chdir(sys.argv[1])
 if os.geteuid() == 0:
     os.setuid(65534)  # root may look into everything
-steps = [lambda: experiment.known(Path("team"), "run_20260101_000000")]
-steps += [lambda: experiment.known(Path("shut"), name) for name in ("run_20260101_000000", None)]
-steps += [lambda: experiment.create(Path("shut"), "run")]
-steps += [lambda: experiment.create(Path("shut/deep/experiments"), "run")]
+steps = [lambda: experiments.known(Path("team"), "run_20260101_000000")]
+steps += [lambda: experiments.known(Path("shut"), name) for name in ("run_20260101_000000", None)]
+steps += [lambda: experiments.create(Path("shut"), "run")]
+steps += [lambda: experiments.create(Path("shut/deep/experiments"), "run")]
 for step in steps:
     try:
         step()
@@ -396,16 +399,16 @@ def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
     (tmp_path / "round").symlink_to("round")
     for name in ("a" * 300, "round", "a\0b"):
         assert find(tmp_path, name) is None
-        assert experiment.missing(tmp_path, name).what.startswith("there is no experiment")
+        assert experiments.missing(tmp_path, name).what.startswith("there is no experiment")
 
 
 def test_one_that_was_started_elsewhere(tmp_path: Path) -> None:
-    place = experiment.adopt(tmp_path / "experiments", record(experiment="a_20260101_000000"))
+    place = experiments.adopt(tmp_path / "experiments", record(experiment="a_20260101_000000"))
     assert place.path == tmp_path / "experiments" / "a_20260101_000000"
     assert place.logs.is_dir()
     assert place.read_record().experiment == str(place.path)
     with pytest.raises(UsageError, match="cannot be created"):
-        experiment.adopt(tmp_path / "experiments", record(experiment="a_20260101_000000"))
+        experiments.adopt(tmp_path / "experiments", record(experiment="a_20260101_000000"))
 
 
 # -- choosing a part of it --------------------------------------------------------------------

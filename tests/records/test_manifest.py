@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.records import experiment, manifest
+from orchestrator.records import experiments, manifest
 
 LACKS = "FileNotFoundError: [Errno 2] No such file or directory: "
 NODE = "/home/u/.orchestrator/code/snapshots/1a0f4fb4-0/my proj"
@@ -32,7 +32,7 @@ def test_a_file_that_was_not_sent(message: str, fix: str, tmp_path: Path) -> Non
     for name in ("data/a b/train.bin", "words.txt"):
         (tree / name).write_text("x")
     message, fix = (each.replace("/TREE", str(tree)) for each in (message, fix))
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     assert manifest.not_sent(directory, message) == ""
     for sent in (True, False):  # nodes that share the directory lack it, as it was not there
         known = {"directory": str(tree), "tree": "abc" if sent else None}

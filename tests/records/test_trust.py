@@ -16,8 +16,9 @@ from orchestrator import files
 from orchestrator.errors import UsageError
 from orchestrator.head.follow.node_logs import AppendOnly
 from orchestrator.permissions import is_private_group, others
-from orchestrator.records import experiment, trust
-from orchestrator.records.experiment import Experiment, JobRecord, Untrusted, create, every, find
+from orchestrator.records import experiments, trust
+from orchestrator.records.experiment import Experiment, JobRecord, Untrusted
+from orchestrator.records.experiments import create, every, find
 from tests.records.test_experiment import NODE, record
 
 OTHER = 12345  # nobody's user and group
@@ -82,7 +83,7 @@ def test_what_others_may_write_is_passed_over_and_refused_by_name(
     with pytest.raises(Untrusted, match="may be written by everybody") as refused:
         named.read_record()
     assert f"chmod -R go-w {path}; or add --trust-record" in refused.value.fix
-    assert [found.problem for found in experiment.passed_over(root)] == [refused.value.problem]
+    assert [found.problem for found in experiments.passed_over(root)] == [refused.value.problem]
     trusted = find(root, None, trusted=True)
     assert trusted is not None
     assert trusted.read_record() == record()
@@ -291,13 +292,13 @@ def test_root_leaves_what_it_writes_to_the_owner(launched: Experiment) -> None:
 )  # fmt: skip
 def test_a_node_names_no_directory_of_ours(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="no name of ours"):
-        experiment.adopt(tmp_path / "experiments", record(experiment=name))
+        experiments.adopt(tmp_path / "experiments", record(experiment=name))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_one_that_was_started_elsewhere_is_ours_from_then_on(tmp_path: Path) -> None:
     found: JobRecord = record(experiment="run_20260101_000000")
-    adopted = experiment.adopt(tmp_path / "experiments", found)
+    adopted = experiments.adopt(tmp_path / "experiments", found)
     assert others(adopted.path.stat()) == ""
     adopted.check_launched(adopted.read_record())
 

@@ -1,7 +1,7 @@
-"""What a program sets of its optimizer and scheduler, beside what a checkpoint brings along.
+"""Compares the settings that a program gives its optimizer and scheduler with a checkpoint's.
 
-A resume takes both as they were saved, as torch's load_state_dict does. Who has changed a learning
-rate in the meantime has to hear that it does not count.
+A resume takes the saved ones, as torch's load_state_dict does, so a learning rate that was changed
+in the program has no effect: the user has to be told.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.engine.core.step import HOW
+from orchestrator.engine.core.optimizer import HOW
 
 SHOWN = (bool, int, float, str)
 
 
 def not_taken(saved: Mapping[str, Any] | None, own: Mapping[str, Any]) -> str:
-    """Name what the program says now and did not say when the checkpoint's training began."""
+    """Name the settings that the program has changed since the checkpoint's training began."""
     if not saved:  # of an earlier version
         return ""
     groups = list(zip(saved.get("optimizer") or [], own["optimizer"], strict=False))

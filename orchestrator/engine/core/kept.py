@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from orchestrator.engine.core.step import Stepper
-from orchestrator.engine.saving.memory_checkpoint import decoded, encoded
+from orchestrator.engine.saving.in_memory.memory_checkpoint import decoded, encoded
 from orchestrator.errors import CheckFailed, UsageError
 
 

@@ -7,60 +7,35 @@ steps (logging, evaluations, checkpoints, the end) is in `_after_step`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import itertools
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from orchestrator.config.schema import Config
 from orchestrator.engine.core.best import Best
-from orchestrator.engine.core.kept import Kept
-from orchestrator.engine.core.step import Stepper, is_plain
+from orchestrator.engine.core.evaluation import add, evaluation, refuse_other_names
+from orchestrator.engine.core.lr_scheduler import LrScheduler
+from orchestrator.engine.core.parts import Parts
+from orchestrator.engine.core.progress import progress_of, save_checkpoint
 from orchestrator.engine.core.stop_vote import PROFILE
 from orchestrator.engine.core.stopping import Metrics, StopPolicy, TrainState
 from orchestrator.engine.data.batch import Batches, Micro, seed_all, to_device
 from orchestrator.engine.data.randomness import Randomness
-from orchestrator.engine.models.losses import Loss, Totals
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.observe.reporter import Reporter, means_of
-from orchestrator.engine.ranks import agreement, mesh, plain_names, used_parts
+from orchestrator.engine.ranks import mesh, used_parts
 from orchestrator.engine.ranks.corruption import Comparison
-from orchestrator.engine.ranks.mesh import Mesh
-from orchestrator.engine.ranks.ranks import Ranks, gather
+from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.saving import checkpoint as whole_state
-from orchestrator.engine.saving import huggingface, ownership
+from orchestrator.engine.saving import ownership
 from orchestrator.engine.saving.checkpoint import Checkpoints
-from orchestrator.engine.saving.memory import Memory
+from orchestrator.engine.saving.in_memory.memory import Memory
 from orchestrator.errors import JobFailed, OrchestratorError, UsageError
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The model, spread over the ranks, and everything that trains it."""
-
-    config: Config
-    ranks: Ranks
-    mesh: Mesh
-    model: nn.Module  # spread over the ranks
-    bare: nn.Module  # without what ddp puts around it
-    losses: Loss
-    stepper: Stepper
-
-    @functools.cached_property
-    def kept(self) -> Kept:
-        """The optimizer's state, and what the program keeps beside it."""
-        return Kept(self.stepper)
-
 
 Hook = Callable[[], Any]
 
@@ -75,74 +50,6 @@ class Hooks:
     on_train_begin: Hook | None = None  # the model is in training mode already
     on_step_end: Hook | None = None  # weights and step are new, the next batch is not read yet
     on_epoch_end: Hook | None = None
-
-
-class LrScheduler:
-    """A scheduler of torch's, if there is one, and when it steps."""
-
-    def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, every: str) -> None:
-        if isinstance(scheduler, type) or (scheduler and not hasattr(scheduler, "step")):
-            scheduler = scheduler(optimizer)
-        if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-            raise UsageError("the scheduler belongs to another optimizer than the Trainer's")
-        self.scheduler, self.every = scheduler, every
-        self.by_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        if self.by_metric and every == "step":
-            raise UsageError(
-                "ReduceLROnPlateau looks at the loss of an epoch",
-                'say scheduler_every="epoch"',
-            )
-        if self.by_metric and scheduler.mode == "max":
-            raise UsageError(
-                'ReduceLROnPlateau(mode="max") would wait for a loss that grows: a Trainer shows it'
-                " the loss of each epoch",
-                "leave out mode=, or step it in on_epoch_end=:"
-                ' plateau.step(trainer.state.val_metrics["accuracy"])',
-            )
-        self.given = self.state()
-
-    def after_step(self) -> None:
-        if self.scheduler is not None and self.every == "step":
-            self._step()
-
-    def after_epoch(self, metrics: Metrics) -> None:
-        if self.scheduler is not None and self.every == "epoch":
-            self._step(*([metrics["loss"]] if self.by_metric else []))
-
-    def _step(self, *loss: float) -> None:
-        try:
-            self.scheduler.step(*loss)
-        except ValueError:
-            total = getattr(self.scheduler, "total_steps", None)
-            if total is None or self.scheduler.last_epoch <= total:
-                raise
-            raise UsageError(
-                f"{type(self.scheduler).__name__} is over after its {total} steps",
-                "make it with the steps of the whole training; one that is resumed goes on as it"
-                " was saved, so that a longer training begins anew with its weights (weights=)",
-            ) from None
-
-    def state(self) -> dict[str, Any] | None:
-        """Give what JSON keeps: a checkpoint's progress is written so."""
-        if self.scheduler is None:
-            return None
-        return {k: v for k, v in self._whole_state().items() if is_plain(v)}
-
-    def _whole_state(self) -> dict[str, Any]:
-        """Give what torch's schedulers give, also for a user's own that has no more than step()."""
-        if hasattr(self.scheduler, "state_dict"):
-            return dict(self.scheduler.state_dict())
-        return {k: v for k, v in vars(self.scheduler).items() if k != "optimizer"}
-
-    def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Take the rest (functions, counters) from the scheduler as it was made again."""
-        if self.scheduler is None or state is None:
-            return
-        whole = {**self._whole_state(), **state}
-        if hasattr(self.scheduler, "load_state_dict"):
-            self.scheduler.load_state_dict(whole)
-        else:
-            vars(self.scheduler).update(whole)
 
 
 @dataclass
@@ -466,11 +373,12 @@ class Loop:
         memory.save(state.step, tensors, json.dumps(progress), whole_state.frozen_of(parts.bare))
 
     def save(self) -> None:
-        assert self.checkpoints is not None
+        checkpoints, endless = self.checkpoints, self.training.endless
+        assert checkpoints is not None
         self.reporter.flush()
         self.state.tokens = self.reporter.tokens
         with self.reporter.estimate.pause():
-            save(self.checkpoints, self.parts, self.state, self.scheduler, self.training.endless)
+            save_checkpoint(checkpoints, self.parts, self.state, self.scheduler, endless)
 
 
 def refuse_detached(loss: Tensor) -> None:
@@ -480,44 +388,6 @@ def refuse_detached(loss: Tensor) -> None:
             "return the tensor itself, not loss.item() or loss.detach(), and leave something"
             " unfrozen (requires_grad)",
         )
-
-
-def refuse_other_names(own: tuple[str, ...]) -> None:
-    """Sums travel by position, so every rank has to have the same ones."""
-    for rank, other in enumerate(gather(own)):
-        if other != own:
-            raise UsageError(
-                f"the step gives {', '.join(own)} on this rank, {', '.join(other)} on rank {rank}",
-                "give the same metrics everywhere",
-            )
-
-
-# -- an evaluation, and the sums it is made of ----------------------------------------------------
-
-
-def evaluation(
-    parts: Parts, held_out: Batches, stop: Callable[[], bool] = lambda: False
-) -> Metrics | None:
-    """Average over all samples of all ranks, each counted once; None if somebody asks to stop."""
-    sums: dict[str, tuple[Tensor, Tensor]] = {}
-    model, ranks, config = parts.model, parts.ranks, parts.config
-    with mesh.evaluating(model), torch.no_grad():
-        for micro in itertools.islice(held_out.epoch(0), config.training.eval_batches):
-            if stop():
-                return None
-            batch = to_device(micro.data, ranks.device)
-            with mesh.computing(parts.mesh, ranks, config):
-                totals = mesh.as_forward(
-                    model,
-                    lambda own: parts.losses(own, batch, micro.size),  # noqa: B023
-                )
-                add(sums, totals, real=micro.real)
-    refuse_other_names(tuple(sums))
-    total = torch.stack([value for pair in sums.values() for value in pair])
-    if ranks.world > 1:
-        dist.all_reduce(total)
-    pairs = zip(sums, total[::2].tolist(), total[1::2].tolist(), strict=True)
-    return {name: value / count if count else math.nan for name, value, count in pairs}
 
 
 def to_train(model: nn.Module, bare: nn.Module) -> None:
@@ -547,88 +417,6 @@ def modes_of(model: nn.Module) -> dict[nn.Module, bool]:
 def set_modes(modes: Mapping[nn.Module, bool]) -> None:
     for module, training in modes.items():
         module.training = training
-
-
-def add(sums: dict[str, tuple[Tensor, Tensor]], totals: Totals, *, real: bool) -> None:
-    """Add in double precision; what is not real counts as none, but has its place."""
-    for name, (total, count) in totals.items():
-        pair = total.detach().double(), count.to(total.device).double()
-        if not real:
-            pair = torch.zeros_like(pair[0]), torch.zeros_like(pair[1])
-        before = sums.get(name)
-        sums[name] = pair if before is None else (before[0] + pair[0], before[1] + pair[1])
-
-
-# -- saving and resuming --------------------------------------------------------------------------
-
-
-def save(
-    checkpoints: Checkpoints,
-    parts: Parts,
-    state: TrainState,
-    scheduler: LrScheduler,
-    endless: bool,
-) -> None:
-    agreement.take_buffers_of_first(parts.bare)
-    progress = {
-        **progress_of(parts, state, scheduler, endless, checkpoints.run),
-        "aliases": aliases_of(parts.bare),
-        "configs": configs_of(parts.bare) if checkpoints.writers.first else {},
-    }
-    best = state.best is not None and state.best_step == state.step
-    checkpoints.save(state.step, parts.bare, parts.kept, progress, best=best)
-
-
-def progress_of(
-    parts: Parts, state: TrainState, scheduler: LrScheduler, endless: bool, run: ownership.Run
-) -> dict[str, Any]:
-    """Give all of the state that is no tensor, as JSON keeps it."""
-    return {
-        "step": state.step,
-        "position": state.position,
-        "tokens": state.tokens,
-        "stepper": parts.kept.progress(),
-        "state": dataclasses.asdict(state),
-        "scheduler": scheduler.state(),
-        "given": {"optimizer": parts.stepper.given, "scheduler": scheduler.given},
-        "endless": endless,
-        "run": dataclasses.asdict(run),
-    }
-
-
-def state_of(progress: Mapping[str, Any]) -> TrainState:
-    """Read where a checkpoint was saved, also by earlier versions."""
-    if "state" not in progress:  # the engine's, which had no epochs
-        return TrainState(
-            step=progress["step"], position=progress["position"], tokens=progress["tokens"]
-        )
-    saved = {"position": -1, **progress["state"]}  # the Trainer's once counted batches alone
-    return TrainState(**{"epoch_sums": progress.get("epoch_sums", {}), **saved})
-
-
-def aliases_of(model: nn.Module) -> dict[str, str]:
-    """Map each further name of a tensor, such as a tied weight, to the name it is saved under."""
-    kept = plain_names.state_dict(model).keys()
-    first: dict[int, str] = {}
-    aliases: dict[str, str] = {}
-    for named in (plain_names.parameters, plain_names.buffers):
-        for name, value in named(model, every=True):
-            own = first.setdefault(id(value), name)
-            if own != name and name in kept:
-                aliases[name] = own
-    return aliases
-
-
-def configs_of(model: nn.Module) -> dict[str, str]:
-    """Give the files that Hugging Face has beside the weights, for an export of the checkpoint."""
-    try:
-        return huggingface.configs_of(model, mesh.plain_class(model).__name__)
-    except Exception:  # noqa: BLE001 (code of a user's; the weights are worth more than this)
-        return {}
-
-
-def is_endless(progress: Mapping[str, Any]) -> bool:
-    return bool(progress.get("endless", "state" not in progress))
 
 
 def outputs_directory() -> Path | None:

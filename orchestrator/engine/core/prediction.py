@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as tree
 
-from orchestrator.engine.core.loop import Parts
+from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.data.batch import Micro, to_device
 from orchestrator.engine.data.sharded_loader import Shard
 from orchestrator.engine.models.losses import call, inputs_of

@@ -13,11 +13,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
-from orchestrator.config.schema import Config, Scheduler, Training
-from orchestrator.engine.models.import_by_name import kind
+from orchestrator.config.schema import Training
+from orchestrator.engine.core.optimizer import (
+    HOW,
+    Factory,
+    bound,
+    can_fuse,
+    copy_of,
+    is_summed,
+    local_parameter,
+    local_state,
+    set_lr,
+    settings_of,
+)
 from orchestrator.engine.observe.ledger import StepReport
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.blocks import has_sparse, sum_whole
@@ -25,14 +35,11 @@ from orchestrator.engine.ranks.mesh import Mesh, local_tensor, sharded_like, sha
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.errors import CheckFailed, UsageError
 
-Factory = Callable[[list[nn.Parameter]], Optimizer]
 Sums = Mapping[str, tuple[Tensor, Tensor]]
 
 FIRST_SCALE = 2.0**16  # of fp16 losses, as in torch.amp
 LARGEST_SCALE = 2.0**24
 GROW_AFTER = 2000  # good steps
-FUSED = (AdamW, Adam, SGD)  # elementwise, with kernels that take a scale and may do nothing
-HOW = ("fused", "foreach", "capturable", "differentiable")  # how it is computed, not what
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
@@ -310,180 +317,8 @@ class Stepper:
                     group[key] = tuple(value) if isinstance(value, list) else value
 
 
-# -- the optimizer, and the parameters it works on ------------------------------------------------
-
-
-def configured(config: Config) -> Factory:
-    """Make the optimizer of optimizer.*: a function of the parameters."""
-    wanted = config.optimizer
-
-    def make(parameters: list[nn.Parameter]) -> Optimizer:
-        # A norm's scale or a bias has no reason to be small.
-        decays = [p for p in parameters if p.dim() >= 2]
-        others = [p for p in parameters if p.dim() < 2]
-        groups = [
-            {"params": decays, "weight_decay": wanted.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
-        if wanted.name == "adamw":
-            return AdamW(groups, lr=wanted.lr, betas=wanted.betas, eps=wanted.eps)
-        return SGD(groups, lr=wanted.lr, momentum=wanted.momentum)
-
-    return make
-
-
-def bound(
-    optimizer: Optimizer | Factory, names: Mapping[int, str], now: Mapping[str, nn.Parameter]
-) -> Optimizer:
-    """Move an optimizer from the parameters that it was made for to those of the spread model."""
-    if not isinstance(optimizer, Optimizer):
-        if not callable(optimizer):
-            raise UsageError(
-                f"optimizer is {kind(optimizer)}, and a Trainer has one optimizer of torch's",
-                "one may treat parts of a model differently:"
-                ' torch.optim.AdamW([{"params": a, "lr": 1e-3}, {"params": b, "lr": 1e-5}])',
-            )
-        wanted = [parameter for parameter in now.values() if parameter.requires_grad]
-        result = optimizer(wanted)
-        if not isinstance(result, Optimizer):
-            raise UsageError(
-                f"optimizer gave a {type(result).__name__}, not a torch optimizer",
-                "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
-            )
-        optimizer = result
-        own = {id(parameter) for parameter in wanted}
-        for group in optimizer.param_groups:
-            refuse_strangers([p for p in group["params"] if id(p) not in own])
-    else:
-        for group in optimizer.param_groups:
-            refuse_strangers([p for p in group["params"] if id(p) not in names])
-            move(optimizer, group, names, now)
-    if isinstance(optimizer, LBFGS):
-        raise UsageError(
-            "LBFGS evaluates the loss several times per step, which the Trainer does not",
-            "use another optimizer",
-        )
-    return optimizer
-
-
-def is_summed(parameter: nn.Parameter, mesh: Mesh) -> bool:
-    """Tell whether torch sums this parameter's gradients over the ranks, if there are several."""
-    if mesh.mesh is not None:
-        return isinstance(parameter, DTensor)
-    return mesh.strategy == "single" or parameter.requires_grad
-
-
-def refuse_strangers(strangers: list[nn.Parameter]) -> None:
-    if strangers:
-        raise UsageError(
-            f"the optimizer holds a parameter of shape {tuple(strangers[0].shape)} that is"
-            " not the model's",
-            "make it from the parameters of the very model that you give to the Trainer",
-        )
-
-
-def move(
-    optimizer: Optimizer,
-    group: dict[str, Any],
-    names: Mapping[int, str],
-    now: Mapping[str, nn.Parameter],
-) -> None:
-    for index, old in enumerate(group["params"]):
-        new = group["params"][index] = now[names[id(old)]]
-        if state := optimizer.state.pop(old, None):
-            optimizer.state[new] = {key: placed(value, old, new) for key, value in state.items()}
-
-
-def placed(value: Any, old: Tensor, new: Tensor) -> Any:
-    """Spread state that is as large as its parameter in the way the parameter is."""
-    if not isinstance(value, Tensor) or value.shape != old.shape or not value.dim():
-        return value
-    if isinstance(new, DTensor):
-        return distribute_tensor(value.to(new.device), new.device_mesh, new.placements)
-    return value.to(new.device)
-
-
 def squares_of(grads: list[Tensor]) -> Tensor:
     if not grads:
         return torch.zeros((), dtype=torch.float64)
     values = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
     return torch.stack(torch._foreach_norm(values)).double().square().sum()
-
-
-def can_fuse(optimizer: Optimizer) -> bool:
-    """Tell whether torch has fused kernels for it, and the user has not chosen another way."""
-    if type(optimizer) not in FUSED:
-        return False
-    for group in optimizer.param_groups:
-        if group.get("fused") is False or any(group.get(how) for how in HOW[1:]):
-            return False
-        if not all(p.is_floating_point() and p.device.type in ("cpu", "cuda")
-                   for p in group["params"]):  # fmt: skip
-            return False
-    return True
-
-
-def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
-    if not isinstance(parameter, DTensor):
-        return parameter
-    return nn.Parameter(local_tensor(parameter), requires_grad=parameter.requires_grad)
-
-
-def local_state(value: Any, part: Tensor) -> Any:
-    """Bring a value to this rank's part; a count of steps, too, which the fused kernels read."""
-    if not isinstance(value, Tensor):
-        return value
-    value = local_tensor(value)
-    return value.to(part.device, torch.float32) if not value.dim() else value
-
-
-def copy_of(lr: Any) -> Any:
-    return lr.clone() if isinstance(lr, Tensor) else lr
-
-
-def set_lr(group: dict[str, Any], value: Any) -> None:
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(value)
-    else:
-        group["lr"] = value
-
-
-def as_number(item: tuple[str, Any]) -> tuple[str, Any]:
-    key, value = item
-    return key, value.item() if isinstance(value, Tensor) and not value.dim() else value
-
-
-def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Give what a user can set of each group of parameters, as JSON keeps it."""
-    return [
-        {key: v for key, v in map(as_number, group.items()) if is_plain(v)}
-        for group in optimizer.param_groups
-    ]
-
-
-def is_plain(value: Any) -> bool:
-    """Tell whether JSON keeps it as it is."""
-    if isinstance(value, (list, tuple)):
-        return all(map(is_plain, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and is_plain(inner) for key, inner in value.items())
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
-def schedule(config: Scheduler, step: int, max_steps: int) -> float:
-    """Give steps 1, 2, ... their part of the highest learning rate; a resume needs no state."""
-    total = config.total_steps or max_steps
-    warmup = max(1, total // 20) if config.warmup_steps is None else config.warmup_steps
-    if step <= warmup:
-        return step / warmup
-    if config.name == "constant":
-        return 1.0
-    start = warmup
-    if config.name == "wsd":
-        start = max(warmup, total - (config.decay_steps or max(1, total // 5)))
-    done = min(1.0, max(0.0, (step - start) / max(1, total - start)))
-    low = config.min_lr_ratio
-    if config.name == "cosine":
-        return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done))
-    return 1.0 - (1 - low) * done

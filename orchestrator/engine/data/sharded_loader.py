@@ -321,10 +321,10 @@ class Round(NamedTuple):
 
 
 class Parts:
-    """What the samplers of all ranks draw together, where each is torch's own DistributedSampler.
+    """The samples that all ranks draw together, where each has torch's own DistributedSampler.
 
-    They take turns in one order, which does not depend on their number but at its end. There it is
-    that of the ranks that the job began with: so other ranks go on after any sample of it.
+    The samplers take turns in one order, which depends on their number only at its end. The end is
+    made for the ranks that the job began with, so other ranks can go on after any sample.
     """
 
     def __init__(self, own: DistributedSampler[Any], first: int) -> None:

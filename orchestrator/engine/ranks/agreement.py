@@ -1,7 +1,7 @@
-"""Whether all ranks hold the same, found out with one number for each thing that is compared.
+"""Checks that all ranks hold the same values, by one hash for each thing that is compared.
 
-What is compared stays where it is: a rank sends hashes of 8 bytes, whatever the number of ranks.
-Only where hashes differ are names looked at, or weights sent.
+The values stay where they are: a rank sends hashes of 8 bytes, whatever the number of ranks. Names
+are compared, or weights sent, only where hashes differ.
 """
 
 from __future__ import annotations

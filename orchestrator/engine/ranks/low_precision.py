@@ -44,10 +44,10 @@ def gather_others_as_they_are(model: nn.Module) -> None:
 
 def choose(group: Any, init_dtypes: Callable[[], None]) -> None:
     init_dtypes()
-    if group._orig_dtype is None:  # all of it is frozen, and may be unfrozen later
+    if group._reduce_dtype is None:  # all of it is frozen, and may be unfrozen later
         own = {(p.orig_dtype, p.reduce_dtype) for p in group.fsdp_params}
         if len(own) == 1:
-            ((group._orig_dtype, group._reduce_dtype),) = own
+            ((group._orig_dtype, group._reduce_dtype),) = own  # the first until torch 2.14
     for parameter in group.fsdp_params:
         info = parameter._module_info
         users = (info.module, *info.shared_modules)
@@ -56,7 +56,12 @@ def choose(group: Any, init_dtypes: Callable[[], None]) -> None:
 
 
 def equal_gradients(group: Any) -> None:
-    """Bring a block's gradients to one dtype: FSDP sums them as one tensor."""
+    """Bring a block's gradients to one dtype: FSDP sums them as one tensor.
+
+    From torch 2.15 on, where each parameter has a policy of its own, it does so itself.
+    """
+    if not hasattr(group, "mp_policy"):
+        return
     wholes = [(p, getattr(p, "_unsharded_param", None)) for p in group.fsdp_params]
     kept = [
         (parameter, whole) for parameter, whole in wholes

@@ -148,8 +148,10 @@ def own_group(
 def wait_as_long(config: Config, *groups: dist.ProcessGroup | None) -> None:
     """Set distributed.timeout: torch gives all but the first group 10 or 30 minutes."""
     timeout = datetime.timedelta(seconds=config.distributed.timeout)
+    # Public from torch 2.14 on, which warns of the other.
+    set_timeout = getattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)
     for group in groups:
-        dist.distributed_c10d._set_pg_timeout(timeout, group)
+        set_timeout(timeout, group)
 
 
 def own_device() -> torch.device:

@@ -1,4 +1,4 @@
-"""Which tensors are, to the bit, what they were when they were copied aside.
+"""Finds the tensors that have not changed by a bit since they were copied aside.
 
 torch's version counters are no proof: `weight.data.mul_()`, as averages of weights are often
 updated, leaves them as they were. So the contents are compared: where a tensor is in host memory,

@@ -145,8 +145,10 @@ def state_of(module: FSDPModule) -> Any:
 
 def groups(module: FSDPModule) -> list[Any]:
     state = state_of(module)
-    own = getattr(state, "_fsdp_param_groups", None)
-    return list(own) if own is not None else [state._fsdp_param_group]  # before torch 2.12
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    # Before torch 2.12 there is one, or none where a block has no parameters of its own.
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
 
 
 def name_of(group: Any) -> str:

@@ -109,7 +109,7 @@ class Checkpoints:
         self.before: list[parts.Before] = []  # the last two
         self.last_saved = -1  # or tried to
         self.trusted = math.inf  # the last step whose state may be published
-        self.publishing = threading.Lock()
+        self.publishing = threading.Lock()  # a state is not distrusted in the midst of that
         self.unprotected = ""  # why there are no copies of the last one
         self.known_whole = -1  # the step that was resumed from: parts up to there are of use
         self.lock = WriterLock(directory)

@@ -28,6 +28,7 @@ from orchestrator.engine.saving.safetensors_file import NAMES, Entry
 from orchestrator.errors import EXIT_STOPPED, CheckFailed, JobFailed, OrchestratorError, UsageError
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import shown
+from orchestrator.text import plural
 
 WEIGHTS = "model."  # what engine/checkpoint.py puts before the names of parameters and buffers
 LAYOUTS = ("file", "huggingface")
@@ -74,7 +75,7 @@ def export(
         name = shown(error.filename or out)
         raise JobFailed(f"{shown(out)} is not written: {name}: {error.strerror}") from error
     count = len(source.weights)
-    return f"step {source.step}: {count} tensors, {size:,} bytes: {shown(out)}{comment}"
+    return f"step {source.step}: {plural(count, 'tensor')}, {size:,} bytes: {shown(out)}{comment}"
 
 
 def refuse_target(out: Path, *, force: bool, layout: str) -> None:

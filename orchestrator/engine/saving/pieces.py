@@ -16,14 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.engine.ranks.ranks import gather
-from orchestrator.engine.saving.memory_file import DTYPES, Place
+from orchestrator.engine.saving.in_memory.memory_file import DTYPES, Place
 
 AT_ONCE = 256 << 20  # bytes of whole tensors; one that is larger goes alone
 
 
 @dataclass(frozen=True)
 class Box:
-    """Where a part lies in its tensor: in each dimension from where on, and how much."""
+    """The place of a part in its tensor: the start and the length in each dimension."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]

@@ -32,7 +32,7 @@ LARGEST_HEADER = 1 << 27  # bytes; a number that makes no sense is not one of th
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor is in a file."""
+    """The place of a tensor in a file."""
 
     path: Path
     first: int  # byte

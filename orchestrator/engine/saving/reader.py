@@ -6,6 +6,7 @@ at what they are. Here only the classes of a checkpoint's metadata are known, an
 
 from __future__ import annotations
 
+import enum
 import io
 import pickle
 from pathlib import Path
@@ -34,10 +35,27 @@ OTHERS = {
 }
 
 
+def member(kind: object, name: object) -> enum.Enum:
+    """Stand for getattr(), by which some Pythons pickle the members of an enum (Debian 12's)."""
+    if not isinstance(kind, enum.EnumMeta) or name not in kind.__members__:
+        raise unknown("builtins.getattr")
+    found: enum.Enum = kind[str(name)]
+    return found
+
+
+def unknown(name: str) -> CheckFailed:
+    return CheckFailed(
+        f"its {METADATA} names {name}, which no checkpoint of torch has",
+        "it was damaged, or made to run a program: do not use it",
+    )
+
+
 class MetadataUnpickler(pickle.Unpickler):
     """Unpickle what torch writes into `.metadata`, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return member
         found = super().find_class(module, name) if self.may_be_known(module, name) else None
         own_class = isinstance(found, type) and found.__module__ == module
         if module in OF_METADATA and not own_class:
@@ -45,10 +63,7 @@ class MetadataUnpickler(pickle.Unpickler):
         if module == "torch" and name != "Size" and not isinstance(found, torch.dtype):
             found = None
         if found is None:
-            raise CheckFailed(
-                f"its {METADATA} names {module}.{name}, which no checkpoint of torch has",
-                "it was damaged, or made to run a program: do not use it",
-            )
+            raise unknown(f"{module}.{name}")
         return found
 
     def may_be_known(self, module: str, name: str) -> bool:

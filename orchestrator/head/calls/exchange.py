@@ -73,7 +73,7 @@ class Exchange:
         self.answers = answers  # file descriptor
         self.alive = {rank for node in nodes for rank in node.ranks}
         self.over = threading.Event()  # no rank is left
-        self.writing = threading.Lock()
+        self.writing = threading.Lock()  # a frame is written whole: each node has a thread
 
     def run(self) -> None:
         """Carry frames until the program ends or hangs up; then the ranks are told to end.

@@ -83,7 +83,7 @@ class Visit:
         self.deadline: float | None = None
         self.why = ""  # why it was ended, if it was
         self.given_up = False
-        self.changing = threading.Lock()
+        self.changing = threading.Lock()  # its end may be ordered while it begins
 
     def start(self, connection: Connection, line: str, wait: float) -> bool:
         """Start the login shell that comes to the program, unless its end came first."""

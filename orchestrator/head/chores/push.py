@@ -83,7 +83,7 @@ def load(source: Path, destination: str | None) -> Cargo:
         where += name
     if not (where.startswith(("/", "~/")) and Path(where).name not in ("", "~", "..")):
         raise UsageError(
-            f"{destination}: which directory of a node that is depends on where one is there",
+            f"{destination} is relative, and nodes have no directory that it could begin in",
             "write it in full, beginning with / or ~/",
         )
     try:
@@ -143,7 +143,7 @@ class Sums:
         self.index = Index(b"push " + cargo.root)
         self.known: dict[int, str] = {}
         self.making: dict[int, threading.Lock] = {}
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # of `making`
 
     def of(self, number: int, descriptor: int) -> str:
         with self.lock:

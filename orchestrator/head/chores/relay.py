@@ -64,7 +64,7 @@ class Relay:
         self.givers: dict[int, GivingNode] = {}
         self.broken: set[int] = set()  # they will not have all that they were to pass on
         self.direct: list[str] = []  # nodes that could not take it from another
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # of `direct`, which all nodes' threads tell
         threading.Thread(target=self.plan, daemon=True).start()
 
     def children(self, at: int) -> list[int]:

@@ -58,7 +58,7 @@ class Batches:
         self.entries = [tree.entries[at] for at in positions]
         self.directory = tree.directory
         self.size = sum(entry.size for entry in self.entries)
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # the first node that wants a batch reads it for all
         try:
             self.spool = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  open as long as this
         except OSError as error:

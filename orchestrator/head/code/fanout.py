@@ -93,7 +93,7 @@ class Cascade:
         self.tokens: dict[int, str] = {}
         self.ports: dict[int, int] = {}
         self.failed = [threading.Event() for _ in reached]
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # of `direct`, which all nodes' threads tell
         self.direct: list[str] = []  # nodes that could not take it from another
 
     def run(self) -> list[Sent | OrchestratorError]:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 GIT_SECONDS = 60.0
-MARKER = b".orchestrator-marker-"
+OURS = b".orchestrator-"  # in the user's directory: what we write there is no code
+MARKER = OURS + b"marker-"
 # Never part of a tree, whoever tracks it: it is made anew,
 MADE = frozenset(
     b"__pycache__ .git .hg .svn .venv node_modules .mypy_cache .pytest_cache .ruff_cache .tox .nox"
@@ -67,7 +68,7 @@ def list_tree(directory: bytes, rules: Rules, over: Callable[[], bool] = never) 
         paths.update(included(directory, pattern))
     apart = tuple(path + b"/" for path in rules.apart)
     kept = (path for path in paths if path not in rules.apart and not path.startswith(apart))
-    listed = {path for path in kept if not path.rpartition(b"/")[2].startswith(MARKER)}
+    listed = {path for path in kept if b"/" + OURS not in b"/" + path}
     listed.update(path for path in rules.always if os.path.lexists(os.path.join(directory, path)))
     notes = [why_not, stays_here(set(map(private_part, private - listed)))]
     return Listed(sorted(listed), tuple(filter(None, notes)))

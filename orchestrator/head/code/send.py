@@ -41,7 +41,7 @@ class Outbox:
     def __init__(self, tree: Tree, seen: Seen) -> None:
         self.tree = tree
         self.seen = seen
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # batches are made once for all that lack the same
         self.listing = zlib.compress(tree.listing, 1)
         self.batches: dict[tuple[tuple[int, int], ...], Batches] = {}
 

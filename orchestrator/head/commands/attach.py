@@ -12,6 +12,7 @@ from orchestrator.head.commands.follow import follow_again, head_name, show_unse
 from orchestrator.head.screen.output import say
 from orchestrator.head.status.find_job import adopt_job
 from orchestrator.records.experiment import Experiment, this_head
+from orchestrator.text import plural
 
 STEAL_SECONDS = 15.0  # for the other head to leave
 
@@ -35,7 +36,8 @@ def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
         experiment.unlock()
         show_unseen(experiment, record, view)
         return tell_end(experiment, record)
-    say(f"{experiment.name}: {len(record.nodes)} nodes; d leaves it running, Ctrl-C stops it")
+    count = plural(len(record.nodes), "node")
+    say(f"{experiment.name}: {count}; d leaves it running, Ctrl-C stops it")
     record = replace(record, head=this_head())
     return follow_again(experiment, record, job.transport, view, where=where)
 

@@ -177,6 +177,7 @@ def serve(
     from orchestrator import interrupt
 
     interrupt.answer_at_once()
+    interrupt.before_exit(files.remove_unfinished)
     # The asking program may be Slurm's batch script; this process is not.
     os.environ.pop("ENVIRONMENT", None)
     answers = Answers()
@@ -253,7 +254,7 @@ def leave_behind(experiment: Experiment, where: Where, *, on_purpose: bool) -> s
         head = Background("take_up", **which, left_behind=True, on_purpose=on_purpose).answer()
     except (OrchestratorError, OSError) as error:
         return f"its logs stay on the nodes, for no head can go on in the background: {error}"
-    return f"its logs and its end are still written here, by process {head['pid']}"
+    return f"process {head['pid']} keeps writing its logs and its end here"
 
 
 def where_of(where: dict[str, str | bool]) -> Where:

@@ -78,7 +78,7 @@ def directory(node: NumberedNode, wanted: str | None) -> Directory:
 def check_directory(path: str) -> None:
     if path != "~" and not path.startswith(("/", "~/")):
         raise UsageError(
-            f"--workdir {path}: which directory of a node that is depends on where one is there",
+            f"--workdir {path} is relative, and nodes have no directory that it could begin in",
             f"write it in full, such as --workdir {Path.cwd() / path} or ~/{path}",
         )
 
@@ -267,7 +267,7 @@ def ssh(options: SshOptions) -> NoReturn:
 
 def part_of_job(where: Where, wanted: str | None, target: NumberedNode) -> JobPart | None:
     """Find the node in a job that is named, or else in the newest one that is running."""
-    from orchestrator.records import experiment as experiments  # exec does without records: 7 ms
+    from orchestrator.records import experiments  # exec does without records: 7 ms
 
     if wanted is not None:
         experiment = experiments.known(where.experiments, wanted, trusted=where.trust_record)

@@ -22,7 +22,7 @@ from orchestrator.head.restart.judge import judged
 from orchestrator.head.screen import own_paths
 from orchestrator.head.screen.display import Display
 from orchestrator.head.screen.keyboard import Keys
-from orchestrator.head.screen.log_reader import last_words
+from orchestrator.head.screen.log_tail import last_words
 from orchestrator.head.screen.output import say, tell
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from orchestrator.head.restart.grow import Latecomers
 
 SHORTEST = 4.0  # seconds of silence that a busy machine may need: it beats once a second at most
-BY_THE_USER = "by the user"  # so it was stopped, or killed: whoever reads that knows it
 EXCERPT = 60  # lines
 
 
@@ -158,7 +157,7 @@ class Stay:
         if running.end.left:
             self.notifier.close()
         if running.thief is not None:
-            say(f"{head_name(running.thief)} has taken over; this head leaves, the job goes on")
+            say(f"{head_name(running.thief)} has taken over; this head ends, the job goes on")
             return EXIT_STOPPED  # not 0: what waits for this command must not take it for done
         if running.end.left:
             leave(running, screen, self.where)
@@ -273,7 +272,8 @@ def tell_end(experiment: Experiment, record: JobRecord, screen: Screen | None = 
         say(f"its time: {words}")
     if cause is None or record.state == "stopped":
         why = str(cause["message"]) if cause else ""
-        why = "" if why.endswith(BY_THE_USER) else f" ({why})" * bool(why)
+        by_user = why in (verdict.STOPPED_BY_USER, verdict.KILLED_BY_USER)  # who reads that knows
+        why = "" if by_user else f" ({why})" * bool(why)
         say(f"{record.state} after {took}{why}: {experiment.path}")
         tell_attempts(record)
         return record.exit_code

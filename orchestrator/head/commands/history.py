@@ -48,7 +48,7 @@ def show(node_list: Path, *, as_json: bool) -> int:
         if rows:
             output.tell(output.table(rows, output.look(), indent=2))
     if not known:
-        output.tell("nothing is remembered of any machine")
+        output.tell("no machine has failed or been slow in a job of this login")
     return EXIT_DONE
 
 

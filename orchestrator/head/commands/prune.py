@@ -1,8 +1,7 @@
 """`orchestrator prune`: which experiments go, and why the others stay.
 
-choose() decides, and knows nothing but what it is given. Around it: reading the directory, asking
-the nodes, the table, the question. prune/remove.py removes experiments, prune/node_runs.py what
-nodes have of them.
+Reading the directory, asking the nodes, the table, the question. prune/choice.py chooses by the
+rules, prune/remove.py removes experiments, prune/node_runs.py what nodes have of them.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from orchestrator.errors import (
     nearest,
 )
 from orchestrator.head.prune import remove as removal
+from orchestrator.head.prune.choice import Rules, choose
 from orchestrator.head.prune.remove import InTheWay
 from orchestrator.head.prune.report import conclusion, foreign, show, table, to_json
 from orchestrator.head.prune.scan import OVER, PrunePlan, ScannedExperiment, scan, settled
@@ -63,47 +63,6 @@ class PruneOptions:
     @property
     def directory(self) -> Path:
         return self.where.experiments.absolute()
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The user's choice; older_than is in seconds."""
-
-    keep: int
-    older_than: float = 0.0
-    keep_failed: bool = False
-
-
-# -- choosing ---------------------------------------------------------------------------------
-
-
-def choose(
-    entries: Sequence[ScannedExperiment], now: float, rules: Rules
-) -> list[tuple[ScannedExperiment, str | None]]:
-    """Return every entry, the newest first, with the reason to keep it; None: it is removed.
-
-    The newest `keep` are counted over all experiments, whatever became of them.
-    """
-    ours = [entry for entry in entries if entry.record is not None]
-    ours.sort(key=lambda entry: (entry.when, entry.name), reverse=True)
-    decided = [(entry, reason(entry, position, now, rules)) for position, entry in enumerate(ours)]
-    return [*decided, *((entry, entry.foreign) for entry in entries if entry.record is None)]
-
-
-def reason(entry: ScannedExperiment, position: int, now: float, rules: Rules) -> str | None:
-    assert entry.record is not None
-    if position < rules.keep:
-        return "it is the newest" if rules.keep == 1 else f"among the newest {rules.keep}"
-    if now - entry.when < rules.older_than:
-        return "it is not old enough"
-    if entry.pinned:
-        return "pinned"
-    if entry.busy:
-        return entry.busy
-    state = entry.record.state
-    if rules.keep_failed and state not in ("done", "stopped"):
-        return state if state in OVER else "how it ended is not known: orchestrator attach"
-    return None
 
 
 # -- deciding ---------------------------------------------------------------------------------

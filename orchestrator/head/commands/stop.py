@@ -14,6 +14,7 @@ from orchestrator.head.follow.stop import Receipt
 from orchestrator.head.held.transport import HeldTransport
 from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.screen.output import complain, tell
+from orchestrator.head.status import containers
 from orchestrator.head.status.find_job import FoundJob, find_job
 from orchestrator.records.experiment import JobRecord
 
@@ -59,7 +60,7 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> Ended:
 def stop(where: Where, wanted: str | None, *, grace: float | None, as_json: bool) -> int:
     ended = end_job(where, wanted, grace)
     if ended.receipts is None:
-        over = f"orchestrator: {ended.record.job} is over already ({ended.record.state})"
+        over = f"orchestrator: {ended.record.job} has ended already ({ended.record.state})"
         tell("[]" if as_json else over)
         return EXIT_DONE
     code = show_receipts(ended.receipts, as_json=as_json)
@@ -70,7 +71,14 @@ def stop(where: Where, wanted: str | None, *, grace: float | None, as_json: bool
 
 def emergency_stop(where: Where, *, all_users: bool, as_json: bool) -> int:
     ssh = HeldTransport(SshConfig(where.ssh_config))
-    receipts = stopping.stop_everything(ssh, read_nodes(where.node_list), all_users=all_users)
+    nodes = read_nodes(where.node_list)
+    # Inside first: from outside, a container's processes are another user's, or not to be seen.
+    inside = containers.of_nodes(nodes, where, containers.runs)
+    receipts = [
+        receipt
+        for places in (inside, nodes)
+        for receipt in stopping.stop_everything(ssh, places, all_users=all_users)
+    ]
     return show_receipts(receipts, as_json=as_json)
 
 

@@ -37,7 +37,9 @@ HOUSE = Path(__file__).parents[2]
 READ = 1 << 20  # paramiko moves all that it keeps to the front after every read: read much
 STEP = 1 << 18  # it copies what is left after every 32 KB: 1.7 of 7.6 s with larger pieces
 NOISE_LIMIT = 1 << 20
+ASKS = b"+"  # the installer's, in place of a greeting
 LAST_WORDS = 2.0  # seconds for what follows a refusal
+HANGS = "if one of its disks hangs, so does `df` there: try it over ssh"
 TOO_OLD = "its Python {} is too old: 3.9 is needed"
 ANOTHER_PYTHON = "name one with python=/path after the node in the list, or --python /path"
 
@@ -57,10 +59,10 @@ class Library(NamedTuple):
 
     digest: str  # its name there
     checksum: int  # of all names and contents, in any order
-    blob: bytes
+    text: bytes  # {name: source}
 
 
-PACKING = threading.Lock()
+READING = threading.Lock()
 
 
 def sources() -> list[Path]:
@@ -72,20 +74,26 @@ def sources() -> list[Path]:
 
 
 def edition() -> str:
-    """Return what changes with our sources; 2 ms, where reading and packing them takes 40."""
+    """Return what changes with our sources; 3 ms, where reading them takes 20."""
     states = [(str(path), path.stat()) for path in [*sources(), HOUSE / "node/install.py"]]
     text = repr([(path, state.st_mtime_ns, state.st_size) for path, state in states])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def library() -> Library:
-    """Return it, packed once however many nodes are connected to at the same moment."""
-    with PACKING:
-        return pack()
+    """Return it, read once however many nodes are connected to at the same moment."""
+    with READING:
+        return read()
+
+
+def parcel() -> bytes:
+    """Return what a node is sent that lacks it: its size in a line, and the sources, packed."""
+    with READING:
+        return pack(read().text)
 
 
 @functools.cache
-def pack() -> Library:
+def read() -> Library:
     files = {
         f"orchestrator/{path.relative_to(HOUSE)}": path.read_text(encoding="utf-8")
         for path in sources()
@@ -93,7 +101,13 @@ def pack() -> Library:
     files["__main__.py"] = "from orchestrator.node.main import main\n\nmain()\n"
     text = json.dumps(files).encode("ascii")
     checksum = sum(zlib.crc32(files[name].encode(), zlib.crc32(name.encode())) for name in files)
-    return Library(hashlib.sha256(text).hexdigest()[:16], checksum, zlib.compress(text, 6))
+    return Library(hashlib.sha256(text).hexdigest()[:16], checksum, text)
+
+
+@functools.lru_cache(maxsize=1)
+def pack(text: bytes) -> bytes:
+    packed = zlib.compress(text, 6)
+    return b"%d\n%b" % (len(packed), packed)
 
 
 @functools.cache
@@ -139,30 +153,23 @@ class NodeChannel:
             self.channel: Channel = ready
             return
         self.channel = connection.run(server_command.command(environment, self.nonce), timeout)
-        digest, checksum, blob = library()
-        known = f"{digest!r}, {checksum}, {len(blob)}, {self.nonce!r}"
-        install = f"{installer()}\ninstall({known})\n"
+        ours = library()
+        install = f"{installer()}\ninstall({ours.digest!r}, {ours.checksum}, {self.nonce!r})\n"
         with contextlib.suppress(NodeError):  # it left at once; begin() hears why
             first = server_command.preamble(environment)
-            self._send(first + install.encode() + b"\0" + blob)
+            self._send(first + install.encode() + b"\0")
 
     def begin(self, timeout: float) -> None:
-        """Wait for the server's greeting, past whatever a banner or an rc file prints."""
-        mark = f"\n{self.nonce}\n".encode()
-        deadline = time.monotonic() + timeout + server_command.patience(self.environment)
-        noise = b""
-        while mark not in noise or noise.endswith(mark):
-            data = self._receive(
-                deadline - time.monotonic(),
-                f"{login_shell.WAITS} {login_shell.IF_SLOW}",
-            )
-            if not data or len(noise) > NOISE_LIMIT:
-                raise NodeError(*why_no_server(noise, self._errors(), self.environment))
-            noise += data
-        rest = noise.partition(mark)[2]
-        if rest.startswith((b"!", b"?")):
-            raise self._refusal(rest)
-        self.rest = memoryview(rest)
+        """Wait for the server's greeting, and send it the library if it has none."""
+        said = self._marked(timeout + server_command.patience(self.environment))
+        if said.startswith(ASKS):
+            self.channel.settimeout(timeout)
+            self._send(parcel())
+            said = self._marked(timeout)
+        if said.startswith((b"!", b"?")):
+            raise self._refusal(said)
+        self.rest = memoryview(said)
+        deadline = time.monotonic() + timeout
         greeting = self.message(deadline, "its program does not greet")
         if not isinstance(greeting, Greeting):
             raise nonsense(Nonsense("no greeting"))
@@ -173,6 +180,21 @@ class NodeChannel:
                 "delete ~/.orchestrator/lib there",
             )
 
+    def _marked(self, timeout: float) -> bytes:
+        """Wait for what follows the nonce, past whatever a banner or an rc file prints."""
+        mark = f"\n{self.nonce}\n".encode()
+        deadline = time.monotonic() + timeout
+        noise = b""
+        while mark not in noise or noise.endswith(mark):
+            data = self._receive(
+                deadline - time.monotonic(),
+                f"{login_shell.WAITS} {login_shell.IF_SLOW}",
+            )
+            if not data or len(noise) > NOISE_LIMIT:
+                raise NodeError(*why_no_server(noise, self._errors(), self.environment))
+            noise += data
+        return noise.partition(mark)[2]
+
     def ask(self, request: Request[A], timeout: float) -> A:
         """Ask and wait for the answer; for as long as nobody streams."""
         return self.wait_for(self.tell(request), request, timeout)
@@ -180,7 +202,7 @@ class NodeChannel:
     def wait_for(self, number: int, request: Request[A], timeout: float) -> A:
         """Wait for the answer to a request; answers to earlier ones are passed over."""
         deadline = time.monotonic() + timeout
-        silence = f"it does not answer ({request.do}) within {timeout:.0f} s"
+        silence = f"it does not answer ({request.do}) within {timeout:.0f} s; {HANGS}"
         while True:
             answer = self.message(deadline, silence)
             if isinstance(answer, Refused):

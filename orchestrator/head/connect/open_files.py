@@ -1,4 +1,4 @@
-"""How many files and connections this process may have open: three to five for every node."""
+"""Raises this process's limit of open files: a node takes three to five."""
 
 from __future__ import annotations
 

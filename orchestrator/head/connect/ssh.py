@@ -40,13 +40,22 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 
 class Transport(paramiko.Transport):
-    """A transport that asks for these kinds of host key, and no others."""
+    """A transport that asks for these kinds of host key only, and whose sender never fails first.
+
+    What a dead connection cannot take is dropped once paramiko's reader has seen that it is dead,
+    and readers hear of the end. A sender that meets the error first would get an EOFError, which is
+    no error of a socket: it ended the head, or left a command running on the other nodes.
+    """
 
     host_key_kinds: tuple[str, ...]
 
     @property
     def preferred_keys(self) -> tuple[str, ...]:
         return self.host_key_kinds
+
+    def _send_user_message(self, data: paramiko.Message) -> None:
+        with contextlib.suppress(EOFError):
+            super()._send_user_message(data)  # type: ignore[misc]
 
 
 class SshChannel:

@@ -42,7 +42,6 @@ MOST_COMPARED = 8
 LIST_SECONDS, PAGE_SECONDS, LOG_SECONDS = 1.0, 3.0, 0.5
 ALIVE_SECONDS = 15.0
 THREADS = 3
-LARGEST_BODY = 1 << 16
 
 # Stops a job, and returns what its receipts say; it may take as long as the job's grace.
 Stop = Callable[[str], Awaitable[str]]

@@ -12,9 +12,8 @@ from typing import Any
 from orchestrator import files
 from orchestrator.errors import UsageError
 from orchestrator.head.top import progress
-from orchestrator.records import experiment as experiments
-from orchestrator.records import goodput
-from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.records import experiments, goodput
+from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 
 MOST = 500  # the newest; older ones are found by the commands
 UNREADABLE = "damaged"
@@ -74,7 +73,7 @@ class Listing:
     def row(self, each: Experiment) -> Row:
         path = each.path
         try:
-            stamp = stamp_of(path / experiments.RECORD)
+            stamp = stamp_of(path / RECORD)
             kept = self.kept.get(each.name)
             if kept is None or kept.stamp != stamp:
                 record = each.read_record()
@@ -130,7 +129,7 @@ def fingerprint(experiment: Experiment) -> tuple[Any, ...]:
     try:
         entries = sorted(os.scandir(experiment.path / "outputs"), key=lambda entry: entry.name)
         sizes = [(entry.name, entry.stat(follow_symlinks=False).st_size) for entry in entries]
-        return stamp_of(experiment.path / experiments.RECORD), tuple(sizes)
+        return stamp_of(experiment.path / RECORD), tuple(sizes)
     except OSError:
         return ()
 

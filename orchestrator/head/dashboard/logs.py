@@ -12,7 +12,8 @@ from typing import Any
 from orchestrator import files
 from orchestrator.head.dashboard.listing import is_plain, stamp_of
 from orchestrator.head.follow.node_logs import log_files
-from orchestrator.head.screen.log_reader import LineSplitter, LogFile, LogReader, clean, stream_at
+from orchestrator.head.screen.lines import LineSplitter, clean
+from orchestrator.head.screen.log_reader import GOODBYE, LogFile, LogReader, stream_at
 from orchestrator.records.experiment import RECORD, Experiment
 
 KEPT = 400  # lines of one log, for whoever comes next
@@ -71,6 +72,8 @@ class Tail:
             self.splitters.clear()
             self.add("-", f"... {left_out:,} bytes are left out here")
         for stream, data in self.reader.read(BEHIND):
+            if stream == GOODBYE:
+                continue  # as on a terminal: no news of a job that has ended well
             if len(self.splitters) > MOST_STREAMS:
                 self.splitters.clear()
             splitter = self.splitters.setdefault(stream, LineSplitter())

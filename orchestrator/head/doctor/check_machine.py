@@ -15,7 +15,7 @@ from orchestrator.head.doctor.findings import (
     Finding,
     unequal,
 )
-from orchestrator.head.inventory.probed_node import listed
+from orchestrator.head.inventory.probed_node import by_value, listed
 from orchestrator.protocol.facts import Disk
 
 SHM_DEFAULT = 64 << 20  # of a container; DataLoader workers and NCCL die of it with a bus error
@@ -51,7 +51,7 @@ def too_many_ranks(case: Case) -> Iterator[Finding]:
         wanted = nproc or node.slots
         if facts.gpus and wanted and wanted > facts.gpus:
             source = f"--nproc is {nproc}" if nproc else f"slots={node.slots} in the node list"
-            what = f"{node.name} has {facts.gpus} GPUs, and {source}"
+            what = f"{node.name} has {text.plural(facts.gpus, 'GPU')}, and {source}"
             fix = f"--nproc {facts.gpus}" if nproc else f"slots={facts.gpus}"
             level = WARN if nproc and not case.needs.engine else BAD
             yield Finding("gpus", level, (node.name,), what, fix)
@@ -78,7 +78,8 @@ def sick(case: Case) -> Iterator[Finding]:
                 yield Finding("gpus", WARN, (node.name,), what, "reseat the card")
         for xid in checkup.xids or ():
             if xid.xid in FATAL_XIDS:
-                what = f"{node.name}: Xid {xid.xid} at {xid.pci}, {xid.count} times: {xid.words}"
+                times = text.plural(xid.count, "time")
+                what = f"{node.name}: Xid {xid.xid} at {xid.pci}, {times}: {xid.words}"
                 yield Finding(
                     "gpus", WARN, (node.name,), what, "https://docs.nvidia.com/deploy/xid-errors/"
                 )
@@ -177,20 +178,22 @@ def shm(case: Case) -> Iterator[Finding]:
 
 
 def limits(case: Case) -> Iterator[Finding]:
-    pinned: dict[tuple[int, str], list[str]] = {}
-    files: dict[int, list[str]] = {}
-    for node, facts in case.seen:
-        memlock, nofile = facts.limits.memlock[0], facts.limits.nofile[0]
-        if memlock != -1 and any(port.active and not port.software for port in facts.rdma):
-            level = BAD if facts.gpus else WARN  # gloo, on CPUs, does not use RDMA
-            pinned.setdefault((memlock, level), []).append(node.name)
-        if nofile != -1 and nofile < NOFILE_LEAST:
-            files.setdefault(nofile, []).append(node.name)
+    pinned = by_value(
+        (node.name, (facts.limits.memlock[0], bool(facts.gpus)))
+        for node, facts in case.seen
+        if any(port.active and not port.software for port in facts.rdma)
+    )
+    files = by_value((node.name, facts.limits.nofile[0]) for node, facts in case.seen)
     there = "as root there, in /etc/security/limits.conf; then log in again"
-    for (limit, level), names in pinned.items():
+    for (limit, gpus), names in pinned.items():
+        if limit == -1:
+            continue
+        level = BAD if gpus else WARN  # gloo, on CPUs, does not use RDMA
         what = f"memlock is {memory(limit)} on {listed(names)}, and RDMA pins more"
         yield Finding("limits", level, tuple(names), what, f"'* - memlock unlimited', {there}")
     for limit, names in files.items():
+        if limit == -1 or limit >= NOFILE_LEAST:
+            continue
         what = f"{limit} open files at most (ulimit -n) on {listed(names)}"
         yield Finding("limits", WARN, tuple(names), what, f"'* - nofile 65536', {there}")
 

@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterator, Sequence
 
 from orchestrator.head.doctor.findings import BAD, UNKNOWN, WARN, Case, Finding, odd_values, unequal
-from orchestrator.head.inventory.probed_node import listed, where_torch_is
+from orchestrator.head.inventory.probed_node import by_value, listed, where_torch_is
+from orchestrator.text import plural
 
 OLDEST_TORCH = (2, 8)  # that the engine can shard with
 
 
 def reach(case: Case) -> Iterator[Finding]:
     """Tell what fails on many nodes once, not once for each of them."""
-    failed: dict[tuple[str, str, str], list[str]] = {}
-    for node in case.nodes:
-        if node.error:
-            failed.setdefault((node.ask, node.error, node.fix), []).append(node.name)
+    failed = by_value(
+        (node.name, (node.ask, node.error, node.fix)) for node in case.nodes if node.error
+    )
     for (check, error, fix), names in failed.items():
         yield Finding(check, BAD, tuple(names), f"{listed(names)}: {error}", fix)
 
@@ -65,7 +65,7 @@ def built_for_cpus(case: Case) -> Iterator[Finding]:
         built = facts.software
         for_cpus = facts.torch.endswith("+cpu") or not (built.cuda or built.hip)
         if facts.torch and facts.gpus and for_cpus and facts.target_kind != "program":
-            gpus = f"{facts.gpus} GPU{'s' if facts.gpus > 1 else ''}"
+            gpus = plural(facts.gpus, "GPU")
             what = f"{node.name} has {gpus}, and its torch {facts.torch} is built for CPUs"
             fix = (
                 f"on {node.name}: {facts.python} -m pip install --force-reinstall"
@@ -108,7 +108,8 @@ def imports(case: Case) -> Iterator[Finding]:
             torch = checkup.torch
             if not (torch.cuda or torch.hip):
                 continue  # built_for_cpus says so
-            what = f"{node.name} has {node.facts.gpus} GPUs, and its torch can use none"
+            gpus = plural(node.facts.gpus, "GPU")
+            what = f"{node.name} has {gpus}, and its torch can use none"
             built = f"it is built for {'CUDA ' + torch.cuda if torch.cuda else 'ROCm ' + torch.hip}"
             fix = f"on {node.name}: nvidia-smi; {checkup.torch.python} -m torch.utils.collect_env"
             yield Finding("torch", BAD, (node.name,), f"{what}: {built}", fix)

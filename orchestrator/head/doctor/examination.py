@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from orchestrator.errors import CheckFailed, NodeError, OrchestratorError
+from orchestrator.errors import CheckFailed, OrchestratorError
 from orchestrator.head.doctor import check_machine, check_network, check_software
 from orchestrator.head.doctor.findings import (
     BAD,
@@ -29,7 +29,15 @@ from orchestrator.head.plan import addresses as node_addresses
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.messages import CheckedUp, Dial, Examine, Listen, Listening, Request
+from orchestrator.protocol.messages import (
+    CheckedUp,
+    Dial,
+    Dialed,
+    Examine,
+    Listen,
+    Listening,
+    Request,
+)
 
 LOOK_SECONDS = 90.0  # longer than the longest limit of a part, which is that of importing torch
 LISTEN_SECONDS = 10.0
@@ -106,10 +114,13 @@ def diagnose(
     began = time.monotonic()
     addresses, error = find_addresses(nodes)
     checkups = look_closer(nodes, needs.script, ask) if ask else [None] * len(nodes)
-    silent = dial(nodes, addresses, ask) if ask and addresses else {}
-    seen = (*map(examined, nodes, checkups), *lost)
+    silent, failed = dial(nodes, addresses, ask) if ask and addresses else ({}, {})
+    seen = [
+        examined(node, checkup, failed.get(node.name, ""))
+        for node, checkup in zip(nodes, checkups, strict=True)
+    ]
     case = Case(
-        nodes=tuple(replace(node, cordoned=cordoned.get(node.name, "")) for node in seen),
+        nodes=tuple(replace(node, cordoned=cordoned.get(node.name, "")) for node in (*seen, *lost)),
         full=ask is not None,
         needs=needs,
         addresses=addresses,
@@ -136,13 +147,15 @@ def find_addresses(
     return {node.name: own for node, own in zip(nodes, addresses, strict=True)}, None
 
 
-def examined(node: ProbedNode, checkup: Checkup | OrchestratorError | None) -> Examined:
+def examined(
+    node: ProbedNode, checkup: Checkup | OrchestratorError | None, error: str = ""
+) -> Examined:
     """Put together what is known of a node that was reached."""
     return Examined(
         name=node.name,
         facts=node.facts,
         reached=node.reached,
-        error=checkup.what if isinstance(checkup, OrchestratorError) else "",
+        error=checkup.what if isinstance(checkup, OrchestratorError) else error,
         checkup=checkup if isinstance(checkup, Checkup) else None,
         slots=node.node.slots,
         placed=node.node.workdir is not None,
@@ -159,17 +172,21 @@ def look_closer(
 
 def dial(
     nodes: Sequence[ProbedNode], addresses: Mapping[str, NodeAddress], ask: Ask
-) -> dict[Call, str]:
-    """Let every node call every other in the job's network; return why calls failed."""
+) -> tuple[dict[Call, str], dict[str, str]]:
+    """Let every node call every other in the job's network.
+
+    Return why calls failed, and which nodes were lost meanwhile, and why.
+    """
     secret = {node.name: secrets.token_hex(8) for node in nodes}
     ports = [(nodes[0].facts.port or 0, 0), *[(0,)] * (len(nodes) - 1)]
     listeners = [
         Listen(ports=numbers, word=secret[node.name])
         for node, numbers in zip(nodes, ports, strict=True)
     ]
+    listening = ask(listeners, LISTEN_SECONDS)
     targets = [
         (node.name, port)
-        for node, answer in zip(nodes, ask(listeners, LISTEN_SECONDS), strict=True)
+        for node, answer in zip(nodes, listening, strict=True)
         if isinstance(answer, Listening)
         for port in answer.ports
         if port
@@ -183,9 +200,18 @@ def dial(
         for own in calls
     ]
     limit = DIAL_SECONDS * (2 + len(targets) / 32) + 10
-    silent: dict[Call, str] = {}
-    for own, answer in zip(calls, ask(dials, limit), strict=True):
-        if isinstance(answer, OrchestratorError):
-            raise NodeError(f"a node was lost while it called the others: {answer.what}")
-        silent.update({call: why for call, why in zip(own, answer.answers, strict=False) if why})
-    return silent
+    dialed = ask(dials, limit)
+    silent = {
+        call: why
+        for own, answer in zip(calls, dialed, strict=True)
+        if isinstance(answer, Dialed)
+        for call, why in zip(own, answer.answers, strict=False)
+        if why
+    }
+    failed = {
+        node.name: f"it was lost while {when}: {answer.what}"
+        for when, answers in (("it was called", listening), ("it called the others", dialed))
+        for node, answer in zip(nodes, answers, strict=True)
+        if isinstance(answer, OrchestratorError)
+    }
+    return silent, failed

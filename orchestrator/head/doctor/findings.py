@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.head.inventory.facts import Facts
-from orchestrator.head.inventory.probed_node import listed
+from orchestrator.head.inventory.probed_node import by_value, listed
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.protocol.facts import Checkup
 
@@ -86,11 +86,7 @@ def odd_values(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[s
         return None, {}
     counts = Counter(value for _, value in values)
     most = max(counts, key=lambda value: (counts[value], value == values[0][1]))
-    others: dict[Any, list[str]] = {}
-    for name, value in values:
-        if value != most:
-            others.setdefault(value, []).append(name)
-    return most, others
+    return most, by_value(pair for pair in values if pair[1] != most)
 
 
 def unequal(

@@ -15,6 +15,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.environments import wheels
 from orchestrator.head.environments.requirements import Requirements
 from orchestrator.head.environments.wheels import Kind
+from orchestrator.head.inventory.probed_node import by_value
 from orchestrator.protocol.messages import (
     AskBuild,
     BuildEnvironment,
@@ -113,7 +114,7 @@ def make_kind(
     except Changed as changed:
         raise CheckFailed(f"{directory / str(changed)} was changed meanwhile") from changed
     request = BuildEnvironment(key=key, tree=tree.digest, root=wanted.root, name=wanted.name)
-    lock = threading.Lock()
+    lock = threading.Lock()  # nodes say their steps one at a time
 
     def told(name: str, step: str) -> None:
         with lock:
@@ -160,9 +161,7 @@ def differences(outcomes: Sequence[Outcome]) -> list[str]:
     whole = [outcome for outcome in outcomes if not outcome.problem]
     found = []
     for package in sorted({name for outcome in whole for name in outcome.packages}):
-        versions: dict[str, list[str]] = {}
-        for outcome in whole:
-            versions.setdefault(outcome.packages.get(package, ""), []).append(outcome.node)
+        versions = by_value((outcome.node, outcome.packages.get(package, "")) for outcome in whole)
         if len(versions) > 1 and not (package in TOOLS and "" in versions):
             parts = [f"{v or 'none'} on {', '.join(nodes)}" for v, nodes in versions.items()]
             found.append(f"{package}: {'; '.join(parts)}")

@@ -14,6 +14,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.environments import build, requirements, wheels
 from orchestrator.head.environments.build import Outcome, Wanted
 from orchestrator.head.inventory.node_list import Node
+from orchestrator.head.inventory.probed_node import by_value
 from orchestrator.head.launch.nodes import Nodes, settled, try_all
 from orchestrator.head.launch.request import resolve
 from orchestrator.head.screen.output import complain, say, tell
@@ -110,9 +111,7 @@ def show(outcomes: Sequence[Outcome], differ: Sequence[str], asked: Asked) -> No
 
 def how_to_activate(whole: Sequence[Outcome]) -> list[str]:
     """Say what goes into the node list, and after which nodes where it is not the same for all."""
-    nodes: dict[str, list[str]] = {}
-    for outcome in whole:
-        nodes.setdefault(usual(outcome.path), []).append(outcome.node)
+    nodes = by_value((outcome.node, usual(outcome.path)) for outcome in whole)
     after = {
         path: f", after {', '.join(names)}" * (len(nodes) > 1) for path, names in nodes.items()
     }

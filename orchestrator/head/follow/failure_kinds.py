@@ -6,7 +6,7 @@ import re
 
 # kind, as in job.json -> (its title on the screen, what to do)
 KINDS = {
-    "exception": ("an exception", "fix the line that is named; the traceback is above"),
+    "exception": ("an exception", "fix the line that is named; its rank's log has the traceback"),
     "exit": (
         "it ended itself",
         "the last lines of its log say why; the exit code is the program's own",
@@ -68,7 +68,7 @@ KINDS = {
         "it was ended on another node",
         "the terminal of `orchestrator run-node` there, and its experiment, have the cause",
     ),
-    "torchrun": ("torchrun failed", "its own message is above"),
+    "torchrun": ("torchrun failed", "its own message is at the end of that node's log"),
     "supervisor": (
         "the job's supervisor was killed",
         "a user or the out-of-memory killer ended our process on that node, or it was started anew:"
@@ -155,12 +155,12 @@ OWN_FILE = re.compile(
 SIGNAL_FIXES = {
     "SIGKILL": "something killed it: a person, a scheduler's limit, `ulimit -t`, or the kernel for"
     " lack of memory (see `dmesg` on that node)",
-    "SIGSEGV": "native code crashed, at the frames above; usually an extension built for"
-    " another version of torch, CUDA or libc",
+    "SIGSEGV": "native code crashed, at the frames in the rank's log; usually an extension built"
+    " for another version of torch, CUDA or libc",
     "SIGBUS": "file-backed memory is missing: usually /dev/shm is full (`df -h"
     " /dev/shm`; fewer DataLoader workers, docker --shm-size), or a mapped file was truncated",
-    "SIGABRT": "a native library gave up: its message is above the stacks in the rank's log",
-    "SIGFPE": "native code divided by zero, at the frames above",
+    "SIGABRT": "a native library gave up: the rank's log has its message, above the stacks",
+    "SIGFPE": "native code divided by zero, at the frames in the rank's log",
     "SIGILL": "this CPU lacks an instruction: the binary was built for another one",
     "SIGTERM": "another process asked it to end: a scheduler, an admin, a shutdown of that node",
     "SIGXCPU": "it used up the processor time that `ulimit -t` on that node allows",

@@ -9,7 +9,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import NodeError, OrchestratorError
@@ -17,12 +16,26 @@ from orchestrator.head.connect.channel import Declined, NodeChannel, nonsense, r
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.clock_offset import Clock
+from orchestrator.head.follow.news import (
+    Answer,
+    ClockRead,
+    Connected,
+    DiskFull,
+    Failed,
+    Grew,
+    Happened,
+    Lost,
+    News,
+    OutputsStay,
+    Over,
+    Unknown,
+    WroteBeside,
+)
 from orchestrator.head.follow.node_logs import AppendOnly, NodeLogs
 from orchestrator.head.outputs import remaining
-from orchestrator.head.outputs.beside import Beside
 from orchestrator.head.outputs.growing import GrowingFiles
 from orchestrator.protocol import events, messages
-from orchestrator.protocol.events import Ended, Event
+from orchestrator.protocol.events import Ended
 from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS
 from orchestrator.protocol.message import Message, Nonsense, parse
 from orchestrator.protocol.messages import (
@@ -44,95 +57,6 @@ RETRY_TIMEOUT = 5.0
 BEATS_IN_PATIENCE = 4
 GIVE_SECONDS = 2.0
 LONGEST_EVENT = 1 << 24  # bytes
-
-
-# -- what a follower tells the run ------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class News:
-    """Something that came from a node, or happened to the connection to it."""
-
-    node: int
-
-
-@dataclass(frozen=True)
-class Happened(News):
-    """The node's supervisor wrote an event."""
-
-    event: Event
-
-
-@dataclass(frozen=True)
-class Grew(News):
-    """The local files have more than before."""
-
-
-@dataclass(frozen=True)
-class Lost(News):
-    """The connection broke; the follower tries to come back."""
-
-    why: str
-    silent: float  # seconds since it was last heard of
-
-
-@dataclass(frozen=True)
-class Connected(News):
-    """The stream begins, or begins again. `clock`: the node's clock minus ours."""
-
-    clock: float
-
-
-@dataclass(frozen=True)
-class ClockRead(News):
-    """The clock's offset is known more precisely."""
-
-    clock: float
-
-
-@dataclass(frozen=True)
-class Answer(News):
-    """The node answers a question: what its ranks are doing, or which address it reaches."""
-
-    answer: Stuck | Paces | Listening | Dialed
-
-
-@dataclass(frozen=True)
-class OutputsStay(News):
-    """Some outputs could not be fetched."""
-
-    what: str
-
-
-@dataclass(frozen=True)
-class WroteBeside(News):
-    """The program wrote where it ran, into a snapshot of its code."""
-
-    what: Beside
-
-
-@dataclass(frozen=True)
-class DiskFull(News):
-    """The head's disk has no room for the log."""
-
-
-@dataclass(frozen=True)
-class Over(News):
-    """The job has ended there, and all files are here."""
-
-
-@dataclass(frozen=True)
-class Unknown(News):
-    """The node has no such job."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Failed(News):
-    """The follower cannot go on: a version of the job that cannot be followed, or a defect."""
-
-    error: Exception
 
 
 class NodeFollower(threading.Thread):

@@ -17,14 +17,16 @@ from typing import Any, Protocol
 from orchestrator import interrupt
 from orchestrator.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.follow import follower as news_of
 from orchestrator.head.follow import incidents, verdict
-from orchestrator.head.follow.follower import News, NodeFollower
-from orchestrator.head.follow.hang_monitor import HangMonitor
+from orchestrator.head.follow import news as news_of
+from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.job_end import JobEnd, Outcome
+from orchestrator.head.follow.monitors.hang_monitor import HangMonitor
+from orchestrator.head.follow.monitors.link_monitor import LinkMonitor
+from orchestrator.head.follow.monitors.slow_monitor import SlowMonitor
+from orchestrator.head.follow.monitors.start_monitor import DIALS_WITHIN, OPEN_ALL, StartMonitor
+from orchestrator.head.follow.news import News
 from orchestrator.head.follow.node_state import NodeState
-from orchestrator.head.follow.slow_monitor import SlowMonitor
-from orchestrator.head.follow.start_monitor import DIALS_WITHIN, OPEN_ALL, LinkMonitor, StartMonitor
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.outputs import beside
 from orchestrator.head.outputs.beside import Beside
@@ -358,7 +360,9 @@ class Run:
             self.failed(failure_of(node, time.time(), "supervisor", otherwise))
         elif node.ended.left:
             left = list(node.ended.left)
-            self.say(f"node {node.record.index}: processes {left} do not die (kernel?)")
+            self.say(
+                f"node {node.record.index}: processes {left} do not end (stuck in the kernel?)"
+            )
 
     def answered(self, news: news_of.Answer) -> None:
         if isinstance(news.answer, Stuck):
@@ -412,7 +416,7 @@ class Run:
         if number == signal.SIGTERM and self.ranks_were_terminated():
             self.end.outcome = Outcome.STOPPED
             self.say("the same signal has reached this head: the job is stopped")
-            self.end_all("stopped by the user", self.grace)
+            self.end_all(verdict.STOPPED_BY_USER, self.grace)
             return
         self.out_of_time = number == signal.SIGUSR1 and self.end.open
         if self.out_of_time:
@@ -420,12 +424,12 @@ class Run:
         if self.interrupts == 1 and (self.end.open or self.end.outcome is Outcome.RESIZED):
             self.end.outcome = Outcome.STOPPED
             self.say(f"asking all ranks to save and stop ({self.grace:g} s); Ctrl-C again to kill")
-            self.end_all("stopped by the user", self.grace)
+            self.end_all(verdict.STOPPED_BY_USER, self.grace)
         else:
             if self.end.open or self.judge is not None:  # else it would be started again
                 self.end.outcome = Outcome.STOPPED
             self.say("killing all ranks")
-            self.end_all("killed by the user", 0.0)
+            self.end_all(verdict.KILLED_BY_USER, 0.0)
 
     def ranks_were_terminated(self) -> bool:
         """Tell whether SIGTERM alone ended this job: scancel sends it to ranks and head, in any
@@ -582,7 +586,8 @@ class Run:
         if state == "stopped":
             why = next((node.ended.why for node in self.nodes if node.ended and node.ended.why), "")
             of_scheduler = self.backend.why_terminated(self.record) if self.terminated else ""
-            conclusion = verdict.stopped(of_scheduler or why or "stopped by the user", time.time())
+            why = of_scheduler or why or verdict.STOPPED_BY_USER
+            conclusion = verdict.stopped(why, time.time())
         elif state not in ("done", RESIZED):
             silent = [(node.record.index, node.record.name) for node in unreached]
             conclusion = verdict.conclude(verdict.of_silent(self.failures, silent), bad)

@@ -72,7 +72,7 @@ def stop_job(
     ssh: Transport, record: JobRecord, nodes: Sequence[NodeRecord], grace: float
 ) -> list[Receipt]:
     def stop(node: NodeRecord) -> tuple[StopReceipt, ...]:
-        wait, why = grace + PROOF_SECONDS, "stopped by the user"
+        wait, why = grace + PROOF_SECONDS, verdict.STOPPED_BY_USER
         order = Stop(job=record.job, node=node.index, why=why, grace=grace, wait=wait)
         return (ask_once(ssh, node, order, wait + 20),)
 
@@ -129,7 +129,7 @@ def exit_code(receipts: Sequence[Receipt]) -> int:
 
 def to_text(receipts: Sequence[Receipt]) -> str:
     lines = [f"{receipt.node}: {described(receipt)}" for receipt in receipts]
-    return "\n".join(lines or ["nothing of ours runs on these nodes"])
+    return "\n".join(lines or ["no job runs on these nodes"])
 
 
 def described(receipt: Receipt) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from orchestrator.head.follow import failure_kinds
 from orchestrator.head.screen.output import printable
 from orchestrator.protocol.events import Ended, RankEnded, RankError
+from orchestrator.text import plural
 
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 PACKAGES = re.compile(
@@ -23,6 +24,8 @@ IN_A_GROUP = re.compile(r"^ *\| +File .*\n(?: *\|  +.*\n)* *\| (\S.*)$", re.MULT
 WHAT = re.compile(r"^\s*what\(\):\s+(.+)$", re.MULTILINE)
 TRACEBACK = "Traceback (most recent call last):"
 SAYS_ALL = ("ended with exit code", "no progress")  # messages that need no title
+# Why a job was stopped, as it is ordered and as job.json has it.
+STOPPED_BY_USER, KILLED_BY_USER = "stopped by the user", "killed by the user"
 OWN, NODE, EARLY, APART, LEFT = range(5)  # the nearer to the cause, the smaller
 
 
@@ -312,17 +315,16 @@ def to_lines(verdict: dict[str, Any]) -> list[str]:
     if verdict["where"]:
         lines.append(f"  at {verdict['where']}")
     if verdict["same"]:
-        lines.append(f"  the same on {plural(verdict['same'])}")
+        lines.append(f"  the same on {in_words(verdict['same'])}")
     for other in verdict["also"][:3]:
         rank = f"rank {other['rank']} on node {other['node']}"
         lines.append(f"  {rank} failed by itself too: {other['message']}")
     if verdict["others"]:
-        more = "1 more rank" if verdict["others"] == 1 else f"{verdict['others']} more ranks"
-        lines.append(f"  {more} ended because of it")
+        lines.append(f"  {plural(verdict['others'], 'more rank')} ended because of it")
     return [*lines, f"what to do: {verdict['fix']}"] if verdict["fix"] else lines
 
 
-def plural(ranks: Sequence[int]) -> str:
+def in_words(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 

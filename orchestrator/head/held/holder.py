@@ -412,7 +412,8 @@ def hold_connections(idle: float, ready: Callable[[], None], patience: float, la
         with contextlib.suppress(FileNotFoundError):
             name.unlink()  # of a process that was killed
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(name))
+        with files.making_sockets():
+            listener.bind(str(name))
         listener.listen(WAITING)
         path = socket_file.directory() / socket_file.name()
         open_files.raise_limit()

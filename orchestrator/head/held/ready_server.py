@@ -59,7 +59,7 @@ class ReadyServer:
         except BaseException:
             server.close()
             raise
-        self.using = threading.Lock()
+        self.using = threading.Lock()  # a command takes it, and the holder looks after it
         self.unread = b""  # the beginning of a frame, when it is taken
         self.taken = False
         self.born = self.heard = self.told = time.monotonic()
@@ -113,7 +113,7 @@ def load(edition: str) -> None:
         if now != edition:
             raise NodeError("the command runs another copy of this package")
         if now != _loaded:
-            channels.pack.cache_clear()
+            channels.read.cache_clear()
             channels.installer.cache_clear()
             channels.library()
             _loaded = now

@@ -45,7 +45,7 @@ class HeldTransport:
         self.timeout = timeout
         self.strict = strict
         self.ready_servers = ready_servers  # take those that were started before
-        self.loading = threading.Lock()
+        self.loading = threading.Lock()  # paramiko is loaded once, by the first that needs it
         self.ssh: SshTransport | None = None
 
     def connect(self, destination: Destination, timeout: float | None = None) -> Connection:

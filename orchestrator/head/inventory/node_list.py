@@ -18,7 +18,7 @@ from pathlib import Path
 
 from orchestrator import host_ranges
 from orchestrator.errors import UsageError, nearest
-from orchestrator.head.inventory.environment import ACTIVATION_FORMS, ACTIVATIONS
+from orchestrator.head.inventory.environment import ACTIVATION_FORMS, ACTIVATIONS, chosen
 from orchestrator.host_ranges import BadRange
 from orchestrator.text import plural
 
@@ -81,6 +81,12 @@ class Node:
             return f"{user}{self.host}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{user}{host}:{self.port}"
+
+    @property
+    def place(self) -> str:
+        """Show the node, and how it is entered where that is a container of it."""
+        wrap = chosen(self.wrap)
+        return f"{self.name} ({wrap})" if wrap else self.name
 
 
 @dataclass(frozen=True)
@@ -167,20 +173,20 @@ def _read_bytes(path: Path) -> bytes:
         pipe = stat.S_ISFIFO(mode) and path.parts[:2] == ("/", "dev")
         if not (stat.S_ISREG(mode) or pipe):
             kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-            raise UsageError(f"{path} is {kind}", "Name a text file that lists the nodes.")
+            raise UsageError(f"{path} is {kind}", "name a text file that lists the nodes")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         fix = (
-            "Create it with one node per line, the master first:\n    10.0.0.1\n    bob@gpu02:2222"
+            "create it with one node per line, the master first:\n    10.0.0.1\n    bob@gpu02:2222"
         )
         raise UsageError(f"there is no node list {path}", fix) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        fix = "Name a text file that you may read."
+        fix = "name a text file that you may read"
         raise UsageError(f"cannot read the node list {path}: {reason}", fix) from None
     if len(data) > MAX_BYTES:
-        fix = "Name a text file with one node per line."
+        fix = "name a text file with one node per line"
         raise UsageError(f"{path} is larger than {MAX_BYTES >> 20} MiB: not a node list", fix)
     return data
 

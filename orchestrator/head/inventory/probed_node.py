@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from orchestrator.head.inventory.facts import Facts
 from orchestrator.head.inventory.node_list import Node
@@ -14,6 +15,9 @@ MOST_NAMES = 5
 PLAIN = re.compile(r"~?(/[\w.+-]+)+")  # a path that a shell and a node list take as it is
 # Bridges of containers, which may have the same addresses on every machine.
 OWN_BRIDGES = ("docker", "virbr", "br-", "cni", "podman", "lxcbr", "flannel", "veth")
+
+N = TypeVar("N")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,11 @@ def names(nodes: Sequence[ProbedNode]) -> str:
     return listed([node.name for node in nodes])
 
 
-def by_value(values: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the names of each value, of pairs of a name and its value."""
-    found: dict[str, list[str]] = {}
-    for name, value in values:
-        found.setdefault(value, []).append(name)
+def by_value(values: Iterable[tuple[N, V]]) -> dict[V, list[N]]:
+    """Return the nodes of each value, of pairs of a node (or its name) and its value."""
+    found: dict[V, list[N]] = {}
+    for node, value in values:
+        found.setdefault(value, []).append(node)
     return found
 
 

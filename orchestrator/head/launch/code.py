@@ -18,7 +18,7 @@ from orchestrator.head.code.scan import TRIES, Limits, Scan, Tree, changing
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.inventory.probed_node import listed
+from orchestrator.head.inventory.probed_node import by_value, listed
 from orchestrator.head.launch.nodes import Nodes, reach_all
 from orchestrator.head.launch.request import Request
 from orchestrator.head.plan.model import Target
@@ -365,13 +365,11 @@ def tell(
     say(f"{about} on {listed([node.node.name for node in wanted])}{news}")
     for note in tree.notes:
         say(note)
-    own: dict[tuple[str, ...], list[str]] = {}
-    for node, answer in zip(wanted, checked, strict=True):
-        if answer.own:
-            own.setdefault(answer.own, []).append(node.node.name)
-    for names, nodes in own.items():
-        where = os.fsdecode(tree.directory)
-        say(f"beside it, from their own {where}: {listed(names)} (on {listed(nodes)})")
+    own = zip((node.node.name for node in wanted), (answer.own for answer in checked), strict=True)
+    for names, nodes in by_value(own).items():
+        if names:
+            where = os.fsdecode(tree.directory)
+            say(f"beside it, from their own {where}: {listed(names)} (on {listed(nodes)})")
 
 
 def with_snapshots(nodes: Nodes, wanted: Sequence[Reached], checked: Sequence[CheckedOut]) -> Nodes:

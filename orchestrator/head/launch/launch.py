@@ -12,6 +12,7 @@ from pathlib import Path
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.follow.node_logs import NodeLogs, open_logs
+from orchestrator.head.inventory.probed_node import by_value
 from orchestrator.head.launch import payload, preflight, spares
 from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.prepare import Prepared, discarded_on_error
@@ -21,6 +22,7 @@ from orchestrator.head.launch.spec import Meeting, specs
 from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.protocol.messages import End, Start, StartedHere
 from orchestrator.records.experiment import Experiment, JobRecord
+from orchestrator.text import plural
 
 START_TIMEOUT = 30.0
 END_TIMEOUT = 10.0
@@ -119,7 +121,8 @@ def announce(plan: Plan, say: Say) -> None:
     last = f" to {node.last_rank}" if node.nproc > 1 else ""
     own = f"rank{'s' if last else ''} {node.first_rank}{last}"
     if len(plan.nodes) == count:
-        say(f"{count} nodes, {plan.world_size} ranks, {master}, {plan.start} start")
+        ranks = f"{plural(count, 'node')}, {plural(plan.world_size, 'rank')}"
+        say(f"{ranks}, {master}, {plan.start} start")
     else:
         say(
             f"node {node.index} of {count}: {own} of"
@@ -133,12 +136,10 @@ def say_how_warm(started: Sequence[StartedHere], plan: Plan, say: Say) -> None:
     if warm:
         which = "all nodes" if len(warm) == len(plan.nodes) else names(warm)
         say(f"warm start on {which}")
-    reasons: dict[str, list[NodePlan]] = {}
-    for node, answer in zip(plan.nodes, started, strict=True):
-        if answer.warm.why:
-            reasons.setdefault(answer.warm.why, []).append(node)
-    for why, nodes in reasons.items():
-        say(f"{names(nodes)}: {why}")
+    whys = zip(plan.nodes, (answer.warm.why for answer in started), strict=True)
+    for why, nodes in by_value(whys).items():
+        if why:
+            say(f"{names(nodes)}: {why}")
 
 
 def names(nodes: Sequence[NodePlan]) -> str:

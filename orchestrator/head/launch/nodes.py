@@ -25,7 +25,7 @@ from orchestrator.head.launch.request import Request
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.slurm import allocation
 from orchestrator.protocol.messages import PortWish, Probe, ProbeTarget
-from orchestrator.records import cordons, experiment
+from orchestrator.records import cordons, experiments
 from orchestrator.records.cordons import Cordon
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.machine_name import machine_of
@@ -61,7 +61,7 @@ class ListedNodes:
         return HeldTransport(config, timeout=timeout, strict=self.strict, ready_servers=ready)
 
     def experiment(self, root: Path, name: str) -> Experiment:
-        return experiment.create(root, name)
+        return experiments.create(root, name)
 
     def mark(self, record: JobRecord) -> JobRecord:
         return record
@@ -201,10 +201,10 @@ def probe_of(request: Request, transport: Transport, active: Sequence[Node]) -> 
     )
 
 
-def port_wish(request: Request, nodes: int, from_port: int = DEFAULT_PORT) -> PortWish:
+def port_wish(request: Request, nodes: int) -> PortWish:
     """Return the question for a port on the first of so many nodes."""
     chosen = request.config.launch.master_port
-    return PortWish(wanted=chosen or from_port, exact=chosen is not None, peers=nodes > 1)
+    return PortWish(wanted=chosen or DEFAULT_PORT, exact=chosen is not None, peers=nodes > 1)
 
 
 def with_master(request: Request, nodes: Nodes, chosen: Sequence[Reached]) -> list[Reached]:

@@ -15,7 +15,8 @@ from orchestrator.head.launch.nodes import Nodes
 from orchestrator.head.launch.planning import make_plan
 from orchestrator.head.launch.request import Request
 from orchestrator.head.plan.model import Plan
-from orchestrator.records.experiment import Experiment, check_name
+from orchestrator.records.experiment import Experiment
+from orchestrator.records.experiments import check_name
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from orchestrator.config import load
 from orchestrator.config.launch import DEFAULT_CONFIG, DEFAULT_HOOK, LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
+from orchestrator.errors import UsageError
 from orchestrator.head.inventory import environment
 from orchestrator.head.launch import timeline, user_env
 from orchestrator.head.launch.payload import CALL
@@ -93,5 +95,14 @@ def target_of(arguments: LaunchArguments) -> Target:
     if arguments.module is not None:
         return Target("module", arguments.module, arguments.program)
     if arguments.program:
+        refuse_a_setting(arguments.program[0])
         return Target("auto", arguments.program[0], arguments.program[1:])
     return Target("engine", ENGINE, ())
+
+
+def refuse_a_setting(name: str) -> None:
+    """Say how settings and variables are given here; others take them as they stand."""
+    key, equals, _ = name.partition("=")
+    if equals and key.replace(".", "").isidentifier() and not Path(name).exists():
+        option = "--env" if key.isupper() else "--set"
+        raise UsageError(f"{name} is no program", f"did you mean: {option} {shlex.quote(name)}")

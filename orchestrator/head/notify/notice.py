@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.head.follow import verdict
 from orchestrator.head.screen import own_paths
-from orchestrator.head.screen.log_reader import clean
+from orchestrator.head.screen.lines import clean
 from orchestrator.records.experiment import RESIZED, JobRecord
 from orchestrator.text import duration, plural
 

@@ -17,6 +17,7 @@ from orchestrator.errors import CheckFailed, UsageError, nearest
 from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
 from orchestrator.head.plan.plan import Layout
+from orchestrator.text import plural
 
 PROGRAM = "accelerate.commands.launch"
 # The keys of accelerate 1.15, used when no node can be asked.
@@ -216,7 +217,7 @@ def check_counts(by: Accelerate, machines: Machines) -> None:
     wanted = by.number("num_machines", 1)
     if wanted not in (None, len(counts)):
         raise CheckFailed(
-            f"num_machines is {wanted} in {by.file}, but the job has {len(counts)} nodes",
+            f"num_machines is {wanted} in {by.file}, but the job has {plural(len(counts), 'node')}",
             "correct one of them; left out of the file, it is computed",
         )
     world = by.number("num_processes", 1)
@@ -229,7 +230,7 @@ def check_counts(by: Accelerate, machines: Machines) -> None:
     gpus = str(by.keys.get("gpu_ids") or "all")
     if gpus != "all" and len(gpus.split(",")) < counts[0]:
         raise CheckFailed(
-            f"gpu_ids is {gpus} in {by.file}, but each node runs {counts[0]} ranks",
+            f"gpu_ids is {gpus} in {by.file}, but each node runs {plural(counts[0], 'rank')}",
             "name a GPU for each rank, or write all",
         )
     if by.kind == "NO" and machines.world > 1:

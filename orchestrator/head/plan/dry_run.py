@@ -10,6 +10,7 @@ import shlex
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.head.plan.plan import script_path
+from orchestrator.text import plural
 
 
 def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
@@ -56,9 +57,9 @@ def to_text(plan: Plan) -> str:
             ranks = f"ranks {node.first_rank}-{node.last_rank}"
         head = comment(f"node {node.index}: {node.node.name} ({ranks}: {node.nproc_why})")
         blocks.append("\n".join([head, *shell_lines(plan, node)]))
-    start = f"{len(plan.nodes)} nodes, {plan.world_size} ranks, {plan.start} start"
+    ranks = f"{plural(len(plan.nodes), 'node')}, {plural(plan.world_size, 'rank')}"
     heading = [
-        comment(f"{start}, master {plan.master_address}:{plan.master_port}"),
+        comment(f"{ranks}, {plan.start} start, master {plan.master_address}:{plan.master_port}"),
         *(comment(f"note: {note}") for note in plan.notes),
         *(comment(f"spare: {name}") for name in plan.spares),
     ]

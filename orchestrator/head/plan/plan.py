@@ -29,14 +29,16 @@ from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan
 
 DEFAULT_PORT = 29500
 COPY = (
-    "copy it to the same path there, or name its directory with --workdir DIR, or per node with"
-    " workdir=DIR in the list"
+    "copy it to the same path there, or name the directory that it is in: --workdir DIR for all"
+    " nodes, workdir=DIR in the list for one"
 )
 MISSPELT = (
-    "check its spelling: it is looked for in the directory in which the launch is typed, or in"
-    " --workdir DIR, and at the same path on nodes that do not share it"
+    "check its spelling: it is looked for in this directory or in --workdir DIR, and at the same"
+    " path on nodes that do not share it"
 )
 NOT_READY = {  # kinds of files that cannot be run, and what to do
+    "workdir": "copy it there, or name another directory: --workdir DIR for all nodes, workdir=DIR"
+    " in the list for one",
     "missing": MISSPELT,
     "unreadable": "let the user of that node read it: chmod +r {name}",
     "not executable": "chmod +x {name}, or start it with its interpreter, as where its disk"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import UsageError
-from orchestrator.head.screen.log_reader import clean
+from orchestrator.head.screen.lines import clean
 from orchestrator.traces import chrome, overlap
 from orchestrator.traces.overlap import Overlap
 from orchestrator.traces.rank import Rank, of_rank, what_matters, what_travels

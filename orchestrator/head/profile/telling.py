@@ -87,7 +87,8 @@ def in_words(reading: Reading, look: Look) -> str:
         rows.append([str(number), hosts[number], *(f"{value:.1f}" for value in figures), slow])
     lines = [output.table(rows, look, headed=True, right=set(range(2, len(rows[0]) - 1)))]
     if len(ranks) > MOST:
-        lines.append(f"... and {len(ranks) - MOST} more ranks, which waited longer: see --json")
+        more = text.plural(len(ranks) - MOST, "more rank")
+        lines.append(f"... and {more}, which waited longer: see --json")
     lines.append(f"{reading.which}, milliseconds per step; {overlap.reading(reading.overlap)}")
     lines += ["", *operations(reading, look)]
     if reading.hint is not None:

@@ -34,11 +34,15 @@ class Held:
 
     name: str
     directory: int
-    locks: tuple[int, ...]
+    locks: list[int]
+
+    def unlock(self) -> None:
+        while self.locks:
+            os.close(self.locks.pop())
 
     def release(self) -> None:
-        for fd in (*self.locks, self.directory):
-            os.close(fd)
+        self.unlock()
+        os.close(self.directory)
 
 
 # -- looking ----------------------------------------------------------------------------------
@@ -138,9 +142,9 @@ def hold(root: int, name: str, identity: tuple[int, int]) -> Held:
         if pinned(directory):
             raise InTheWay("it has just been pinned")
     except BaseException:
-        Held(name, directory, tuple(locks)).release()
+        Held(name, directory, locks).release()
         raise
-    return Held(name, directory, tuple(locks))
+    return Held(name, directory, locks)
 
 
 def _lock_of_prune(directory: int) -> None:
@@ -188,8 +192,14 @@ def hide(root: int, held: Held) -> str:
 
 
 def take(root: int, held: Held, seen: Callable[[int], None]) -> list[str]:
-    """Hide an experiment and delete it; return what could not be deleted."""
-    return files.delete(hide(root, held), seen, root)
+    """Hide an experiment and delete it; return what could not be deleted.
+
+    A network disk keeps a deleted file that is open, and with it the directory: as the lock is
+    found by its name, which is hidden by now, nobody can miss it.
+    """
+    hidden = hide(root, held)
+    held.unlock()
+    return files.delete(hidden, seen, root)
 
 
 def finish(root: int, hidden: str, seen: Callable[[int], None]) -> list[str]:

@@ -17,7 +17,8 @@ from orchestrator import files
 from orchestrator.errors import UsageError
 from orchestrator.head.prune.remove import Measure, pinned
 from orchestrator.records import trust
-from orchestrator.records.experiment import TRUST, JobRecord, Untrusted, read_record, stamped
+from orchestrator.records.experiment import TRUST, JobRecord, Untrusted, read_record
+from orchestrator.records.experiments import stamped
 
 STAMP = re.compile(r"[^.].*_([0-9]{8}_[0-9]{6})", re.DOTALL)
 GONE = re.compile(r"\.(.+)\.gone-[0-9a-f]{8}", re.DOTALL)

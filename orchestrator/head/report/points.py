@@ -1,7 +1,7 @@
 """Sums of one metric over columns of steps: as many as a screen has room for. Pure.
 
-A column has 2**n steps, and where there are too many, each two become one. So a file that is read
-in pieces, as it grows, gives what it gives when it is read at once.
+A column has 2**n steps, and where there are too many columns, each two become one. So a file that
+is read in pieces, as it grows, gives the same as when it is read at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OBJECTS = 500  # bytes
 
 
 class Points:
-    """What is known of each column from `base` on; columns without a value have the count 0.
+    """The sums of each column from `base` on; columns without a value have the count 0.
 
     Without ranges only their means are known: a map of many ranks has very many columns.
     """

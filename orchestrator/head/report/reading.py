@@ -133,7 +133,7 @@ class Kept:
     def __init__(self, most: int = MOST_KEPT) -> None:
         self.most = most
         self.readings: OrderedDict[Hashable, Reading] = OrderedDict()
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # of the two maps; files have the lock of their directory
         self.in_use: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
 
     @contextlib.contextmanager

@@ -17,7 +17,7 @@ from orchestrator.head.report import curves, machines
 from orchestrator.head.report.curves import Curve, RankMap
 from orchestrator.head.report.machines import Machines
 from orchestrator.head.report.reading import KEPT
-from orchestrator.head.screen.log_reader import tail
+from orchestrator.head.screen.log_tail import tail
 from orchestrator.records import (
     checkpoint_store,
     goodput,
@@ -105,7 +105,7 @@ def read_trainings(outputs: Path, points: int) -> list[Training]:
         wanted = [name for name in (*OF_RANKS, *MORE_OF_RANKS) if name in own]
         maps = curves.rank_maps(paths, wanted) if len(paths) > 1 else {}
         if own:
-            lost = last_metrics.is_lost(last_metrics.last_values(paths[min(paths)]), "loss")
+            lost = last_metrics.loss_is_lost(last_metrics.last_values(paths[min(paths)]))
             trainings.append(Training(number, own, maps, times, lost))
     KEPT.make_room()
     return trainings

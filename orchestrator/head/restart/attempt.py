@@ -81,7 +81,8 @@ def again(
             gathered = gathering.run()
             prove_the_end(record, gathered)
             checkpoints.bring(experiment, record, gathered, transport, say)
-            lone_files.warn(record, gathered, say, partial(refuse_if_stopped, experiment))
+            stopped = partial(refuse_if_stopped, experiment)
+            lone_files.bring(experiment, record, gathered, say, stopped)
             return start(experiment, record, gathered, say)
         except NotBack as error:
             final = given_up(record, error)

@@ -1,86 +1,153 @@
-"""Before the next attempt: says what the program has saved on some of its nodes only.
+"""Before the next attempt: what the program saved on some of its nodes only comes to the others.
 
-Where nodes share no disk, ranks on the others do not find it, and would begin anew beside those
-that go on.
+Where nodes share no disk, ranks there would find nothing, and begin anew beside those that go on.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
-from orchestrator.errors import OrchestratorError
-from orchestrator.head.connect import fleet
-from orchestrator.head.follow.failure_kinds import PARTS
+from orchestrator.config import resolved
+from orchestrator.errors import NodeError, StoppedEarly, UsageError
 from orchestrator.head.restart.gather import Gathered, Say
+from orchestrator.head.resume.beats import Beats
+from orchestrator.head.resume.holder import Holder
+from orchestrator.head.saved import words
+from orchestrator.head.saved.bring import Bringing
+from orchestrator.head.saved.decide import Decide, Decision
+from orchestrator.head.saved.view import View, look
 from orchestrator.head.screen.output import printable
-from orchestrator.protocol.messages import AskSaved, Saved
-from orchestrator.records.experiment import JobRecord
+from orchestrator.records.experiment import Experiment, JobRecord
 
-ANSWER_SECONDS = 10.0
 LAG_SECONDS = 70.0  # NFS keeps attributes for 60 s at most, unless it is told otherwise
 LOOK_SECONDS = 1.0
+MOST_BYTES = 1 << 38  # to one node, for one attempt
+MUCH = 10**9  # bytes: it is said before they come
+
+Stopped = Callable[[], None]
 
 
-def warn(record: JobRecord, gathered: Gathered, say: Say, stopped: Callable[[], None]) -> None:
-    """Name files that not all nodes have; a node that does not answer is not waited for.
-
-    On one disk that they share it is a matter of time: until each sees what the others wrote.
-    """
-    names, shared = look(record, gathered)
-    if shared and (behind := lagging(names)):
-        say(f"not every node sees {printable(behind)} yet: a network disk lags behind; waiting"
-            f" for it, {LAG_SECONDS:.0f} s at most")  # fmt: skip
-        deadline = time.monotonic() + LAG_SECONDS
-        while shared and behind and time.monotonic() < deadline:
-            stopped()
-            time.sleep(LOOK_SECONDS)
-            names, shared = look(record, gathered)
-            behind = lagging(names)
-    if found := lone(names):
-        say(f"WARNING: {printable(found)}")
-
-
-def look(record: JobRecord, gathered: Gathered) -> tuple[dict[int, tuple[str, ...]], bool]:
-    """Ask each node what it sees; also return whether all of them look at one disk."""
-    parts = [record.first_part(node) for node in gathered.nodes]
-    asked = [
-        (channel, AskSaved(job=job, node=part))
-        for channel, (job, part) in zip(gathered.channels, parts, strict=True)
+def bring(
+    experiment: Experiment, record: JobRecord, gathered: Gathered, say: Say, stopped: Stopped
+) -> None:
+    """Bring it, and say so; on one disk that nodes share, wait until each sees all there is."""
+    alone = len(gathered.nodes) == len(record.attempts[-1].nodes) == 1
+    if record.engine or alone:  # what the engine saves is brought otherwise
+        return
+    holders = [
+        Holder(node.name, node, node.address, channel, record.first_part(node))
+        for node, channel in zip(gathered.nodes, gathered.channels, strict=True)
     ]
-    answers = fleet.everywhere(asked, lambda pair: pair[0].ask(pair[1], ANSWER_SECONDS))
-    # A node that is new to the job knows nothing of it, and has none of its files.
-    told = [Saved(names=()) if isinstance(one, OrchestratorError) else one for one in answers]
-    return {n: one.names for n, one in enumerate(told)}, all(one.shared for one in told)
+    beats = Beats()
+    for holder in holders:
+        beats.begin(holder)
+    try:
+        LoneFiles(holders, given(experiment), record, say, stopped).bring()
+    except StoppedEarly:
+        raise
+    except NodeError as error:
+        say(f"WARNING: what the program saved is not the same on all nodes: {error.what}")
+    finally:
+        beats.end()
 
 
-def lagging(names: Mapping[int, Sequence[str]]) -> str:
+def given(experiment: Experiment) -> tuple[str, ...]:
+    """Return the directories that the launch gave the program to write, below its own."""
+    try:
+        sync = resolved.read(experiment.path).get("sync")
+    except UsageError:
+        return ()
+    names = sync.get("outputs") if isinstance(sync, dict) else ()
+    return tuple(str(name).strip("/") for name in names) if isinstance(names, list) else ()
+
+
+class LoneFiles:
+    """Sees to it that the nodes of the next attempt have the same saved files."""
+
+    def __init__(
+        self,
+        holders: Sequence[Holder],
+        given: Sequence[str],
+        record: JobRecord,
+        say: Say,
+        stopped: Stopped,
+    ) -> None:
+        self.holders, self.given, self.record = holders, given, record
+        self.say, self.stopped = say, stopped
+        self.numbers = {
+            node.name: frozenset(
+                [node.index, *range(node.first_rank, node.first_rank + node.nproc)]
+            )
+            for node in record.nodes
+        }
+
+    def bring(self) -> None:
+        views = self.look()
+        if all(view.shared for view in views):
+            self.await_all(views)
+            return
+        began = time.monotonic()
+        bringing = Bringing(self.holders, views, self.given, self.stopped)
+        decision = self.decide(views, bringing)
+        loads = decision.loads
+        totals = Counter[int]()
+        for load in loads:
+            totals[load.target] += views[load.source].files[load.key].size
+        if (total := max(totals.values(), default=0)) > MOST_BYTES:
+            self.say(words.too_much(loads, total, views, MOST_BYTES))
+            loads = []
+        elif total > MUCH:
+            self.say(words.begins(loads, views))
+        bringing.go(loads, decision.gone)
+        took = time.monotonic() - began
+        for line in words.brought(loads, views, bringing.failed, took):
+            self.say(line)
+        if count := sum(map(len, decision.gone.values())):
+            copies = "1 copy" if count == 1 else f"{count} copies"
+            self.say(f"{copies} removed of what was removed where it had been saved")
+        for line in words.told(decision, views):
+            self.say(line)
+        names = {view.name for view in views}
+        away = [name for name in self.record.attempts[-1].nodes if name not in names]
+        if away and not any(view.files or view.kept for view in views):
+            self.say(words.all_lost(away))
+
+    def look(self) -> list[View]:
+        return look(self.holders, self.given, self.numbers)
+
+    def decide(self, views: Sequence[View], bringing: Bringing) -> Decision:
+        """Decide; of files that several nodes wrote, find out whether they are the same."""
+        nodes_of = {attempt.number: attempt.nodes for attempt in self.record.attempts}
+        decision = Decide(views, nodes_of).go()
+        alike = {
+            key
+            for key, nodes in decision.unlike.items()
+            if len({views[node].files[key].size for node in nodes}) == 1
+            and len({bringing.sample(node, key) for node in nodes}) == 1
+        }
+        return Decide(views, nodes_of, alike).go() if alike else decision
+
+    def await_all(self, views: Sequence[View]) -> None:
+        """Wait until all nodes see the same files of a disk that they share; say if they do not."""
+        behind = lagging(views)
+        if behind:
+            self.say(f"not every node sees {printable(behind)} yet: a network disk lags behind;"
+                     f" waiting for it, {LAG_SECONDS:.0f} s at most")  # fmt: skip
+        deadline = time.monotonic() + LAG_SECONDS
+        while behind and time.monotonic() < deadline:
+            self.stopped()
+            time.sleep(LOOK_SECONDS)
+            behind = lagging(self.look())
+        if behind:
+            self.say(f"WARNING: not every node sees {printable(behind)}: its ranks may begin anew"
+                     " beside those that go on")  # fmt: skip
+
+
+def lagging(views: Sequence[View]) -> str:
     """Return the first file that only some nodes see, of one disk; or nothing."""
-    views = [set(own) for own in names.values()]
-    return min(views[0].union(*views) - views[0].intersection(*views), default="")
-
-
-def lone(names: Mapping[int, Sequence[str]]) -> str:
-    """Say what only some nodes have; files of which each node has its own differ in numbers."""
-    owners: dict[str, set[int]] = {}
-    firsts: dict[str, str] = {}
-    for node, own in names.items():
-        for name in own:
-            key = re.sub(r"[0-9]+", "#", name)
-            owners.setdefault(key, set()).add(node)
-            firsts.setdefault(key, name)
-    missing = [key for key, nodes in owners.items() if len(nodes) < len(names)]
-    if not missing:
+    if not all(view.whole for view in views):
         return ""
-    for key in missing:
-        directory, _, name = firsts[key].rpartition("/")
-        if name == ".metadata":
-            return f"each node has its own part alone of {directory or '.'}: {PARTS}"
-    more = f" and {len(missing) - 1} more" if missing[1:] else ""
-    where = ", ".join(f"node {node}" for node in sorted(owners[missing[0]]))
-    return (
-        f"saved on {where} only: {firsts[missing[0]]}{more}; ranks on other nodes find nothing"
-        " there, and orchestrator.distributed.copy_to_nodes(path) brings what rank 0 saves to all"
-        " nodes"
-    )
+    sets = [set(view.files) for view in views]
+    return str(min(sets[0].union(*sets) - sets[0].intersection(*sets), default=""))

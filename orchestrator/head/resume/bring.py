@@ -6,8 +6,6 @@ come through this machine.
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,14 +19,11 @@ from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.connect import fleet
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.outputs.fetch import Fetch
-from orchestrator.head.resume.holder import Holder
+from orchestrator.head.resume.holder import QUICK_SECONDS, Holder
 from orchestrator.head.resume.room import Room
 from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol import offer
 from orchestrator.protocol.messages import (
-    AskTaken,
-    EndGiving,
-    GiveFiles,
     GivingNode,
     MakeRoom,
     NamedFile,
@@ -37,7 +32,6 @@ from orchestrator.protocol.messages import (
 from orchestrator.records import checkpoint_manifest, checkpoint_store
 from orchestrator.records.checkpoint_parts import Delivery, Version
 
-QUICK_SECONDS = 30.0
 LONGEST = 86400.0  # seconds: terabytes over a slow line
 AT_ONCE = 8  # nodes that take from one; it listens to a few more, and hangs up on the others
 
@@ -87,8 +81,7 @@ class Bringing:
         finally:
             progress.clear()
             for number in {source for source, _ in self.givers}:
-                with contextlib.suppress(NodeError):
-                    self.holders[number].open.ask(EndGiving(), QUICK_SECONDS)
+                self.holders[number].end_giving()
         self.stopped()
         for target, result in zip(targets, results, strict=True):
             if isinstance(result, OrchestratorError):
@@ -119,17 +112,9 @@ class Bringing:
 
         def ask(where: tuple[int, str]) -> tuple[int, str]:
             number, directory = where
-            holder, token = self.holders[number], secrets.token_hex(32)
-            request = GiveFiles(
-                directory=directory, files=tuple(sorted(names[where])), token=token, seconds=LONGEST
-            )
-            with holder.lock:
-                port = holder.open.ask(request, QUICK_SECONDS).port
-            places = dict.fromkeys((holder.address, holder.open.connection.address))
-            if port:
-                self.givers[where] = GivingNode(
-                    addresses=tuple(filter(None, places)), port=port, token=token
-                )
+            giver = self.holders[number].give(directory, names[where], LONGEST)
+            if giver is not None:
+                self.givers[where] = giver
             return where
 
         fleet.everywhere(list(names), ask)  # what does not listen gives through here
@@ -174,19 +159,9 @@ class Bringing:
         self, load: Load, directory: str, giver: GivingNode, progress: Progress
     ) -> str:
         """Return why it did not come, or nothing."""
-        holder = self.holders[load.target]
         request = TakeFiles(directory=directory, files=load.files, giver=giver, seconds=LONGEST)
-        with holder.lock:
-            holder.open.ask(request, QUICK_SECONDS)
-        seen = 0
-        while True:
-            self.stopped()
-            with holder.lock:
-                taken = holder.open.ask(AskTaken(), QUICK_SECONDS)
-            progress.add(max(0, taken.size - seen))
-            seen = max(seen, taken.size)
-            if taken.over:
-                return taken.problem.encode("ascii", "replace").decode()[:200]
+        why = self.holders[load.target].take(request, progress, self.stopped)
+        return why.encode("ascii", "replace").decode()[:200]
 
     def take_through_here(
         self, load: Load, file: NamedFile, directory: str, place: Path, progress: Progress

@@ -1,18 +1,34 @@
-"""A node that has checkpoints, or is to have them, and what it says it has."""
+"""A node that has files of a job, or is to have them: what it says it has, gives and takes."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import secrets
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from orchestrator.errors import NodeError
 from orchestrator.head.chores.pull import LIST_SECONDS, content
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.outputs.fetch import plain
-from orchestrator.protocol.messages import Checkpoints, OutputFile
+from orchestrator.head.screen.progress import Progress
+from orchestrator.protocol.messages import (
+    AskTaken,
+    Checkpoints,
+    EndGiving,
+    GiveFiles,
+    GivingNode,
+    OutputFile,
+    TakeFiles,
+    TakeSaved,
+)
 from orchestrator.records import checkpoint_manifest
 from orchestrator.records.checkpoint_parts import Holding
+
+QUICK_SECONDS = 30.0
 
 
 @dataclass
@@ -33,6 +49,38 @@ class Holder:
     def open(self) -> NodeChannel:
         assert self.channel is not None
         return self.channel
+
+    def give(self, directory: str, files: Iterable[str], seconds: float) -> GivingNode | None:
+        """Let it listen for nodes that take these files; None where it may not."""
+        token = secrets.token_hex(32)
+        names = tuple(sorted(files))
+        request = GiveFiles(directory=directory, files=names, token=token, seconds=seconds)
+        with self.lock:
+            port = self.open.ask(request, QUICK_SECONDS).port
+        addresses = dict.fromkeys((self.address, self.open.connection.address))
+        if not port:
+            return None
+        return GivingNode(addresses=tuple(filter(None, addresses)), port=port, token=token)
+
+    def end_giving(self) -> None:
+        with contextlib.suppress(NodeError), self.lock:
+            self.open.ask(EndGiving(), QUICK_SECONDS)
+
+    def take(
+        self, request: TakeFiles | TakeSaved, progress: Progress, stopped: Callable[[], None]
+    ) -> str:
+        """Have it take files from another; return why they did not come, or nothing."""
+        with self.lock:
+            self.open.ask(request, QUICK_SECONDS)
+        seen = 0
+        while True:
+            stopped()
+            with self.lock:
+                taken = self.open.ask(AskTaken(), QUICK_SECONDS)
+            progress.add(max(0, taken.size - seen))
+            seen = max(seen, taken.size)
+            if taken.over:
+                return taken.problem
 
     def look(self, question: Checkpoints, number: int) -> list[Holding]:
         """Ask the node what it has, and number it in the answer."""

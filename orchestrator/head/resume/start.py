@@ -12,7 +12,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.resume.holder import Holder
 from orchestrator.head.resume.search import Say, Search, others_than
 from orchestrator.protocol.messages import Checkpoints
-from orchestrator.records import experiment as experiments
+from orchestrator.records import experiments
 from orchestrator.records.experiment import STAMP, Experiment, JobRecord
 
 MOST_LOOKED_AT = 8  # earlier experiments: those before them have other states

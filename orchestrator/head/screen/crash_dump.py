@@ -1,6 +1,6 @@
-"""Leaves the launcher's own frames out of the stacks that faulthandler writes into a log.
+"""Hides the launcher's own frames in the stacks that faulthandler prints.
 
-The program of a rank is called by ours, and in a fast start that by torchrun's: some thirty frames
+Our code calls a rank's program, and in a fast start torchrun's code calls ours: some thirty frames
 below the two that matter. The log keeps them.
 """
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from orchestrator import text
-from orchestrator.head.screen.log_reader import clean
+from orchestrator.head.screen.lines import clean
 
 Cell = str | tuple[str, str]  # a text, or a text and its style, such as "bold red"
 UNLIMITED = 1 << 20  # columns

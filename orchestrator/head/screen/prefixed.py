@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TextIO
 
 from orchestrator.head.screen import output
-from orchestrator.head.screen.log_reader import LineSplitter, plain
+from orchestrator.head.screen.lines import LineSplitter, plain
 from orchestrator.head.screen.screen import COLORS
 
 

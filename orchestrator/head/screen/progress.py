@@ -17,7 +17,7 @@ class Progress:
 
     def __init__(self, what: str, size: int) -> None:
         self.what, self.size, self.done = what, size, 0
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # transfers add from threads of their own
         self.tty = sys.stderr.isatty()
         self.next = time.monotonic() + PROGRESS_SECONDS
         self.dirty = False

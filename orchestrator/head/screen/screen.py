@@ -16,16 +16,9 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from orchestrator.head.screen.crash_dump import CrashDump
-from orchestrator.head.screen.log_reader import (
-    GOODBYE,
-    NO_RANK,
-    LineSplitter,
-    LogFile,
-    LogReader,
-    clean,
-    last_begin,
-    plain,
-)
+from orchestrator.head.screen.lines import LineSplitter, clean, plain
+from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader
+from orchestrator.head.screen.log_tail import last_begin
 from orchestrator.head.screen.output import is_full
 from orchestrator.text import size
 
@@ -128,10 +121,6 @@ class Screen:
                 self.say(
                     f"node{node.number}: {size(skipped, binary=True)} not shown, in full in {path}"
                 )
-
-    def skip_to_end(self) -> None:
-        """Begin with what comes from now on."""
-        self.skip_to({})
 
     def skip_to(self, positions: Mapping[int, int]) -> None:
         """Begin at these positions of the nodes' logs, or else with what comes from now on."""

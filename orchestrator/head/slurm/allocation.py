@@ -13,7 +13,7 @@ from orchestrator.errors import CheckFailed
 from orchestrator.head.connect.subprocess_transport import SrunTransport
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.slurm import queue
-from orchestrator.records import experiment
+from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
 
@@ -33,11 +33,11 @@ class SlurmNodes:
     def experiment(self, root: Path, name: str) -> Experiment:
         """Make a new directory; a batch job that Slurm starts again continues in its own."""
         if not self.batch:
-            return experiment.create(root, name)
-        mine = experiment.of_slurm_job(root, self.job)
+            return experiments.create(root, name)
+        mine = experiments.of_slurm_job(root, self.job)
         if self.directory is not None:
             mine = Experiment(self.directory)
-        directory = mine.again() if mine else experiment.create(root, name)
+        directory = mine.again() if mine else experiments.create(root, name)
         directory.write(experiment.SLURM_JOB, self.job + "\n")
         return directory
 

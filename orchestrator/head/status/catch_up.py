@@ -6,7 +6,8 @@ import queue
 import time
 
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.follower import Failed, News, NodeFollower, Over, Unknown
+from orchestrator.head.follow.follower import NodeFollower
+from orchestrator.head.follow.news import Failed, News, Over, Unknown
 from orchestrator.head.status import status
 from orchestrator.head.status.backend import SshBackend
 from orchestrator.records.experiment import Experiment, JobRecord

@@ -13,7 +13,7 @@ from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.screen.output import complain, say
 from orchestrator.head.status import status
 from orchestrator.head.status.backend import SshBackend, backend_of
-from orchestrator.records import experiment as experiments
+from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
@@ -19,11 +19,12 @@ from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.recover import policy
 from orchestrator.head.screen import output, own_paths
 from orchestrator.head.screen.output import Cell
+from orchestrator.head.status import containers
 from orchestrator.protocol.message import encode
 from orchestrator.protocol.messages import Jobs, JobState
-from orchestrator.records import cordons, experiment, goodput, manifest
+from orchestrator.records import cordons, experiment, experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.text import duration, parse_seconds, plural
+from orchestrator.text import duration, plural
 
 STATES = {
     **dict.fromkeys(("running", "done"), "green"),
@@ -162,12 +163,7 @@ def time_of(record: JobRecord) -> dict[str, float]:
 
 def left_warm(record: JobRecord) -> list[str]:
     """Say until when its nodes may be warm, without asking them."""
-    if not record.over or record.ended is None or record.launch.warm is None:
-        return []
-    try:
-        until = record.ended + parse_seconds("launch.warm", record.launch.warm)
-    except UsageError:
-        return []
+    until = containers.warm_until(record)
     if until < time.time():
         return []
     left = duration(round(until - time.time()))
@@ -235,7 +231,7 @@ def newest_of(states: Sequence[JobState], now: float) -> JobState:
 
     def began(state: JobState) -> float:
         name = state.experiment or ""
-        by_head = experiment.stamped(name[-15:]) if experiment.STAMP.fullmatch(name) else None
+        by_head = experiments.stamped(name[-15:]) if experiment.STAMP.fullmatch(name) else None
         when = (by_head or state.started) or 0.0
         return when if when < tomorrow else 0.0
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.inventory import clock
+from orchestrator.head.inventory.environment import chosen
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell
@@ -23,8 +25,10 @@ END_SECONDS = 60.0
 # Every job has these, and most of them the same.
 COMMON = ("HOME", "PATH", "LANG", "LC_CTYPE", "PYTORCH_NVML_BASED_CUDA_CHECK")
 
+Answer = WarmPairs | WarmEnds | OrchestratorError
 Listed = Sequence[WarmPairs | OrchestratorError]
 Ended = Sequence[WarmEnds | OrchestratorError]
+News = Sequence[tuple[Node, Any]]  # each place with its answer, of one kind
 
 
 def ask(ssh: Transport, nodes: Sequence[Node]) -> Listed:
@@ -39,27 +43,52 @@ def end(ssh: Transport, nodes: Sequence[Node]) -> Ended:
     return fleet.everywhere(nodes, lambda node: ask_once(ssh, node, WarmOff(), END_SECONDS))
 
 
-def to_text(nodes: Sequence[Node], answers: Listed) -> str:
+def news(places: Sequence[Node], answers: Listed | Ended) -> News:
+    """Leave out a second way into a node that shows nothing new: numactl is no container."""
+    told: dict[str, set[str]] = {}
+    kept = []
+    for place, answer in zip(places, answers, strict=True):
+        seen = set(map(repr, pairs_in(answer)))
+        if (
+            place.name not in told
+            or seen - told[place.name]
+            or isinstance(answer, OrchestratorError)
+        ):
+            kept.append((place, answer))
+        told.setdefault(place.name, set()).update(seen)
+    return kept
+
+
+def pairs_in(answer: Answer) -> list[tuple[str, Iterable[int]]]:
+    """Return what tells each pair of an answer from all others."""
+    if isinstance(answer, WarmPairs):
+        return [(pair.key, sorted(pair.pids)) for pair in answer.pairs]
+    if isinstance(answer, WarmEnds):
+        return [(end.key, sorted({*end.ended, *end.left})) for end in answer.ends]
+    return []
+
+
+def to_text(told: News) -> str:
     """Return a line for each pair, and what the next job must have in common with it."""
     rows: list[list[Cell]] = []
     variables: dict[str, list[str]] = {}
-    for node, answer in zip(nodes, answers, strict=True):
+    for node, answer in told:
         if isinstance(answer, OrchestratorError):
-            rows.append([node.name, ("unreachable", "red"), answer.what, "", ""])
+            rows.append([node.place, ("unreachable", "red"), answer.what, "", ""])
             continue
         if not answer.pairs:
-            rows.append([node.name, "cold", "", "", ""])
+            rows.append([node.place, "cold", "", "", ""])
         for pair in answer.pairs:
             state: Cell = ("warm", "green") if pair.ready else ("importing", "yellow")
             since = f"for {duration(round(max(0.0, time.time() - pair.since)))}"
             left = f"{duration(round(pair.seconds_left))} left"
             memory = size(pair.memory, binary=True)
-            rows.append([node.name, state, f"{since}, {left}", memory, pair.python])
+            rows.append([node.place, state, f"{since}, {left}", memory, pair.python])
             given = ", ".join(f"{n}={v}" for n, v in pair.variables.items() if n not in COMMON)
             parts = [f"for jobs with {given}"] if given else []
             if pair.skipped:
                 parts.append(f"{', '.join(pair.skipped)} are left to the ranks")
-            variables.setdefault("; ".join(parts), []).append(node.name)
+            variables.setdefault("; ".join(parts), []).append(node.place)
     lines = [output.table(rows, output.look())]
     for text, names in variables.items():
         if text:
@@ -67,33 +96,37 @@ def to_text(nodes: Sequence[Node], answers: Listed) -> str:
     return "\n".join(lines)
 
 
-def receipts(nodes: Sequence[Node], answers: Ended) -> str:
+def receipts(told: News) -> str:
     """Say for each node what was ended, and whether anything is left."""
     lines = []
-    for node, answer in zip(nodes, answers, strict=True):
+    for node, answer in told:
         if isinstance(answer, OrchestratorError):
-            lines.append(f"{node.name}: unreachable: {answer.what}")
+            lines.append(f"{node.place}: unreachable: {answer.what}")
             continue
         left = [str(pid) for end in answer.ends for pid in end.left]
         ended = sum(len(end.ended) for end in answer.ends)
         if left:
-            lines.append(f"{node.name}: processes {', '.join(left)} do not die (kernel?)")
+            lines.append(
+                f"{node.place}: processes {', '.join(left)} do not end (stuck in the kernel?)"
+            )
         elif ended:
-            lines.append(f"{node.name}: ended {ended} processes that waited; none is left")
+            lines.append(f"{node.place}: ended {ended} processes that waited; none is left")
         else:
-            lines.append(f"{node.name}: nothing was warm")
+            lines.append(f"{node.place}: nothing was warm")
     return "\n".join(lines)
 
 
-def to_json(nodes: Sequence[Node], answers: Listed | Ended) -> str:
+def to_json(told: News) -> str:
     rows: list[dict[str, object]] = []
-    for node, answer in zip(nodes, answers, strict=True):
+    for node, answer in told:
+        wrap = chosen(node.wrap)
+        place = {"node": node.name, "wrap": wrap} if wrap else {"node": node.name}
         if isinstance(answer, OrchestratorError):
-            rows.append({"node": node.name, "state": "unreachable", "why": answer.what})
+            rows.append({**place, "state": "unreachable", "why": answer.what})
             continue
         inner: Sequence[Message] = answer.pairs if isinstance(answer, WarmPairs) else answer.ends
         key = "warm" if isinstance(answer, WarmPairs) else "ended"
-        rows.append({"node": node.name, key: [encode(item, nones=True) for item in inner]})
+        rows.append({**place, key: [encode(item, nones=True) for item in inner]})
     return json.dumps({"nodes": rows}, indent=1)
 
 

@@ -11,7 +11,7 @@ from orchestrator.errors import UsageError
 from orchestrator.head.top.ranks import RankSample, ranks
 from orchestrator.records import trainers
 from orchestrator.records.experiment import JobRecord
-from orchestrator.records.last_metrics import is_lost, last_values, number, step_of
+from orchestrator.records.last_metrics import last_values, loss_is_lost, number, step_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def of(
         step=step,
         steps=None if step is None else steps,
         loss=number(line, "loss"),
-        lost=is_lost(line, "loss"),
+        lost=loss_is_lost(line),
         rate=number(line, "tokens_per_s"),
         left=left,
         slowest=slowest(each),

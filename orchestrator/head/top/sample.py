@@ -16,7 +16,7 @@ from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.top import progress
 from orchestrator.head.top.ranks import RankSample
 from orchestrator.head.top.watched_node import NodeSample, WatchedNode
-from orchestrator.records import experiment, node_metrics
+from orchestrator.records import experiments, node_metrics
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 EVERY = "*"
@@ -144,7 +144,7 @@ class Watch:
         return sorted(samples, key=lambda sample: (not sample.experiment, sample.since))
 
     def find(self, jobs: set[str]) -> None:
-        for each in experiment.every(self.experiments, trusted=self.trusted):
+        for each in experiments.every(self.experiments, trusted=self.trusted):
             try:
                 record = each.read_record()
             except OrchestratorError:

@@ -24,6 +24,7 @@ from orchestrator.head.top import ranks, table
 from orchestrator.head.top.ranks import RankSample
 from orchestrator.head.top.rows import Rows
 from orchestrator.head.top.sample import JobSample, Sample
+from orchestrator.text import plural
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class Top(App[None]):
         self.sample = sample
         reached = sum(node.checkup is not None for node in sample.nodes)
         words = f"{reached} of {len(sample.nodes)} nodes"
-        words += f", {len(sample.jobs)} jobs" if len(sample.jobs) != 1 else ", 1 job"
+        words += f", {plural(len(sample.jobs), 'job')}"
         self.heading.update(Text(words))
         self.nodes.fill(table.node_rows(sample))
         self.jobs.fill(table.job_rows(sample))

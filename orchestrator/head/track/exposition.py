@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.records import experiment as experiments
-from orchestrator.records import goodput, node_metrics, trainers
-from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.last_metrics import is_lost, last_values, number
+from orchestrator.records import experiments, goodput, node_metrics, trainers
+from orchestrator.records.experiment import RECORD, Experiment, JobRecord
+from orchestrator.records.last_metrics import last_values, loss_is_lost, number
 from orchestrator.records.node_metrics import NodeSample, Recent
 
 STAYS = 3600.0  # seconds that a job which is over is still told of, so that an alarm sees it
@@ -110,7 +109,7 @@ class Exposition:
         known = dict[Path, tuple[float, JobRecord | None]]()
         for each in experiments.every(self.root, trusted=self.trusted):
             try:
-                changed = (each.path / experiments.RECORD).stat().st_mtime
+                changed = (each.path / RECORD).stat().st_mtime
                 before = self.records.get(each.path)
                 if before is None or before[0] != changed:
                     before = changed, each.read_record()
@@ -147,7 +146,7 @@ def of_rank(line: Mapping[str, Any], labels: dict[str, str], ahead: float = 0.0)
     for name, (told, divided) in OF_RANK.items():
         if (value := number(line, name)) is not None:
             yield told, labels, value / divided - (ahead if name == "time" else 0.0)
-    if is_lost(line, "loss"):
+    if loss_is_lost(line):
         yield "loss", labels, math.nan
     for name in PARTS:
         if (value := number(line, name)) is not None:

@@ -41,7 +41,7 @@ from orchestrator.launchers.by_hand import rendezvous
 from orchestrator.launchers.by_hand.rendezvous import Master
 from orchestrator.protocol.meeting import Agreed, Hello
 from orchestrator.protocol.messages import PortWish, Probe, ProbeTarget
-from orchestrator.records import experiment as experiments
+from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
 INDEX = "JOB_COMPLETION_INDEX"  # the same from Kubernetes, in an Indexed Job

@@ -17,7 +17,7 @@ from orchestrator.head.screen.output import complain, say, tell
 from orchestrator.head.status.backend import watch_batch
 from orchestrator.launchers.slurm import sbatch
 from orchestrator.launchers.slurm.sbatch import SbatchOptions
-from orchestrator.records.experiment import check_name
+from orchestrator.records.experiments import check_name
 
 
 def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments) -> int:

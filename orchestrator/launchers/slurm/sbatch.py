@@ -17,7 +17,7 @@ from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.head.plan import redact
 from orchestrator.head.slurm import queue
 from orchestrator.head.slurm.batch_job import EARLY, LEAST_SECONDS, MARGIN, OUTPUT
-from orchestrator.records import experiment
+from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
 TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+|infinite|UNLIMITED")
@@ -128,7 +128,7 @@ def submit(
     asked: SbatchOptions,
     launch: Launch,
     command: Sequence[str],
-    experiments: Path,
+    root: Path,
     env: Mapping[str, str],
 ) -> Experiment:
     """Submit a job; its experiment says that it is queued before Slurm can start it.
@@ -136,7 +136,7 @@ def submit(
     The values of `env` travel in the environment that sbatch copies, and are in no file of ours.
     """
     check_export(asked, env)
-    submitted = experiment.create(experiments, launch.name)
+    submitted = experiments.create(root, launch.name)
     record = JobRecord(
         job=submitted.name,
         experiment=str(submitted.path),

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from orchestrator.node.job.run_directory import listen_in
 from orchestrator.node.job.run_function import text_of, unsendable
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import (
@@ -67,7 +68,8 @@ def apply(given: Any) -> Any:
 
 def serve() -> None:
     """Serve callers until one says that it is over."""
-    listener = listen(os.environ["ORCHESTRATOR_RUN"], os.environ["LOCAL_RANK"])
+    listener = listen_in(os.environ["ORCHESTRATOR_RUN"], f"calls_{os.environ['LOCAL_RANK']}", 1)
+    listener.settimeout(PATIENCE)
     while True:
         try:
             connection, _ = listener.accept()
@@ -77,17 +79,6 @@ def serve() -> None:
             connection.settimeout(None)
             if Caller(connection).serve():
                 return
-
-
-def listen(run: str, local_rank: str) -> socket.socket:
-    """Listen in the run directory, by a name short enough for a socket's address."""
-    directory = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"/proc/self/fd/{directory}/calls_{local_rank}")
-    listener.listen(1)
-    listener.settimeout(PATIENCE)
-    os.close(directory)
-    return listener
 
 
 class Caller:

@@ -16,7 +16,8 @@ from orchestrator.protocol.tree import is_inside
 
 LABEL = "taken"
 LOOK_SECONDS = 0.02
-COARSE = 2_000_000_000  # nanoseconds: Lustre keeps whole seconds, and FAT every other
+SECOND = 1_000_000_000  # nanoseconds
+COARSE, FINE = 2 * SECOND, 10_000  # FAT keeps every other second, NTFS counts by 100 ns
 
 
 class Given:
@@ -59,7 +60,8 @@ def is_as_named(file: BinaryIO, named: NamedFile) -> bool:
     status = os.fstat(file.fileno())
     if named.changed is None or status.st_size != named.size:
         return False
-    return abs(status.st_mtime_ns - named.changed) < COARSE
+    between = COARSE if status.st_mtime_ns % SECOND == 0 else FINE
+    return abs(status.st_mtime_ns - named.changed) < between
 
 
 class Arriving:

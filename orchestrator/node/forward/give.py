@@ -39,7 +39,7 @@ class Giver:
         self.token, self.source = token, source
         self.deadline = time.monotonic() + seconds
         self.wires: set[Wire] = set()
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # of `wires`: each caller has a thread
         self.server = listen(0)
         self.port: int = self.server.getsockname()[1] if self.server else 0
         if self.server is not None:

@@ -210,3 +210,20 @@ def connect_in(path: str, name: str = "socket", seconds: float = 5.0) -> socket.
     finally:
         os.close(directory)
     return client
+
+
+def listen_in(path: str, name: str = "socket", backlog: int = 16) -> socket.socket:
+    """Listen at a socket in a directory, by a name short enough; this user alone may connect."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        with files.making_sockets():
+            server.bind(f"/proc/self/fd/{directory}/{name}")
+        os.chmod(os.path.join(path, name), 0o600)
+        server.listen(backlog)
+    except OSError:
+        server.close()
+        raise
+    finally:
+        os.close(directory)
+    return server

@@ -21,13 +21,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from orchestrator import files
 from orchestrator.node.job import processes
 from orchestrator.node.job.attempts import resume_dir
 from orchestrator.node.job.beside.sampler import SamplerProcess
 from orchestrator.node.job.job_log import NO_RANK, JobLog
 from orchestrator.node.job.oom_evidence import Evidence, last_words
 from orchestrator.node.job.processes import JobProcesses
-from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.run_directory import RunDir, listen_in
 from orchestrator.node.peers.lease import Lease
 from orchestrator.protocol import control, events
 from orchestrator.protocol.control import HeadNews
@@ -159,12 +160,8 @@ class Supervisor:
         resource.setrlimit(resource.RLIMIT_NOFILE, self.open_files)
 
     def listen(self) -> None:
-        # A socket's path may have 108 bytes only; relative to the run directory it is short.
-        os.chdir(self.run.path)
-        server = socket.socket(socket.AF_UNIX)
-        server.bind("socket")
-        os.chmod("socket", 0o600)
-        server.listen(16)
+        os.chdir(self.run.path)  # and hold no directory of the user's
+        server = listen_in(self.run.path)
         server.setblocking(False)
         self.watch(server.fileno(), lambda: self.accept(server))
 
@@ -558,7 +555,8 @@ def prctl(option: int, value: int) -> None:
 
 
 def open_fifo(path: str) -> int:
-    os.mkfifo(path, 0o600)
+    with files.making_sockets():
+        os.mkfifo(path, 0o600)
     # Read and write, so that it neither blocks here nor ends when one writer closes it.
     fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     try:

@@ -48,7 +48,28 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
     listing.walk("", () if checkpoints else ("checkpoints",))
     if beside:
         add_beside_code(listing, run, time.monotonic() + beside)
+    listing.files = without_copies(root, listing.files)
     return listing.answer(checkpoints=has_checkpoints(run))
+
+
+def without_copies(root: str, found: list[OutputFile]) -> list[OutputFile]:
+    """Leave out what was brought here from another node, which has it."""
+    from orchestrator.node.saved.copies import Copies, look_of  # the end of a job needs it
+
+    known = {place: Copies(place) for place in {root, *(file.place or root for file in found)}}
+
+    def is_copy(file: OutputFile) -> bool:
+        copies = known[file.place or root]
+        if file.kind == "directory" or file.path not in copies.known:
+            return False
+        try:
+            status = os.lstat(os.path.join(file.place or root, file.path))
+        except OSError:
+            return False
+        target = os.path.normpath(file.target) if file.target else ""
+        return copies.of(file.path, look_of(status, target)) is not None
+
+    return [file for file in found if not is_copy(file)]
 
 
 def add_beside_code(whole: Listing, run: RunDir, until: float) -> None:

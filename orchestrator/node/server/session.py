@@ -289,9 +289,11 @@ class Session:
 
     @answers(messages.AskSaved)
     def saved(self, request: messages.AskSaved) -> messages.Saved:
-        from orchestrator.node.job.attempts import kept  # not for every job
+        from orchestrator.node.saved import look  # not for every job
 
-        return kept.saved(RunDir(request.job, request.node))
+        answer = look.saved(RunDir(request.job, request.node), request.given)
+        self.listed |= {(answer.roots[each.place], each.path) for each in answer.files}
+        return answer
 
     @answers(messages.GetReady)
     def get_ready(self, request: messages.GetReady) -> Nothing:
@@ -602,6 +604,14 @@ class Session:
 
         self.end_taking(messages.EndTaking())
         self.taking = files.take(request, self.umask)
+        return Nothing()
+
+    @answers(messages.TakeSaved)
+    def take_saved(self, request: messages.TakeSaved) -> Nothing:
+        from orchestrator.node.saved import take
+
+        self.end_taking(messages.EndTaking())
+        self.taking = take.take(request, self.umask)
         return Nothing()
 
     @answers(messages.AskTaken)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.processes import Process
-from orchestrator.node.job.run_directory import RunDir, connect_in, home
+from orchestrator.node.job.run_directory import RunDir, connect_in, home, listen_in
 from orchestrator.node.warm import frames, setting
 from orchestrator.protocol.spec import Spec
 
@@ -225,7 +225,7 @@ def spawn(directory: str, description: dict[str, Any], environ: Mapping[str, str
     new = f"{directory}.{description['token']}"
     os.mkdir(new, 0o700)
     try:
-        server = listening_in(new)
+        server = listen_in(new)
         with server:
             program = [
                 sys.executable,
@@ -258,18 +258,6 @@ def spawn(directory: str, description: dict[str, Any], environ: Mapping[str, str
         process.stdin.close()  # now it may look at its directory
     finally:
         shutil.rmtree(new, ignore_errors=True)
-
-
-def listening_in(directory: str) -> socket.socket:
-    server = socket.socket(socket.AF_UNIX)
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        server.bind(f"/proc/self/fd/{opened}/socket")
-        os.chmod(os.path.join(directory, "socket"), 0o600)
-        server.listen(8)
-    finally:
-        os.close(opened)
-    return server
 
 
 # -- ending one -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from orchestrator.engine import trainer
 from orchestrator.engine.ranks import ranks
-from orchestrator.engine.ranks.mesh import local_tensor, sharded_like
+from orchestrator.engine.ranks.mesh import sharded_like
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.errors import CheckFailed
 
@@ -26,7 +26,7 @@ def test_a_tensor_in_host_memory_is_wrapped_where_it_is() -> None:
     assert isinstance(wrapped, DTensor)
     assert wrapped.shape == (4, 4)
     assert wrapped.dtype == torch.bfloat16
-    assert local_tensor(wrapped).data_ptr() == moment.data_ptr()
+    assert wrapped._local_tensor.data_ptr() == moment.data_ptr()
 
 
 @pytest.mark.parametrize(

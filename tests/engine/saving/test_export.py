@@ -342,7 +342,7 @@ def test_the_newest_that_verifies(tmp_path: Path) -> None:
     assert code == 0
     assert "step_00000003 is not exported" in err
     assert "trying the one before it, of step 2" in err
-    assert out.startswith("step 2: 1 tensors, ")
+    assert out.startswith("step 2: 1 tensor, ")
     found = load_file(tmp_path / "o ut.safetensors")
     assert same(found["a"], torch.tensor(2.0, dtype=torch.bfloat16))
 

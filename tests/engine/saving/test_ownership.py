@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.engine.saving import loading, memory
-from orchestrator.engine.saving.memory import Found
-from orchestrator.engine.saving.memory_file import Notes
+from orchestrator.engine.saving import loading
+from orchestrator.engine.saving.in_memory import memory
+from orchestrator.engine.saving.in_memory.memory import Found
+from orchestrator.engine.saving.in_memory.memory_file import Notes
 from orchestrator.engine.saving.ownership import later_than
 from orchestrator.records import checkpoint_store
 from tests.records.test_checkpoint_store import save

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import pickle
 from pathlib import Path
@@ -47,7 +48,26 @@ def test_what_torch_saves_is_read(tmp_path: Path) -> None:
     assert all(torch.equal(read[name], value) for name, value in state.items())
 
 
-@pytest.mark.parametrize("where", ["whole", "inside", "torch.load", "torch.nn.Module", "enum"])
+@pytest.mark.parametrize("named", [True, False])
+def test_enums_as_any_python_pickles_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Python 3.11.2, which is Debian 12's, names getattr: no training could go on there."""
+
+    def reduced(one: enum.Enum, _: object) -> Any:
+        return (getattr, (type(one), one.name)) if named else (type(one), (one.value,))
+
+    monkeypatch.setattr(enum.Enum, "__reduce_ex__", reduced)
+    path = saved(tmp_path / "step", x=torch.ones(2))
+    assert (b"getattr" in (path / METADATA).read_bytes()) == named
+    metadata = CheckpointReader(path).read_metadata()
+    properties = metadata.state_dict_metadata["x"].properties  # type: ignore[union-attr]
+    assert properties.memory_format is torch.contiguous_format
+
+
+@pytest.mark.parametrize(
+    "where", ["whole", "inside", "torch.load", "torch.nn.Module", "enum", "Metadata", "_MEM"]
+)
 def test_a_program_in_its_metadata_is_not_run(tmp_path: Path, where: str) -> None:
     path, mark = saved(tmp_path / "step", x=torch.ones(2)), tmp_path / "run"
     metadata = CheckpointReader(path).read_metadata()
@@ -58,6 +78,10 @@ def test_a_program_in_its_metadata_is_not_run(tmp_path: Path, where: str) -> Non
         (path / METADATA).write_bytes(pickle.dumps(metadata))
     elif where == "enum":  # known modules hold what they have imported, too
         (path / METADATA).write_bytes(b"ctorch.distributed.checkpoint.metadata\nEnum\n.")
+    elif where in ("Metadata", "_MEM"):  # of an enum, getattr() gives members alone
+        name = "_MEM_FORMAT_ENCODING" if where == "_MEM" else where
+        program = f"cbuiltins\ngetattr\n(ctorch.distributed.checkpoint.metadata\n{name}\n"
+        (path / METADATA).write_bytes(f"{program}V__init__\ntR.".encode())
     else:
         module, _, name = where.rpartition(".")
         (path / METADATA).write_bytes(f"c{module}\n{name}\n.".encode())

@@ -62,6 +62,8 @@ def test_git_says_what_travels(work: Path) -> None:
     git(work, "commit", "-qm", "x")
     (work / "gone.py").unlink()
     write(work, "new.py", "new.log")
+    write(work, ".orchestrator-copies-1.json", "pkg/.orchestrator-marker-1")
+    write(work, ".orchestrator-arriving/x.pt")
     tree = scan(work, apart=(b"experiments",))
     names = {os.fsdecode(entry.path) for entry in tree.entries}
     assert names == {".gitignore", "a.py", "pkg/b.py", "below/c.py", "new.py"}

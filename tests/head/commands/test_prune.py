@@ -1,4 +1,4 @@
-"""`orchestrator prune`: what goes by rule, and how it goes; without nodes."""
+"""`orchestrator prune`: how experiments go; without nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,109 +21,15 @@ from hypothesis import strategies as st
 
 from orchestrator.config.launch import Where
 from orchestrator.head.commands import prune
-from orchestrator.head.commands.prune import PruneOptions, Rules
-from orchestrator.head.prune import remove, scan
-from orchestrator.head.prune.scan import ScannedExperiment
+from orchestrator.head.commands.prune import PruneOptions
+from orchestrator.head.prune import remove
+from orchestrator.head.prune.choice import Rules
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 ORCHESTRATOR = str(Path(sys.executable).parent / "orchestrator")
 NODE = NodeRecord(0, "10.9.9.9", "10.9.9.9", None, None, "10.9.9.9", "python3", 0, 1)
 RECORD = JobRecord("job-1", "experiments/x", "done", ["master_launch"], [], 1000.0, {})
-NOW = time.mktime((2026, 2, 1, 0, 0, 0, 0, 0, -1))
 Typed = Callable[..., tuple[int, str, str]]
-
-
-def found(name: str, state: str = "done", **more: Any) -> ScannedExperiment:
-    return ScannedExperiment(name, dataclasses.replace(RECORD, state=state), **more)
-
-
-# -- choosing ---------------------------------------------------------------------------------
-
-THREE = [found(f"m_2026010{day}_000000") for day in (1, 2, 3)]
-
-
-def going(experiments: list[ScannedExperiment], *rules: Any, **more: Any) -> str:
-    """The days of those that go."""
-    chosen = prune.choose(experiments, NOW, Rules(*rules, **more))
-    return "".join(one.name[9] for one, why in chosen if why is None)
-
-
-@pytest.mark.parametrize(
-    ("experiments", "rules", "days"),
-    [
-        ([], {"keep": 0}, ""),
-        (THREE, {"keep": 0}, "321"),
-        (THREE, {"keep": 1}, "21"),
-        (THREE[::-1], {"keep": 2}, "1"),
-        (THREE, {"keep": 3}, ""),
-        (THREE, {"keep": 99}, ""),
-        # Both have to be true: not among the newest, and old.
-        (THREE, {"keep": 0, "older_than": 30 * 86400.0}, "21"),
-        (THREE, {"keep": 2, "older_than": 30 * 86400.0}, "1"),
-        (THREE, {"keep": 0, "older_than": 31 * 86400.0}, "1"),
-        (THREE, {"keep": 0, "older_than": 31 * 86400.0 + 1}, ""),
-        # What stays for a reason of its own counts among the newest all the same.
-        ([THREE[0], dataclasses.replace(THREE[2], pinned=True)], {"keep": 1}, "1"),
-        ([dataclasses.replace(THREE[0], pinned=True), THREE[1], THREE[2]], {"keep": 1}, "2"),
-        ([dataclasses.replace(THREE[0], busy="it runs"), THREE[2]], {"keep": 0}, "3"),
-        ([found("m_20260101_000000", "failed"), THREE[2]], {"keep": 1}, "1"),
-        ([found("m_20260101_000000", "failed"), THREE[2]], {"keep": 1, "keep_failed": True}, ""),
-        ([found("m_20260101_000000", "lost")], {"keep": 0, "keep_failed": True}, ""),
-        ([found("m_20260101_000000", "stopped")], {"keep": 0, "keep_failed": True}, "1"),
-        ([found("m_20260101_000000", "running")], {"keep": 0}, "1"),  # it was asked: over
-        ([found("m_20260101_000000", "running")], {"keep": 0, "keep_failed": True}, ""),
-        ([ScannedExperiment("m_20260101_000000", foreign="no job.json")], {"keep": 0}, ""),
-        # The newest by the time in the name, whatever stands before it.
-        ([found("z_20250109_000000"), found("a_20260101_000000")], {"keep": 1}, "9"),
-        ([found("a_20260101_000000"), found("b_20260101_000000")], {"keep": 1}, "1"),
-    ],
-)
-def test_which_go(experiments: list[ScannedExperiment], rules: dict[str, Any], days: str) -> None:
-    assert going(experiments, **rules) == days
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 28), st.booleans(), st.sampled_from(["", "it runs"])),
-             unique_by=lambda one: one[0]),
-    st.integers(0, 30), st.booleans(),
-)  # fmt: skip
-def test_what_never_goes(days: list[tuple[int, bool, str]], keep: int, keep_failed: bool) -> None:
-    experiments = [
-        found(f"m_202601{day:02}_000000", "failed" if day % 2 else "done", pinned=pin, busy=busy)
-        for day, pin, busy in days
-    ]
-    chosen = prune.choose(experiments, NOW, Rules(keep, 0.0, keep_failed))
-    assert {one.name for one, _ in chosen} == {one.name for one in experiments}
-    gone = [one for one, why in chosen if why is None]
-    assert not [one for one in gone if one.pinned or one.busy]
-    newest = sorted((one.name for one in experiments), reverse=True)[:keep]
-    assert not {one.name for one in gone} & set(newest)
-    assert not keep_failed or not [one for one in gone if one.record and one.record.state != "done"]
-
-
-@pytest.mark.parametrize(
-    ("name", "when"),
-    [
-        ("m_20260131_235959", "20260131 235959"),
-        ("my run 'x'\n_20260131_235959", "20260131 235959"),
-        ("-rf_20260131_235959", "20260131 235959"),
-        ("m_20250101_000000_20260131_235959", "20260131 235959"),
-        ("m_20261331_235959", None),
-        ("m_20260230_000000", None),
-        ("m_00000000_000000", None),
-        (".m_20260131_235959", None),
-        ("m_20260131_235959 ", None),
-        ("m_20260131_235959\n", None),
-        ("_20260131_235959", None),
-        ("m_٢٠٢٦٠١٣١_235959", None),
-        ("m", None),
-        ("", None),
-    ],
-)
-def test_the_time_in_a_name(name: str, when: str | None) -> None:
-    told = scan.stamp(name)
-    shown = None if told is None else time.strftime("%Y%m%d %H%M%S", time.localtime(told))
-    assert shown == when
 
 
 # -- on a disk --------------------------------------------------------------------------------
@@ -400,6 +305,35 @@ def test_a_directory_that_becomes_a_link(tmp_path: Path, root: Path) -> None:
     assert snapshot(outside) == before and path.is_symlink()
 
 
+def test_none_of_its_files_is_open_while_it_is_deleted(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS and sshfs keep a deleted file that is open, as .nfs1234 beside it: nothing would go."""
+    path = root / "m_20260101_000000"
+    status, fd = path.stat(), os.open(root, os.O_RDONLY)
+    held = remove.hold(fd, path.name, (status.st_dev, status.st_ino))
+    assert open_below(root) == [f"{path}/.head"]
+    opened: list[str] = []
+    real = os.unlink
+
+    def unlink(name: str, **options: Any) -> None:
+        opened.extend(open_below(root))
+        real(name, **options)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    assert remove.take(fd, held, lambda _: None) == []
+    held.release()
+    os.close(fd)
+    assert (opened, days(root)) == ([], "23")
+
+
+def open_below(root: Path) -> list[str]:
+    """Return the files in a directory that this process has open."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    paths = [link.readlink() for link in links if link.is_symlink()]  # one was the listing's own
+    return [str(path) for path in paths if path.is_relative_to(root) and not path.is_dir()]
+
+
 @pytest.mark.parametrize(
     "text",
     [None, "", "{}", "[]", "null", "5", '{"job": 1}', "\xff", '{"nodes": ["x"]}', "[" * 100_000,
@@ -486,7 +420,7 @@ def test_machines_of_a_record_that_nobody_here_wrote_are_not_asked(
     """Such as one that came with a cloned repository: its ssh_config is a program to run."""
     seen = tmp_path / "seen"
     config = tmp_path / "ssh_config"
-    config.write_text(f"Host *\n ProxyCommand touch {seen}\n")
+    config.write_text(f"Host *\n ProxyCommand sh -c 'touch {seen}; exit 1'\n")
     (root / "m_20260103_000000/.launched").rename(tmp_path / "signature")
     for name, state in (("cloned", "running"), ("over", "done")):
         path = made(root, f"{name}_20250101_000000", state, nodes=[NODE], ssh_config=str(config))

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +36,7 @@ print(orchestrator.__file__, Trainer.__module__)
 
 
 def test_the_engine_and_a_users_imports_need_nothing_else(tmp_path: Path) -> None:
-    for name, text in json.loads(zlib.decompress(library().blob)).items():
+    for name, text in json.loads(library().text).items():
         path = tmp_path / "library" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -187,15 +186,15 @@ def test_a_refusal_in_pieces() -> None:
     assert refused.value.what == "script:/a: it is not there"
 
 
-def test_our_program_is_packed_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes 0.1 s of a processor: 64 nodes that are reached at once had cost the head 5 s."""
-    packed = []
+def test_our_program_is_read_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With packing it takes 0.1 s: 64 nodes that are reached at once had cost the head 5 s."""
+    read = []
     together, another = threading.Barrier(8), threading.Event()
 
     def sources() -> list[Path]:
-        if packed:
+        if read:
             another.set()
-        packed.append(1)
+        read.append(1)
         another.wait(0.5)
         return []
 
@@ -203,11 +202,11 @@ def test_our_program_is_packed_once_for_all_nodes(monkeypatch: pytest.MonkeyPatc
         together.wait()
         return channel.library()
 
-    channel.pack.cache_clear()
+    channel.read.cache_clear()
     monkeypatch.setattr(channel, "sources", sources)
     try:
         with ThreadPoolExecutor(8) as pool:
             assert len(set(pool.map(connect, range(8)))) == 1
     finally:
-        channel.pack.cache_clear()
-    assert packed == [1]
+        channel.read.cache_clear()
+    assert read == [1]

@@ -338,7 +338,11 @@ def test_a_log_that_is_too_quick_is_shown_from_its_end(tmp_path: Path) -> None:
     made = experiment(tmp_path / RUN, **RUNNING)
     log = made.log(made.read_record().nodes[0])
     tail = logs.Tail(logs.log_of(made, 0))  # type: ignore[arg-type]
+    made.ranks(made.read_record().nodes[0]).write_text(f"{log.stat().st_size} ~\n")
+    with log.open("a") as file:
+        file.write("torchrun's farewell, which no terminal shows\n")
     assert tail.look() and tail.since(0)["lines"] == [("-", "hello from alpha")]
+    made.ranks(made.read_record().nodes[0]).unlink()
     with log.open("w") as file:
         file.writelines(f"line {i} {'x' * 5000 if i % 1000 == 0 else ''}\n" for i in range(300_000))
     tail.look()

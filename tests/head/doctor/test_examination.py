@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.errors import NodeError
 from orchestrator.head.doctor.examination import Ask, Diagnosis, diagnose
-from orchestrator.head.doctor.findings import Examined, Needs
+from orchestrator.head.doctor.findings import BAD, Examined, Needs
 from orchestrator.head.inventory.node_list import Node
 from orchestrator.head.inventory.probed_node import ProbedNode
 from orchestrator.protocol.facts import Checkup
@@ -97,9 +97,17 @@ def test_a_node_that_cannot_look_or_listen_is_still_examined() -> None:
     assert [len(dial.places) for dial in dials if isinstance(dial, Dial)] == [1, 3, 2]
 
 
-def test_a_node_that_is_lost_while_it_calls_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("kind", "when"), [(Dial, "it called the others"), (Listen, "it was called")]
+)
+def test_a_node_that_is_lost_meanwhile_is_named_beside_what_is_known(kind: type, when: str) -> None:
     def answer(index: int, request: Any) -> Any:
-        return NodeError("it hung up") if isinstance(request, Dial) else sound(index, request)
+        if isinstance(request, Dial) and index == 2:
+            return Dialed(answers=("refused",))
+        lost = index == 1 and isinstance(request, kind)
+        return NodeError("it hung up") if lost else sound(index, request)
 
-    with pytest.raises(NodeError, match="a node was lost while it called the others: it hung up"):
-        examined(answer)
+    diagnosis, _ = examined(answer)
+    bad = {finding.what for finding in diagnosis.findings if finding.level == BAD}
+    assert f"n2: it was lost while {when}: it hung up" in bad
+    assert list(diagnosis.case.silent.values()) == ["refused"]

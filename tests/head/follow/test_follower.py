@@ -17,7 +17,7 @@ from orchestrator.head.follow.follower import NodeFollower
 from orchestrator.head.follow.node_logs import open_logs
 from orchestrator.protocol.messages import Stop
 from orchestrator.protocol.timing import HEAD_BEAT
-from orchestrator.records import experiment
+from orchestrator.records import experiments
 from orchestrator.records.experiment import NodeRecord
 
 NODES = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in range(3)]
@@ -36,7 +36,7 @@ def few_files() -> Iterator[None]:
 @pytest.mark.usefixtures("few_files")
 def test_logs_that_cannot_be_kept_open_are_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the logs of 3 nodes cannot be kept open"):
-        open_logs(experiment.create(tmp_path, "run"), NODES)
+        open_logs(experiments.create(tmp_path, "run"), NODES)
 
 
 def test_a_head_beats_as_often_as_the_node_expects(
@@ -44,7 +44,7 @@ def test_a_head_beats_as_often_as_the_node_expects(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(following.time, "monotonic", lambda: now)
-    directory, transport, channel = experiment.create(tmp_path, "run"), Any, Beats()
+    directory, transport, channel = experiments.create(tmp_path, "run"), Any, Beats()
     for patience, beat in ((None, HEAD_BEAT), (4.0, 1.0), (600.0, HEAD_BEAT)):
         follower = NodeFollower(
             transport,
@@ -71,7 +71,7 @@ def test_what_a_killed_supervisor_left_is_ended_and_the_job_may_start_again(tmp_
         def ask(self, request: Stop, timeout: float) -> None:
             asked.append(request)
 
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     follower = NodeFollower(Any, "run-1", NODES[0], directory, print)  # type: ignore[arg-type]
     follower._sweep(Channel())  # type: ignore[arg-type]
     assert [(stop.job, stop.node, stop.grace, stop.for_good) for stop in asked] == [
@@ -95,7 +95,7 @@ def test_who_is_closed_while_it_comes_back_hangs_up(
         follower.closing.set()
         return Channel()
 
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     follower = NodeFollower(Any, "run-1", NODES[0], directory, print)  # type: ignore[arg-type]
     monkeypatch.setattr(follower, "_reopen", reopen)
     follower.run()

@@ -20,7 +20,8 @@ from orchestrator.head.connect.subprocess_transport import (
     ProcessConnection,
 )
 from orchestrator.head.follow import verdict as verdicts
-from orchestrator.head.follow.follower import Failed, Happened, Lost, News, NodeFollower
+from orchestrator.head.follow.follower import NodeFollower
+from orchestrator.head.follow.news import Failed, Happened, Lost, News
 from orchestrator.head.follow.run import CLOCK_IS_OFF, Run
 from orchestrator.head.inventory.environment import Environment
 from orchestrator.head.outputs import fetch
@@ -29,7 +30,7 @@ from orchestrator.head.screen.screen import Screen
 from orchestrator.head.status.backend import backend_of
 from orchestrator.protocol import events, frames
 from orchestrator.protocol.frames import EVENTS, JSON, LARGEST, LOG, OFFSET, RANKS
-from orchestrator.records import experiment
+from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord, NodeRecord
 from tests.protocol.test_message import json_data, made
 
@@ -79,7 +80,7 @@ def follow(directory: Path, says: bytes) -> list[News]:
     """What the run hears of a node that says this once it has been followed."""
     answers: list[dict[str, Any]] = [{"id": i, "ok": {"time": 1e9}} for i in (1, 2, 3, 4)]
     connection = Liar(b"".join(map(in_json, answers)) + says)
-    place = experiment.create(directory, f"run{next(count)}")
+    place = experiments.create(directory, f"run{next(count)}")
     heard: list[News] = []
     channel = NodeChannel(connection, Environment("python3"), 10)
     follower = NodeFollower(LocalTransport(), "run-1", NODES[0], place, heard.append, channel)
@@ -141,7 +142,7 @@ def test_what_a_crash_left_in_the_events_is_passed_over(tmp_path: Path) -> None:
 def test_any_events_end_in_a_record_and_a_verdict(
     tmp_path: Path, said: list[events.Event], clock: float
 ) -> None:
-    place = experiment.create(tmp_path, f"run{next(count)}")
+    place = experiments.create(tmp_path, f"run{next(count)}")
     record = JobRecord("run-1", str(place.path), "running", ["x"], NODES, 1000.0, {})
     place.write_record(record)
     display = Display(Screen([], io.StringIO(), tty=False, color=False, quiet=True))

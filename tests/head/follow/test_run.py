@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.launch import Launch
-from orchestrator.head.follow.follower import Answer, Lost
 from orchestrator.head.follow.job_end import Outcome
+from orchestrator.head.follow.news import Answer, Lost
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.display import Display
@@ -23,7 +23,7 @@ from orchestrator.head.status.backend import backend_of
 from orchestrator.protocol.events import Ended, RankAtEnd
 from orchestrator.protocol.messages import Dialed, Listening
 from orchestrator.protocol.timing import HEARSAY
-from orchestrator.records import experiment
+from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import RESIZED, JobRecord, NodeRecord
 
 
@@ -46,7 +46,7 @@ def test_a_job_that_may_be_queued_again_is_not_said_to_be_over(
     out_of_time: bool, written: str, tmp_path: Path
 ) -> None:
     """Whoever follows the record from another machine leaves a job that is over."""
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     run = run_of(directory, job(directory, batch=True))
     run.end.outcome, run.out_of_time = Outcome.STOPPED, out_of_time
     run.conclude()
@@ -67,7 +67,7 @@ def test_a_signal_to_the_ranks_and_then_to_their_head_is_a_stop(
     message: str, number: int, state: str, tmp_path: Path
 ) -> None:
     """scancel sends SIGTERM to all of them, and a rank's end may be heard of first."""
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     run = run_of(directory, job(directory))
     run.failed(Failure(1, "n2", 1, 1001.0, "signal", message))
     run.inbox.put(number)
@@ -77,7 +77,7 @@ def test_a_signal_to_the_ranks_and_then_to_their_head_is_a_stop(
 
 
 def test_what_did_not_end_by_itself_is_named(tmp_path: Path) -> None:
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     node = NodeRecord(0, "n1", "n1", None, None, "10.0.0.1", "python3", 0, 2)
     run = run_of(directory, replace(job(directory), nodes=[node]))
     ranks = {number: RankAtEnd(state="ended", pid=50 + number) for number in (0, 1)}
@@ -99,7 +99,7 @@ def test_what_did_not_end_by_itself_is_named(tmp_path: Path) -> None:
 
 def test_a_log_that_lacks_its_end_is_named(tmp_path: Path) -> None:
     """The job itself goes on when its node's disk is full, and may end well."""
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     node = NodeRecord(0, "n1", "n1", None, None, "10.0.0.1", "python3", 0, 1)
     run = run_of(directory, replace(job(directory), nodes=[node]))
     ended = Ended(time=1005.0, agent=0, why="", killed={}, left=(), ranks={})
@@ -113,7 +113,7 @@ def test_a_record_that_cannot_be_written_is_said_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its directory was removed: no disk is full."""
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     run = run_of(directory, job(directory))
     said: list[str] = []
     monkeypatch.setattr(run, "say", said.append)
@@ -134,7 +134,7 @@ def test_a_record_that_cannot_be_written_is_said_with_the_reason(
 def test_a_head_that_was_left_behind_does_not_take_itself_for_the_world(
     tmp_path: Path, away: tuple[float, float], left: bool, outcome: Outcome
 ) -> None:
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
     record = replace(job(directory), nodes=nodes, launch=Launch(node_loss_timeout=10.0))
     run = run_of(directory, record, left_behind=True)
@@ -156,7 +156,7 @@ def test_a_head_that_was_left_behind_does_not_take_itself_for_the_world(
 def test_a_lost_node_is_not_waited_for_longer_than_it_was_silent(
     tmp_path: Path, silent: float, over: bool, given_up: bool
 ) -> None:
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
     run = run_of(
         directory, replace(job(directory), nodes=nodes, launch=Launch(node_loss_timeout=5))
@@ -170,7 +170,7 @@ def test_a_lost_node_is_not_waited_for_longer_than_it_was_silent(
 
 
 def test_only_of_nodes_that_have_ended_a_channel_is_waited_for(tmp_path: Path) -> None:
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
     run = run_of(directory, replace(job(directory), nodes=nodes))
     run.judge = unjudged
@@ -191,7 +191,7 @@ def test_only_of_nodes_that_have_ended_a_channel_is_waited_for(tmp_path: Path) -
 
 
 def test_what_ends_a_head_that_was_left_behind_does_not_end_its_job(tmp_path: Path) -> None:
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     run = run_of(directory, job(directory), left_behind=True)
     run.signalled(signal.SIGTERM)
     assert run.end.left and run.end.open
@@ -211,7 +211,7 @@ def test_an_attempt_that_makes_way_for_more_nodes(
     reasons: tuple[str, str], state: str, tmp_path: Path
 ) -> None:
     """What fails because others were asked to end first is no end of the job."""
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
     run = run_of(directory, replace(job(directory), nodes=nodes))
     run.judge = unjudged
@@ -229,7 +229,7 @@ def test_an_attempt_that_makes_way_for_more_nodes(
 def test_who_joins_is_signed_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a head that takes over now would not be let near the job."""
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "login"))
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     nodes = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in (0, 1)]
     run = run_of(directory, replace(job(directory), nodes=nodes[:1]))
     directory.sign(run.record)
@@ -268,14 +268,14 @@ class Deaf:
 def test_a_short_limit_for_hangs_comes_before_the_look_at_the_port(
     hang_timeout: float, dials: bool, tmp_path: Path
 ) -> None:
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     launch = Launch(hang_timeout=hang_timeout)
     record = replace(job(directory), master="10.0.0.1:29500", launch=launch)
     assert run_of(directory, record).start_monitor.master == ("10.0.0.1:29500" if dials else "")
 
 
 def test_what_nodes_say_of_each_other_is_heard(tmp_path: Path) -> None:
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     nodes = [NodeRecord(n, f"n{n}", "n", None, None, f"10.0.0.{n}", "", n, 1) for n in range(2)]
     run = run_of(directory, replace(job(directory), nodes=nodes))
     run.start_monitor.over = False
@@ -303,7 +303,7 @@ def test_what_nodes_say_of_each_other_is_heard(tmp_path: Path) -> None:
 def test_a_rank_that_was_killed_is_the_cause_and_nobody_is_heard_first(
     rank: int | None, kind: str, message: str, at_once: bool, tmp_path: Path
 ) -> None:
-    directory = experiment.create(tmp_path, "run")
+    directory = experiments.create(tmp_path, "run")
     run = run_of(directory, job(directory))
     run.failed(Failure(1, "n2", rank, 1001.0, kind, message))
     assert run.end.order_is_due(time.monotonic()) is at_once

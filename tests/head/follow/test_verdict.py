@@ -502,7 +502,7 @@ def test_the_verdict_counts_who_failed_the_same_way_by_itself_or_because_of_it()
         "  the same on rank 2",
         "  rank 3 on node 0 failed by itself too: another",
         "  7 more ranks ended because of it",
-        "what to do: fix the line that is named; the traceback is above",
+        "what to do: fix the line that is named; its rank's log has the traceback",
     ]
     assert conclude([], 0) is None
 

@@ -16,7 +16,7 @@ from orchestrator.head.restart.attempt import failed_to_start
 from orchestrator.head.restart.gather import Gathered, parts_of
 from orchestrator.head.restart.judge import judged
 from orchestrator.protocol.messages import StartedHere, WarmStart
-from orchestrator.records import experiment
+from orchestrator.records import experiments
 from orchestrator.records.experiment import NOT_STARTED, RESIZED, JobRecord, NodeRecord
 from tests.head.restart.test_gather import Asking, gathering, record
 
@@ -42,7 +42,7 @@ def test_a_node_that_cannot_be_started_is_the_one_that_was_to_join(tmp_path: Pat
     asking, _ = gathering(tmp_path, job)
     gathered = asking.run()
     assert [one.name for one in gathered.nodes] == ["a", "c", "b"]
-    place = experiment.create(tmp_path / "experiments", "other")
+    place = experiments.create(tmp_path / "experiments", "other")
     final = judged(place, failed_to_start(job, gathered, NodeError("b: its disk is full")))
     assert final.state == "restarting" and not final.over
     last = final.attempts[-1]
@@ -60,7 +60,7 @@ def test_what_may_live_of_it_is_looked_for_where_it_was_to_be(tmp_path: Path) ->
     asking, _ = gathering(tmp_path, job, silent="c")
     gathered = asking.run()
     assert [one.name for one in gathered.nodes] == ["a", "b"]
-    place = experiment.create(tmp_path / "experiments", "other")
+    place = experiments.create(tmp_path / "experiments", "other")
     final = judged(place, failed_to_start(job, gathered, NodeError("b: does not answer")))
     assert ("run-1.2", 1) in parts_of(final, "b")
     assert ("run-1.2", 1) not in parts_of(final, "c")
@@ -85,7 +85,7 @@ def test_its_record_is_still_that_of_this_login(
     """Else nobody could stop, attach or fetch it any more without --trust-record."""
     monkeypatch.setattr(attempt, "Gathering", Unwilling)
     job = record("ac", lost="c", spares="b")
-    place = experiment.create(tmp_path / "experiments", "other")
+    place = experiments.create(tmp_path / "experiments", "other")
     place.write_record(job)
     place.sign(job)
     assert place.is_launched_here(place.read_record())

@@ -15,7 +15,7 @@ from orchestrator.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.restart import gather
 from orchestrator.head.restart.gather import Gathering, NotBack
-from orchestrator.records import cordons, experiment
+from orchestrator.records import cordons, experiments
 from orchestrator.records.experiment import RESIZED, Attempt, JobRecord, NodeRecord
 
 
@@ -60,7 +60,7 @@ class Asking(Gathering):
 
 def gathering(tmp_path: Path, job: JobRecord, silent: str = "") -> tuple[Asking, list[str]]:
     said: list[str] = []
-    place = experiment.create(tmp_path / "experiments", "run")
+    place = experiments.create(tmp_path / "experiments", "run")
     asking = Asking(place, job, cast(Any, None), {}, said.append)
     asking.silent = silent
     return asking, said

@@ -23,9 +23,11 @@ from hypothesis import given, settings
 from orchestrator.cli import run
 from orchestrator.head.screen import output
 from orchestrator.head.screen import screen as screen_module
-from orchestrator.head.screen.log_reader import LogFile, last_words
+from orchestrator.head.screen.log_reader import LogFile
+from orchestrator.head.screen.log_tail import last_words
 from orchestrator.head.screen.screen import Screen, fit
-from tests.head.screen.test_log_reader import BYTES, append, log_in
+from tests.head.screen.test_lines import BYTES
+from tests.head.screen.test_log_reader import append, log_in
 
 
 def piped(logs: list[LogFile], out: TextIO, **options: object) -> Screen:
@@ -124,7 +126,7 @@ def test_our_own_words_are_said_even_when_quiet_and_are_harmless() -> None:
 def test_one_can_begin_with_what_comes_from_now_on(two_nodes: list[LogFile]) -> None:
     out = io.StringIO()
     screen = piped(two_nodes, out)
-    screen.skip_to_end()
+    screen.skip_to({})
     append(two_nodes[1], ("3", b"new\n"))
     pump_all(screen)
     assert out.getvalue() == "node1 rank3 | new\n"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord, create
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiments import create
 
 NOW = 1_700_000_000.0
 

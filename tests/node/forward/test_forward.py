@@ -343,14 +343,23 @@ def test_a_file_with_another_content_is_not_kept(
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["shard"]
 
 
-@pytest.mark.parametrize(("kept", "given"), [(0, True), (999_999_999, True), (-1, False)])
-def test_a_disk_may_keep_no_fractions_of_seconds(
-    shards: Path, tmp_path: Path, giving: list[Giver], kept: int, given: bool
+@pytest.mark.parametrize(
+    ("fraction", "given"),
+    [
+        (999_999_999, True),
+        (999_999_900, True),  # a disk that counts by 100 ns, such as NTFS
+        (0, True),  # and one that keeps whole seconds
+        (-2_000_000_000, False),
+        (500_000_000, False),  # the file of half a second before, of the same size
+    ],
+)
+def test_a_disk_may_keep_less_of_a_time(
+    shards: Path, tmp_path: Path, giving: list[Giver], fraction: int, given: bool
 ) -> None:
     """What is still to come is known by its time, which is another's where it was here before."""
     (whole,) = named("top")
     coming = whole.replace(changed=1_700_000_000_999_999_999)
-    time_of_it = 1_700_000_000_000_000_000 + kept if given else 1_600_000_000_000_000_000
+    time_of_it = 1_700_000_000_000_000_000 + fraction
     os.utime(shards / "top", ns=(time_of_it, time_of_it))
     source = files.Given(str(shards), (), (coming,))
     file = source.open("top")

@@ -27,7 +27,7 @@ import pytest
 
 from orchestrator.node.job import processes, stop_job, supervisor
 from orchestrator.node.job.processes import JobProcesses, Process
-from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.run_directory import RunDir, listen_in
 from orchestrator.node.job.supervisor import Supervisor
 from orchestrator.node.server import session as server_session
 from orchestrator.node.server.session import Refusal, Session
@@ -231,8 +231,7 @@ class World:
         patch.setattr(server_session, "select", SimpleNamespace(select=self.select))
         own = {"Popen": self.popen, "DEVNULL": subprocess.DEVNULL}
         patch.setattr(supervisor, "subprocess", SimpleNamespace(**own))
-        sockets = SimpleNamespace(socket=self.socket, AF_UNIX=socket.AF_UNIX)
-        patch.setattr(supervisor, "socket", sockets)
+        patch.setattr(supervisor, "listen_in", self.listen_in)
         patch.setattr(supervisor, "prctl", lambda *_: None)
         patch.setattr(supervisor.signal, "set_wakeup_fd", lambda *_: None)
         patch.setattr(supervisor.signal, "signal", lambda *_: None)
@@ -280,8 +279,8 @@ class World:
         self.agents.append(subprocess.Popen(*args, **options))
         return self.agents[-1]
 
-    def socket(self, *args: Any) -> socket.socket:
-        self.sockets.append(socket.socket(*args))
+    def listen_in(self, path: str) -> socket.socket:
+        self.sockets.append(listen_in(path))
         return self.sockets[-1]
 
     def waitpid(self, _: int, options: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.follow import hang_report
+from orchestrator.head.follow.monitors import hang_report
 from orchestrator.node.job import hang
 from tests.node.running import PYTHON, Job, script, wait_until
 

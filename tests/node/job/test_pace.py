@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.follow.late_rank import Late, late_rank
+from orchestrator.head.follow.monitors.late_rank import Late, late_rank
 from orchestrator.node.job import hang
 from orchestrator.node.job.beside import pace
 from orchestrator.protocol.messages import Pace

@@ -13,7 +13,6 @@ import struct
 import subprocess
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -247,7 +246,7 @@ PACKAGES = {"orchestrator", "orchestrator.node", "orchestrator.engine"}
 
 def test_what_is_shipped_needs_nothing_of_ours_that_is_not() -> None:
     """On a node our package is not installed."""
-    files = json.loads(zlib.decompress(library().blob))
+    files = json.loads(library().text)
     modules = {name.removesuffix(".py").replace("/", ".") for name in files}
     known = modules | {name.removesuffix(".__init__") for name in modules}
     for name, text in files.items():

@@ -54,7 +54,7 @@ def dashboard(where: Where, options: DashboardOptions) -> int:
             f"from another machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then open the same"
         )
     else:
-        say("whoever has this address sees all and may stop jobs; it travels unencrypted")
+        say("anyone with this address can see and stop jobs; the connection is not encrypted")
     if options.opened and not webbrowser.open(url):
         say("no browser could be started here")
     serve.serve(app.app(board), listening)

@@ -18,8 +18,7 @@ from orchestrator.errors import EXIT_DONE, CheckFailed, UsageError
 from orchestrator.head.code import archive
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Cell, Look
-from orchestrator.records import experiment as experiments
-from orchestrator.records import manifest, trainers
+from orchestrator.records import experiments, manifest, trainers
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.last_metrics import last_values, shortened
 

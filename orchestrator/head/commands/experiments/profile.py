@@ -16,9 +16,9 @@ from orchestrator.head.profile.telling import Reading
 from orchestrator.head.screen import output
 from orchestrator.head.screen.progress import Progress
 from orchestrator.head.status.backend import backend_of
-from orchestrator.records import experiment as experiments
+from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.text import size
+from orchestrator.text import plural, size
 
 LAUNCH = "profile a new run: --set profiling.enabled=true, or orchestrator profile while it trains"
 
@@ -84,7 +84,7 @@ def of_running(
     experiment.check_launched(record)
     transport = backend_of(record).transport(record, where.ssh_config)
     first = ask.first_node(record.nodes)
-    say(f"asking rank 0 on {first.name} for {options.steps} steps of {experiment.name}")
+    say(f"asking rank 0 on {first.name} for {plural(options.steps, 'step')} of {experiment.name}")
     with for_now(transport, first) as channel:
         news = ask.wait_for_traces(channel, record, options.steps, options.timeout, say)
     progress = showing("fetching traces", options)

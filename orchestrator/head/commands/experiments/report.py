@@ -13,7 +13,7 @@ from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head.commands.experiments import diff
 from orchestrator.head.report import page, story
 from orchestrator.head.screen.output import say
-from orchestrator.records import experiment as experiments
+from orchestrator.records import experiments
 from orchestrator.text import size
 
 NAME = "report.html"

@@ -21,7 +21,7 @@ from orchestrator.head.commands import launch
 from orchestrator.head.launch.request import resolve
 from orchestrator.head.notify import target as targets
 from orchestrator.head.plan.redact import REDACTED
-from orchestrator.records import experiment as experiments
+from orchestrator.records import experiments
 from orchestrator.records import manifest as manifests
 from orchestrator.records.experiment import Experiment
 

@@ -11,8 +11,7 @@ from orchestrator.config.launch import Where
 from orchestrator.errors import EXIT_DONE, UsageError
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import Look
-from orchestrator.records import experiment as experiments
-from orchestrator.records import manifest
+from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.manifest import StartTimes
 

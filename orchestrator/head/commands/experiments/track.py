@@ -18,7 +18,7 @@ from orchestrator.head.screen.output import say
 from orchestrator.head.track.exposition import Exposition
 from orchestrator.head.track.passing_on import OfLaterTrainers, OfNodes, OfRanks, PassingOn
 from orchestrator.head.track.server import Server
-from orchestrator.records import experiment as experiments
+from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.text import plural
 from orchestrator.trackers.known import KNOWN, module

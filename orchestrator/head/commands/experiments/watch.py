@@ -14,7 +14,7 @@ from orchestrator.errors import EXIT_DONE, EXIT_STOPPED, UsageError
 from orchestrator.head.commands.follow import follow_again
 from orchestrator.head.screen.output import say, tell
 from orchestrator.head.status.find_job import FoundJob, adopt_job
-from orchestrator.records import experiment as experiments
+from orchestrator.records import experiments
 from orchestrator.records.experiment import this_head
 
 LOOK_SECONDS = 2.0  # between two looks whether another head is still there

@@ -26,14 +26,13 @@ from orchestrator.head.inventory.node_list import read_nodes
 from orchestrator.head.report import story
 from orchestrator.head.screen import output, own_paths
 from orchestrator.head.screen.crash_dump import THREAD, CrashDump
-from orchestrator.head.screen.log_reader import tail
+from orchestrator.head.screen.log_tail import tail
 from orchestrator.head.status.find_job import FoundJob
 from orchestrator.head.top import table
 from orchestrator.head.top.ranks import RankSample
 from orchestrator.head.top.sample import EVERY, JobSample, Sample, Watch
 from orchestrator.protocol.messages import AskStuck
-from orchestrator.records import experiment as experiments
-from orchestrator.records import manifest
+from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment
 
 LINES = 200  # of each node's log
@@ -197,4 +196,4 @@ def is_over(where: Where, job: str) -> bool:
 def end(where: Where, job: JobSample) -> str:
     """End a job as `orchestrator stop` does, and return its receipts in words."""
     ended = end_job(where, job.experiment or job.job, None)
-    return f"{job.job} is over already" if ended.receipts is None else to_words(ended.receipts)
+    return f"{job.job} has ended already" if ended.receipts is None else to_words(ended.receipts)

@@ -153,7 +153,7 @@
     const more = document.createDocumentFragment();
     for (const [rank, line] of fresh.lines) {
       const one = element("span");
-      one.append(element("b", rank === "-" || rank === "~" ? "" : "rank " + rank + " | "), line + "\n");
+      one.append(element("b", rank === "-" ? "" : "rank " + rank + " | "), line + "\n");
       more.append(one);
     }
     log.append(more);

@@ -1,0 +1,85 @@
+"""Reads and writes what a checkpoint has beside tensors: how far a training is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from orchestrator.engine.core.lr_scheduler import LrScheduler
+from orchestrator.engine.core.parts import Parts
+from orchestrator.engine.core.stopping import TrainState
+from orchestrator.engine.ranks import agreement, mesh, plain_names
+from orchestrator.engine.saving import huggingface, ownership
+from orchestrator.engine.saving.checkpoint import Checkpoints
+
+
+def save_checkpoint(
+    checkpoints: Checkpoints,
+    parts: Parts,
+    state: TrainState,
+    scheduler: LrScheduler,
+    endless: bool,
+) -> None:
+    agreement.take_buffers_of_first(parts.bare)
+    progress = {
+        **progress_of(parts, state, scheduler, endless, checkpoints.run),
+        "aliases": aliases_of(parts.bare),
+        "configs": configs_of(parts.bare) if checkpoints.writers.first else {},
+    }
+    best = state.best is not None and state.best_step == state.step
+    checkpoints.save(state.step, parts.bare, parts.kept, progress, best=best)
+
+
+def progress_of(
+    parts: Parts, state: TrainState, scheduler: LrScheduler, endless: bool, run: ownership.Run
+) -> dict[str, Any]:
+    """Give all of the state that is no tensor, as JSON keeps it."""
+    return {
+        "step": state.step,
+        "position": state.position,
+        "tokens": state.tokens,
+        "stepper": parts.kept.progress(),
+        "state": dataclasses.asdict(state),
+        "scheduler": scheduler.state(),
+        "given": {"optimizer": parts.stepper.given, "scheduler": scheduler.given},
+        "endless": endless,
+        "run": dataclasses.asdict(run),
+    }
+
+
+def state_of(progress: Mapping[str, Any]) -> TrainState:
+    """Read where a checkpoint was saved, also by earlier versions."""
+    if "state" not in progress:  # the engine's, which had no epochs
+        return TrainState(
+            step=progress["step"], position=progress["position"], tokens=progress["tokens"]
+        )
+    saved = {"position": -1, **progress["state"]}  # the Trainer's once counted batches alone
+    return TrainState(**{"epoch_sums": progress.get("epoch_sums", {}), **saved})
+
+
+def aliases_of(model: nn.Module) -> dict[str, str]:
+    """Map each further name of a tensor, such as a tied weight, to the name it is saved under."""
+    kept = plain_names.state_dict(model).keys()
+    first: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for named in (plain_names.parameters, plain_names.buffers):
+        for name, value in named(model, every=True):
+            own = first.setdefault(id(value), name)
+            if own != name and name in kept:
+                aliases[name] = own
+    return aliases
+
+
+def configs_of(model: nn.Module) -> dict[str, str]:
+    """Give the files that Hugging Face has beside the weights, for an export of the checkpoint."""
+    try:
+        return huggingface.configs_of(model, mesh.plain_class(model).__name__)
+    except Exception:  # noqa: BLE001 (code of a user's; the weights are worth more than this)
+        return {}
+
+
+def is_endless(progress: Mapping[str, Any]) -> bool:
+    return bool(progress.get("endless", "state" not in progress))

@@ -1,0 +1,1 @@
+"""States in the memory of the nodes, which outlive the ranks."""

@@ -1,0 +1,51 @@
+"""The memory and the time that keeping states costs, and how often that is affordable."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Container, Sequence
+from pathlib import Path
+
+from orchestrator import text
+
+MEMINFO = Path("/proc/meminfo")
+KEPT_FREE = 0.1  # of what is free now: for others, and for what is not counted
+COST = 0.03  # of the training: the most that is spent where nobody has said how often
+
+
+def short_of(where: Path, need: int, name: str, reused: Container[str] = ()) -> str:
+    """Say what is lacking for so many bytes, beside those that our files have already.
+
+    Constant parts that are not used again stay until the first state is whole.
+    """
+    have = sum(
+        path.stat().st_blocks * 512
+        for path in where.glob(f"{name}.*")
+        if path.name in reused or path.name.endswith((".0", ".1"))
+    )
+    free = {"free there": shutil.disk_usage(where).free, "available": available()}
+    what, least = min(free.items(), key=lambda item: item[1])
+    if need - have <= least * (1 - KEPT_FREE):
+        return ""
+    return (
+        f"two states of this node's ranks take {text.size(need)} of memory in {where}, and"
+        f" {text.size(least + have)} are {what} on {os.uname().nodename}"
+    )
+
+
+def available() -> int:
+    for line in MEMINFO.read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62
+
+
+def affordable(measures: Sequence[Sequence[float]]) -> int:
+    """Say every how many steps a state is to be kept, so that it costs what COST allows at most."""
+    every = []
+    for stall, busy, seconds in measures:
+        step = max(seconds - stall, 1e-6)
+        every.append(max(1, math.ceil(stall / (COST * step)), math.ceil(busy / step)))
+    return min(every)

@@ -1,0 +1,176 @@
+"""Keep the state of a script's own loop in memory, and go on from it after a restart of the ranks.
+
+    state = orchestrator.load_memory_checkpoint()   # None at the first start
+    ...
+    orchestrator.memory_checkpoint({"model": model.state_dict(), "step": step})
+
+It works without the Trainer, under any launcher that sets ORCHESTRATOR_RESUME_DIR.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from orchestrator.engine.saving.in_memory.memory import (
+    VARIABLE,
+    Found,
+    Memory,
+    directory,
+    rank_and_world,
+)
+from orchestrator.errors import CheckFailed, UsageError
+
+TIMEOUT = 600.0  # seconds that a rank waits for the others
+ORDERED: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "count": Counter}
+LISTS: dict[str, type[list[Any]] | type[tuple[Any, ...]]] = {"list": list, "tuple": tuple}
+
+
+def memory_checkpoint(
+    state: Mapping[str, Any], step: int | None = None, *, replicated: bool = False
+) -> None:
+    """Keep this rank's state in memory; every rank calls it, after the same steps.
+
+    It returns when the state is copied; the rest happens beside the next step. A step that is left
+    out counts the calls. Tensors, numpy's arrays, numbers, texts, and lists, tuples and dicts of
+    them are kept as they are. A replicated state is the same on all ranks, as under DDP: each node
+    keeps it once, and any number of ranks goes on from it. Where the launch gave no memory that
+    outlives the ranks, it does nothing but to say so.
+    """
+    opened = _opened(replicated)
+    if opened is None:
+        return
+    memory, found = opened
+    tensors: dict[str, Tensor] = {}
+    rest = json.dumps(encoded(state, tensors, "state"))
+    if step is None:
+        step = (found.notes.step if found is not None else 0) + memory.turn + 1
+    memory.save(step, tensors, rest)
+    memory.settle()
+
+
+def load_memory_checkpoint(*, replicated: bool = False) -> dict[str, Any] | None:
+    """Return this rank's state as an earlier attempt of the job kept it last, on the CPU.
+
+    None at the first start, or where no state is whole over all ranks. Every rank calls it, and
+    says `replicated` as memory_checkpoint() does.
+    """
+    opened = _opened(replicated)
+    if opened is None or opened[1] is None:
+        return None
+    found = opened[1]
+    try:
+        tensors = {name: value.clone() for name, value in found.bring({}).items()}
+        content: dict[str, Any] = decoded(json.loads(found.notes.rest), tensors)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckFailed(f"what is in memory is none of a script's states ({error})") from None
+    return content
+
+
+def _opened(replicated: bool) -> tuple[Memory, Found | None] | None:
+    """Open the memory once for each process group, and find what is there."""
+    rank, world = rank_and_world()
+    group = dist.group.WORLD if world > 1 else None
+    if (rank, world, group) not in _OPEN:
+        _OPEN[rank, world, group] = replicated, _open(rank, world, replicated)
+    before, opened = _OPEN[rank, world, group]
+    if before != replicated:
+        raise UsageError(
+            "memory_checkpoint() and load_memory_checkpoint() differ in whether all ranks have the"
+            " same state",
+            "say replicated=True in both, or in neither",
+        )
+    return opened
+
+
+_OPEN: dict[Any, tuple[bool, tuple[Memory, Found | None] | None]] = {}
+
+
+def _open(rank: int, world: int, replicated: bool) -> tuple[Memory, Found | None] | None:
+    def say(text: str) -> None:
+        if rank == 0:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+
+    where = directory()
+    if where is None:
+        say(f"no state is kept in memory: {VARIABLE} is not set, which a launch with --max-restarts"
+            " does")  # fmt: skip
+        return None
+    layout = "the same on all ranks" if replicated else f"{world} ranks"
+    own = {"program": Path(sys.argv[0]).name or "python", "layout": layout}
+    shard = 0 if replicated else rank
+    memory = Memory(where, "script", shard, own, layout, say, timeout=TIMEOUT)
+    found = memory.find()
+    if found is not None:
+        say(f"going on after step {found.notes.step}, from memory ({where})")
+    return memory, found
+
+
+# -- a state as JSON and tensors ------------------------------------------------------------------
+
+
+def encoded(value: Any, tensors: dict[str, Tensor], path: str, *, sharded: bool = False) -> Any:
+    """Write a value as JSON; its tensors go into `tensors`, and it names them.
+
+    Tensors may be in shards where whoever keeps them knows what to do with those.
+    """
+    within = functools.partial(encoded, tensors=tensors, sharded=sharded)
+    if isinstance(value, Tensor):
+        if (isinstance(value, DTensor) and not sharded) or value.layout is not torch.strided:
+            raise UsageError(
+                f"{path} is a {type(value).__name__} ({value.layout}), which cannot be kept",
+                "give this rank's part of it: value.to_local(), or value.to_dense()",
+            )
+        tensors[path] = value.detach()
+        return {"tensor": path}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, (int, float, str)):  # numpy's float64 is one
+        return json.loads(json.dumps(value))
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    for name, kind in LISTS.items():
+        if type(value) is kind:
+            return {name: [within(v, path=f"{path}[{i}]") for i, v in enumerate(value)]}
+    for name, own in ORDERED.items():
+        if type(value) is own:
+            items = [
+                [within(key, path=path), within(inner, path=f"{path}[{key!r}]")]
+                for key, inner in value.items()
+            ]
+            return {name: items}
+    if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
+        return {"array": within(torch.from_numpy(value.copy()), path=path)}
+    raise UsageError(
+        f"{path} is a {type(value).__name__}, which cannot be kept",
+        "give tensors, arrays, numbers, texts, bytes, and lists, tuples and dicts of them",
+    )
+
+
+def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Read such JSON again."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "array":
+        return decoded(content, tensors).numpy()
+    if kind == "bytes":
+        return base64.b64decode(content)
+    if kind in LISTS:
+        return LISTS[kind](decoded(inner, tensors) for inner in content)
+    items = ((decoded(key, tensors), decoded(inner, tensors)) for key, inner in content)
+    return ORDERED[kind](dict(items)) if kind == "count" else ORDERED[kind](items)

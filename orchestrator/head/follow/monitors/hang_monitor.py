@@ -1,0 +1,98 @@
+"""Notices a job that hangs, and finds out why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from orchestrator import files
+from orchestrator.head.follow.follower import NodeFollower
+from orchestrator.head.follow.monitors import hang_report
+from orchestrator.head.follow.monitors.hang_report import StuckRank
+from orchestrator.head.follow.verdict import Failure
+from orchestrator.protocol.messages import AskStuck, RankStacks, Stuck
+from orchestrator.records.experiment import Experiment
+
+ANSWER_SECONDS = 10.0  # nodes that have not answered by then are left out
+STOOD_STILL = 1.0  # between two looks, which come ten times a second
+
+
+class HangMonitor:
+    """A job hangs when none of its nodes printed anything or moved for `timeout` seconds.
+
+    A program that reports no steps and keeps its processors busy may be waiting all the same (NCCL
+    spins). After such a silence its ranks are asked too, and the age of a collective decides.
+    """
+
+    def __init__(
+        self, timeout: float, experiment: Experiment, job: str, say: Callable[[str], None]
+    ) -> None:
+        self.timeout, self.experiment, self.job, self.say = timeout, experiment, job, say
+        self.asked_at = 0.0
+        self.settled_at = self.looked_at = time.monotonic()
+        self.answers: dict[int, Stuck] = {}
+
+    def look(self, followers: Sequence[NodeFollower]) -> Failure | None:
+        """Return what is wrong, once it is known."""
+        now, before = time.monotonic(), self.looked_at
+        self.looked_at = now
+        if now - before > STOOD_STILL:
+            self.settled_at = now
+        if not self.timeout:
+            return None
+        if self.asked_at:
+            if len(self.answers) == len(followers) or now - self.asked_at > ANSWER_SECONDS:
+                return self._settle(followers, now)
+            return None
+        silent = min((f.silent for f in followers), default=0.0)
+        if silent > self.timeout and now - self.settled_at > self.timeout:
+            self._ask(followers, now)
+        return None
+
+    def _ask(self, followers: Sequence[NodeFollower], now: float) -> None:
+        self.asked_at, self.answers = now, {}
+        for follower in followers:
+            follower.ask(AskStuck(job=self.job, node=follower.node.index))
+
+    def answer(self, node: int, stuck: Stuck) -> None:
+        self.answers[node] = stuck
+
+    def _settle(self, followers: Sequence[NodeFollower], now: float) -> Failure | None:
+        self.asked_at, self.settled_at = 0.0, now
+        ranks = [
+            (hang_report.of_rank(rank, node, stacks), stacks)
+            for node, answer in sorted(self.answers.items())
+            for rank, stacks in sorted(answer.stuck.items())
+        ]
+        stuck = [rank for rank, _ in ranks]
+        # Clocks of nodes differ; a wait of minutes is one by any of them.
+        clock = max((answer.time for answer in self.answers.values()), default=0.0)
+        idle = min((f.idle for f in followers), default=0.0)
+        if idle <= self.timeout and hang_report.oldest_wait(stuck, clock) <= self.timeout:
+            return None  # busy with something that says nothing
+        if ranks:
+            self._keep(ranks)
+        fix = "" if ranks else "orchestrator doctor: does every node reach the master's port?"
+        asked = [f.node for f in followers if f.node.index in self.answers]
+        ended = max(0, sum(node.nproc for node in asked) - len(stuck)) if stuck else 0
+        reading = hang_report.reading(stuck, ended)
+        message = f"no progress for {max(idle, self.timeout):.0f} s: {reading}"
+        who = hang_report.culprit(stuck, ended)
+        names = {f.node.index: f.node.name for f in followers}
+        node, rank = (who.node, who.rank) if who else (None, None)
+        name = "" if node is None else names[node]
+        return Failure(node, name, rank, time.time(), "hang", message, fix=fix)
+
+    def _keep(self, ranks: Sequence[tuple[StuckRank, RankStacks]]) -> None:
+        directory = self.experiment.path / "hang"
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            for rank, stacks in ranks:
+                path = directory / f"node_{rank.node}_rank_{rank.rank}_stacks.txt"
+                files.replace(path, stacks.stacks.encode("utf-8", "replace"))
+                if stacks.collectives:
+                    path = path.with_name(f"node_{rank.node}_rank_{rank.rank}_collectives.json")
+                    files.replace(path, stacks.collectives.encode("utf-8", "replace"))
+            self.say(f"the stacks and collectives of all ranks are in {directory}")
+        except OSError as error:
+            self.say(f"{directory} cannot be written: {error.strerror}")

@@ -1,0 +1,241 @@
+"""The directory of experiments: make one, list them, find the one that is meant."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import stat
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator import files
+from orchestrator.errors import EMPTY, UsageError, nearest
+from orchestrator.permissions import others, user_name
+from orchestrator.records.experiment import (
+    NAME,
+    RECORD,
+    STAMP,
+    Experiment,
+    JobRecord,
+    Untrusted,
+)
+
+
+def check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} cannot name an experiment",
+            "letters, digits, _ . + - are allowed, the first a letter or digit, 100 at most",
+        )
+
+
+def create(root: Path, name: str) -> Experiment:
+    """Make experiments/<name>_YYYYMMDD_HHMMSS, unique even for two launches in one second."""
+    check_name(name)
+    made_root = False
+    try:
+        made_root = not root.exists()
+        if made_root:
+            root.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # another launch was faster
+                files.make_private(root)
+        path = _new_directory(root.absolute(), name)
+        for inner in (path / "outputs", path / "logs"):
+            files.make_private(inner)
+    except OSError as error:
+        raise UsageError(
+            f"no experiment can be created in {root}: {error.strerror}", _allowing(root, error)
+        ) from error
+    experiment = Experiment(path)
+    experiment.made_root = made_root
+    return experiment
+
+
+def _allowing(root: Path, error: OSError) -> str:
+    """Say what allows an experiment in a directory that did not take it."""
+    another = "name another directory with --experiments DIR"
+    if isinstance(error, PermissionError):
+        there, owner = _nearest(root)
+        if owner != os.geteuid():
+            return f"{there} belongs to {user_name(owner)}: {another}, or ask for leave to write it"
+        return f"chmod u+rwx {shlex.quote(str(there))}; or {another}"
+    if root.is_symlink() and not root.exists():
+        return f"it is a link to {root.readlink()}, which is not there"
+    return f"free some space or {another}"
+
+
+def _new_directory(root: Path, name: str) -> Path:
+    now = time.time()
+    for later in range(3600):
+        path = root / f"{name}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(now + later))}"
+        try:
+            files.make_private(path)
+        except FileExistsError:
+            continue  # two launches in one second: the second one takes the next second's name
+        return path
+    raise UsageError(f"all names {name}_... of the next hour are taken in {root}")
+
+
+def stamped(stamp: str) -> float | None:
+    """Return the time in the name of an experiment, by the clock of the head that gave it."""
+    try:
+        return time.mktime(time.strptime(stamp, "%Y%m%d_%H%M%S"))
+    except (ValueError, OverflowError):
+        return None
+
+
+def every(root: Path, *, trusted: bool = False) -> list[Experiment]:
+    """Return all experiments under a root, the newest last, by the times in their names.
+
+    Those that somebody else may have written are passed over, unless they are trusted.
+    """
+    return [
+        Experiment(path, trusted=trusted)
+        for path, problem in _entries(root)
+        if trusted or not problem
+    ]
+
+
+def passed_over(root: Path) -> list[Untrusted]:
+    """Say why each experiment is passed over that somebody else may have written."""
+    return [Untrusted(path, problem) for path, problem in _entries(root) if problem]
+
+
+def _entries(root: Path) -> list[tuple[Path, str]]:
+    """Return each directory with a record, and who else may write it, the newest last."""
+    try:
+        entries = [entry for entry in root.iterdir() if STAMP.fullmatch(entry.name)]
+    except (OSError, ValueError):
+        return []
+    # A clock that was once ahead does not make an experiment the newest for years.
+    tomorrow = time.strftime("%Y%m%d_%H%M%S", time.localtime(time.time() + 86400))
+    experiments = []
+    for path in sorted(entries, key=lambda p: (p.name[-15:] <= tomorrow, p.name[-15:])):
+        try:
+            status, record = path.lstat(), (path / RECORD).lstat()
+        except OSError:
+            continue
+        if not (stat.S_ISDIR(status.st_mode) and stat.S_ISREG(record.st_mode)):
+            continue
+        problem = others(status) or others(record)
+        if problem:  # which the file system may say of everything
+            with contextlib.suppress(UsageError):
+                Experiment(path).read_record()
+                problem = ""
+        experiments.append((path, problem))
+    return experiments
+
+
+def find(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment | None:
+    """Find an experiment by directory or name; left out, the newest that can be trusted.
+
+    Of the parts of a job that was started by hand, on a disk that its machines share, the newest is
+    this machine's, if it has one.
+    """
+    if wanted == "":
+        raise UsageError("the name of the experiment is empty", EMPTY)
+    if wanted is None:
+        known = every(root, trusted=trusted)[::-1]
+        return next(
+            (candidate for candidate in known if not candidate.elsewhere),
+            known[0] if known else None,
+        )
+    for path in (root / wanted, Path(wanted)):
+        try:
+            there = (path / RECORD).is_file()  # by a link, too: the user has named it
+        except OSError:  # missing() says why
+            continue
+        if there:
+            real = Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()
+            return Experiment(real, trusted=trusted)
+    return None
+
+
+def known(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment:
+    """Find an experiment as find() does; one that is not there is an error."""
+    experiment = find(root, wanted, trusted=trusted)
+    if experiment is None:
+        raise missing(root, wanted)
+    return experiment
+
+
+LISTS = "orchestrator prune --list"
+
+
+def missing(root: Path, wanted: str | None, nor: str = "") -> UsageError:
+    """Return the error for an experiment that is not there, with the name or place that was meant.
+
+    Whoever comes back in another terminal is in another directory, or names the project's.
+    """
+    what = f"no experiment {wanted!r}" if wanted else "no experiment"
+    what = " ".join(filter(None, [f"there is {what} in {root.absolute()}", nor]))
+    if closed := _closed(root, wanted):
+        return closed
+    if wanted and (inside := inside_of(Path(wanted))):
+        return UsageError(what, f"name one of those in there, the newest: {inside.path}")
+    names = [candidate.name for candidate in every(root)]
+    if names:
+        begun = [name for name in names if wanted and name.startswith(wanted)]
+        near = f"; did you mean {begun[-1]!r}?" if begun else nearest(wanted or "", names)
+        return UsageError(what + near, f"the newest is {names[-1]}; {LISTS} shows all")
+    return UsageError(
+        what,
+        "experiments are in the directory where they were launched: go there, or name one by its"
+        " path; master_launch SCRIPT starts one",
+    )
+
+
+def _closed(root: Path, wanted: str | None) -> UsageError | None:
+    """Return the error for experiments, or one of them, that this login may not look into."""
+    for path in (root / wanted, Path(wanted)) if wanted else (root,):
+        try:
+            (path / RECORD).stat()
+        except PermissionError as error:
+            there, owner = _nearest(path)
+            fix = f"chmod u+rwx {shlex.quote(str(there))}"
+            if owner != os.geteuid():
+                share = f"chmod -R g+rX {shlex.quote(str(there))}"
+                fix = f"it belongs to {user_name(owner)}, who can show it to a group: {share}"
+            return UsageError(f"{there} cannot be read: {error.strerror}", fix)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _nearest(path: Path) -> tuple[Path, int]:
+    """Return the part of a path that can be seen from outside, and whose it is."""
+    there = next(part for part in (path, *path.absolute().parents) if os.path.lexists(part))
+    return there, there.lstat().st_uid
+
+
+def inside_of(place: Path) -> Experiment | None:
+    """Return the newest experiment in a directory of experiments, or in a project's."""
+    there = [candidate for path in (place, place / "experiments") for candidate in every(path)]
+    return there[-1] if there else None
+
+
+def of_slurm_job(root: Path, job: str) -> Experiment | None:
+    """Find the experiment that was submitted, or started before, as this Slurm job."""
+    for candidate in reversed(every(root)):
+        if candidate.slurm_job() == job:
+            return Experiment(candidate.path.absolute())
+    return None
+
+
+def adopt(root: Path, record: JobRecord) -> Experiment:
+    """Make a directory here for a job that was started elsewhere, under the name it has there."""
+    name = record.experiment
+    if not (STAMP.fullmatch(name) and NAME.fullmatch(name[: -len("_YYYYMMDD_HHMMSS")])):
+        raise UsageError(f"the nodes call the experiment of {record.job} {name!r}: no name of ours")
+    experiment = Experiment(root.absolute() / name)
+    record = replace(record, experiment=str(experiment.path))
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_private(experiment.path)
+        files.make_private(experiment.logs)
+        experiment.write_signed(record)
+    except OSError as error:
+        raise UsageError(f"{experiment.path} cannot be created: {error.strerror}") from error
+    return experiment

@@ -1,0 +1,299 @@
+"""States in memory: killed, torn, flipped, moved; the run goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.engine.saving.in_memory import memory_file
+from tests.engine.core.test_parity import config, fsdp
+from tests.engine.worlds import Job, run
+
+STEPS = 12
+SHARDED = fsdp("full_shard")
+TWO_NODES = [1, 1]
+
+
+def job(path: Path, name: str, nodes: list[int], *changes: dict[str, Any], **more: Any) -> Job:
+    ends = {"training": {"max_steps": STEPS}, "checkpoint": {"at_end": False, "memory_every": 1}}
+    own = {"memory": str(path / "memory"), **more}
+    return Job(str(path / name), nodes, config(ends, *changes, world=sum(nodes)), **own)
+
+
+def until(steps: int) -> dict[str, Any]:
+    return {"training": {"max_steps": steps}, "scheduler": {"total_steps": STEPS}}
+
+
+def on_disk(path: Path, every: int = 4) -> dict[str, Any]:
+    """With a restart in mind: what this job itself has saved there."""
+    return {"checkpoint": {"steps": every, "directory": str(path / "disk")}}
+
+
+def losses(job: Job, rank: int = 0) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in job.metrics(rank) if "loss" in line}
+
+
+def after(step: int, job: Job) -> dict[int, float]:
+    return {number: loss for number, loss in losses(job).items() if number > step}
+
+
+@pytest.mark.parametrize("strategy", ["hybrid_shard", "full_shard", "ddp"])
+def test_it_goes_on_from_memory_to_the_bit(tmp_path: Path, strategy: str) -> None:
+    """Also after a node was replaced: its memory is empty, the next node has what it had."""
+    whole = job(tmp_path, "whole", [2, 2], fsdp(strategy), memory="")
+    first = job(tmp_path, "first", [2, 2], fsdp(strategy), until(7))
+    assert run(whole, first) == [[0] * 4] * 2, first.output()
+    sent = "each node holds a copy of the one before it" in first.output()
+    assert sent == (strategy == "full_shard")  # else each node has all shards by itself
+    shutil.rmtree(first.memory_of(0))
+    again = job(tmp_path, "again", [2, 2], fsdp(strategy))
+    assert run(again) == [[0] * 4], again.output()
+    assert f"resuming after step 7, from memory ({first.memory_of(0)}): " in again.output()
+    assert "2 ranks took it from another node" in again.output()
+    exact = {} if strategy != "ddp" else {"abs": 1e-6}  # torch orders ddp's buckets anew
+    assert losses(again) == (pytest.approx(after(7, whole), **exact) if exact else after(7, whole))
+    assert again.metrics()[-1]["tokens"] == whole.metrics()[-1]["tokens"]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[memory_file.BLOCK + 100] ^= 1
+    path.write_bytes(content)
+
+
+def tear(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[: memory_file.HEAD_SIZE] = bytes(memory_file.HEAD_SIZE)
+    path.write_bytes(content)
+
+
+def files(memory: Path, shard: int, step: int) -> list[Path]:
+    """All that hold a shard of this step: of the first node, then of the second."""
+    places = sorted(memory.glob(f"node*/trainer1.{shard}.?"))
+    return [path for path in places if memory_file.look(path)[1].step == step]
+
+
+def own_one(memory: Path) -> None:
+    flip(files(memory, 0, 7)[0])
+
+
+def both(memory: Path) -> None:
+    for path in files(memory, 0, 7):
+        flip(path)
+
+
+def torn(memory: Path) -> None:
+    """Two files of each shard, of which one is half: its rank was killed as it wrote."""
+    for shard in range(2):
+        for path in files(memory, shard, 7):
+            tear(path)
+
+
+def all_of_a_shard(memory: Path) -> None:
+    for path in memory.glob("node*/trainer1.1.?"):
+        path.unlink()
+
+
+HARM: dict[str, tuple[Callable[[Path], None], int, list[str]]] = {
+    "nothing": (lambda memory: None, 7, ["from memory"]),
+    "a flipped byte": (own_one, 7, ["the state of step 7 cannot be trusted as rank 0 has it: it is"
+                                    " damaged", "1 rank took it from another node"]),
+    "a flipped byte in both copies": (both, 6, ["step 7 cannot be trusted", "from memory"]),
+    "half of a file": (torn, 6, ["from memory"]),
+    "a shard is nowhere": (all_of_a_shard, 4, ["no state is whole over all ranks (shard 1 of 2 is"
+                                               " lost)", "step_00000004: "]),
+}  # fmt: skip
+
+
+def test_the_newest_state_that_is_whole_is_taken(tmp_path: Path) -> None:
+    whole = job(tmp_path, "whole", TWO_NODES, SHARDED, memory="")
+    first = job(tmp_path, "first", TWO_NODES, SHARDED, until(7), on_disk(tmp_path))
+    assert run(whole, first) == [[0, 0]] * 2, first.output()
+    restart = {"ORCHESTRATOR_ATTEMPT": "2"}
+    jobs = []
+    for name, (harm, _, _) in HARM.items():
+        memory = tmp_path / f"memory of {name}"
+        shutil.copytree(tmp_path / "memory", memory)
+        harm(memory)
+        jobs.append(job(tmp_path, name, TWO_NODES, SHARDED, on_disk(tmp_path, 100),
+                        memory=str(memory), env=restart))  # fmt: skip
+    codes = run(*jobs)
+    for (name, (_, step, words)), again, ended in zip(HARM.items(), jobs, codes, strict=True):
+        assert ended == [0, 0], again.output()
+        for said in (f"resuming after step {step}, from ", *words):
+            assert said in again.output(), f"{name}: {again.output()}"
+        assert losses(again) == after(step, whole), name
+
+
+def test_what_is_not_this_programs_is_passed_over(tmp_path: Path) -> None:
+    """Another model: said, and begun anew; a later step on disk is gone on from, too."""
+    first = job(tmp_path, "first", TWO_NODES, SHARDED, until(8), on_disk(tmp_path),
+                {"checkpoint": {"memory_every": 5}})  # fmt: skip
+    other = job(tmp_path, "other", TWO_NODES, SHARDED, {"model": {"args": {"dim": 4}}}, until(1))
+    later = job(tmp_path, "later", TWO_NODES, SHARDED, on_disk(tmp_path, 100))
+    assert run(first) == [[0, 0]]
+    assert run(later, other) == [[0, 0]] * 2, other.output()
+    assert "what is in memory is passed over: it is of another model" in other.output()
+    assert "resuming" not in other.output()
+    assert f"resuming after step 8, from {tmp_path / 'disk/step_00000008'}" in later.output()
+
+
+def test_on_fewer_nodes_copies_of_all_parameters_are_enough(tmp_path: Path) -> None:
+    """hybrid_shard holds every shard on each node: a node that does not return is not missed."""
+    first = job(tmp_path, "first", [2, 2], until(7))
+    whole = job(tmp_path, "whole", [2, 2], memory="")
+    assert run(first, whole) == [[0] * 4] * 2
+    fewer = job(tmp_path, "fewer", [2], {"training": {"gradient_accumulation": 2}})
+    assert run(fewer) == [[0, 0]], fewer.output()
+    assert "resuming after step 7, from memory" in fewer.output()
+    assert losses(fewer) == pytest.approx(after(7, whole), abs=1e-5)
+
+
+# By name: the nodes and their strategy, the nodes whose memory is lost, those and the strategy
+# after it, and the harm to what is left.
+OTHER_LAYOUTS: dict[str, tuple[list[int], str, list[int], list[int], str, str]] = {
+    "a node is lost": ([1, 1, 1], "full_shard", [1], [1, 1], "full_shard", "nothing"),
+    "nodes join": ([1, 1], "full_shard", [], [2, 2], "full_shard", "nothing"),
+    "another strategy": ([2, 1], "full_shard", [1], [2], "ddp", "nothing"),
+    "each rank has buffers": ([1, 1, 1], "ddp", [0], [1, 1], "ddp", "nothing"),
+    "wider groups": ([1, 1], "hybrid_shard", [0], [2], "hybrid_shard", "nothing"),
+    "one copy is damaged": ([1, 1, 1], "full_shard", [2], [1, 1], "full_shard", "a flipped byte"),
+    "both are damaged": (
+        *([1, 1, 1], "full_shard", [2], [1, 1], "full_shard"),
+        "a flipped byte in both copies",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_LAYOUTS)
+def test_other_ranks_put_the_state_together_from_memory(tmp_path: Path, name: str) -> None:
+    nodes, strategy, lost, after_it, other, damage = OTHER_LAYOUTS[name]
+    harm, step, _ = HARM[damage]
+    buffers = {"model": {"target": "tests.engine.own:with_buffers"}} if "buffers" in name else {}
+    whole = job(tmp_path, "whole", nodes, fsdp(strategy), buffers, memory="")
+    first = job(tmp_path, "first", nodes, fsdp(strategy), buffers, until(7))
+    assert run(whole, first) == [[0] * sum(nodes)] * 2, first.output()
+    for node in lost:
+        shutil.rmtree(first.memory_of(node))
+    left = [node for node in range(len(nodes)) if node not in lost]
+    for place, node in enumerate(left):
+        first.memory_of(node).rename(tmp_path / "memory" / f"node{place}")
+    harm(tmp_path / "memory")
+    again = job(tmp_path, "again", after_it, fsdp(other), buffers)
+    assert run(again) == [[0] * sum(after_it)], again.output()
+    assert f"resuming after step {step}, from memory" in again.output()
+    assert losses(again) == pytest.approx(after(step, whole), abs=1e-5)
+    assert again.metrics()[-1]["tokens"] == whole.metrics()[-1]["tokens"]
+
+
+def constants(memory: Path, shard: int) -> list[Path]:
+    return [*memory.glob(f"node*/trainer1.{shard}.0*-*")]
+
+
+def both_constants(memory: Path) -> None:
+    for path in constants(memory, 0):
+        flip(path)
+
+
+# By name: the nodes whose memory is lost, the nodes after it, the harm, and what is said.
+FROZEN_CASES: dict[str, tuple[list[int], list[int], Callable[[Path], None], str]] = {
+    "the same ranks": ([], [1, 1], lambda memory: None, "verified and read"),
+    "a node is replaced": ([0], [1, 1], lambda memory: None, "1 rank took it from another node"),
+    "a node is lost": ([0], [1], lambda memory: None, "put together from full_shard in 2 shards"),
+    "more ranks": ([], [2, 2], lambda memory: None, "put together from full_shard in 2 shards"),
+    "damaged": ([], [1, 1], both_constants, "no state is whole over all ranks (shard 0 of 2"),
+}
+
+
+def test_frozen_weights_are_kept_once_and_found_by_all(tmp_path: Path) -> None:
+    """They lie beside the states, whose shards of all layouts name them."""
+    frozen = {"model": {"target": "tests.engine.own:frozen"}}
+    whole = job(tmp_path, "whole", TWO_NODES, SHARDED, frozen, memory="")
+    first = job(tmp_path, "first", TWO_NODES, SHARDED, frozen, until(7))
+    assert run(whole, first) == [[0, 0]] * 2, first.output()
+    assert "of frozen weights only once; each node holds a copy" in first.output()
+    for shard in range(2):
+        assert len(constants(tmp_path / "memory", shard)) == 2
+    for name, (lost, nodes, harm, words) in FROZEN_CASES.items():
+        memory = tmp_path / f"memory of {name}"
+        shutil.copytree(tmp_path / "memory", memory)
+        for node in lost:
+            shutil.rmtree(memory / f"node{node}")
+            (memory / "node1").rename(memory / "node0" if len(nodes) == 1 else memory / "node1")
+        harm(memory)
+        again = job(tmp_path, name, nodes, SHARDED, frozen, memory=str(memory))
+        assert run(again) == [[0] * sum(nodes)], again.output()
+        assert words in again.output(), f"{name}: {again.output()}"
+        step = 0 if "damaged" in name else 7
+        exact = {} if sum(nodes) == 2 else {"abs": 1e-5}
+        wanted = after(step, whole)
+        assert losses(again) == (pytest.approx(wanted, **exact) if exact else wanted), name
+
+
+def test_a_frozen_weight_that_the_model_changes_goes_on_as_it_is(tmp_path: Path) -> None:
+    drifting = {"model": {"target": "tests.engine.own:frozen", "args": {"drifts": True}}}
+    ddp = fsdp("ddp")
+    whole = job(tmp_path, "whole", TWO_NODES, ddp, drifting, memory="")
+    first = job(tmp_path, "first", TWO_NODES, ddp, drifting, until(7))
+    again = job(tmp_path, "again", TWO_NODES, ddp, drifting)
+    assert run(whole, first, again) == [[0, 0]] * 3, again.output()
+    assert "resuming after step 7, from memory" in again.output()
+    assert losses(again) == after(7, whole)
+
+
+def test_killed_at_any_moment_at_most_a_step_is_lost(tmp_path: Path) -> None:
+    """Eight times SIGKILL of all ranks, also while a state is written, sent or counted."""
+    unending = {"training": {"max_steps": 10**6}, "scheduler": {"total_steps": 10**6}}
+    chance = random.Random(14)
+    lives = [
+        job(tmp_path, f"life{number}", TWO_NODES, SHARDED, unending, signal=signal.SIGKILL,
+            after_line=3, after_seconds=chance.random() * 0.1)
+        for number in range(8)
+    ]  # fmt: skip
+    assert run(*lives) == [[-9, -9]] * 8
+    lines = [losses(life) for life in lives]
+    for before, now, life in zip(lines, lines[1:], lives[1:], strict=False):
+        assert "from memory" in life.output()
+        first, last = min(now), max(before)
+        assert last - 1 <= first <= last + 2, (last, first)
+    seen: dict[int, float] = {}
+    for line in lines:
+        for step, loss in line.items():
+            assert seen.setdefault(step, loss) == loss
+    longest = {"training": {"max_steps": max(seen)}, "scheduler": {"total_steps": 10**6}}
+    whole = job(tmp_path, "whole", TWO_NODES, SHARDED, longest, memory="")
+    assert run(whole) == [[0, 0]]
+    assert seen.items() <= losses(whole).items()
+
+
+def test_where_memory_is_short_it_is_refused_in_words(tmp_path: Path, small_disk: Path) -> None:
+    """And so is what somebody else may write to; the training goes on without."""
+    large = {"model": {"args": {"dim": 2000}}, "checkpoint": {"memory_every": 1}}
+    tight = job(tmp_path, "tight", [1], large, until(2), memory=str(small_disk))
+    open_to_all = job(tmp_path, "open", [1], until(2), memory=str(tmp_path / "open memory"))
+    open_to_all.memory_of(0).mkdir(parents=True)
+    open_to_all.memory_of(0).chmod(0o777)
+    assert run(tight, open_to_all) == [[0], [0]]
+    assert "WARNING: no state is kept in memory from now on: two states of this node's ranks" in (
+        tight.output()
+    )
+    assert "may be written by everybody (rank 0); a restart goes on from" in open_to_all.output()
+    assert not list(open_to_all.memory_of(0).iterdir())
+
+
+def test_the_last_state_of_a_training_that_is_stopped_is_kept(tmp_path: Path) -> None:
+    """Else a job that is ended to go on with more nodes would lose what came after the last."""
+    endless = {"training": {"max_steps": 10**6}, "scheduler": {"total_steps": STEPS}}
+    rarely = {"checkpoint": {"memory_every": 1000}}
+    first = job(tmp_path, "first", TWO_NODES, endless, rarely, signal=signal.SIGTERM)
+    assert run(first) == [[0, 0]]
+    last = first.metrics()[-1]["step"]
+    again = job(tmp_path, "again", TWO_NODES, until(last + 1), rarely)
+    assert run(again) == [[0, 0]], again.output()
+    assert f"resuming after step {last}, from memory" in again.output()

@@ -1,0 +1,38 @@
+"""A connection that breaks under what is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.head.connect.ssh import SshChannel, SshTransport
+from orchestrator.head.connect.ssh_config import SshConfig
+from orchestrator.head.inventory.node_list import read_nodes
+from tests.conftest import Cluster
+
+SENDS: dict[str, Callable[[SshChannel], None]] = {
+    "data": lambda channel: channel.sendall(b"x"),
+    "the end of the input": lambda channel: channel.shutdown_write(),
+    "its end": lambda channel: channel.close(),
+}
+
+
+@pytest.mark.parametrize("what", SENDS)
+def test_a_sender_that_is_the_first_to_see_it_leaves_it_to_the_reader(
+    two_nodes: Cluster, what: str
+) -> None:
+    transport = SshTransport(SshConfig(two_nodes.ssh_config))
+    node = read_nodes(two_nodes.node_list)[0]
+    connection = transport.connect(transport.config.of_node(node))
+    channel = connection.run("cat", 10.0)
+    under = connection.transport.sock
+    assert isinstance(under, socket.socket)
+    under.shutdown(socket.SHUT_WR)  # the next thing that is sent gets EPIPE
+    with contextlib.suppress(OSError):  # the reader was faster: the channel is closed
+        SENDS[what](channel)
+    assert channel.recv(1) == b""
+    connection.transport.join(10.0)
+    assert not connection.alive

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from orchestrator.head.follow.monitors.hang_report import (
+    StuckRank,
+    culprit,
+    of_rank,
+    oldest_wait,
+    reading,
+)
+from orchestrator.protocol.messages import RankStacks
+
+STACKS = """Thread 0x00007f01 (most recent call first):
+  File "/x/orchestrator/node/job/rank.py", line 190 in tell_collectives
+
+Current thread 0x00007f02 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/distributed/c10d.py", line 2 in all_reduce
+  File "/home/me/my data.py", line 88 in read
+  File "/home/me/train.py", line 3 in <module>
+"""
+
+
+def entry(number: int, name: str, *, retired: bool, group: str = "0") -> dict[str, object]:
+    return {
+        **{"collective_seq_id": number, "profiling_name": f"gloo:{name}", "retired": retired},
+        **{"process_group": [group, "default_pg"], "is_p2p": False, "state": "scheduled"},
+        "time_created_ns": 1_000_000_000 * number,
+    }
+
+
+def test_what_a_rank_tells() -> None:
+    entries = [entry(1, "all_reduce", retired=True), entry(2, "barrier", retired=False)]
+    entries += [entry(7, "broadcast", retired=True, group="1")]
+    dump = json.dumps({"entries": entries})
+    told = RankStacks(state="S", stacks=STACKS, collectives=dump)
+    found = of_rank(3, 1, told)
+    assert found.where == "/home/me/my data.py:88 read()"
+    assert found.waits == {"0": (2, "barrier", 2.0)}
+    assert found.entered == {"0": 2, "1": 7}
+    assert oldest_wait([found], 602.0) == 600.0
+
+
+def test_a_rank_that_waits_for_a_thread_of_its_own() -> None:
+    """The main thread is in the interpreter's own code; the cause is where the other one is."""
+    stacks = (
+        "Thread 0x01 (most recent call first):\n"
+        '  File "/home/me/train.py", line 5 in load\n'
+        '  File "/usr/lib/python3.11/threading.py", line 975 in run\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown\n'
+        '  File "/x/orchestrator/node/job/rank.py", line 190 in leave\n'
+    )
+    found = of_rank(2, 1, RankStacks(state="S", stacks=stacks, collectives=""))
+    assert found.where == "/home/me/train.py:5 load()"
+    assert culprit([found], ended=3) == found and culprit([found]) is None
+    sentence = "it has not ended, and the other ranks have; it is in /home/me/train.py:5 load()"
+    assert reading([found], ended=3) == sentence
+    assert reading([rank(0), rank(1)], ended=1).startswith("ranks 0, 1 have not ended, and the")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": 5}', "null"])
+def test_a_rank_that_tells_nothing_sensible(text: str) -> None:
+    found = of_rank(0, 0, RankStacks(state="S", stacks=text, collectives=text))
+    assert (found.where, found.waits, found.entered) == ("", {}, {})
+
+
+def rank(
+    number: int, waits: str = "", entered: int = 0, state: str = "S", **groups: int
+) -> StuckRank:
+    """waits: "all_reduce #7", or "all_reduce #7 of G"."""
+    where = f"f.py:{number} g()"
+    words = waits.split()
+    group = words[3] if len(words) > 2 else "0"
+    inside = {group: (int(words[1][1:]), words[0], 0.0)} if words else {}
+    last = {group: inside[group][0]} if words else {"0": entered}
+    return StuckRank(number, number // 2, state, where, inside, {**last, **groups})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "who", "words"),
+    [
+        ([rank(0, "all_reduce #7"), rank(1, entered=6)], 1,
+         "it never entered all_reduce #7; it is in f.py:1 g()"),
+        ([rank(0, "all_reduce #7"), rank(1), rank(2, entered=6)], 1,
+         "ranks 1, 2 never entered all_reduce #7; it is in f.py:1 g()"),
+        # Rank 1 is late for the others because it waits itself, for rank 2 in another group.
+        ([rank(0, "all_reduce #7"), rank(1, "broadcast #3 of A", **{"0": 6}),
+          rank(2, entered=6, A=2)], 2, "never entered all_reduce #7; it is in f.py:2 g()"),
+        ([rank(0, "all_reduce #7"), rank(1, "barrier #7")], None,
+         "different collectives: rank 0 in all_reduce at f.py:0 g(), rank 1 in barrier at f.py:1"),
+        ([rank(0, "all_reduce #7"), rank(1, "all_reduce #7")], None, "all ranks are in all_reduce"),
+        ([rank(0, "all_reduce #7"), rank(1, entered=6, state="T")], 1, "it is stopped (SIGSTOP"),
+        ([rank(0, "all_reduce #7"), rank(1, entered=6, state="D")], 1, "it waits in the kernel"),
+        ([rank(0), rank(1)], None, "no rank makes progress"),
+        ([], None, "no rank has started: every torchrun waits for the others"),
+    ],
+)  # fmt: skip
+def test_the_reading(ranks: list[StuckRank], who: int | None, words: str) -> None:
+    found = culprit(ranks)
+    assert (found.rank if found else None) == who
+    assert words in reading(ranks)

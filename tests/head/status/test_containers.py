@@ -1,0 +1,103 @@
+"""Containers that only a launch was told of are looked into by what is about whole nodes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.launch import Launch, Where
+from orchestrator.errors import NodeError
+from orchestrator.head.inventory.node_list import parse_nodes
+from orchestrator.head.status import containers, warm
+from orchestrator.protocol.messages import WarmEnd, WarmEnds, WarmPair, WarmPairs
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+
+NODES = parse_nodes("a\nb wrap='docker exec -i listed'\nuser@c:22", "list")
+IN_JOB = "docker exec -i job"
+
+
+@pytest.fixture(autouse=True)
+def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The home of this login, where its key is."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+
+
+def part(host: str, wrap: str | None, user: str | None = None, port: int | None = None) -> Any:
+    return NodeRecord(0, host, host, user, port, host, "/inside/python", 0, 1, wrap=wrap)
+
+
+def launched(root: Path, parts: list[Any], *, signed: bool = True, **changes: Any) -> None:
+    path = root / f"run_{time.strftime('%Y%m%d')}_{len(list(root.iterdir())):06}"
+    path.mkdir(mode=0o700)
+    record = JobRecord("job-1", "x", "running", ["master_launch"], parts, 1000.0, {})
+    experiment = Experiment(path)
+    if signed:
+        experiment.sign(replace(record, **changes))
+    experiment.write_record(replace(record, **changes))
+
+
+def found(root: Path) -> list[tuple[str, str | None, str | None]]:
+    nodes = containers.of_nodes(NODES, Where(experiments=root), containers.runs)
+    return [(node.place, node.python, node.wrap) for node in nodes]
+
+
+def test_those_of_jobs_that_run_on_nodes_of_the_list(tmp_path: Path) -> None:
+    root = tmp_path / "experiments"
+    root.mkdir()
+    other = part("c", IN_JOB)  # the same machine by another login is another node of a list
+    launched(root, [part("a", IN_JOB), part("b", "docker exec -i listed"), other])
+    launched(root, [part("a", IN_JOB), part("c", IN_JOB, "user", 22), part("a", "none")])
+    launched(root, [part("a", "docker exec -i over")], state="done")
+    launched(root, [part("a", "docker exec -i forged")], signed=False)
+    assert found(root) == [
+        (f"a ({IN_JOB})", "/inside/python", IN_JOB),
+        (f"user@c:22 ({IN_JOB})", "/inside/python", IN_JOB),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "warm"),
+    [
+        ({}, False),
+        ({"launch": Launch(warm="10m")}, True),
+        ({"launch": Launch(warm="10m"), "state": "done", "ended": 500.0}, True),
+        ({"launch": Launch(warm="10m"), "state": "done", "ended": 399.0}, False),
+        ({"launch": Launch(warm="soon"), "state": "done", "ended": 999.0}, False),
+    ],
+)
+def test_where_something_may_be_warm(
+    changes: dict[str, Any], warm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containers.time, "time", lambda: 1000.0)
+    record = JobRecord("job-1", "x", "running", ["master_launch"], [], 100.0, {})
+    assert containers.may_be_warm(replace(record, **changes)) == warm
+
+
+def pairs(*pids: int) -> WarmPairs:
+    pair = WarmPair(
+        **{"key": "k", "since": 1.0, "seconds_left": 2.0, "ready": True, "memory": 3},
+        **{"pids": pids, "python": "/p", "variables": {}, "skipped": ()},
+    )
+    return WarmPairs(pairs=(pair,) if pids else (), time=1.0)
+
+
+def test_a_prefix_that_enters_no_container_tells_nothing_twice() -> None:
+    a, b, _ = NODES
+    inside = [replace(node, wrap="numactl -N0") for node in (a, b)]
+    silent = NodeError("there is no numactl")
+    for answers in (
+        [pairs(7, 8), pairs(), pairs(8, 7), silent],
+        [pairs(), pairs(), pairs(), silent],
+    ):
+        kept = warm.news([a, b, *inside], answers)
+        assert [place.wrap for place, _ in kept] == [None, b.wrap, "numactl -N0"]
+    ends = [WarmEnds(ends=(WarmEnd(key="k", ended={7: "x"}, left={}),)), WarmEnds(ends=())]
+    assert [place.place for place, _ in warm.news([a, inside[0]], ends)] == ["a"]
+    assert [place.place for place, _ in warm.news([a, inside[0]], ends[::-1])] == [
+        "a",
+        "a (numactl -N0)",
+    ]

@@ -1,0 +1,197 @@
+"""What a program has saved on a node, as that node sees it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.saved import look
+from orchestrator.node.saved.copies import Copies, look_of
+from orchestrator.node.saved.places import one_disk
+from orchestrator.node.server.session import Session
+from orchestrator.protocol.messages import AskSaved, Saved
+from tests.node.server.test_next_spec import FIRST
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    run = RunDir("e-abc", 0)
+    run.create()
+    own = Path(run.path, "experiment")
+    (own / "outputs").mkdir(parents=True)
+    (tmp_path / "work").mkdir()
+    env = {"ORCHESTRATOR_EXPERIMENT": str(own)}
+    run.write_spec(FIRST.replace(env=env, workdir=str(tmp_path / "work")))
+    return run
+
+
+def names(saved: Saved) -> list[str]:
+    return [f"{file.place}:{file.path}" for file in saved.files if file.kind != "directory"]
+
+
+def write(path: Path, *others: str) -> None:
+    for name in others:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(b"some")
+
+
+def test_what_the_program_has_saved(
+    tmp_path: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since the job began, and what belongs to it; a large directory ends the search."""
+    work = tmp_path / "work"
+    write(work, "last.ckpt", "a b/model.pt", "step4/.metadata", "c-7/model.safetensors.index.json")
+    write(work, "c-7/pytorch_model.bin", "c-7/trainer_state.json", "c-7/deep/er/config.json")
+    write(work, "step.txt", "old/checkpoint.pth.tar", "results/curve.csv", "8/checkpoint")
+    write(work, "train.py", "train.log", ".hidden/x.pt", ".x.pt", "ckpt.pt.tmp", "tmp-c-9/x.bin")
+    write(work, "wandb/model.pt", "c-7/events.out.tfevents.1", "before.pt", "c-7/before.json")
+    (work / "large.txt").write_bytes(bytes(look.POINTER + 1))
+    (work / "latest").symlink_to("c-7")
+    (work / "c-7/absolute").symlink_to(work / "step4")
+    (work / "away").symlink_to("/usr")
+    (work / "out").symlink_to("../elsewhere")
+    for name in ("before.pt", "c-7/before.json"):
+        os.utime(work / name, (1.0, 1.0))
+    outputs = Path(run.path, "experiment/outputs")
+    write(outputs, "best.safetensors", "checkpoints/step_00000004/.metadata")
+    (outputs / "best.safetensors").unlink()
+    write(outputs, "best.pth")
+    found = Session().saved(AskSaved(job="e-abc", node=0))
+    assert sorted(names(found)) == sorted(
+        [
+            *("work:a b/model.pt", "work:c-7/absolute", "work:c-7/deep/er/config.json"),
+            *("work:c-7/model.safetensors.index.json", "work:c-7/pytorch_model.bin"),
+            *("work:c-7/trainer_state.json", "work:last.ckpt", "work:latest", "work:8/checkpoint"),
+            *("work:old/checkpoint.pth.tar", "work:step.txt", "work:step4/.metadata"),
+            "outputs:best.pth",
+        ]
+    )
+    links = {file.path: file.target for file in found.files if file.kind == "link"}
+    assert links == {"latest": "c-7", "c-7/absolute": "../step4"}, "both lead inside, on any node"
+    assert found.whole and not found.shared
+    monkeypatch.setattr(look, "MOST_LOOKED_AT", 1)
+    assert not look.saved(run).whole
+
+
+def test_a_directory_that_the_launch_gave_is_looked_at_too(tmp_path: Path, run: RunDir) -> None:
+    write(tmp_path / "disk/ckpts", "a.pt")
+    write(tmp_path / "disk/data", "b.pt")
+    (tmp_path / "work/ckpts").symlink_to(tmp_path / "disk/ckpts")
+    (tmp_path / "work/data").symlink_to(tmp_path / "disk/data")
+    (tmp_path / "disk/ckpts/last").symlink_to(tmp_path / "work/ckpts/a.pt")
+    (tmp_path / "disk/ckpts/away").symlink_to(tmp_path / "work/data/b.pt")
+    found = look.saved(run, ["ckpts", "absent"])
+    assert names(found) == ["given/ckpts:a.pt", "given/ckpts:last"]
+    assert found.files[1].target == "a.pt", "whatever the way on which its path leads there"
+    with pytest.raises(ValueError, match="leads out"):
+        look.saved(run, ["../work"])
+
+
+def test_copies_are_told_apart_and_those_of_another_job_are_old_files(
+    tmp_path: Path, run: RunDir
+) -> None:
+    """The list of copies is in a directory that may outlive jobs."""
+    work = tmp_path / "work"
+    write(work, "of_this.pt", "of_another.pt", "changed.pt")
+    copies = Copies(str(work))
+    for name, job in (("of_this.pt", "e-abc"), ("of_another.pt", "e-old"), ("changed.pt", "e-abc")):
+        os.utime(work / name, (1, 1))
+        copies.expect(name, look_of((work / name).stat()), "node a", job)
+    copies.write()
+    (work / "changed.pt").write_bytes(b"more")
+    found = {file.path: file.by for file in look.saved(run).files}
+    assert found == {"of_this.pt": "node a", "changed.pt": ""}
+    Path(copies.path).write_text("[1, 2")
+    assert [file.path for file in look.saved(run).files] == ["changed.pt"]
+
+
+def test_in_which_attempt_it_was_written(tmp_path: Path, run: RunDir) -> None:
+    os.utime(run.spec, (100, 100))
+    for number, at in ((2, 200), (3, 300)):
+        later = RunDir(f"e-abc.{number}", 1)
+        later.create()
+        later.write_spec(FIRST)
+        os.utime(later.spec, (at, at))
+    for name, at in (("a.pt", 150), ("b.pt", 250), ("c.pt", 300)):
+        write(tmp_path / "work", name)
+        os.utime(tmp_path / "work" / name, (at, at))
+    assert [(file.path, file.attempt) for file in look.saved(run).files] == [
+        *(("a.pt", 1), ("b.pt", 2)),
+        ("c.pt", 3),
+    ]
+
+
+def whole() -> dict[str, bytes]:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("data.pkl", os.urandom(1000))
+    header = json.dumps(
+        {"__metadata__": {}, "w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+    ).encode()
+    tensors = len(header).to_bytes(8, "little") + header + bytes(8)
+    return {
+        "a.pt": archive.getvalue(),
+        "b.npz": archive.getvalue(),
+        "c.safetensors": tensors,
+    }
+
+
+@pytest.mark.parametrize("name", sorted(whole()))
+def test_a_file_that_lacks_its_end(name: str, tmp_path: Path, run: RunDir) -> None:
+    path, content = tmp_path / "work" / name, whole()[name]
+    for size in (len(content), len(content) - 5, 20, 0):
+        path.write_bytes(content[:size])
+        (file,) = look.saved(run).files
+        assert file.sound == (size == len(content)), size
+
+
+def test_whether_it_saves_on_a_disk_that_nodes_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    run = RunDir("e-abc", 0)
+    run.create()
+    work = tmp_path / "work"
+    shared = work / "experiments/e"
+    shared.mkdir(parents=True)
+    own = Path(run.path, "experiment")
+    own.mkdir()
+    for experiment, workdir, told in (
+        (shared, work, True),
+        (shared, tmp_path / "home", False),  # as with --workdir, or in a snapshot of the code
+        (own, work, False),
+        (own, tmp_path, False),
+        (work / "gone", work, False),
+    ):
+        env = {"ORCHESTRATOR_EXPERIMENT": str(experiment)}
+        spec = FIRST.replace(env=env, workdir=str(workdir))
+        assert one_disk(run, spec) == told, (experiment, workdir)
+
+
+def test_nodes_whose_clocks_disagree_see_the_same_on_a_disk_that_they_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing of other jobs that keep their experiments beside this one's."""
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    experiment = tmp_path / "experiments/e"
+    experiment.mkdir(parents=True)
+    write(tmp_path, "experiments/e/config.yaml", "last.ckpt", "before.ckpt")
+    write(tmp_path, "experiments/other/outputs/x.ckpt")
+    for name, when in (("experiments/e/config.yaml", 1000), ("last.ckpt", 1001)):
+        os.utime(tmp_path / name, (when, when))
+    os.utime(tmp_path / "before.ckpt", (999, 999))
+    for node, clock in ((0, 1000), (1, 5000)):
+        run = RunDir("e-abc", node)
+        run.create()
+        env = {"ORCHESTRATOR_EXPERIMENT": str(experiment)}
+        run.write_spec(FIRST.replace(node=node, env=env, workdir=str(tmp_path)))
+        os.utime(run.spec, (clock, clock))
+        found = look.saved(run)
+        assert names(found) == ["work:last.ckpt"] and found.shared

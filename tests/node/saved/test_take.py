@@ -1,0 +1,175 @@
+"""What another node's ranks saved comes whole, where it may, and over nothing that is our own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.node.forward.files import Given
+from orchestrator.node.forward.give import Giver
+from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.saved import take
+from orchestrator.node.saved.copies import Copies
+from orchestrator.protocol.messages import GivingNode, NamedFile, TakeSaved
+from tests.node.server.test_next_spec import FIRST
+
+TOKEN = secrets.token_hex(32)
+TIME = 1_700_000_000_123_456_789  # before any file that a test writes
+CONTENTS = {"runs/s-1/model.pt": b"one" * 1000, "runs/s-1/empty.json": b"", "ckpt.pt": b"last"}
+Ask = Any
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
+    run = RunDir("e-abc", 1)
+    run.create()
+    (tmp_path / "work").mkdir()
+    run.write_spec(FIRST.replace(env={}, workdir=str(tmp_path / "work")))
+    os.utime(run.spec, ns=(TIME, TIME))
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def ask(tmp_path: Path, work: Path) -> Iterator[Ask]:
+    """Return what takes the named contents and more, and returns why that failed."""
+    there = tmp_path / "there"
+    for path, content in CONTENTS.items():
+        (there / path).parent.mkdir(parents=True, exist_ok=True)
+        (there / path).write_bytes(content)
+    giver = Giver(TOKEN, Given(str(there), tuple(CONTENTS)), 60)
+
+    def go(*paths: str, changed: int = TIME, content: bytes | None = None, **more: Any) -> str:
+        for path in paths:
+            (there / path).write_bytes(content or CONTENTS[path])
+        files = tuple(named(path, changed, content) for path in paths)
+        node = GivingNode(addresses=("127.0.0.1",), port=giver.port, token=TOKEN)
+        taking = take.take(request(files=files, giver=node, **more), 0o022)
+        assert taking.over.wait(10)
+        return taking.problem
+
+    yield go
+    giver.close()
+
+
+def named(path: str, changed: int = TIME, content: bytes | None = None) -> NamedFile:
+    content = CONTENTS.get(path, b"") if content is None else content
+    total = hashlib.sha256(content).hexdigest()
+    return NamedFile(path=path, size=len(content), sum=total, mode=0o640, changed=changed)
+
+
+def request(**more: Any) -> TakeSaved:
+    nothing: dict[str, Any] = {"given": (), "place": "work", "by": "node a", "files": ()}
+    nothing |= {"links": {}, "directories": {}, "gone": (), "older": (), "seconds": 60}
+    return TakeSaved(job="e-abc", node=1, **{**nothing, **more})
+
+
+def test_what_comes_is_as_it_was_there_and_known_as_a_copy(work: Path, ask: Ask) -> None:
+    times = {"runs": TIME - 7, "runs/s-1": TIME - 5}
+    assert not ask(*CONTENTS, links={"runs/last": "s-1"}, directories=times)
+    for path, content in CONTENTS.items():
+        status = (work / path).stat()
+        assert (work / path).read_bytes() == content
+        assert (status.st_mtime_ns, status.st_mode & 0o777) == (TIME, 0o640)
+    assert {name: (work / name).stat().st_mtime_ns for name in times} == times
+    assert str((work / "runs/last").readlink()) == "s-1"
+    known = Copies(str(work)).known
+    assert set(known) == {*CONTENTS, "runs/last"} and {copy.by for copy in known.values()} == {
+        "node a"
+    }
+    assert not ask(gone=("runs/s-1/model.pt", "runs/s-1/empty.json", "runs/last", "absent"))
+    assert [path.name for path in sorted(work.iterdir()) if path.name[0] != "."] == ["ckpt.pt"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"files": (named("../out.pt"),)},
+        {"files": (named("/out.pt"),)},
+        {"files": (named("a/../../out.pt"),)},
+        {"links": {"../out": "x"}},
+        {"links": {"last": "/etc"}},
+        {"links": {"last": "../../etc"}},
+        {"links": {"runs/last": "../.."}},
+        {"directories": {"..": 1}},
+        {"gone": ("../home",)},
+        {"place": "elsewhere"},
+        {"given": ("../x",), "place": "given/../x"},
+    ],
+)
+def test_nothing_outside_is_touched(work: Path, more: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"leads out|no directory"):
+        take.take(request(**more), 0o022)
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path, work: Path, ask: Ask) -> None:
+    (tmp_path / "away/s-1").mkdir(parents=True)
+    (work / "runs").symlink_to(tmp_path / "away")
+    assert ask("ckpt.pt", "runs/s-1/model.pt") == "runs/s-1/model.pt: not a directory"
+    assert ask(links={"runs/last": "s-1"}) and not (work / "ckpt.pt").exists()
+    assert [path.name for path in (tmp_path / "away").rglob("*")] == ["s-1"]
+    assert not ask(gone=("runs/s-1",), directories={"runs": 1})
+    assert (tmp_path / "away").stat().st_mtime_ns > 1
+
+
+def test_our_own_stays_with_all_that_would_come_with_it(work: Path, ask: Ask) -> None:
+    (work / "ckpt.pt").write_bytes(b"mine")
+    assert ask(*CONTENTS) == "ckpt.pt is there, written by this node's own ranks"
+    assert ask(links={"ckpt.pt": "runs"}) and not ask(gone=("ckpt.pt",))
+    assert [path.name for path in work.iterdir() if path.name[0] != "."] == ["ckpt.pt"]
+    assert (work / "ckpt.pt").read_bytes() == b"mine"
+    (work / "ckpt.pt").write_bytes(CONTENTS["ckpt.pt"])
+    assert not ask("ckpt.pt"), "it is what would come"
+    assert not Copies(str(work)).known, "and stays ours"
+
+
+def test_a_copy_that_was_changed_is_our_own(work: Path, ask: Ask) -> None:
+    assert not ask("ckpt.pt")
+    (work / "ckpt.pt").write_bytes(b"MORE")
+    assert not ask(gone=("ckpt.pt",))
+    assert ask("ckpt.pt", changed=TIME + 5) and (work / "ckpt.pt").read_bytes() == b"MORE"
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_what_makes_room_is_kept(work: Path, ask: Ask, *, older: bool) -> None:
+    for number, content in enumerate((b"first", b"second"), 1):
+        (work / "ckpt.pt").write_bytes(content)
+        if not older:  # but from before the job
+            os.utime(work / "ckpt.pt", (1, 1))
+        assert not ask("ckpt.pt", older=("ckpt.pt",) if older else ())
+        assert (work / f".ckpt.pt.{number}.before").read_bytes() == content
+    assert (work / "ckpt.pt").read_bytes() == b"last"
+
+
+def test_an_end_in_the_middle_leaves_no_copy_that_is_taken_for_our_own(
+    work: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not ask("ckpt.pt", changed=TIME + 10**12)
+    with monkeypatch.context() as patch:
+        patch.setattr(take.Work, "to", None)
+        assert ask("ckpt.pt", changed=TIME + 10**13, content=b"more"), "it ended in the middle"
+    assert not (work / take.WAITING).exists() and (work / "ckpt.pt").read_bytes() == b"last"
+    assert not ask("ckpt.pt", changed=TIME + 10**13, content=b"more")
+    assert (work / "ckpt.pt").read_bytes() == b"more"
+    assert sorted(path.name[:6] for path in work.iterdir()) == [".orche", "ckpt.p"]
+
+
+def test_older_copies_make_room_on_a_full_disk(
+    work: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not ask("ckpt.pt")
+
+    def free(_: take.Work) -> int:
+        return take.MARGIN + 4 * (not (work / "ckpt.pt").exists())
+
+    monkeypatch.setattr(take.Work, "free", free)
+    assert not ask("ckpt.pt", changed=TIME + 5, content=b"more")
+    assert (work / "ckpt.pt").read_bytes() == b"more"
+    assert "MB free" in ask("runs/s-1/model.pt")
+    assert (work / "ckpt.pt").exists() and not (work / "runs").exists()
