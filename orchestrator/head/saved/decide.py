@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.head.saved.view import Key, View
 from orchestrator.protocol.messages import SavedFile
-
-SAVED = re.compile(r"\.(pt|pth|tar|ckpt|bin|safetensors|npz|npy|pkl|h5|distcp)$|ckpt|checkpoint")
+from orchestrator.protocol.saved_names import is_saved
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Decide:
             if node not in {first, *older} and not same(owners[node], origin)
         ]
         if unlike and key not in self.alike:
-            if SAVED.search(key.name):
+            if is_saved(key.name):
                 self.decision.unlike[key] = sorted([first, *unlike])
             return
         for node in range(len(self.views)):

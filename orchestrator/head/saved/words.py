@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from orchestrator.head.inventory.probed_node import listed
-from orchestrator.head.saved.decide import SAVED, Decision, Load
+from orchestrator.head.saved.decide import Decision, Load
 from orchestrator.head.saved.view import Key, View
 from orchestrator.head.screen.output import printable
+from orchestrator.protocol.saved_names import is_saved
 from orchestrator.text import duration, plural, size
 
 EACH_ITS_OWN = (
@@ -23,7 +24,7 @@ HALF = (
 def named(keys: Collection[Key], views: Sequence[View]) -> str:
     """Name the newest checkpoint among files, and say how many there are."""
     times = {key: file.changed for view in views for key, file in view.files.items()}
-    newest = max(keys, key=lambda key: (bool(SAVED.search(key.name)), times.get(key, 0), key))
+    newest = max(keys, key=lambda key: (is_saved(key.name), times.get(key, 0), key))
     first = printable(str(newest))
     return f"{first} and {len(keys) - 1} more" if len(keys) > 1 else first
 

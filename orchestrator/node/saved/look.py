@@ -17,13 +17,9 @@ from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.saved.copies import Copies, Copy, look_of
 from orchestrator.node.saved.places import OUTPUTS, began, experiment, one_disk, roots
 from orchestrator.protocol.messages import Saved, SavedFile
+from orchestrator.protocol.saved_names import is_saved
 from orchestrator.protocol.tree import is_inside
 
-ENDINGS = "pt|pth|pth.tar|ckpt|chkpt|bin|safetensors|npz|npy|pkl|h5|keras|distcp|joblib|msgpack"
-SAVED = re.compile(
-    r"\.metadata|[^.].*\.(" + ENDINGS.replace(".", r"\.") + r")|(?!\.).*(ckpt|checkpoint)[^.]*",
-    re.IGNORECASE,
-)
 # Neither what others write beside it, nor what a killed process had not given its name yet.
 NOT_SAVED = re.compile(
     r"\.(?!metadata$).*|__pycache__|wandb|mlruns|te?mp([-_.].*)?|core\.[0-9]+|.*~"
@@ -185,13 +181,13 @@ def starts_of(run: RunDir) -> Iterator[tuple[float, int]]:
 
 def chosen(found: list[SavedFile]) -> Iterator[SavedFile]:
     """Yield what has been saved, and what belongs to it: in one directory with it, or above it."""
-    tops = {parent(file.path) for file in found if SAVED.fullmatch(file.path.rpartition("/")[2])}
+    tops = {parent(file.path) for file in found if is_saved(file.path.rpartition("/")[2])}
     above = {directory for top in tops for directory in (top, *parents(top))}
     inner = tops - {""}
     for file in found:
         directory = parent(file.path)
         if (
-            SAVED.fullmatch(file.path.rpartition("/")[2])
+            is_saved(file.path.rpartition("/")[2])
             or not inner.isdisjoint((directory, *parents(directory)))
             or (directory in above and file.size <= POINTER)
         ):
@@ -227,7 +223,7 @@ NEVER_EMPTY = ("pt", "pth", "tar", "ckpt", "npz", "pkl", "h5")
 def is_sound(path: str, size: int) -> bool:
     """Tell whether a file has its end, as far as its format says so; most have one."""
     ending = path.rpartition(".")[2].lower()
-    if not SAVED.fullmatch(os.path.basename(path)) or ending == "metadata":
+    if not is_saved(os.path.basename(path)) or ending == "metadata":
         return True
     with files.open_plain(path) as file:
         start = file.read(8)

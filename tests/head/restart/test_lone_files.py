@@ -202,6 +202,15 @@ def test_what_a_node_wrote_itself_stays(place: Path) -> None:
     assert job["b"].has() == {"one.pt": "of b", "two.pt": "new of b"}
 
 
+def test_all_that_is_looked_for_as_saved_is_warned_of_where_it_differs(place: Path) -> None:
+    job = Job("ab", place)
+    for name in ("model.keras", "state.joblib", "Last.CKPT"):
+        job["a"].write(name, "of a", 1500)
+        job["b"].write(name, "of b", 1501)
+    (said,) = job.again("ab")
+    assert "a, b have each written another Last.CKPT and 2 more" in said
+
+
 def test_equal_files_of_several_nodes_are_no_matter(place: Path) -> None:
     job = Job("abc", place)
     job["a"].write("ckpt.pt", "step 40", 1500)
