@@ -111,11 +111,19 @@ ARROWS: dict[str, set[str]] = {
     },
     "head/resume": {
         *("config", "folder", "errors", "files", "protocol", "records", "text"),
-        *("head/chores", "head/connect", "head/inventory", "head/outputs", "head/screen"),
+        *("head/chores", "head/code", "head/connect", "head/inventory", "head/outputs"),
+        "head/screen",
     },
     "head/saved": {
         *("errors", "protocol", "text"),
-        *("head/connect", "head/inventory", "head/outputs", "head/resume", "head/screen"),
+        *(
+            "head/code",
+            "head/connect",
+            "head/inventory",
+            "head/outputs",
+            "head/resume",
+            "head/screen",
+        ),
     },
     "head/slurm": {
         *("errors", "records", "slurm_environment"),

@@ -17,12 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from orchestrator.head.chores.numbered_node import NumberedNode
 from orchestrator.head.chores.push import Cargo, Sending, Sums
-from orchestrator.head.code.fanout import QUICK_SECONDS, WIDTH, Fanout, parent
+from orchestrator.head.code.fanout import WIDTH, Fanout, parent
+from orchestrator.head.code.take import QUICK_SECONDS, take
 from orchestrator.protocol.messages import (
-    AskTaken,
     Beat,
     EndGiving,
-    EndTaking,
     GiveFiles,
     GivingNode,
     NamedFile,
@@ -184,7 +183,7 @@ class Relay:
         self, at: int, sending: Sending, wanted: Sequence[NamedFile], giver: GivingNode
     ) -> tuple[int, str]:
         """Return how many bytes came, and why the rest did not."""
-        channel, seen, before, moved = sending.channel, 0, parent(at), time.monotonic()
+        before, last, moved = parent(at), 0, time.monotonic()
         request = TakeFiles(
             directory=self.cargo.directory,
             files=tuple(wanted),
@@ -192,17 +191,16 @@ class Relay:
             seconds=LONGEST,
             label=LABEL,
         )
-        channel.ask(request, QUICK_SECONDS)
-        while True:
-            taken = channel.ask(AskTaken(), QUICK_SECONDS)
+
+        def stalls(size: int) -> bool:
+            nonlocal last, moved
             settled, now = self.over[before].is_set(), time.monotonic()
-            moved = now if taken.size > seen or not settled else moved
-            sending.progress.add(max(0, taken.size - seen))
-            seen = max(seen, taken.size)
-            if taken.over:
-                return seen, taken.problem
-            if settled and (before in self.broken or now - moved > STALLED_SECONDS):
-                channel.ask(EndTaking(), QUICK_SECONDS)
+            moved = now if size > last or not settled else moved
+            last = size
+            return settled and (before in self.broken or now - moved > STALLED_SECONDS)
+
+        taken = take(sending.channel, request, sending.progress.add, stalls)
+        return taken.size, taken.problem
 
     def tell(self, at: int, why: str) -> None:
         """Say that a node is served from here, too; the first time with the reason."""

@@ -16,14 +16,13 @@ from orchestrator.errors import NodeError, OrchestratorError
 from orchestrator.head.code.batches import Changed
 from orchestrator.head.code.scan import Tree
 from orchestrator.head.code.send import Outbox, Seen, Sent
+from orchestrator.head.code.take import QUICK_SECONDS, take
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.inventory.probed_node import OWN_BRIDGES, listed
 from orchestrator.protocol.facts import Address
 from orchestrator.protocol.messages import (
-    AskTaken,
     EndGiving,
-    EndTaking,
     GiveTree,
     Giving,
     GivingNode,
@@ -35,7 +34,6 @@ from orchestrator.text import plural
 WIDTH = 2  # nodes that the head sends to, and that each node passes on to
 AUTO_NODES = 5  # fewer are served directly,
 AUTO_BYTES = 32 << 20  # and so is what is no burden: before compression, for all nodes together
-QUICK_SECONDS = 30.0  # for an answer that needs no work: a node that is very busy is not lost
 TRANSFER_SECONDS = 3600.0
 MOST_ADDRESSES = 3  # of one node, tried one after the other
 
@@ -157,21 +155,13 @@ class Cascade:
         request = TakeTree(
             tree=tree.digest, size=len(tree.listing), giver=giver, seconds=TRANSFER_SECONDS
         )
-        channel.ask(request, QUICK_SECONDS)
-        seen = 0
-        while True:
-            taken = channel.ask(AskTaken(), QUICK_SECONDS)
-            self.outbox.seen(max(0, taken.size - seen))
-            seen = max(seen, taken.size)
-            if taken.over:
-                break
-            if self.failed[before].is_set():
-                channel.ask(EndTaking(), QUICK_SECONDS)
+        failed = self.failed[before]
+        taken = take(channel, request, self.outbox.seen, lambda _: failed.is_set())
         if not taken.problem:
-            return Sent(taken.files, seen)
+            return Sent(taken.files, taken.size)
         self.tell(at, before, taken.problem)
         rest = self.outbox.send(channel)
-        return Sent(max(taken.files, rest.files), seen + rest.size)
+        return Sent(max(taken.files, rest.files), taken.size + rest.size)
 
     def tell(self, at: int, before: int, why: str) -> None:
         """Say that a node is served from here; of the first with the reason."""

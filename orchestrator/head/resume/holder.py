@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from orchestrator.errors import NodeError
 from orchestrator.head.chores.pull import LIST_SECONDS, content
+from orchestrator.head.code.take import QUICK_SECONDS, take
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.outputs.fetch import plain
 from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol.messages import (
-    AskTaken,
     Checkpoints,
     EndGiving,
     GiveFiles,
@@ -27,8 +27,6 @@ from orchestrator.protocol.messages import (
 )
 from orchestrator.records import checkpoint_manifest
 from orchestrator.records.checkpoint_parts import Holding
-
-QUICK_SECONDS = 30.0
 
 
 @dataclass
@@ -70,17 +68,12 @@ class Holder:
         self, request: TakeFiles | TakeSaved, progress: Progress, stopped: Callable[[], None]
     ) -> str:
         """Have it take files from another; return why they did not come, or nothing."""
-        with self.lock:
-            self.open.ask(request, QUICK_SECONDS)
-        seen = 0
-        while True:
+
+        def give_up(_: int) -> bool:
             stopped()
-            with self.lock:
-                taken = self.open.ask(AskTaken(), QUICK_SECONDS)
-            progress.add(max(0, taken.size - seen))
-            seen = max(seen, taken.size)
-            if taken.over:
-                return taken.problem
+            return False
+
+        return take(self.open, request, progress.add, give_up, self.lock).problem
 
     def look(self, question: Checkpoints, number: int) -> list[Holding]:
         """Ask the node what it has, and number it in the answer."""

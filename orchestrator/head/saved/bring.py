@@ -5,20 +5,19 @@ Who has all of them gives them to two more at a time, so that the time hardly gr
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import NodeError, OrchestratorError
+from orchestrator.head.code.take import QUICK_SECONDS
 from orchestrator.head.connect import fleet
-from orchestrator.head.resume.holder import QUICK_SECONDS, Holder
+from orchestrator.head.resume.holder import Holder
 from orchestrator.head.saved.decide import Load
 from orchestrator.head.saved.view import Key, View
 from orchestrator.head.screen.progress import Progress
 from orchestrator.protocol.messages import (
-    EndTaking,
     GivingNode,
     NamedFile,
     SumOutput,
@@ -214,12 +213,7 @@ class Bringing:
 
     def run(self, holder: Holder, request: TakeSaved) -> None:
         """Have a node do it, and wait for its end."""
-        try:
-            problem = holder.take(request, self.progress, self.stopped)
-        except BaseException:
-            with contextlib.suppress(NodeError), holder.lock:
-                holder.open.ask(EndTaking(), QUICK_SECONDS)
-            raise
+        problem = holder.take(request, self.progress, self.stopped)
         if problem:
             raise NodeError(problem[:300])
 
