@@ -18,6 +18,7 @@ SLOW = [
     "tests/head/environments/test_requirements.py::test_wheels_are_downloaded_once",
     "tests/clusters/",
     "tests/node/job/test_fast_torchrun.py::test_torchrun_asks_no_name_server",
+    "tests/node/job/test_fast_torchrun.py::test_the_master",
     "tests/end_to_end/",
     "tests/engine/data/test_data.py::test_every_sample_comes_everywhere",
     "tests/engine/data/test_loaders.py::test_other_ranks_go_on",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import datetime
 import gc
 import importlib.machinery
 import json
@@ -19,6 +20,7 @@ import types
 from typing import Any
 
 PATIENCE = 60.0  # seconds to wait for the master; after that torchrun itself goes on waiting
+LAST_WORDS = datetime.timedelta(seconds=2)  # the master waits so long for others that leave
 
 
 def main() -> None:
@@ -51,7 +53,9 @@ def run(torchrun: Any) -> None:
     note_the_time()
     ask_no_name_server()
     options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
-    if options["--node-rank"] != "0":
+    is_master = options["--node-rank"] == "0"
+    leave_in_order(is_master)
+    if not is_master:
         wait_for(options["--master-addr"], int(options["--master-port"]))
     torchrun.main()
     leave()
@@ -74,6 +78,29 @@ def ask_no_name_server() -> None:
     api: Any = sys.modules.get("torch.distributed.elastic.agent.server.api")
     if hasattr(api, "_get_fq_hostname"):
         api._get_fq_hostname = socket.gethostname
+
+
+def leave_in_order(is_master: bool) -> None:
+    """Let the master's agent leave last when the job has ended well: the store ends with it.
+
+    Whoever still waits there for the answer that all have ended would write a page of C++ frames
+    instead, for which it looks for a second.
+    """
+    api: Any = sys.modules.get("torch.distributed.elastic.agent.server.api")
+    wait_for_the_end = getattr(getattr(api, "SimpleElasticAgent", None), "_exit_barrier", None)
+    if wait_for_the_end is None:
+        return
+
+    def and_leave(agent: Any) -> None:
+        wait_for_the_end(agent)
+        with contextlib.suppress(Exception):  # it has ended well, whoever cannot be waited for
+            store, nodes = agent._store, agent._worker_group.group_world_size
+            if store.add("orchestrator/left", 1) == nodes:
+                store.set("orchestrator/all left", "")
+            if is_master:
+                store.wait(["orchestrator/all left"], LAST_WORDS)
+
+    api.SimpleElasticAgent._exit_barrier = and_leave
 
 
 def note_the_time() -> None:
