@@ -71,6 +71,16 @@ setup_torch_elastic_env(processes)
 processes.spawn("ranks", Ranks).run.call(place, out).get()
 job.kill()
 """
+# What no launcher can do without: a login, and one import of torchrun on each node.
+IMPORT = """
+import gc, json, sys, time
+gc.disable()
+import torch.distributed.run
+now = time.time()
+for rank in range(int(sys.argv[1])):
+    with open(f"{sys.argv[2]}_{rank}.json", "w") as file:
+        json.dump(dict.fromkeys(("program", "torch", "group", "all_reduce"), now), file)
+"""
 HELP_RUNS = 11
 
 
@@ -124,6 +134,7 @@ def contenders(peers: Path, python: Path, ranks: int) -> list[Contender]:
         one("torchrunx", torchrunx, needs(theirs) or lacks(theirs, "torchrunx")),
         one("monarch", monarch, needs(theirs) or lacks(theirs, "monarch._src.job.job")),
         one("deepspeed (pdsh)", deepspeed, needs(peers / "bin/deepspeed", "pdsh")),
+        one("the limit: ssh, and torch imported once a node", limit, needs("ssh")),
     ]
 
 
@@ -159,13 +170,25 @@ def ours(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
 
 def by_hand(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
     """Do what one would type into a terminal per node, all at the same moment."""
-    lines = []
-    for number, address in enumerate(cluster.addresses):
+    there = []
+    for number in range(cluster.size):
         torchrun: list[Word] = [python, "-m", "torch.distributed.run", f"--nnodes={cluster.size}"]
         torchrun += [f"--node-rank={number}", f"--nproc-per-node={ranks}"]
         torchrun += [f"--master-addr={cluster.addresses[0]}", "--master-port=29500", PROGRAM, out]
-        there = f"cd {out.parent} && {shlex.join(map(str, torchrun))}"
-        lines.append(f'ssh {address} {shlex.quote(there)} & all="$all $!"\n')
+        there.append(torchrun)
+    return all_at_once(cluster, out, there)
+
+
+def limit(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
+    there = [[python, "-c", IMPORT, str(ranks), out / f"node_{i}"] for i in range(cluster.size)]
+    return all_at_once(cluster, out, there)
+
+
+def all_at_once(cluster: Cluster, out: Path, there: Sequence[Sequence[Word]]) -> list[Word]:
+    lines = []
+    for address, words in zip(cluster.addresses, there, strict=True):
+        line = f"cd {out.parent} && {shlex.join(map(str, words))}"
+        lines.append(f'ssh {address} {shlex.quote(line)} & all="$all $!"\n')
     return ["bash", "-c", "".join(lines) + "for one in $all; do wait $one || exit 1; done"]
 
 
