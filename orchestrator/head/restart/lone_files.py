@@ -1,6 +1,7 @@
 """Before the next attempt: what the program saved on some of its nodes only comes to the others.
 
 Where nodes share no disk, ranks there would find nothing, and begin anew beside those that go on.
+So what cannot be brought ends the attempt before it begins: the trained numbers would be wrong.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from orchestrator.config import resolved
-from orchestrator.errors import NodeError, StoppedEarly, UsageError
+from orchestrator.errors import CheckFailed, NodeError, UsageError
 from orchestrator.head.restart.gather import Gathered, Say
 from orchestrator.head.resume.beats import Beats
 from orchestrator.head.resume.holder import Holder
@@ -32,7 +33,10 @@ Stopped = Callable[[], None]
 def bring(
     experiment: Experiment, record: JobRecord, gathered: Gathered, say: Say, stopped: Stopped
 ) -> None:
-    """Bring it, and say so; on one disk that nodes share, wait until each sees all there is."""
+    """Bring it, and say so; on one disk that nodes share, wait until each sees all there is.
+
+    CheckFailed says what cannot be brought.
+    """
     alone = len(gathered.nodes) == len(record.attempts[-1].nodes) == 1
     if record.engine or alone:  # what the engine saves is brought otherwise
         return
@@ -45,10 +49,9 @@ def bring(
         beats.begin(holder)
     try:
         LoneFiles(holders, given(experiment), record, say, stopped).bring()
-    except StoppedEarly:
-        raise
     except NodeError as error:
-        say(f"WARNING: what the program saved is not the same on all nodes: {error.what}")
+        what = f"what the program saved is not the same on all nodes: {error.what}"
+        raise CheckFailed(what, words.MEND) from error
     finally:
         beats.end()
 
@@ -96,14 +99,15 @@ class LoneFiles:
         for load in loads:
             totals[load.target] += views[load.source].files[load.key].size
         if (total := max(totals.values(), default=0)) > MOST_BYTES:
-            self.say(words.too_much(loads, total, views, MOST_BYTES))
-            loads = []
-        elif total > MUCH:
+            raise CheckFailed(words.too_much(loads, total, views, MOST_BYTES), words.LARGE)
+        if total > MUCH:
             self.say(words.begins(loads, views))
         bringing.go(loads, decision.gone)
-        took = time.monotonic() - began
-        for line in words.brought(loads, views, bringing.failed, took):
-            self.say(line)
+        came = [load for load in loads if load.target not in bringing.failed]
+        if came:
+            self.say(words.come(came, views, time.monotonic() - began))
+        if bringing.failed:
+            raise CheckFailed(words.lacking(loads, views, bringing.failed), words.MEND)
         if count := sum(map(len, decision.gone.values())):
             copies = "1 copy" if count == 1 else f"{count} copies"
             self.say(f"{copies} removed of what was removed where it had been saved")
@@ -130,7 +134,7 @@ class LoneFiles:
         return Decide(views, nodes_of, alike).go() if alike else decision
 
     def await_all(self, views: Sequence[View]) -> None:
-        """Wait until all nodes see the same files of a disk that they share; say if they do not."""
+        """Wait until all nodes see the same files of a disk that they share; CheckFailed if not."""
         behind = lagging(views)
         if behind:
             self.say(f"not every node sees {printable(behind)} yet: a network disk lags behind;"
@@ -141,8 +145,7 @@ class LoneFiles:
             time.sleep(LOOK_SECONDS)
             behind = lagging(self.look())
         if behind:
-            self.say(f"WARNING: not every node sees {printable(behind)}: its ranks may begin anew"
-                     " beside those that go on")  # fmt: skip
+            raise CheckFailed(*words.unseen(behind, LAG_SECONDS))
 
 
 def lagging(views: Sequence[View]) -> str:

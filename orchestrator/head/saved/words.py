@@ -15,6 +15,13 @@ EACH_ITS_OWN = (
     "each keeps its own, and its ranks may go on from another state, unless the program makes them"
     " equal; save on rank 0 alone, or give the file a name with the rank in it"
 )
+APART = "its ranks would begin anew, or from an older state, beside those that go on"
+LEAVE_OUT = (
+    "; what no rank reads again is left out if its name, or that of its directory, begins with a"
+    " dot, or with tmp"
+)
+MEND = f"mend that, and launch again{LEAVE_OUT}"
+LARGE = f"orchestrator.distributed.copy_to_nodes(path) in the program brings it{LEAVE_OUT}"
 HALF = (
     "it was being written when its rank ended, and is not brought to others: save under another"
     " name and os.replace() it, so that a whole one is always there"
@@ -29,20 +36,17 @@ def named(keys: Collection[Key], views: Sequence[View]) -> str:
     return f"{first} and {len(keys) - 1} more" if len(keys) > 1 else first
 
 
-def brought(
-    loads: Sequence[Load], views: Sequence[View], failed: Mapping[int, str], took: float
-) -> Iterator[str]:
-    """Say in one line what has come, in others what has not."""
-    came = [load for load in loads if load.target not in failed]
-    if came:
-        yield come(came, views, took)
+def lacking(loads: Sequence[Load], views: Sequence[View], failed: Mapping[int, str]) -> str:
+    """Say what nodes do not have as others have it, and why."""
+    said = []
     for target, why in sorted(failed.items()):
         keys = {load.key for load in loads if load.target == target}
-        what = named(keys, views) if keys else "what was removed elsewhere"
-        yield (
-            f"WARNING: {views[target].name} does not have {what} as others have: {printable(why)};"
-            " its ranks may begin anew, or from an older state, beside those that go on"
+        sources = listed(
+            [views[n].name for n in sorted({x.source for x in loads if x.key in keys})]
         )
+        what = f"{named(keys, views)}, as {sources} has it" if keys else "the last removals"
+        said.append(f"{views[target].name} does not have {what} ({printable(why)})")
+    return f"{'; '.join(said)}: {APART}"
 
 
 def begins(loads: Sequence[Load], views: Sequence[View]) -> str:
@@ -115,8 +119,16 @@ def all_lost(away: Sequence[str]) -> str:
 def too_much(loads: Sequence[Load], total: int, views: Sequence[View], most: int) -> str:
     sources = listed([views[n].name for n in sorted({load.source for load in loads})])
     return (
-        f"WARNING: saved on {sources} alone: {named({load.key for load in loads}, views)}"
+        f"saved on {sources} alone: {named({load.key for load in loads}, views)}"
         f" ({plural(len(loads), 'file')}, {size(total)}), which is more than the {size(most)} that"
-        " are brought to others; ranks there find nothing, or an older state:"
-        " orchestrator.distributed.copy_to_nodes(path) brings it"
+        f" are brought to others: {APART}"
+    )
+
+
+def unseen(name: str, seconds: float) -> tuple[str, str]:
+    return (
+        f"after {seconds:.0f} s not every node sees {printable(name)} on the disk that they share:"
+        f" {APART}",
+        "look at it there: orchestrator exec -- ls -l DIRECTORY; a network disk that is mounted"
+        " with actimeo=1 lags less",
     )

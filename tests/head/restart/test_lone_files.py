@@ -17,7 +17,7 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from orchestrator.errors import NodeError, StoppedEarly
+from orchestrator.errors import CheckFailed, NodeError, StoppedEarly
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.restart import lone_files
 from orchestrator.head.restart.gather import Gathered
@@ -328,7 +328,7 @@ def test_a_half_written_file_becomes_what_it_was_if_another_node_knows_that(plac
 
 
 @pytest.mark.parametrize("why", ["no room", "no way", "too much", "changed"])
-def test_what_cannot_be_brought_is_said_and_nothing_of_it_is_there(
+def test_what_cannot_be_brought_ends_the_attempt_and_nothing_of_it_is_there(
     place: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     job = Job("ab", place)
@@ -345,8 +345,9 @@ def test_what_cannot_be_brought_is_said_and_nothing_of_it_is_there(
         given = "orchestrator.node.forward.files.Given.open"
         monkeypatch.setattr(given, lambda *_: (job["a"].work / "c-40/../c-40/x").open("rb"))
         job["a"].write("c-40/x", "another", 1500)
-    (said,) = job.again("ab")
-    assert said.startswith("WARNING: "), said
+    with pytest.raises(CheckFailed, match="its ranks would begin anew") as refusal:
+        job.again("ab")
+    assert "begins with a dot" in refusal.value.fix
     assert job["b"].has() == {} and not (job["b"].work / take.WAITING).exists()
 
 
@@ -397,7 +398,7 @@ def test_copies_do_not_come_home_at_the_end(place: Path) -> None:
     assert [file.path for file in own.files] == []
 
 
-def test_a_node_that_does_not_answer_keeps_nobody_from_going_on(place: Path) -> None:
+def test_no_attempt_begins_beside_a_node_that_does_not_answer(place: Path) -> None:
     job = Job("ab", place)
     job["a"].write("\x1b[2Jckpt.pt", "step 40", 1500)
 
@@ -405,8 +406,9 @@ def test_a_node_that_does_not_answer_keeps_nobody_from_going_on(place: Path) -> 
         raise NodeError("it does not answer")
 
     cast("Any", job["b"]).ask = gone
-    (said,) = job.again("ab")
-    assert said.startswith("WARNING: b does not have ckpt.pt") and "\x1b" not in said
+    with pytest.raises(CheckFailed, match=r"b does not have .*ckpt\.pt, as a has it") as refusal:
+        job.again("ab")
+    assert "\x1b" not in str(refusal.value)
 
 
 # -- a disk that all share ------------------------------------------------------------------------
@@ -442,5 +444,5 @@ def test_a_network_disk_that_lags_behind_is_waited_for(
 
     monkeypatch.setattr(lone_files, "LAG_SECONDS", 0.0)
     seen[:] = [()]
-    lone_files.bring(place, program, gathered, said.append, lambda: None)
-    assert said[2].startswith("WARNING: not every node sees a_4.pt")
+    with pytest.raises(CheckFailed, match=r"not every node sees a_4\.pt"):
+        lone_files.bring(place, program, gathered, said.append, lambda: None)
