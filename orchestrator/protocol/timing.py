@@ -18,6 +18,7 @@ SWEEP_PATIENCE = 10.0  # processes without a supervisor have this long to die of
 # -- supervisors among themselves --
 PEER_BEAT = 1.0
 BEATS_IN_A_LEASE = 10  # at least
+GONE_SECONDS = 5.0  # whose line was closed, and who lives, has called again within so long
 SHORTEST_LEASE = 1.0  # a shorter one would end jobs for a busy processor
 
 # -- a rank and the server of its node --

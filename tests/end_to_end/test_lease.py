@@ -82,6 +82,18 @@ def test_a_failure_ends_the_job_everywhere_without_a_head(head: Head) -> None:
     assert "ValueError: it was told to" in attached.text
 
 
+def test_a_supervisor_that_is_killed_ends_the_job_everywhere_without_a_head(head: Head) -> None:
+    killed(launch(head))
+    head.cluster.kill(1, events(head, 1, "started")[0]["supervisor"])
+    wait_until(lambda: not head.left(0), 30)  # not only with the lease of 60 s
+    (ending,) = events(head, 0, "ending")
+    assert ending["lost"] == 1 and "node 1's supervisor has ended" in ending["why"]
+    attached = head.command("orchestrator", "attach")
+    assert attached.finish() == 1, attached.text
+    assert "its supervisor was killed" in attached.text
+    assert not head.left(1), "what it left is ended"
+
+
 def test_a_cut_shorter_than_the_lease_does_no_harm_and_a_longer_one_ends_the_job(
     lonely: Head,
 ) -> None:

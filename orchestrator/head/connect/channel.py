@@ -124,6 +124,10 @@ class Declined(NodeError):
         self.kind = kind
 
 
+class NotEntered(NodeError):
+    """The node is there, and its container, or what else wraps it, cannot be entered."""
+
+
 class NotActive(NodeError):
     """The node is there, and its environment cannot be activated."""
 
@@ -191,7 +195,9 @@ class NodeChannel:
                 f"{login_shell.WAITS} {login_shell.IF_SLOW}",
             )
             if not data or len(noise) > NOISE_LIMIT:
-                raise NodeError(*why_no_server(noise, self._errors(), self.environment))
+                outside = self.environment.wrap and b"python-here" not in noise
+                why = why_no_server(noise, self._errors(), self.environment)
+                raise NotEntered(*why) if outside else NodeError(*why)
             noise += data
         return noise.partition(mark)[2]
 

@@ -12,7 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.errors import NodeError, OrchestratorError
-from orchestrator.head.connect.channel import Declined, NodeChannel, nonsense, read_message
+from orchestrator.head.connect.channel import (
+    Declined,
+    NodeChannel,
+    NotEntered,
+    nonsense,
+    read_message,
+)
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.clock_offset import Clock
@@ -182,7 +188,8 @@ class NodeFollower(threading.Thread):
             if channel is not None:
                 channel.connection.close()
             silent = min(HEAD_PATIENCE, time.monotonic() - self.heard_at)  # we may have slept
-            self.post(Lost(self.node.index, error.what, silent))
+            outside = isinstance(error, NotEntered)
+            self.post(Lost(self.node.index, error.what, silent, outside))
             self.closing.wait(0.5)
             return False
 

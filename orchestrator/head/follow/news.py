@@ -34,6 +34,7 @@ class Lost(News):
 
     why: str
     silent: float  # seconds since it was last heard of
+    outside: bool = False  # the machine answers, and the container of the job cannot be entered
 
 
 @dataclass(frozen=True)

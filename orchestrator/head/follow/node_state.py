@@ -35,6 +35,7 @@ class NodeState:
     ended: Ended | None = None  # the supervisor's last event
     lost_since: float = 0.0  # monotonic; 0: connected
     lost_why: str = ""
+    outside_since: float = 0.0  # monotonic: its machine answers, its container is not to be entered
     silent: float = 0.0  # seconds for which it had said nothing when the connection was lost
     given_up: bool = False
     awaited: float = 0.0  # seconds of waiting that the user was last told about
@@ -50,6 +51,11 @@ class NodeState:
     def away(self) -> float:
         """Return for how many seconds there has been no connection."""
         return time.monotonic() - self.lost_since if self.lost_since else 0.0
+
+    @property
+    def outside(self) -> float:
+        """Return for how many seconds its container could not be entered."""
+        return time.monotonic() - self.outside_since if self.outside_since else 0.0
 
     @property
     def unheard(self) -> float:

@@ -44,6 +44,7 @@ THIEF_SECONDS = 0.5  # between two looks whether another head wants to take over
 LEAVE_LIMIT = 3.0
 CUT_OFF_SECONDS = 600.0
 SAME_SIGNAL = 1.0  # between the ends of the ranks and the signal to their head
+CONTAINER_SECONDS = 10.0  # a daemon that starts anew keeps its containers, and lets nobody in
 CLOCK_IS_OFF = 2.0  # seconds: worth a word, because the log's own times will mislead
 
 
@@ -224,7 +225,7 @@ class Run:
             self.set_clock(node, news.clock)
             if node.lost_since:
                 self.say(f"{node.who} is back after {node.away:.0f} s")
-            node.lost_since = node.awaited = 0.0
+            node.lost_since = node.outside_since = node.awaited = 0.0
         elif isinstance(news, news_of.ClockRead):
             self.set_clock(node, news.clock)
         elif isinstance(news, news_of.Answer):
@@ -389,6 +390,13 @@ class Run:
             node.lost_since, node.silent = time.monotonic(), news.silent
             self.say(f"{node.who}: {news.why}; trying to come back")
         node.lost_why = news.why
+        if not news.outside:
+            node.outside_since = 0.0
+        elif not node.outside_since:
+            node.outside_since = time.monotonic()
+            self.say(
+                f"{node.who}: {news.why}; it is lost if that is so for {CONTAINER_SECONDS:g} s"
+            )
 
     # -- ending ------------------------------------------------------------------------------
 
@@ -456,17 +464,19 @@ class Run:
         if self.left_behind and self.is_cut_off():
             return
         for node in self.nodes:
-            away = node.away
+            away, gone = node.away, node.outside > CONTAINER_SECONDS
             why = f"no connection for {away:.0f} s ({node.lost_why})"
             # A cause from when it was last heard of: before what its silence did to others.
             since = time.time() - away
-            if away > max(self.node_loss_timeout, 2 * node.awaited) and self.end.open:
-                if self.record.launch.on_node_loss == "stop":
+            waits = self.record.launch.on_node_loss != "stop"
+            late = away > max(self.node_loss_timeout, 2 * node.awaited)
+            if (late or (gone and not waits)) and self.end.open:
+                if not waits:
                     self.give_up_on(node, why, since)
                 else:
                     node.awaited = away
                     self.say(f"{node.who}: {why}; still waiting (--on-node-loss wait)")
-            too_long = not self.end.open and node.unheard > self.node_loss_timeout
+            too_long = not self.end.open and (gone or node.unheard > self.node_loss_timeout)
             given_up = self.end.gives_up(now) or too_long
             if given_up and not node.given_up and away and self.end.outcome is not Outcome.LOST:
                 self.failures.append(failure_of(node, since, "lost", why))

@@ -18,6 +18,7 @@ from orchestrator.protocol.events import EndOrder, Event, LeaseFormed
 from orchestrator.protocol.spec import LeaseTerms, Spec
 from orchestrator.protocol.timing import (
     BEATS_IN_A_LEASE,
+    GONE_SECONDS,
     HEARSAY,
     PEER_BEAT,
     PEER_GRACE,
@@ -135,7 +136,14 @@ class Lease:
             if peers.refused_since and now - peers.refused_since > self.seconds and peers.heard:
                 self.lose(self.node, "node 0 has left the job", now - peers.refused_since)
             return
-        for node, at in peers.heard.items() if peers and not self.waits else ():
+        if peers is None or self.waits:
+            return
+        for node, at in peers.closed.items():
+            if now - at > GONE_SECONDS:
+                line = f"its line to node {0 if node else self.node} was closed"
+                self.lose(node, f"node {node}'s supervisor has ended: {line}", now - at)
+                return
+        for node, at in peers.heard.items():
             if now - at > self.seconds:
                 gone = f"no word between node {node or self.node} and node 0 for {now - at:.0f} s"
                 self.lose(node or self.node, gone, now - at)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from orchestrator.node.peers.signed_connection import Broken, SignedConnection
+from orchestrator.node.peers.signed_connection import Broken, HungUp, SignedConnection
 from orchestrator.protocol import control
 from orchestrator.protocol.control import PeerWord
 from orchestrator.protocol.message import Nonsense, encode
@@ -39,12 +39,17 @@ class Loop(Protocol):
 
 
 class Peers:
-    """The nodes at the other end. `heard` has those that ever spoke, and when they last did."""
+    """The nodes at the other end. `heard` has those that ever spoke, and when they last did.
+
+    `closed` has those whose line was closed over there, and when: nobody does that who lives, as
+    a line that is silent is kept until another one is in its place. A cut network closes none.
+    """
 
     def __init__(self, loop: Loop, token: str, hear: Hear) -> None:
         self.loop, self.token, self.hear = loop, token, hear
         self.wires: dict[int, SignedConnection] = {}
         self.heard: dict[int, float] = {}
+        self.closed: dict[int, float] = {}
         self.refused_since = 0.0
 
     def tick(self, now: float, beat: float, word: PeerWord) -> None:
@@ -56,10 +61,20 @@ class Peers:
                 try:
                     wire.send(encode(word))
                 except Broken as why:
-                    self.drop(node, str(why))
+                    self.lost_line(node, why)
+
+    def lost_line(self, node: int, why: Exception) -> None:
+        if isinstance(why, HungUp) and node in self.heard:
+            self.closed.setdefault(node, time.monotonic())
+        self.drop(node, str(why))
 
     def drop(self, node: int, why: str) -> None:
         self.forget(self.wires.pop(node))
+
+    def lives(self, node: int) -> None:
+        """Note that a node lives."""
+        self.heard[node] = time.monotonic()
+        self.closed.pop(node, None)
 
     def forget(self, wire: SignedConnection) -> None:
         self.loop.unwatch(wire.fileno())
@@ -68,6 +83,7 @@ class Peers:
     def leave(self, node: int) -> None:
         """Expect nothing more of a node whose part is over."""
         self.heard.pop(node, None)
+        self.closed.pop(node, None)
         if node in self.wires:
             self.drop(node, "over")
 
@@ -75,6 +91,7 @@ class Peers:
         """Do not count against the others the time in which this process itself was stopped."""
         now = time.monotonic()
         self.heard = {node: min(now, at + seconds) for node, at in self.heard.items()}
+        self.closed = {node: min(now, at + seconds) for node, at in self.closed.items()}
         self.refused_since = min(now, self.refused_since + seconds) if self.refused_since else 0.0
 
     def goodbye(self, word: PeerWord) -> None:
@@ -171,11 +188,11 @@ class Hub(Peers):
             self.take(node, wire.receive())
         except (Broken, ValueError) as why:
             if self.wires.get(node) is wire:
-                self.drop(node, str(why))
+                self.lost_line(node, why)
 
     def take(self, node: int, messages: list[dict[str, Any]]) -> None:
         for message in messages:
-            self.heard[node] = time.monotonic()
+            self.lives(node)
             self.hear(node, control.peer_word(message))
 
     def tick(self, now: float, beat: float, word: PeerWord) -> None:
@@ -186,11 +203,15 @@ class Hub(Peers):
 
 
 class Spoke(Peers):
-    """Any other node's end: keeps one connection to node 0, and dials again when it is silent."""
+    """Any other node's end: keeps one connection to node 0, and dials again when it is silent.
+
+    The silent one stays open until another has answered: node 0 takes its end for ours.
+    """
 
     def __init__(self, loop: Loop, token: str, hear: Hear, address: tuple[str, int]) -> None:
         super().__init__(loop, token, hear)
         self.address = address
+        self.silent: SignedConnection | None = None
         self.word_at = 0.0  # when this connection last said something, or was dialled
         self.proved = False
         self.over = False
@@ -202,12 +223,21 @@ class Spoke(Peers):
         patience = beat * (QUIET_BEATS if self.proved else DIAL_BEATS)
         if self.wires and now - self.word_at > patience:
             self.refused_since = 0.0
-            self.drop(0, "no answer")
+            self.set_aside()
         self.beats += 1
         rarely = not self.heard and self.late(now) and self.beats % RARELY
         if not self.wires and not self.over and not rarely:
             self.dial()
         self.send(word)
+
+    def set_aside(self) -> None:
+        wire = self.wires[0]
+        if self.proved:
+            self.silent = wire
+            self.loop.unwatch(self.wires.pop(0).fileno())
+            self.trouble, self.proved = "no answer", False
+        else:
+            self.drop(0, "no answer")
 
     def late(self, now: float) -> bool:
         return now - self.begun > LATE_SECONDS
@@ -234,12 +264,15 @@ class Spoke(Peers):
             messages = wire.receive()
         except (Broken, ValueError) as why:
             if self.wires.get(0) is wire:
-                self.drop(0, str(why))
+                self.lost_line(0, why)
             return
         self.word_at = time.monotonic()
+        if messages and self.silent is not None:
+            self.silent.close()
+            self.silent = None
         for message in messages:
             self.proved, self.refused_since = True, 0.0
-            self.heard[0] = self.word_at
+            self.lives(0)
             self.hear(0, control.peer_word(message))
 
     def drop(self, node: int, why: str) -> None:

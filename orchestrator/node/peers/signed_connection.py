@@ -23,6 +23,16 @@ class Broken(Exception):
     """The connection is of no use any more; the text says why."""
 
 
+class HungUp(Broken):
+    """The other side has closed it: by itself, or the kernel there, when that process ended."""
+
+    def __init__(self) -> None:
+        super().__init__("it hung up")
+
+
+CLOSED = (ConnectionResetError, BrokenPipeError)
+
+
 class Signature:
     """Signs what one side says, and proves what the other says."""
 
@@ -90,6 +100,8 @@ class SignedConnection:
             self.waiting = self.waiting[self.connection.send(self.waiting) :]
         except BlockingIOError:
             pass  # not connected yet, or it does not read
+        except CLOSED as error:
+            raise HungUp from error
         except OSError as error:
             raise Broken(error.strerror or str(error)) from error
         if len(self.waiting) > LARGEST_BACKLOG:
@@ -101,10 +113,12 @@ class SignedConnection:
             data = self.connection.recv(1 << 16)
         except BlockingIOError:
             return []
+        except CLOSED as error:
+            raise HungUp from error
         except OSError as error:
             raise Broken(error.strerror or str(error)) from error
         if not data:
-            raise Broken("it hung up")
+            raise HungUp
         *lines, self.incoming = (self.incoming + data).split(b"\n")
         if len(self.incoming) > LONGEST_LINE:
             raise Broken("not one of us")

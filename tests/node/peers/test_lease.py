@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,11 +14,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.node.peers import lease as leases
+from orchestrator.node.peers import peers
 from orchestrator.node.peers.lease import Lease
+from orchestrator.node.peers.peers import Hub, Spoke
 from orchestrator.protocol.control import HeadNews, PeerWord
 from orchestrator.protocol.events import EndOrder, Event
 from orchestrator.protocol.spec import LeaseTerms
-from orchestrator.protocol.timing import HEARSAY
+from orchestrator.protocol.timing import GONE_SECONDS, HEARSAY, PEER_BEAT
 from tests.node.running import bare_spec
 
 SECONDS = 5.0
@@ -29,6 +35,7 @@ class Supervisor:
 
     def __init__(self) -> None:
         self.orders: list[EndOrder] = []
+        self.watched: dict[int, Callable[[], Any]] = {}
 
     def ask(self, order: EndOrder) -> None:
         self.orders.append(order)
@@ -37,10 +44,10 @@ class Supervisor:
         pass
 
     def watch(self, fd: int, then: Any) -> None:
-        pass
+        self.watched[fd] = then
 
     def unwatch(self, fd: int) -> None:
-        pass
+        del self.watched[fd]
 
 
 @given(STEPS)
@@ -91,3 +98,111 @@ def test_others_may_speak_first_unless_the_cause_is_certain(certain: bool, waits
         now += 0.001
         lease.turn()
         assert supervisor.orders == [order]
+
+
+# -- a supervisor that is gone, and one that is cut off ------------------------------------------
+
+
+class Two:
+    """Nodes 0 and 1 of a job, connected over TCP; `now` is their clock."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        terms = LeaseTerms(address="127.0.0.1", port=port, token="00" * 16, seconds=60.0)
+        self.jobs = [Supervisor(), Supervisor()]
+        own = terms.replace(fd=listener.detach())
+        self.leases = [
+            Lease(self.jobs[0], bare_spec().replace(lease=own, nnodes=2)),
+            Lease(self.jobs[1], bare_spec().replace(lease=terms, nnodes=2, node=1)),
+        ]
+        self.hub, self.spoke = self.leases[0].peers, self.leases[1].peers
+
+    def pass_time(self, seconds: float) -> None:
+        """Let both do whatever is due, and read what comes."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += PEER_BEAT
+            for lease in self.leases:
+                lease.turn()
+            while self.read():
+                pass
+
+    def read(self) -> bool:
+        waiting = {fd: then for job in self.jobs for fd, then in job.watched.items()}
+        readable, _, _ = select.select(waiting, [], [], 0.05)
+        for fd in readable:
+            if any(job.watched.get(fd) is waiting[fd] for job in self.jobs):
+                waiting[fd]()
+        return bool(readable)
+
+    def die(self, node: int) -> None:
+        """Close what the kernel closes when a process is killed."""
+        lost = self.leases.pop(node).peers
+        assert lost is not None
+        for wire in lost.wires.values():
+            wire.close()
+        if isinstance(lost, Hub):
+            lost.server.close()
+        self.jobs.pop(node)
+
+    def close(self) -> None:
+        while self.leases:
+            self.die(0)
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
+    two = Two()
+    for module in (leases, peers):
+        monkeypatch.setattr(module.time, "monotonic", lambda: two.now)
+    two.pass_time(3)
+    assert two.hub is not None and two.hub.heard and two.spoke is not None and two.spoke.heard
+    yield two
+    two.close()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_supervisor_that_is_gone_is_named_long_before_its_lease_ends(two: Two, node: int) -> None:
+    two.die(node)
+    two.pass_time(GONE_SECONDS - PEER_BEAT)
+    assert not two.jobs[0].orders, "it could call again"
+    two.pass_time(3 * PEER_BEAT)
+    (order,) = two.jobs[0].orders[:1]
+    assert order.lost == node
+    assert order.why.startswith(f"node {node}'s supervisor has ended: its line to node {1 - node}")
+
+
+def test_a_line_that_a_firewall_resets_is_made_anew_and_nobody_is_gone(two: Two) -> None:
+    assert isinstance(two.hub, Hub)
+    two.hub.wires[1].connection.shutdown(socket.SHUT_RDWR)
+    two.pass_time(4 * GONE_SECONDS)
+    assert not two.jobs[0].orders and not two.jobs[1].orders
+    assert not two.hub.closed and two.spoke is not None and not two.spoke.closed
+
+
+def test_who_is_cut_off_is_not_taken_for_gone(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It calls again while the line is silent, and closes the silent one only for another."""
+    assert isinstance(two.hub, Hub) and isinstance(two.spoke, Spoke)
+    before = two.hub.wires[1]
+    with cut(two, monkeypatch):
+        two.pass_time(GONE_SECONDS * 4)
+        assert two.spoke.silent is not None and not two.hub.closed
+    assert not two.jobs[0].orders and not two.jobs[1].orders
+    two.pass_time(5)
+    assert two.hub.wires[1] is not before and two.spoke.silent is None
+    two.pass_time(GONE_SECONDS * 2)
+    assert not two.jobs[0].orders and not two.hub.closed and not two.spoke.closed
+
+
+@contextmanager
+def cut(two: Two, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let no byte go from one to the other; who calls hears nothing."""
+    quiet, other = socket.create_server(("127.0.0.1", 0)), two.spoke
+    assert isinstance(other, Spoke)
+    with monkeypatch.context() as patch, quiet:
+        patch.setattr(peers.SignedConnection, "flush", lambda _: None)
+        there, other.address = other.address, quiet.getsockname()
+        yield
+        other.address = there
