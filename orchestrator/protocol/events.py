@@ -61,6 +61,7 @@ class EndOrder(Message):
     headless: bool = False  # there was no head for too long
     lost: Optional[int] = None  # this node was, to the others,
     silent: float = 0.0  # for so many seconds
+    gone: bool = False  # it was closed over there: its supervisor has ended
 
 
 class Ending(Event, event="ending"):
@@ -73,6 +74,7 @@ class Ending(Event, event="ending"):
     headless: bool = False
     lost: Optional[int] = None
     silent: float = 0.0
+    gone: bool = False
 
 
 class RankAtEnd(Message):

@@ -300,7 +300,11 @@ class Run:
         elif self.backend.has_other_heads:
             self.ended_elsewhere(node, event, when)
         elif event.lost is not None and 0 <= event.lost < len(self.nodes):
-            self.give_up_on(self.nodes[event.lost], event.why, when - event.silent)
+            lost, since = self.nodes[event.lost], when - event.silent
+            if event.gone:
+                self.failed(failure_of(lost, since, "supervisor", event.why))
+            else:
+                self.give_up_on(lost, event.why, since)
 
     def ended_elsewhere(self, node: NodeState, event: events.Ending, when: float) -> None:
         """Handle a failure on a node that another head follows (run-node)."""

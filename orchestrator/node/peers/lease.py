@@ -141,7 +141,8 @@ class Lease:
         for node, at in peers.closed.items():
             if now - at > GONE_SECONDS:
                 line = f"its line to node {0 if node else self.node} was closed"
-                self.lose(node, f"node {node}'s supervisor has ended: {line}", now - at)
+                why = f"node {node}'s supervisor has ended: {line}"
+                self.lose(node, why, now - at, gone=True)
                 return
         for node, at in peers.heard.items():
             if now - at > self.seconds:
@@ -149,8 +150,8 @@ class Lease:
                 self.lose(node or self.node, gone, now - at)
                 return
 
-    def lose(self, node: int, why: str, silent: float) -> None:
-        self.job.ask(EndOrder(why=why, grace=PEER_GRACE, lost=node, silent=silent))
+    def lose(self, node: int, why: str, silent: float, *, gone: bool = False) -> None:
+        self.job.ask(EndOrder(why=why, grace=PEER_GRACE, lost=node, silent=silent, gone=gone))
 
     def goodbye(self) -> None:
         if self.peers is not None:

@@ -170,7 +170,7 @@ def test_a_supervisor_that_is_gone_is_named_long_before_its_lease_ends(two: Two,
     assert not two.jobs[0].orders, "it could call again"
     two.pass_time(3 * PEER_BEAT)
     (order,) = two.jobs[0].orders[:1]
-    assert order.lost == node
+    assert order.lost == node and order.gone
     assert order.why.startswith(f"node {node}'s supervisor has ended: its line to node {1 - node}")
 
 
