@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 
 
 def program_at(name: str, workdir: str) -> tuple[str, str]:
@@ -17,9 +18,10 @@ def program_at(name: str, workdir: str) -> tuple[str, str]:
     if os.path.isdir(path):
         return "a directory", path
     if not os.path.isfile(path):
-        if "/" not in name and shutil.which(name):
-            return "program", name
-        return "missing", path
+        command = None if "/" in name else shutil.which(name)
+        if command is None:
+            return "missing", path
+        return ("script", command) if of_this_python(command) else ("program", name)
     if not os.access(path, os.R_OK):
         return "unreadable", path
     with open(path, "rb") as file:
@@ -30,3 +32,15 @@ def program_at(name: str, workdir: str) -> tuple[str, str]:
     if not os.access(path, os.X_OK):
         return "not executable", path
     return "program", name if "/" in name else "./" + name
+
+
+def of_this_python(command: str) -> bool:
+    """Tell whether a command is a script for this very Python, as pip installs them.
+
+    Where the path of the Python is long or has a space, pip writes a shell that executes it.
+    """
+    with open(command, "rb") as file:
+        first, second = file.readline(1024), file.readline(4096)
+    python = os.fsencode(os.path.join(os.path.dirname(os.path.abspath(sys.executable)), ""))
+    words = second.split(b'"') if first.strip() == b"#!/bin/sh" else [first[2:].strip()]
+    return any(word.startswith(python + b"python") for word in words)

@@ -156,9 +156,9 @@ def seen_here(request: Request, node: Reached) -> ProbeTarget:
     target = request.target
     if target.kind != "auto":
         return ProbeTarget(kind=target.kind, name=target.name)
-    kind, name = program_at(target.name, str(Path.cwd()))
-    if kind == "missing" or (kind == "program" and "/" not in name):
+    if not Path(target.name).exists():
         return node.facts.target
+    kind, name = program_at(target.name, str(Path.cwd()))
     return ProbeTarget(kind=kind, name=name)
 
 

@@ -256,7 +256,7 @@ def uneven_notes(
 def resolve_name(kind: str, target: Target, facts: Facts) -> str:
     if kind == "engine":
         return target.name or ENGINE  # or another program of ours
-    return facts.target_name if kind == "program" else target.name
+    return facts.target_name if kind in ("program", "script") else target.name
 
 
 # -- one node ---------------------------------------------------------------------------------

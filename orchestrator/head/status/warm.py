@@ -87,7 +87,7 @@ def to_text(told: News) -> str:
             given = ", ".join(f"{n}={v}" for n, v in pair.variables.items() if n not in COMMON)
             parts = [f"for jobs with {given}"] if given else []
             if pair.skipped:
-                parts.append(f"{', '.join(pair.skipped)} are left to the ranks")
+                parts.append(f"{', '.join(sorted({*pair.skipped}))} are left to the ranks")
             variables.setdefault("; ".join(parts), []).append(node.place)
     lines = [output.table(rows, output.look())]
     for text, names in variables.items():

@@ -55,7 +55,7 @@ def load(seconds: float = SECONDS) -> dict[str, Any]:
             known.update(most=used, name=now.name, pid=pid)
             known["since"] = began_at if not whose["job"] else known["since"]
         if whose["job"]:
-            known["since"] = min(known["since"], began_at)
+            known["since"] = min(known["since"], max(began_at, given_to_job(pid)))
     users = sorted(by_user.values(), key=lambda known: -known["cores"])
     named = [known for known in users if known["cores"] >= LEAST or known["job"]][:MOST]
     for known in named:
@@ -114,6 +114,15 @@ def owner(pid: int) -> dict[str, str] | None:
         user = str(uid)
     tags = dict(entry.partition(b"=")[::2] for entry in processes.environment(pid))
     return {"user": user, "job": os.fsdecode(tags.get(b"ORCHESTRATOR_JOB", b""))}
+
+
+def given_to_job(pid: int) -> float:
+    """Return when a process's job came to this node: one that waited warm is older than its job."""
+    tags = dict(entry.partition(b"=")[::2] for entry in processes.environment(pid))
+    try:
+        return os.stat(os.path.join(tags[b"ORCHESTRATOR_RUN"], b"spec.json")).st_mtime
+    except (KeyError, OSError):
+        return 0.0
 
 
 def is_own(pid: int) -> bool:

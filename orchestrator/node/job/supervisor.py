@@ -535,6 +535,10 @@ def agent_environment(spec: Spec, run: str, environ: Mapping[str, str]) -> dict[
     """Return the environment of torchrun, and so of the ranks, in a login with this `environ`."""
     env = {**environ, **spec.env, "ORCHESTRATOR_RUN": run}
     env["PATH"] = path_with(spec.agent[0], env.get("PATH", os.defpath))
+    if env.get("PYTHONPATH"):  # torchrun starts elsewhere: `.` and `src` mean the workdir
+        entries = env["PYTHONPATH"].split(os.pathsep)
+        places = (os.path.join(spec.workdir, entry) if entry else spec.workdir for entry in entries)
+        env["PYTHONPATH"] = os.pathsep.join(places)
     for name in spec.unset:
         env.pop(name, None)
     return env

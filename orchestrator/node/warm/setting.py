@@ -40,8 +40,12 @@ def unsuitable(spec: Spec, environ: Mapping[str, str]) -> str:
         return "another launcher starts its ranks"
     if "SLURM_STEP_ID" in environ:
         return "Slurm ends all processes of a job with the job"
-    path = agent_environment(spec, "", environ).get("PYTHONPATH")
-    if path is not None and not all(map(os.path.isabs, path.split(os.pathsep))):
+    path = {**environ, **spec.env}.get("PYTHONPATH", "")
+    if (
+        "PYTHONPATH" not in spec.unset
+        and path
+        and not all(map(os.path.isabs, path.split(os.pathsep)))
+    ):
         return "PYTHONPATH has an entry that is not absolute"
     return ""
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from orchestrator.node.facts import load
 from orchestrator.protocol.facts import Load
@@ -43,6 +44,19 @@ def test_a_job_that_computes_and_one_that_waits_are_named() -> None:
     assert by_job["waits-1"].memory > 1 << 20
     assert abs(by_job["spins-1"].since - begun) < 5.0
     assert list(found.users) == sorted(found.users, key=lambda user: -user.cores)
+
+
+def test_a_job_is_no_older_than_its_directory_although_a_warm_process_waited(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "spec.json").touch()
+    later = time.time() + 1000
+    os.utime(tmp_path / "spec.json", (later, later))
+    with program(WAIT, ORCHESTRATOR_JOB="warm-1", ORCHESTRATOR_RUN=str(tmp_path)):
+        waited_until = time.time()
+        found = decode(Load, load.load(0.1))
+    [user] = [user for user in found.users if user.job == "warm-1"]
+    assert user.since >= waited_until
 
 
 def test_what_is_gone_has_no_owner_and_no_beginning() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator.node.job import fast_torchrun, supervisor
 from orchestrator.node.job.supervisor import FAILED_GRACE
-from tests.node.running import PYTHON, Job, alive, script, wait_until
+from tests.node.running import PYTHON, Job, alive, bare_spec, script, wait_until
 
 NewJob = Callable[..., Job]
 PROMPT = 8.0  # seconds that an end may take beyond its grace, on a busy machine
@@ -146,6 +146,15 @@ def test_the_jobs_python_comes_first_on_the_path(
             (tmp_path / directory / name).touch(0o755)
     python = str(tmp_path / "venv" / "python3.11")
     assert supervisor.path_with(python, path.format(**names)) == wanted.format(**names)
+
+
+def test_relative_places_of_modules_are_below_the_workdir() -> None:
+    spec = bare_spec(agent=[sys.executable], workdir="/w", env={"PYTHONPATH": ".:/opt/a:src:"})
+    path = supervisor.agent_environment(spec, "/run", {})["PYTHONPATH"]
+    assert path.split(":") == ["/w/.", "/opt/a", "/w/src", "/w"]
+    assert "PYTHONPATH" not in supervisor.agent_environment(
+        bare_spec(agent=[sys.executable]), "/run", {}
+    )
 
 
 @pytest.mark.parametrize("code", [0, 3])
