@@ -44,8 +44,9 @@ class Command:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._new.put(line.rstrip("\n"))
+        with self.process.stdout as output:
+            for line in output:
+                self._new.put(line.rstrip("\n"))
         self._new.put(None)
 
     def wait_for(self, pattern: str, patience: float = PATIENCE) -> re.Match[str]:

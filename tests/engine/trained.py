@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,10 @@ def launched_again(directory: Path) -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, layers), nn.Linear(layers, 3))
         made = Trainer(model, torch.optim.SGD, nn.CrossEntropyLoss())
-        made.train(loader(), epochs=day, save_every="9 epochs", resume=True)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always", ResourceWarning)
+            made.train(loader(), epochs=day, save_every="9 epochs", resume=True)
+        assert not [str(each.message) for each in seen if each.category is ResourceWarning]
 
 
 def resumes_on_a_disk_of_its_own(directory: Path) -> None:

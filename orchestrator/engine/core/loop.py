@@ -92,6 +92,7 @@ class Loop:
                 before=state.step,
             ) as self.profile,
         ):
+            after.enter_context(self.reporter.file)
             after.callback(self._restore_randomness)
             if self.checkpoints is not None:
                 after.callback(self.checkpoints.close)

@@ -47,14 +47,14 @@ def entered() -> Iterator[str]:
 
 def call() -> socket.socket | None:
     """Connect to the process that holds connections, if there is one."""
+    sock = socket.socket(socket.AF_UNIX)
     try:
         with entered() as here:
-            sock = socket.socket(socket.AF_UNIX)
             sock.connect(f"{here}/{name()}")
+        if peer(sock)[1] == os.geteuid():
+            return sock
     except OSError:
-        return None
-    if peer(sock)[1] == os.geteuid():
-        return sock
+        pass  # there is none
     sock.close()
     return None
 

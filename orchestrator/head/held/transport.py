@@ -235,3 +235,8 @@ class HeldChannel:
         for end in (self.both, self.stderr, self.status):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+    def __del__(self) -> None:
+        """Free the descriptors now that no thread can be reading: their numbers are given again."""
+        for end in (self.both, self.stderr, self.status):
+            end.close()

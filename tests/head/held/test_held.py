@@ -31,6 +31,10 @@ from tests.conftest import Cluster
 from tests.launching import Head
 
 PATIENCE = 60.0
+pytestmark = [
+    pytest.mark.filterwarnings("error::ResourceWarning"),
+    pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"),
+]
 WAIT = """
 import os, sys, time
 print("ready", flush=True)
