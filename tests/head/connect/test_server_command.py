@@ -176,6 +176,8 @@ def test_any_login_shell(shell: str, home: Path, monkeypatch: pytest.MonkeyPatch
     ("rc", "what"),
     [
         ("read x", "reads standard input"),
+        ("head -n1", "reads standard input"),  # a block of it, in which all we send could be
+        ("python3 -c 'input()'", "reads standard input"),
         ("exec </dev/null", "reads standard input"),
         ("exec sh", "ends before our program starts"),
         ("exec csh -f", "ends before our program starts"),
