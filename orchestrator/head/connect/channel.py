@@ -43,6 +43,7 @@ ASKS = b"+"  # the installer's, in place of a greeting
 MORE_THAN_A_BLOCK = 8192 + 256
 LAST_WORDS = 2.0  # seconds for what follows a refusal
 HANGS = "if one of its disks hangs, so does `df` there: try it over ssh"
+IN_A_CONTAINER = "a container reads no .bashrc: docker exec -i -e ORCHESTRATOR_HOME=/path NAME"
 TOO_OLD = "its Python {} is too old: 3.9 is needed"
 ANOTHER_PYTHON = "name one with python=/path after the node in the list, or --python /path"
 
@@ -304,7 +305,8 @@ class NodeChannel:
                 text += data
         reason = text[1:].decode(errors="replace").partition("\n")[0].strip()
         if text.startswith(b"!") or not self.environment.activate:
-            return NodeError(reason)
+            inside = self.environment.wrap and "ORCHESTRATOR_HOME" in reason
+            return NodeError(reason, IN_A_CONTAINER if inside else "")
         activate, errors = self.environment.activate, self._errors()
         return NotActive(*server_command.why_not_active(activate, reason, errors))
 
@@ -332,7 +334,9 @@ def why_no_server(noise: bytes, errors: str, environment: Environment) -> tuple[
     old = re.search(rb"old-python ([0-9.]{1,20})", noise)
     if old:
         return TOO_OLD.format(old[1].decode()), ANOTHER_PYTHON
-    taken = login_shell.TAKEN.encode() in noise + errors.encode()
+    # A line of its own: a shell that does not understand our command may print that.
+    lines = (noise.decode(errors="replace") + "\n" + errors).splitlines()
+    taken = login_shell.TAKEN in map(str.strip, lines)
     if taken and not environment.wrap:
         return login_shell.INPUT_TAKEN
     python = re.search(rb"^python-here (.{1,500})$", noise, re.MULTILINE)

@@ -21,7 +21,10 @@ INPUT_TAKEN = (
     f"something in its {FILES} reads standard input, which is for our program",
     "let it read only on a terminal; in bash and zsh: [ -t 0 ] && read ...",
 )
-LOOK_FOR_EXIT = f"{TRY}; look for `exit` and `exec` in its {FILES}"
+LOOK_FOR_EXIT = (
+    f"{TRY}; look for `exit` and `exec` in its {FILES}, and for a command that its sshd_config"
+    " (ForceCommand) or its authorized_keys (command=) puts in place of ours"
+)
 LONGEST = 300
 
 

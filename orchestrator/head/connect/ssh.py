@@ -13,6 +13,7 @@ import selectors
 import shlex
 import socket
 import stat
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ SIGNING_SECONDS = 300.0  # and to sign: then nobody waits any more
 HEAD_START = 0.25  # seconds that each address of a host has before the next one is called, too
 WAKES = 5.0  # each connection's thread wakes up after so many seconds; paramiko's own is 0.1
 WINDOW = 1 << 21
+TICKET = "ssh may get in by your Kerberos ticket, which this program cannot use: it needs a key"
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 # paramiko logs a traceback for every connection that fails; our own errors say what happened.
@@ -433,22 +435,40 @@ def log_in(transport: paramiko.Transport, destination: Destination, deadline: fl
                 " then AuthenticationMethods publickey",
             )
         return
+    raise denied(destination, tried, len(keys), notes)
+
+
+def denied(
+    destination: Destination, tried: Sequence[str], count: int, notes: Sequence[Unusable]
+) -> NodeError:
+    """Say why none of so many keys opened it, and what does."""
     what = f"it denies {destination.user} every key" + (f" ({', '.join(tried)})" if tried else "")
     fix = f"ssh-copy-id -p {destination.port} {destination.user}@{destination.host}"
-    if len(tried) < len(keys):
+    if len(tried) < count:
         what = (
-            f"it hung up on {destination.user} after {len(tried)} of {len(keys)} keys"
+            f"it hung up on {destination.user} after {len(tried)} of {count} keys"
             f" ({', '.join(tried)})"
         )
         fix = "name the right one in your ssh_config (IdentityFile, IdentitiesOnly yes), or " + fix
+    ticket = [TICKET] if has_ticket() else []
     if tried:
-        raise NodeError("; ".join([what, *map(str, notes)]), fix)
+        return NodeError("; ".join([what, *map(str, notes), *ticket]), fix)
     if not notes:
-        raise NoKey("there is no key to log in with", fix)
+        return NoKey("; ".join(["there is no key to log in with", *ticket]), fix)
     # The node may know them: none was shown to it.
     first, *others = notes
-    raise NodeError("; ".join([f"no key of yours can be used: {first.why}", *map(str, others)]),
-                    first.remedy or fix)  # fmt: skip
+    return NodeError("; ".join([f"no key of yours can be used: {first.why}", *map(str, others)]),
+                     first.remedy or fix)  # fmt: skip
+
+
+@functools.cache
+def has_ticket() -> bool:
+    """Tell whether this login has a valid Kerberos ticket: `ssh` may get in with it."""
+    try:
+        command = subprocess.run(["klist", "-s"], stdin=subprocess.DEVNULL, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return command.returncode == 0
 
 
 def slow_login(label: str, key: paramiko.PKey) -> NodeError:

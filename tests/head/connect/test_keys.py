@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.connect.ssh import Unusable, keys_for, load_key
+from orchestrator.head.connect.ssh import Unusable, denied, has_ticket, keys_for, load_key
 from orchestrator.head.connect.ssh_config import Destination
 
 
@@ -76,3 +76,20 @@ def test_the_agent_of_the_config_is_asked(agent: Path, tmp_path: Path) -> None:
     assert not notes
     assert labels(notes, keys=(), agent=str(tmp_path / "none")) == []
     assert "of your ssh_config, does not answer (No such file" in notes[0].why
+
+
+@pytest.mark.parametrize(("code", "said"), [(0, True), (1, False), (None, False)])
+def test_who_has_a_kerberos_ticket_hears_that_only_ssh_can_use_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, said: bool
+) -> None:
+    if code is not None:
+        (tmp_path / "klist").write_text(f'#!/bin/sh\n[ "$1" = -s ] && exit {code}\n')
+        (tmp_path / "klist").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    there = Destination(host="gpu01", user="bob", port=22, keys=())
+    for tried in ([], ["id_rsa"]):
+        has_ticket.cache_clear()
+        refused = denied(there, tried, len(tried), [])
+        assert ("Kerberos" in refused.what) is said
+        assert refused.fix == "ssh-copy-id -p 22 bob@gpu01"
+    has_ticket.cache_clear()

@@ -178,6 +178,8 @@ def test_any_login_shell(shell: str, home: Path, monkeypatch: pytest.MonkeyPatch
         ("read x", "reads standard input"),
         ("head -n1", "reads standard input"),  # a block of it, in which all we send could be
         ("python3 -c 'input()'", "reads standard input"),
+        # A shell of another kind may say what it did not understand, with the words that are in it.
+        ("echo 'print(\"input-was-taken\") ^ bad' >&2; exit 1", "ends before our program starts"),
         ("exec </dev/null", "reads standard input"),
         ("exec sh", "ends before our program starts"),
         ("exec csh -f", "ends before our program starts"),
