@@ -1,7 +1,8 @@
 """Finds what the Trainers of a job's program measure: a file for each of them and each rank.
 
 Most programs have one Trainer (or engine): rank_00_metrics.jsonl, rank_01_metrics.jsonl, ...
-The second one's files are rank_00_metrics_2.jsonl, ... and so on.
+The second one's files are rank_00_metrics_2.jsonl, ... and so on. Of a program that has none of
+them, the head writes files of the same form from what its ranks print, in a directory beside it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,17 @@ def parsed(name: str) -> tuple[int, int] | None:
     return (trainer, rank) if name == file_name(rank, trainer) else None
 
 
+def printed(outputs: Path) -> Path:
+    """Return the directory of what is read from the lines that ranks print."""
+    return outputs.parent / "printed"
+
+
 def every(outputs: Path) -> dict[int, Files]:
+    """Find the files of all Trainers, or those made of what the ranks of a program print."""
+    return own(outputs) or own(printed(outputs))
+
+
+def own(outputs: Path) -> dict[int, Files]:
     """Find the files of all Trainers, the first Trainer's first; a link is none."""
     found: dict[int, Files] = {}
     try:

@@ -185,3 +185,17 @@ def test_metrics_grow_here_while_the_job_runs(apart: Head) -> None:
     shared = (apart.experiment / "outputs/shared.csv").read_text().splitlines()
     assert [json.loads(line)["step"] for line in shared] == [1, 2, 3]
     assert len({json.loads(line)["rank"] for line in shared}) == 1
+
+
+def test_the_steps_that_a_program_prints_are_in_its_report(head: Head) -> None:
+    """A line that is printed at the very end is read, too."""
+    script = head.script(
+        "prints.py", "for step in range(1, 6): print(f'step {step}/5 loss {1 / step:.3f}')"
+    )
+    head.run("--nnodes", "1", "--nproc", "1", script)
+    [path] = (head.experiment / "printed").iterdir()
+    told = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["step"], line["steps"]) for line in told] == [(step, 5) for step in range(1, 6)]
+    assert head.command("orchestrator", "report").finish() == 0
+    page = (head.experiment / "report.html").read_text()
+    assert "Loss over the steps. training: 1 at step 1, 0.2 at step 5" in page

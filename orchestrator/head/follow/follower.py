@@ -37,7 +37,8 @@ from orchestrator.head.follow.news import (
     Unknown,
     WroteBeside,
 )
-from orchestrator.head.follow.node_logs import AppendOnly, NodeLogs
+from orchestrator.head.follow.node_logs import AppendOnly, NodeLogs, log_files
+from orchestrator.head.follow.printed import Printed
 from orchestrator.head.outputs import remaining
 from orchestrator.head.outputs.growing import GrowingFiles
 from orchestrator.protocol import events, messages
@@ -90,6 +91,8 @@ class NodeFollower(threading.Thread):
         self.text, self.ranks = logs.text, logs.ranks
         self.outputs = experiment.path / "outputs"
         self.growing = GrowingFiles(job, node, self.outputs)
+        [log] = log_files(experiment, [node])
+        self.printed = Printed(log, experiment.path)
         self.post = post
         self.channel = channel
         self.head = head  # when this head came; None for one that only looks on
@@ -170,6 +173,7 @@ class NodeFollower(threading.Thread):
             self._stream(self.channel)
             if not self.ended:
                 self._sweep(self.channel)
+            self.printed.look(self.clock.offset, last=True)
             self._bring_outputs(self.channel)
             self.over = True
             self.post(Over(self.node.index))
@@ -251,6 +255,7 @@ class NodeFollower(threading.Thread):
         while True:
             self.heard_at = time.monotonic()
             self._beat(channel)
+            self.printed.look(self.clock.offset)
             question = self.growing.question()
             if question is not None:
                 channel.tell(question)

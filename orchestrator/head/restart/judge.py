@@ -69,6 +69,6 @@ def seconds_of_ranks(record: JobRecord) -> float:
 
 def step_reached(outputs: Path) -> int | None:
     """Return the last step of which a metrics file of the engine tells, if there is one."""
-    every = trainers.every(outputs).values()
+    every = trainers.own(outputs).values()
     lines = [last_values(path) for files in every for path in files.values()]
     return max((step for line in lines if (step := step_of(line)) is not None), default=None)

@@ -46,7 +46,8 @@ def of(
     trainer, files = trainers.newest(experiment / "outputs")
     each = ranks(record, files)
     line = last_values(files[min(files)] if files else None)
-    steps = steps if trainer == 1 else None  # the config's are those of the first
+    told = number(line, "steps")  # of a program that prints it
+    steps = int(told) if told else steps if trainer == 1 else None  # the config's: of the first
     step, step_ms = step_of(line), number(line, "step_ms")
     left = number(line, "left_s")  # as its ranks reckon
     if left is None and step is not None and step_ms is not None and steps is not None:

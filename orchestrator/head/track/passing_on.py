@@ -138,7 +138,10 @@ class OfRanks(PassingOn):
     kind = "training"
 
     def new(self) -> Iterator[Value | None]:
-        yield from self.steps(trainers.file_name(0), "")
+        name = trainers.file_name(0)
+        if not trainers.own(self.outputs):
+            name = f"../{trainers.printed(self.outputs).name}/{name}"
+        yield from self.steps(name, "")
 
     def steps(self, name: str, prefix: str) -> Iterator[Value | None]:
         for line in self.lines(name):

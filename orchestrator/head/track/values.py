@@ -10,7 +10,7 @@ from orchestrator.records.last_metrics import number, shortened
 from orchestrator.records.node_metrics import NodeSample
 
 MOST = 200  # values of one line
-NO_CURVE = ("time", "rank", "step", "left_s")
+NO_CURVE = ("time", "rank", "step", "steps", "left_s")
 
 
 def of_rank(line: Mapping[str, Any]) -> dict[str, float]:

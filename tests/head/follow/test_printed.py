@@ -1,0 +1,63 @@
+"""Metrics made of what ranks print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from orchestrator.head.follow import printed
+from orchestrator.head.follow.printed import Printed
+from orchestrator.head.screen.log_reader import LogFile
+from orchestrator.records import trainers
+
+
+def append(log: LogFile, stream: str, text: str) -> None:
+    with log.ranks.open("a") as records, log.text.open("a") as lines:
+        records.write(f"{log.size()} {stream}\n")
+        lines.write(text)
+
+
+def lines(experiment: Path, rank: int) -> list[dict[str, Any]]:
+    path = trainers.every(experiment / "outputs")[1][rank]
+    told = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in ("time", "left_s")} for line in told]
+
+
+def test_each_rank_that_tells_its_steps_has_a_file(tmp_path: Path) -> None:
+    log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
+    append(log, "0", "step 1 loss 9\n")
+    reading = Printed(log, tmp_path)  # from here on: a head before has read that
+    append(log, "0", "step 2 loss 0.5\nste")
+    append(log, "1", "  5%|# | 4/8 [00:00<00:01]\r")
+    append(log, "-", "step 7 loss 7\n")
+    reading.look(0.0, last=True)
+    append(log, "0", "p 3 loss nan\n")
+    append(log, "1", "\n{'loss': 0.25}\n{'loss': 0.25}\n")
+    reading.look(0.0, last=True)
+    assert lines(tmp_path, 0) == [
+        {"rank": 0, "step": 2, "loss": 0.5},
+        {"rank": 0, "step": 3, "loss": None},
+    ]
+    assert lines(tmp_path, 1) == [{"rank": 1, "step": 4, "steps": 8, "loss": 0.25}]
+    assert list(trainers.every(tmp_path / "outputs")[1]) == [0, 1]
+
+
+def test_a_program_that_measures_by_itself_is_believed(tmp_path: Path) -> None:
+    log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
+    reading = Printed(log, tmp_path)
+    outputs = tmp_path / "outputs"
+    outputs.mkdir()
+    (outputs / trainers.file_name(0)).touch()
+    append(log, "0", "step 2 loss 0.5\n")
+    reading.look(0.0, last=True)
+    assert not trainers.printed(outputs).exists()
+    assert trainers.every(outputs)[1][0].parent == outputs
+
+
+def test_of_a_log_that_grows_faster_than_it_is_read_the_end_is_read(tmp_path: Path) -> None:
+    log = LogFile(0, "10.0.0.1", tmp_path / "log", tmp_path / "ranks")
+    reading = Printed(log, tmp_path)
+    append(log, "0", "step 1 loss 1\n" + "x" * printed.MOST + "\nstep 2 loss 2\n")
+    reading.look(0.0, last=True)
+    assert [line["step"] for line in lines(tmp_path, 0)] == [2]
