@@ -124,6 +124,12 @@ CPU_BUILD = (
     "the torch of that Python is built without CUDA: install one that fits the driver (`nvidia-smi`"
     " names it), or let the program compute on the processor"
 )
+NOT_MAPPED = re.compile(r"failed to map segment from shared object")
+NOEXEC = (
+    "the disk of that library may be mounted noexec there (`findmnt -T FILE` says so): install the"
+    " environment on another; or the login may have too little memory (`ulimit -v`)"
+)
+LIBRARIES = ((NO_CUDA, CPU_BUILD), (NOT_MAPPED, NOEXEC))
 ON_ONE_NODE = re.compile(r"^FileNotFoundError|^ValueError: Can't find a valid checkpoint at")
 # What torch.distributed.checkpoint says where a rank cannot read what others have written.
 IN_PARTS = re.compile(r"^CheckpointException: .*No such file or directory")
@@ -271,8 +277,9 @@ def fix_of(kind: str, message: str = "") -> str:
         )
     if "attempted relative import" in message:
         return "the file is part of a package: launch it as a module, `-m package.module`"
-    if NO_CUDA.search(message):
-        return CPU_BUILD
+    for pattern, fix in LIBRARIES:
+        if pattern.search(message):
+            return fix
     for pattern, fix in LIMITS:
         if kind in ("exception", "exit", "torchrun") and pattern.search(message):
             return fix

@@ -20,7 +20,11 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from orchestrator.node.job.run_directory import JOB_NAME, RunDir, machine
+from orchestrator.node.job.run_directory import JOB_NAME, RunDir, home, machine
+
+# Where our files of a job cannot be written: another place can be chosen.
+NO_PLACE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+ELSEWHERE = "ORCHESTRATOR_HOME, set in its .bashrc, names another place"
 
 OPTIONS = ("-IS", "-Xutf8")  # of the Python that runs a supervisor
 LOOK_SECONDS = 0.02  # between two looks where there is no pidfd to wait for
@@ -389,8 +393,10 @@ def in_words(error: BaseException) -> str:
         return f"its login may have {limit} open files (`ulimit -n`), which is too few"
     if error.errno == errno.EFBIG:
         return "its login may not write a file as large as that (`ulimit -f`)"
-    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-    return where + error.strerror
+    path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
+    what = f"{path}: {error.strerror}" if path else error.strerror
+    ours = error.errno in NO_PLACE and path.startswith(os.path.join(home(), ""))
+    return f"{what}; {ELSEWHERE}" if ours else what
 
 
 def none_left(error: BaseException) -> str:

@@ -525,6 +525,12 @@ def test_a_node_that_tells_of_silence_is_not_the_one_that_is_lost() -> None:
     assert verdict.of_silent([told], [(1, "b"), (0, "a")]) == [told]
 
 
+def test_a_library_that_may_not_be_mapped_is_told_from_one_that_is_not_there() -> None:
+    message = "ImportError: libtorch_cpu.so: failed to map segment from shared object"
+    fix = failure_kinds.fix_of(failure_kinds.of_text(message), message)
+    assert "noexec" in fix and "ulimit -v" in fix
+
+
 def test_a_torch_without_cuda_is_named_as_that() -> None:
     for message in (
         "AssertionError: Torch not compiled with CUDA enabled",

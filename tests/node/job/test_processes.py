@@ -282,6 +282,8 @@ def test_a_process_that_ends_meanwhile_disturbs_nothing(
     ("error", "said"),
     [
         (OSError(errno.ENOSPC, "No space left on device", "/a b"), "/a b: No space left on device"),
+        (OSError(errno.EROFS, "Read-only file system", "/h/o/runs/x"), "; ORCHESTRATOR_HOME, set"),
+        (OSError(errno.EROFS, "Read-only file system", "/h/other"), "Read-only file system$"),
         (OSError(errno.EBUSY, "another fetches into it"), "another fetches into it"),
         (OSError(errno.EMFILE, "Too many open files", "/a"), r"its login .* \(`ulimit -n`\)"),
         (OSError(errno.EFBIG, "File too large"), r"its login .* \(`ulimit -f`\)"),
@@ -289,5 +291,8 @@ def test_a_process_that_ends_meanwhile_disturbs_nothing(
         (ValueError("embedded null byte"), "embedded null byte"),
     ],
 )
-def test_an_error_of_the_system_is_said_in_words(error: Exception, said: str) -> None:
+def test_an_error_of_the_system_is_said_in_words(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_HOME", "/h/o")
     assert re.search(said, in_words(error)) and "Errno" not in in_words(error)
