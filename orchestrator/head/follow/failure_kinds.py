@@ -277,16 +277,17 @@ def fix_of(kind: str, message: str = "") -> str:
         )
     if "attempted relative import" in message:
         return "the file is part of a package: launch it as a module, `-m package.module`"
-    for pattern, fix in LIBRARIES:
-        if pattern.search(message):
-            return fix
-    for pattern, fix in LIMITS:
-        if kind in ("exception", "exit", "torchrun") and pattern.search(message):
-            return fix
-    for pattern, fix in FILES:
-        if kind == "exception" and pattern.search(message):
-            return fix
-    return KINDS.get(kind, KINDS["exception"])[1]
+    return of_tables(kind, message) or KINDS.get(kind, KINDS["exception"])[1]
+
+
+def of_tables(kind: str, message: str) -> str:
+    """Return what to do about a message that is known, or nothing."""
+    rules = [*LIBRARIES]
+    if kind in ("exception", "exit", "torchrun"):
+        rules += LIMITS
+    if kind == "exception":
+        rules += FILES
+    return next((fix for pattern, fix in rules if pattern.search(message)), "")
 
 
 def title(kind: str) -> str:
