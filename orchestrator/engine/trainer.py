@@ -25,6 +25,7 @@ from orchestrator.engine.core import loop as training_loop
 from orchestrator.engine.core.best import Best
 from orchestrator.engine.core.duration import Duration
 from orchestrator.engine.core.evaluation import evaluation
+from orchestrator.engine.core.kept import ExtraState
 from orchestrator.engine.core.loop import Loop
 from orchestrator.engine.core.lr_scheduler import LrScheduler, schedule
 from orchestrator.engine.core.optimizer import Factory, configured
@@ -279,6 +280,17 @@ class Trainer:
         self._scheduler = LrScheduler(None, self.optimizer, "step")
         self._run = ownership.new_run(self.bare, built_in=built_in)
         self._introduce()
+        self._keep_extra_state()
+
+    def _keep_extra_state(self) -> None:
+        extra = ExtraState(self.bare)
+        if problem := extra.refused():
+            self._say(
+                "WARNING: checkpoints will not have what get_extra_state() gives, and a resume"
+                f" begins without it: {problem}"
+            )
+        if extra:
+            self.keep("extra state of modules", extra)
 
     def _introduce(self) -> None:
         """Say who is there, and which ranks share what."""

@@ -9,13 +9,37 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
-from tests.engine.trained import message, net, optimizer, samples, world
+from tests.engine.trained import Net, message, net, optimizer, samples, world
 
 SAVED, PLACE = 4, "STEPS_OF_THIS_LIFE"
+
+
+class Counting(Net):
+    """Counts its calls beside its parameters and buffers, as modules can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = torch.zeros(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = torch.cat([self.calls, torch.ones(1)])
+        return super().forward(x)
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+class Unreadable(Net):
+    def get_extra_state(self) -> Any:
+        return lambda: None
 
 
 class Curriculum:
@@ -31,7 +55,8 @@ class Curriculum:
 
 def keeping(directory: Path) -> None:
     """Train with an average of the weights, counters and an object; write down what came of it."""
-    model, own, steps = net(), Curriculum(), int(os.environ[PLACE])
+    torch.manual_seed(0)
+    model, own, steps = Counting(), Curriculum(), int(os.environ[PLACE])
     log: dict[str, Any] = {"steps": 0, "names": ("a", b"b"), "last": np.zeros(2)}
 
     def after_step(trainer: Trainer) -> None:
@@ -61,6 +86,7 @@ def keeping(directory: Path) -> None:
         for name, value in average.items()
     }
     told = [own.level, own.seen.tolist(), log["steps"], repr(log["names"]), log["last"].tolist()]
+    told.append(len(model.calls))
     (directory / f"kept_{trainer.ranks.rank}").write_text(json.dumps([told, whole]))
 
 
@@ -83,4 +109,5 @@ def refusals(directory: Path) -> None:
         else:
             other.keep("counts", content)
         said.append(message(other.load_checkpoint, step))
+    Trainer(Unreadable(), torch.optim.SGD, torch.nn.CrossEntropyLoss())  # is trained as it is
     (directory / "said").write_text(json.dumps(said))

@@ -160,6 +160,33 @@ class Spare(Base):
         self.spare = nn.Parameter(torch.full((2,), torch.nan), requires_grad=False)
 
 
+class Forces(Base):
+    """Derivatives of an output are part of the output, and the blocks are used again after it: as
+    in a simulation of molecules, an equation that is solved by learning, or a gradient penalty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = x.detach().requires_grad_()
+        energy = super().forward(place)
+        (force,) = torch.autograd.grad(energy.square().sum(), place, create_graph=True)
+        (change,) = torch.autograd.grad(force.sum(), place, create_graph=True)
+        return energy + force[:, :3] + 0.1 * change[:, 3:] + super().forward(2 * x)
+
+
+class Masked(Base):
+    """Hooks that let a part of a weight stay as it is, as for the rows of some tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        for parameter in (self.layers[0].weight, self.head.bias):
+            some = torch.arange(parameter.shape[-1]) % 2
+            parameter.register_hook(lambda gradient, some=some: gradient * some)
+
+
 class Aside(Base):
     """Reads the parameters of a block outside the forward of that block."""
 
@@ -169,6 +196,14 @@ class Aside(Base):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x @ self.layers[0].weight)
+
+
+class LateHook(Base):
+    """Would take a step of its own as soon as a gradient is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight.register_post_accumulate_grad_hook(lambda parameter: None)
 
 
 class Sparse(nn.Module):
@@ -184,7 +219,7 @@ class Sparse(nn.Module):
 # The FSDP groups besides the root's.
 MODELS: dict[type[Base], int] = {
     Clip: 0, Pairs: 4, Universal: 1, Tied: 1, TiedToHead: 1, Mixed: 2, ChannelsLast: 0,
-    Transposed: 0, Complex: 0, Stacked: 4, Spare: 0,
+    Transposed: 0, Complex: 0, Stacked: 4, Spare: 0, Forces: 3, Masked: 2,
 }  # fmt: skip
 
 
@@ -215,8 +250,9 @@ def furthest(make: Callable[[], nn.Module], directory: Path) -> list[float]:
     """How far the weights are from those of a plain loop, and from themselves once resumed; and
     the FSDP groups besides the root's."""
     torch.manual_seed(0)
+    expected = by_hand(make())
+    torch.manual_seed(0)
     model = make()
-    expected = by_hand(copy.deepcopy(model))
     fit = DataLoader(data(), BATCH // world())
 
     def training(model: nn.Module) -> Trainer:
@@ -248,6 +284,7 @@ def hybrid_shard(directory: Path) -> None:
         results[make.__name__] = kept[0] if kept else raised
     results["recomputed"] = recomputed()
     results["aside"] = message(furthest, Aside, directory)
+    results["late hook"] = message(furthest, LateHook, directory)
     results["sparse"] = message(trained, Sparse(), torch.optim.SGD)
     results["rprop"] = message(trained, Stacked(), torch.optim.Rprop)
     results["sparse far"] = [sparse(torch.optim.SGD), sparse(torch.optim.SparseAdam)]

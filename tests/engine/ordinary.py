@@ -490,6 +490,26 @@ def hooked(directory: Path) -> list[int]:
     return [len(calls), trainer.state.step - before]
 
 
+def clamped() -> list[list[float]]:
+    """Weights whose gradients a hook makes smaller, after a training and after a plain loop."""
+    found = []
+    for by_hand in (True, False):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        model.weight.register_hook(lambda gradient: gradient.clamp(-0.03, 0.03))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        if by_hand:
+            for batch in fit():
+                plain(model, batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        else:
+            trainer = Trainer(model, optimizer, step=plain)
+            trainer.train(fit(), epochs=1, verbose=False)
+        found.append(model.weight.flatten().tolist())
+    return found
+
+
 def by_epoch() -> None:
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -506,6 +526,7 @@ def numbers(directory: Path) -> None:
         "into fp16": attempt(lambda: into_fp16(directory)),
         "other optimizer": message(other.load_checkpoint, saved(directory / "adamw")),
         "hooked": attempt(lambda: hooked(directory)),
+        "clamped": attempt(clamped),
         "by epoch": message(by_epoch),
     }
     distributed.barrier()  # whoever was refused at once takes the store of the others along

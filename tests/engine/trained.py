@@ -578,6 +578,7 @@ def refuses(directory: Path) -> None:
             trained, DataLoader(samples(), 4, sampler=DistributedSampler(samples(), 3, 0))
         ),
         "streams": message(trained, DataLoader(Flow(True), 2)),
+        "lazy": message(Trainer, nn.LazyLinear(3), torch.optim.SGD, nn.CrossEntropyLoss()),
         "short": message(trained, [[torch.zeros(2, 6), torch.zeros(2).long()]]),
         "absent": message(
             Trainer(nn.Linear(1, 1), torch.optim.SGD, nn.MSELoss()).load_checkpoint,

@@ -6,14 +6,23 @@ there by then, sharded as they will be; all else is given back as it was.
 
 from __future__ import annotations
 
+import base64
+import io
+import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from orchestrator.engine.core.step import Stepper
+from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.ranks.mesh import plain_class
 from orchestrator.engine.saving.in_memory.memory_checkpoint import decoded, encoded
 from orchestrator.errors import CheckFailed, UsageError
+
+# What torch and pickle raise for what is no data, or not safe to be read again.
+NOT_READ = (pickle.PickleError, AttributeError, RuntimeError, TypeError, ValueError)
 
 
 class Kept:
@@ -94,6 +103,53 @@ class Kept:
         """Name what a checkpoint has nothing of."""
         saved = progress["stepper"].get("kept", {})
         return [name for name in self.holders if name not in saved]
+
+
+class ExtraState:
+    """What modules have beside parameters and buffers: get_extra_state(), set_extra_state().
+
+    It may be of another size at each time, so it is kept as text, and read as weights alone.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = {
+            plain_names.plain(name): module
+            for name, module in model.named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self.modules)
+
+    def refused(self) -> str:
+        """Say what cannot be read again, and is left out from now on."""
+        found = []
+        for name, module in list(self.modules.items()):
+            try:
+                read(written(module.get_extra_state()))
+            except NOT_READ as error:
+                del self.modules[name]
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                found.append(f"{name or 'the model'} ({plain_class(module).__name__}): {reason}")
+        return "; ".join(found)
+
+    def state_dict(self) -> dict[str, str]:
+        return {name: written(own.get_extra_state()) for name, own in self.modules.items()}
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        for name, module in self.modules.items():
+            if name in state:
+                module.set_extra_state(read(state[name]))
+
+
+def written(value: Any) -> str:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def read(text: str) -> Any:
+    return torch.load(io.BytesIO(base64.b64decode(text)), map_location="cpu", weights_only=True)
 
 
 def encode(name: str, holder: Any) -> tuple[Any, dict[str, Tensor]]:

@@ -290,7 +290,7 @@ class Loop:
         if comparison is None:
             return
         if last or self.policy.save or comparison.due(step):
-            mesh.shards_again(self.parts.bare)
+            used_parts.shards_again(self.parts.bare)
             optimizer = (("the optimizer's " + n, v) for n, v in self.parts.stepper.state())
             comparison.start(step, itertools.chain(self.parts.bare.named_parameters(), optimizer))
         comparison.finish(say) if last else comparison.poll(say)

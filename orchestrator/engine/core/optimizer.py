@@ -119,10 +119,20 @@ def can_fuse(optimizer: Optimizer) -> bool:
     for group in optimizer.param_groups:
         if group.get("fused") is False or any(group.get(how) for how in HOW[1:]):
             return False
-        if not all(p.is_floating_point() and p.device.type in ("cpu", "cuda")
-                   for p in group["params"]):  # fmt: skip
+        if not all(has_kernel(parameter) for parameter in group["params"]):
             return False
     return True
+
+
+def has_kernel(parameter: Tensor) -> bool:
+    """Tell whether a fused kernel does for it what the optimizer says.
+
+    On processors SGD's leaves bf16 and fp16 as they are, and Adam's makes infinities of fp16.
+    """
+    on = parameter.device.type
+    return parameter.is_floating_point() and (
+        on == "cuda" or (on == "cpu" and parameter.dtype in (torch.float32, torch.float64))
+    )
 
 
 def local_parameter(parameter: nn.Parameter) -> nn.Parameter:

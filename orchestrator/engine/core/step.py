@@ -81,7 +81,7 @@ class Stepper:
         self.locals = self._to_local() if self.fused else [p for _, p in self.named]
         self.device = local_tensor(next(iter(self.parameters.values()))).device
         self.scaling = training.mixed_precision == "fp16"
-        self.nominal = nominal if nominal or self.scaling else 1.0
+        self.nominal = nominal
         self.scale = torch.tensor(FIRST_SCALE if self.scaling else 1.0, device=self.device)
         self.good, self.skipped, self.bad_in_a_row = (
             torch.zeros((), device=self.device) for _ in range(3)
@@ -114,9 +114,15 @@ class Stepper:
         return loss * (self.scale.to(loss.device) * (real / self.nominal))
 
     def _usual_count(self, count: Tensor) -> float:
-        """Guess what a step counts from its first micro-batch: a power of two, which rounds none
-        of the gradients. Asked once, and by fp16 alone."""
-        total = sum(gather(float(count))) * self.training.gradient_accumulation
+        """Ask all ranks once, at their first micro-batch, what is counted there.
+
+        So a hook sees the gradients of a mean, as in a plain loop. fp16 takes what a whole step
+        will count, as a power of two, which rounds none of the gradients.
+        """
+        counts = gather(float(count))
+        if not self.scaling:
+            return max(counts) or 1.0
+        total = sum(counts) * self.training.gradient_accumulation
         return float(2.0 ** math.ceil(math.log2(max(1.0, total))))
 
     def add_up(self, sums: Sums, used: int = 0) -> Tensor:
@@ -298,7 +304,7 @@ class Stepper:
                 self.optimizer.state[own].update(numbers)
         if self.scaling and (progress["scale"] or 1.0) != 1.0:  # 1.0 was that of fp32
             self.scale.fill_(progress["scale"])
-            self.nominal = self.nominal or progress.get("nominal")
+        self.nominal = self.nominal or progress.get("nominal")
         self.good.fill_(progress["good"])
         self.skipped.fill_(progress.get("bad", progress.get("skipped", 0)))
 

@@ -16,7 +16,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -57,10 +57,13 @@ class UsedParts:
         self.before_sum = before_sum  # called with each block
         self.parameters: set[int] = set()  # by id: those that got a gradient
         self.notes: list[str] = []  # what was summed with what, in the order of the collectives
+        self.in_forward = False
+        self.derived = False  # in the forward: its parameters are read again by the backward
         for module in blocks(model):
             for group in groups(module):
                 group.post_backward = functools.partial(self._sum, group, group.post_backward)
                 group.unshard = functools.partial(self._gather, group, group.unshard)
+                group.reshard = functools.partial(self._free, group.reshard)
 
     def _gather(
         self, group: Any, unshard: Callable[..., None], *options: Any, **named: Any
@@ -70,9 +73,16 @@ class UsedParts:
             self.order.gathers(name_of(group))
         unshard(*options, **named)
 
+    def _free(self, reshard: Callable[[], None]) -> None:
+        if not self.derived:
+            reshard()
+
     def _sum(self, group: Any, post_backward: Callable[..., None], *unused: Any) -> None:
         """Note who has a gradient, and give zeros to who has none where the layout must not change:
         between copies, FSDP adds up the flat tensors of all micro-batches."""
+        if self.in_forward:  # a derivative that the loss is made of, and not the gradient of it
+            self.derived = True
+            return
         if not all(hasattr(parameter, "_unsharded_param") for parameter in group.fsdp_params):
             return  # the block was never gathered
         if group.reduce_grads:
@@ -167,10 +177,33 @@ def computed(model: nn.Module, call: Callable[[], T]) -> T:
     if used is not None and used.differ:
         for block in blocks(model):
             block.unshard()
-    result = call()
-    if used is not None:
-        used.order.end_forward()
+    if used is None:
+        return call()
+    used.in_forward = True
+    try:
+        result = call()
+    finally:
+        used.in_forward = False
+    used.order.end_forward()
     return result
+
+
+def shards_again(model: nn.Module) -> None:
+    """Free whole parameters after a forward without a backward, or with a derivative in it."""
+    used = of(model)
+    if used is not None:
+        used.derived = False
+    for block in blocks(model):
+        block.reshard()
+
+
+@contextlib.contextmanager
+def freed(model: nn.Module) -> Iterator[None]:
+    """Free at the end of a backward what a derivative within its forward has kept whole."""
+    yield
+    used = of(model)
+    if used is not None and used.derived:
+        shards_again(model)
 
 
 @contextlib.contextmanager
@@ -179,12 +212,13 @@ def summed_in_order(model: FSDPModule, *, last: bool) -> Iterator[None]:
     model.set_requires_gradient_sync(False)
     model.set_is_last_backward(False)
     model.set_reshard_after_backward(not last)
-    yield
-    if last:
-        model.set_requires_gradient_sync(True)
-        model.set_is_last_backward(True)
-        model.set_reshard_after_backward(True)
-        state_of(model)._root_post_backward_final_callback()
+    with freed(cast(nn.Module, model)):
+        yield
+        if last:
+            model.set_requires_gradient_sync(True)
+            model.set_is_last_backward(True)
+            model.set_reshard_after_backward(True)
+            state_of(model)._root_post_backward_final_callback()
 
 
 # -- ddp ------------------------------------------------------------------------------------------

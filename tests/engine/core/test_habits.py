@@ -38,6 +38,7 @@ def test_numbers_and_checkpoints_of_a_trainer(tmp_path: Path) -> None:
     assert results["into fp16"] is True
     assert "it was saved with AdamW, this is SGD" in results["other optimizer"]
     assert results["hooked"][0] == results["hooked"][1] > 0
+    assert results["clamped"][0] == pytest.approx(results["clamped"][1], abs=1e-6)
     assert 'say scheduler_every="epoch"' in results["by epoch"]
 
 

@@ -27,7 +27,7 @@ def test_models_train_as_in_a_plain_loop(tmp_path: Path, nodes: list[int]) -> No
             assert found[1:] == [0.0, groups], (make, found)
             assert found[0] < 1e-5, (make, found)
         assert results["recomputed"] == [2] * 4
-        refused = ["aside", "sparse"] + ["rprop"] * (not RPROP_IS_SHARDED)
+        refused = ["aside", "late hook", "sparse"] + ["rprop"] * (not RPROP_IS_SHARDED)
         for name in refused:
             assert 'strategy="ddp"' in results[name], (name, results[name])
         assert max(results["sparse far"]) < 1e-6
