@@ -54,26 +54,29 @@ ARROWS: dict[str, set[str]] = {
     },
     "node": {"permissions", "node/job", "node/metrics", "node/server", "node/warm"},
     "engine/ranks": {"config", "errors", "slurm_environment"},
-    "engine/models": {"config", "errors", "engine/ranks"},
+    "engine/sharding": {"config", "errors", "engine/ranks"},
+    "engine/models": {"config", "errors", "engine/ranks", "engine/sharding"},
     "engine/data": {"config", "errors", "files", "engine/models", "engine/ranks"},
     "engine/saving": {
         *("config", "errors", "files", "permissions", "records", "text", "engine/ranks"),
+        "engine/sharding",
     },
     "engine/observe": {
         *("config", "errors", "files", "protocol", "records", "trackers", "traces"),
-        "engine/ranks",
+        *("engine/ranks", "engine/sharding"),
     },
     "engine/core": {
         *("config", "errors", "text", "engine/data", "engine/models", "engine/observe"),
-        *("engine/ranks", "engine/saving"),
+        *("engine/ranks", "engine/saving", "engine/sharding"),
     },
     "engine/verify": {
         *("config", "errors", "files", "text"),
-        *("engine/models", "engine/observe", "engine/ranks"),
+        *("engine/models", "engine/observe", "engine/ranks", "engine/sharding"),
     },
     "engine": {
         *("config", "errors", "files", "records", "trackers", "engine/core", "engine/data"),
         *("engine/models", "engine/observe", "engine/ranks", "engine/saving", "traces"),
+        "engine/sharding",
     },
     "distributed": {"engine/ranks", "engine/saving"},
     "head": set(),
@@ -225,7 +228,7 @@ ARROWS: dict[str, set[str]] = {
     },  # when somebody asks for it
 }
 ROOMS_INSIDE = ("head", "node", "engine", "launchers")  # their folders are rooms of their own
-ENGINE = ("ranks", "models", "data", "saving", "observe", "core", "verify")
+ENGINE = ("ranks", "sharding", "models", "data", "saving", "observe", "core", "verify")
 # Room -> what it may import of others' packages. Where it is not listed: the standard library only.
 OTHERS = {
     "head/connect": {"paramiko"},

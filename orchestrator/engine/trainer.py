@@ -41,23 +41,15 @@ from orchestrator.engine.models import build
 from orchestrator.engine.models.losses import Criterion, Loss, Losses, Step
 from orchestrator.engine.observe.reporter import Measures, Reporter, say, tell
 from orchestrator.engine.observe.trackers import Trackers
-from orchestrator.engine.ranks import (
-    agreement,
-    auto_strategy,
-    collectives,
-    corruption,
-    mesh,
-    ranks,
-    spawn,
-    used_parts,
-)
-from orchestrator.engine.ranks.blocks import described
+from orchestrator.engine.ranks import agreement, collectives, ranks, spawn
 from orchestrator.engine.ranks.ranks import Ranks, device_name, gather
 from orchestrator.engine.saving import loading, ownership, pretrained
 from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.in_memory import memory
 from orchestrator.engine.saving.in_memory.memory import Found, Memory
+from orchestrator.engine.sharding import auto_strategy, corruption, mesh, used_parts
+from orchestrator.engine.sharding.blocks import described
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.files import expanded
 from orchestrator.records import checkpoint_manifest, checkpoint_store

@@ -39,8 +39,9 @@ from orchestrator import Trainer  # noqa: E402
 from orchestrator.config import load, parse  # noqa: E402
 from orchestrator.config.schema import Config  # noqa: E402
 from orchestrator.engine.observe import speed  # noqa: E402
-from orchestrator.engine.ranks import mesh, ranks  # noqa: E402
+from orchestrator.engine.ranks import ranks  # noqa: E402
 from orchestrator.engine.saving import checkpoint  # noqa: E402
+from orchestrator.engine.sharding import mesh  # noqa: E402
 
 NO_CUDA = 3
 LIMIT = 150.0  # seconds for one check

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from orchestrator import Trainer, distributed
-from orchestrator.engine.ranks.mesh import local_tensor
+from orchestrator.engine.sharding.mesh import local_tensor
 from tests.engine.trained import message, net, whole, world
 
 RANK = int(os.environ.get("RANK", "0"))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from orchestrator import Trainer, distributed
-from orchestrator.engine.ranks import block_order
+from orchestrator.engine.sharding import block_order
 from orchestrator.errors import OrchestratorError
 
 BATCH, ACCUMULATE, SAMPLES = 8, 3, 48

@@ -24,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from orchestrator.engine.observe import speed
-from orchestrator.engine.ranks import mesh
 from orchestrator.engine.saving.checkpoint import Checkpoints
+from orchestrator.engine.sharding import mesh
 
 seen: dict[str, list[Any]] = {}
 

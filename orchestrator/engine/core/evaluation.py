@@ -14,8 +14,8 @@ from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.core.stopping import Metrics
 from orchestrator.engine.data.batch import Batches, to_device
 from orchestrator.engine.models.losses import Totals
-from orchestrator.engine.ranks import mesh
 from orchestrator.engine.ranks.ranks import gather
+from orchestrator.engine.sharding import mesh
 from orchestrator.errors import UsageError
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from orchestrator.engine.core.step import Stepper
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.ranks.mesh import plain_class
 from orchestrator.engine.saving.in_memory.memory_checkpoint import decoded, encoded
+from orchestrator.engine.sharding.mesh import plain_class
 from orchestrator.errors import CheckFailed, UsageError
 
 # What torch and pickle raise for what is no data, or not safe to be read again.

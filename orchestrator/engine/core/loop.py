@@ -28,13 +28,13 @@ from orchestrator.engine.data.batch import Batches, Micro, seed_all, to_device
 from orchestrator.engine.data.randomness import Randomness
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.observe.reporter import Reporter, means_of
-from orchestrator.engine.ranks import mesh, used_parts
-from orchestrator.engine.ranks.corruption import Comparison
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.saving import checkpoint as whole_state
 from orchestrator.engine.saving import ownership
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.in_memory.memory import Memory
+from orchestrator.engine.sharding import mesh, used_parts
+from orchestrator.engine.sharding.corruption import Comparison
 from orchestrator.errors import JobFailed, OrchestratorError, UsageError
 
 Hook = Callable[[], Any]

@@ -12,7 +12,7 @@ from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
 from orchestrator.config.schema import Config
 from orchestrator.engine.models.import_by_name import kind
-from orchestrator.engine.ranks.mesh import Mesh, local_tensor
+from orchestrator.engine.sharding.mesh import Mesh, local_tensor
 from orchestrator.errors import UsageError
 
 Factory = Callable[[list[nn.Parameter]], Optimizer]

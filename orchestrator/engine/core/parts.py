@@ -11,8 +11,8 @@ from orchestrator.config.schema import Config
 from orchestrator.engine.core.kept import Kept
 from orchestrator.engine.core.step import Stepper
 from orchestrator.engine.models.losses import Loss
-from orchestrator.engine.ranks.mesh import Mesh
 from orchestrator.engine.ranks.ranks import Ranks
+from orchestrator.engine.sharding.mesh import Mesh
 
 
 @dataclass(frozen=True)

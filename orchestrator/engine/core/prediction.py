@@ -13,9 +13,9 @@ from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.data.batch import Micro, to_device
 from orchestrator.engine.data.sharded_loader import Shard
 from orchestrator.engine.models.losses import call, inputs_of
-from orchestrator.engine.ranks import mesh
 from orchestrator.engine.ranks.collectives import gather_tensors
 from orchestrator.engine.ranks.ranks import gather
+from orchestrator.engine.sharding import mesh
 from orchestrator.errors import UsageError
 
 Forward = Callable[[nn.Module, Any], Any]

@@ -11,9 +11,10 @@ from torch import nn
 from orchestrator.engine.core.lr_scheduler import LrScheduler
 from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.core.stopping import TrainState
-from orchestrator.engine.ranks import agreement, mesh, plain_names
+from orchestrator.engine.ranks import agreement, plain_names
 from orchestrator.engine.saving import huggingface, ownership
 from orchestrator.engine.saving.checkpoint import Checkpoints
+from orchestrator.engine.sharding import mesh
 
 
 def save_checkpoint(

@@ -30,9 +30,9 @@ from orchestrator.engine.core.optimizer import (
 )
 from orchestrator.engine.observe.ledger import StepReport
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.ranks.blocks import has_sparse, sum_whole
-from orchestrator.engine.ranks.mesh import Mesh, local_tensor, sharded_like, sharding_explained
 from orchestrator.engine.ranks.ranks import gather
+from orchestrator.engine.sharding.blocks import has_sparse, sum_whole
+from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharded_like, sharding_explained
 from orchestrator.errors import CheckFailed, UsageError
 
 Sums = Mapping[str, tuple[Tensor, Tensor]]

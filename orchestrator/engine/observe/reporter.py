@@ -17,8 +17,8 @@ from orchestrator.engine.observe.ledger import Ledger, StepResult
 from orchestrator.engine.observe.phases import Phases
 from orchestrator.engine.observe.trackers import Trackers
 from orchestrator.engine.observe.watch import Watch, in_words
-from orchestrator.engine.ranks import used_parts
 from orchestrator.engine.ranks.ranks import Ranks, device_name
+from orchestrator.engine.sharding import used_parts
 from orchestrator.errors import JobFailed
 
 

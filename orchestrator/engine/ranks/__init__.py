@@ -1,1 +1,1 @@
-"""Process groups, meshes and collectives: the ranks, and what they share."""
+"""Process groups and collectives: the ranks, and what they share."""

@@ -24,13 +24,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from orchestrator import text
-from orchestrator.engine.ranks.mesh import local_tensor
 from orchestrator.engine.ranks.ranks import Ranks, gather, host_group
 from orchestrator.engine.saving import placing
 from orchestrator.engine.saving.checkpoint import SEEN_WITHIN, Beside, Say, first_cause, state_of
 from orchestrator.engine.saving.in_memory.memory import Found
 from orchestrator.engine.saving.ownership import EXPERIMENT, run_of, saved_by
 from orchestrator.engine.saving.reader import CheckpointReader, TensorPlanner
+from orchestrator.engine.sharding.mesh import local_tensor
 from orchestrator.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
 from orchestrator.records.checkpoint_parts import Candidate

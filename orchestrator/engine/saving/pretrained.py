@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.ranks.mesh import own_rows
 from orchestrator.engine.saving.huggingface import INDEX
 from orchestrator.engine.saving.safetensors_file import NAMES, memory
+from orchestrator.engine.sharding.mesh import own_rows
 from orchestrator.errors import CheckFailed, UsageError
 
 DTYPES = {name: dtype for dtype, name in NAMES.items()}

@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor
 
 from orchestrator import files
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.ranks.mesh import plain_class
 from orchestrator.engine.ranks.ranks import gather, is_first
-from orchestrator.engine.ranks.used_parts import shards_again
 from orchestrator.engine.saving import huggingface, safetensors_file
 from orchestrator.engine.saving.safetensors_file import NAMES, Entry
+from orchestrator.engine.sharding.mesh import plain_class
+from orchestrator.engine.sharding.used_parts import shards_again
 from orchestrator.errors import JobFailed, OrchestratorError, UsageError
 
 TORCH = (".pt", ".pth", ".bin")

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from orchestrator.config.schema import Config
 from orchestrator.engine.models import build, cross_entropy, decoder, import_by_name
-from orchestrator.engine.ranks import low_precision, mesh
-from orchestrator.engine.ranks.blocks import blocks_of
+from orchestrator.engine.sharding import low_precision, mesh
+from orchestrator.engine.sharding.blocks import blocks_of
 from orchestrator.engine.verify.teams import World
 
 WINDOW = 0.25  # seconds for one part

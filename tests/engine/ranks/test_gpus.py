@@ -10,8 +10,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from orchestrator.engine import trainer
 from orchestrator.engine.ranks import ranks
-from orchestrator.engine.ranks.mesh import sharded_like
 from orchestrator.engine.ranks.ranks import Ranks
+from orchestrator.engine.sharding.mesh import sharded_like
 from orchestrator.errors import CheckFailed
 
 

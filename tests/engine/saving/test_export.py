@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from orchestrator.config.launch import Where
-from orchestrator.engine.ranks.low_precision import DTYPES
 from orchestrator.engine.saving import export, huggingface
+from orchestrator.engine.sharding.low_precision import DTYPES
 from orchestrator.errors import CheckFailed, JobFailed, UsageError
 from orchestrator.head.commands import checkpoints
 from orchestrator.head.commands.checkpoints import ExportOptions

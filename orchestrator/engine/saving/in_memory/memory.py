@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 from orchestrator import text
 from orchestrator.config.schema import Config
-from orchestrator.engine.ranks.mesh import Mesh, local_tensor
 from orchestrator.engine.ranks.ranks import Ranks, gather, own_group
 from orchestrator.engine.saving import pieces
 from orchestrator.engine.saving.in_memory import memory_file
@@ -47,6 +46,7 @@ from orchestrator.engine.saving.in_memory.memory_file import (
 from orchestrator.engine.saving.in_memory.offer import OFFER_SIZE, Offer
 from orchestrator.engine.saving.in_memory.shards import Entry, Whole, newest_whole, parts, source_of
 from orchestrator.engine.saving.ownership import Run, attempt
+from orchestrator.engine.sharding.mesh import Mesh, local_tensor
 from orchestrator.errors import CheckFailed, UsageError
 from orchestrator.permissions import others
 

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from orchestrator import Trainer
-from orchestrator.engine.ranks import agreement, corruption
-from orchestrator.engine.ranks.corruption import Difference
+from orchestrator.engine.ranks import agreement
 from orchestrator.engine.ranks.ranks import Ranks
+from orchestrator.engine.sharding import corruption
+from orchestrator.engine.sharding.corruption import Difference
 from tests.engine import trained
 from tests.engine.worlds import Job, run
 
@@ -101,7 +102,7 @@ def trains(directory: Path) -> None:
 
 
 def job(directory: Path, nodes: list[int], strategy: str, **env: str) -> Job:
-    call = "tests.engine.ranks.test_corruption:trains"
+    call = "tests.engine.sharding.test_corruption:trains"
     return Job(str(directory), nodes, {}, {"STRATEGY": strategy, **env}, call=call)
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.engine.ranks import auto_strategy
 from orchestrator.engine.ranks.ranks import Ranks
+from orchestrator.engine.sharding import auto_strategy
 from tests.engine import trained
 from tests.engine.worlds import Job, run
 
@@ -41,7 +41,7 @@ def begins(directory: Path) -> None:
 
 
 def test_it_is_said_first(tmp_path: Path) -> None:
-    job = Job(str(tmp_path), [2], {}, call="tests.engine.ranks.test_auto_strategy:begins")
+    job = Job(str(tmp_path), [2], {}, call="tests.engine.sharding.test_auto_strategy:begins")
     assert run(job) == [[0, 0]], job.output()
     assert "find_unused_parameters" not in job.output()  # torch's warning that it found none
     first, second, *others = job.output().splitlines()

@@ -31,7 +31,7 @@ def counted(directory: Path) -> None:
 
 def test_64_ranks_train_and_save(tmp_path: Path) -> None:
     world = sum(NODES)
-    call = "tests.engine.ranks.test_many_ranks:counted"
+    call = "tests.engine.sharding.test_many_ranks:counted"
     job = Job(str(tmp_path), NODES, CONFIG, call=call, timeout=900.0)
     (codes,) = run(job)
     assert codes == [0] * world, job.output()

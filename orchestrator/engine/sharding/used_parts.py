@@ -25,9 +25,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.engine.ranks import block_order
-from orchestrator.engine.ranks.block_order import BlockOrder
 from orchestrator.engine.ranks.ranks import host_group
+from orchestrator.engine.sharding import block_order
+from orchestrator.engine.sharding.block_order import BlockOrder
 from orchestrator.errors import UsageError
 
 T = TypeVar("T")

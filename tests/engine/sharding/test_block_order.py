@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from orchestrator.engine.ranks.block_order import (
+from orchestrator.engine.sharding.block_order import (
     KEPT,
     BlockOrder,
     Watch,

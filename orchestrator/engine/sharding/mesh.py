@@ -25,13 +25,14 @@ from torch.utils import checkpoint
 
 from orchestrator.config.schema import COPIED, Config
 from orchestrator.config.sharding import check_offload, group_size
-from orchestrator.engine.ranks import agreement, low_precision, plain_names, used_parts
-from orchestrator.engine.ranks.blocks import blocks_of, has_sparse, kept_whole, to_shard
+from orchestrator.engine.ranks import agreement, plain_names
 from orchestrator.engine.ranks.ranks import (
     Ranks,
     device_name,
     wait_as_long,
 )
+from orchestrator.engine.sharding import low_precision, used_parts
+from orchestrator.engine.sharding.blocks import blocks_of, has_sparse, kept_whole, to_shard
 from orchestrator.errors import CheckFailed, UsageError
 
 try:
