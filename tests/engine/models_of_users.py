@@ -198,6 +198,47 @@ class Aside(Base):
         return super().forward(x @ self.layers[0].weight)
 
 
+class Shrinking(Base):
+    """Keeps its weights small itself, in its forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.head.weight.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+class Result:
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+class Wrapping(nn.Linear):
+    def forward(self, x: Any) -> Any:
+        return Result(super().forward(getattr(x, "value", x)))
+
+
+class Hidden(Base):
+    """Its blocks give objects whose tensors torch does not find."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Wrapping(6, 6) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Any = x
+        for block in self.blocks:
+            result = block(result)
+        return super().forward(result.value)
+
+
+def shortened() -> nn.Module:
+    return nn.Sequential(nn.Embedding(5, 6, max_norm=1.0), nn.Flatten(), nn.Linear(36, 3))
+
+
+def scripted() -> nn.Module:
+    return torch.jit.script(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)))
+
+
 class LateHook(Base):
     """Would take a step of its own as soon as a gradient is there."""
 
@@ -220,6 +261,11 @@ class Sparse(nn.Module):
 MODELS: dict[type[Base], int] = {
     Clip: 0, Pairs: 4, Universal: 1, Tied: 1, TiedToHead: 1, Mixed: 2, ChannelsLast: 0,
     Transposed: 0, Complex: 0, Stacked: 4, Spare: 0, Forces: 3, Masked: 2,
+}  # fmt: skip
+
+
+REFUSED: dict[str, Callable[[], nn.Module]] = {
+    "late hook": LateHook, "shrinking": Shrinking, "hidden": Hidden, "scripted": scripted,
 }  # fmt: skip
 
 
@@ -284,7 +330,9 @@ def hybrid_shard(directory: Path) -> None:
         results[make.__name__] = kept[0] if kept else raised
     results["recomputed"] = recomputed()
     results["aside"] = message(furthest, Aside, directory)
-    results["late hook"] = message(furthest, LateHook, directory)
+    for name, make in REFUSED.items():
+        results[name] = message(trained, make(), torch.optim.SGD)
+    results["shortened"] = message(trained, shortened(), torch.optim.SGD, "ddp")
     results["sparse"] = message(trained, Sparse(), torch.optim.SGD)
     results["rprop"] = message(trained, Stacked(), torch.optim.Rprop)
     results["sparse far"] = [sparse(torch.optim.SGD), sparse(torch.optim.SparseAdam)]

@@ -30,7 +30,7 @@ from orchestrator.engine.core.optimizer import (
 )
 from orchestrator.engine.observe.ledger import StepReport
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.ranks.ranks import gather
+from orchestrator.engine.ranks.ranks import told_by_first
 from orchestrator.engine.sharding.blocks import has_sparse, sum_whole
 from orchestrator.engine.sharding.mesh import Mesh, local_tensor, sharded_like, sharding_explained
 from orchestrator.errors import CheckFailed, UsageError
@@ -114,15 +114,15 @@ class Stepper:
         return loss * (self.scale.to(loss.device) * (real / self.nominal))
 
     def _usual_count(self, count: Tensor) -> float:
-        """Ask all ranks once, at their first micro-batch, what is counted there.
+        """Take once what rank 0 counts in its first micro-batch.
 
         So a hook sees the gradients of a mean, as in a plain loop. fp16 takes what a whole step
         will count, as a power of two, which rounds none of the gradients.
         """
-        counts = gather(float(count))
+        usual = told_by_first(float(count))
         if not self.scaling:
-            return max(counts) or 1.0
-        total = sum(counts) * self.training.gradient_accumulation
+            return usual or 1.0
+        total = usual * dist.get_world_size() * self.training.gradient_accumulation
         return float(2.0 ** math.ceil(math.log2(max(1.0, total))))
 
     def add_up(self, sums: Sums, used: int = 0) -> Tensor:

@@ -20,7 +20,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 from torch.utils import checkpoint
 
 from orchestrator.config.schema import COPIED, Config
@@ -31,7 +30,7 @@ from orchestrator.engine.ranks.ranks import (
     device_name,
     wait_as_long,
 )
-from orchestrator.engine.sharding import low_precision, used_parts
+from orchestrator.engine.sharding import low_precision, own_code, used_parts
 from orchestrator.engine.sharding.blocks import blocks_of, has_sparse, kept_whole, to_shard
 from orchestrator.errors import CheckFailed, UsageError
 
@@ -51,7 +50,6 @@ if not hasattr(FSDPModule, "set_gradient_divide_factor"):
 
 COMPUTED = "computed_by_orchestrator"  # a method that FSDP treats like a forward
 T = TypeVar("T")
-Hook = Callable[[Tensor], Any]  # of a gradient
 SHOWN = 8  # rows and columns of the picture
 
 
@@ -163,7 +161,7 @@ def spread_own(
     """Spread a user's model over the ranks, with rank 0's weights, or those that `fill` reads."""
     if any(isinstance(m, (FSDPModule, DistributedDataParallel)) for m in model.modules()):
         raise UsageError("the model is spread over the ranks already", "give the plain model")
-    refuse_lazy(model)
+    own_code.refuse_unfit(model, ranks)
     if fill is None and is_empty(model):
         raise UsageError(
             "the model is on the meta device and has no weights",
@@ -189,16 +187,6 @@ def spread_own(
     return mesh, spread(model, mesh, ranks, config, fill)
 
 
-def refuse_lazy(model: nn.Module) -> None:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(tensor):
-            raise UsageError(
-                f"{name} has no shape yet: a lazy module learns it from the first batch",
-                "call the model once before the optimizer and the Trainer are made:"
-                " model(next(iter(loader))[0])",
-            )
-
-
 def shard(
     model: nn.Module, blocks: list[nn.Module], mesh: Mesh, ranks: Ranks, config: Config
 ) -> None:
@@ -211,10 +199,13 @@ def shard(
     policy = low_precision.policy(config.training.mixed_precision, fsdp.reduce_dtype)
     offload: OffloadPolicy = CPUOffloadPolicy() if fsdp.cpu_offload else OffloadPolicy()
     modules = to_shard(model, blocks)
-    hooks = hooks_of(model)
+    own_code.refuse_unsharded(model)
+    hooks = own_code.hooks_of(model)
     whole = kept_whole(modules)
     make_shardable(model, whole, ranks.device)
     for module in modules:
+        if module is not model:
+            module.register_forward_hook(own_code.refuse_hidden)
         fully_shard(
             module,
             mesh=mesh.mesh,
@@ -225,8 +216,8 @@ def shard(
             ignored_params=whole,
         )
     low_precision.gather_others_as_they_are(model)
-    keep_hooks(model, hooks)
     parts = list(used_parts.blocks(model))
+    own_code.keep_hooks((g for part in parts for g in used_parts.groups(part)), hooks)
     for part in parts:
         # The loss is a sum over all tokens of all ranks: gradients are summed and never averaged.
         # A plain SUM, because gloo has no PREMUL_SUM.
@@ -264,46 +255,6 @@ def make_shardable(model: nn.Module, whole: set[nn.Parameter], device: torch.dev
     for parameter in whole:
         if not parameter.is_meta:
             parameter.data = parameter.data.to(device)
-
-
-def hooks_of(model: nn.Module) -> dict[tuple[int, str], list[Hook]]:
-    """Find what a user has registered to be called with the gradient of a parameter."""
-    found = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter._backward_hooks:
-                found[id(module), name] = list(parameter._backward_hooks.values())
-            if getattr(parameter, "_post_accumulate_grad_hooks", None):
-                raise UsageError(
-                    f"a hook waits for the whole gradient of {name} (of {type(module).__name__}:"
-                    " register_post_accumulate_grad_hook), which no rank has under sharding",
-                    'use strategy="ddp" (fsdp.sharding_strategy), or leave the step to the'
-                    " Trainer's optimizer",
-                )
-    return found
-
-
-def keep_hooks(model: nn.Module, hooks: dict[tuple[int, str], list[Hook]]) -> None:
-    """Move them to the whole parameters, which are there once a block was gathered."""
-    for block in used_parts.blocks(model) if hooks else ():
-        for group in used_parts.groups(block):
-            waiting = []
-            for parameter in group.fsdp_params:
-                info = parameter._module_info
-                own = hooks.get((id(info.module), info.param_name), [])
-                waiting += [(parameter, hook) for hook in own]
-            if waiting:
-                wait = group.wait_for_unshard
-                group.wait_for_unshard = functools.partial(gathered_with_hooks, wait, waiting)
-
-
-def gathered_with_hooks(wait: Callable[[], None], waiting: list[tuple[Any, Hook]]) -> None:
-    wait()
-    for one in list(waiting):
-        whole = getattr(one[0], "_unsharded_param", None)
-        if whole is not None and whole.requires_grad:
-            whole.register_hook(one[1])
-            waiting.remove(one)
 
 
 def prefetch(ordered: list[FSDPModule], config: Config) -> None:

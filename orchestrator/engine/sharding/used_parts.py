@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from orchestrator.engine.ranks.ranks import host_group
 from orchestrator.engine.sharding import block_order
 from orchestrator.engine.sharding.block_order import BlockOrder
+from orchestrator.engine.sharding.own_code import Changes
 from orchestrator.errors import UsageError
 
 T = TypeVar("T")
@@ -57,6 +58,7 @@ class UsedParts:
         self.before_sum = before_sum  # called with each block
         self.parameters: set[int] = set()  # by id: those that got a gradient
         self.notes: list[str] = []  # what was summed with what, in the order of the collectives
+        self.changes = Changes(model)
         self.in_forward = False
         self.derived = False  # in the forward: its parameters are read again by the backward
         for module in blocks(model):
@@ -184,6 +186,7 @@ def computed(model: nn.Module, call: Callable[[], T]) -> T:
         result = call()
     finally:
         used.in_forward = False
+    used.changes.refuse(blocks(model), groups)
     used.order.end_forward()
     return result
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.models_of_users import MODELS
+from tests.engine.models_of_users import MODELS, REFUSED
 from tests.engine.worlds import Job, run
 
 RPROP_IS_SHARDED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
@@ -27,9 +27,11 @@ def test_models_train_as_in_a_plain_loop(tmp_path: Path, nodes: list[int]) -> No
             assert found[1:] == [0.0, groups], (make, found)
             assert found[0] < 1e-5, (make, found)
         assert results["recomputed"] == [2] * 4
-        refused = ["aside", "late hook", "sparse"] + ["rprop"] * (not RPROP_IS_SHARDED)
+        refused = ["aside", "sparse", *REFUSED] + ["rprop"] * (not RPROP_IS_SHARDED)
         for name in refused:
             assert 'strategy="ddp"' in results[name], (name, results[name])
+        assert "head.weight was changed in the forward" in results["shrinking"]
+        assert "0 has max_norm, so each rank would shorten the rows" in results["shortened"]
         assert max(results["sparse far"]) < 1e-6
         assert "the model has no repeated blocks" in results["nothing to recompute"]
     assert "gathered one at a time: 4 Block" in job.output()

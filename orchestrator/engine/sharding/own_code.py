@@ -1,0 +1,158 @@
+"""What the code of a user's model does beside computing, which sharding would lose.
+
+It is brought along where that can be, as hooks of parameters are. Otherwise it is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
+
+from orchestrator.engine.ranks import plain_names
+from orchestrator.engine.ranks.ranks import Ranks
+from orchestrator.errors import UsageError
+
+Hook = Callable[[Tensor], Any]  # of a gradient
+WHOLE = 'strategy="ddp" (fsdp.sharding_strategy) keeps all parameters whole'
+FIRST_FORWARDS, EVERY = 3, 64  # which forwards are looked at for changes
+
+
+# -- before a model is spread ---------------------------------------------------------------------
+
+
+def refuse_unfit(model: nn.Module, ranks: Ranks) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise UsageError(
+                f"{name} has no shape yet: a lazy module learns it from the first batch",
+                "call the model once before the optimizer and the Trainer are made:"
+                " model(next(iter(loader))[0])",
+            )
+    for name, module in model.named_modules():
+        table = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+        if table and module.max_norm is not None and ranks.world > 1:
+            raise UsageError(
+                f"{name} has max_norm, so each rank would shorten the rows that it looks up"
+                " itself, and the ranks' weights would differ",
+                "leave max_norm out, and shorten what was looked up, or all rows in a hook"
+                " on_step_end=",
+            )
+
+
+def refuse_unsharded(model: nn.Module) -> None:
+    """Refuse what can be trained by several ranks, but not in shards."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UsageError(
+                f"{name or 'the model'} comes from torch.jit, which cannot be sharded",
+                f"give the module that torch.jit was given; {WHOLE}",
+            )
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise UsageError(
+                f"a hook waits for the whole gradient of {name}"
+                " (register_post_accumulate_grad_hook), which no rank has under sharding",
+                f"leave the step to the Trainer's optimizer; {WHOLE}",
+            )
+
+
+# -- hooks of parameters --------------------------------------------------------------------------
+
+
+def hooks_of(model: nn.Module) -> dict[tuple[int, str], list[Hook]]:
+    """Find what is to be called with the gradients of parameters, which sharding replaces."""
+    return {
+        (id(module), name): list(parameter._backward_hooks.values())
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter._backward_hooks
+    }
+
+
+def keep_hooks(groups: Iterator[Any], hooks: dict[tuple[int, str], list[Hook]]) -> None:
+    """Move them to the whole parameters, which are there once a block was gathered."""
+    for group in groups:
+        waiting = []
+        for parameter in group.fsdp_params:
+            info = parameter._module_info
+            own = hooks.get((id(info.module), info.param_name), [])
+            waiting += [(parameter, hook) for hook in own]
+        if waiting:
+            wait = group.wait_for_unshard
+            group.wait_for_unshard = functools.partial(gathered_with_hooks, wait, waiting)
+
+
+def gathered_with_hooks(wait: Callable[[], None], waiting: list[tuple[Any, Hook]]) -> None:
+    wait()
+    for one in list(waiting):
+        whole = getattr(one[0], "_unsharded_param", None)
+        if whole is not None and whole.requires_grad:
+            whole.register_hook(one[1])
+            waiting.remove(one)
+
+
+# -- what a forward gives, and what it changes ----------------------------------------------------
+
+
+def refuse_hidden(block: nn.Module, _: Any, output: Any) -> None:
+    """Refuse an output whose tensors torch does not find: the block would not be gathered again
+    for its backward, which would read freed memory."""
+    if not torch.is_grad_enabled():
+        return
+    leaves = tree_leaves(output)
+    if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+        return
+    for leaf in leaves:
+        inside = [] if isinstance(leaf, Tensor) else tree_leaves(list(attributes(leaf)))
+        if any(isinstance(value, Tensor) and value.requires_grad for value in inside):
+            raise UsageError(
+                f"a block ({type(block).__name__.removeprefix('FSDP')}) gives a"
+                f" {type(leaf).__name__}, in which torch does not see the tensors, as it has to"
+                " under sharding",
+                f"give a tensor, or a tuple, list, dict or NamedTuple of them; {WHOLE}",
+            )
+
+
+def attributes(value: Any) -> Iterator[Any]:
+    yield from getattr(value, "__dict__", {}).values()
+    for name in getattr(type(value), "__slots__", ()):
+        yield getattr(value, name, None)
+
+
+class Changes:
+    """Notices parameters that a forward changes in place: in shards, that would be lost."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.forwards = 0
+        self.versions: dict[int, int] = {}  # of whole parameters, by id
+
+    def refuse(self, blocks: Iterator[FSDPModule], groups: Callable[[FSDPModule], Any]) -> None:
+        """Look after a forward, if it is one of those that are looked at."""
+        self.forwards += 1
+        if self.forwards > FIRST_FORWARDS and self.forwards % EVERY:
+            return
+        for block in blocks:
+            for group in groups(block):
+                for parameter in group.fsdp_params:
+                    whole = getattr(parameter, "_unsharded_param", None)
+                    if whole is not None:
+                        self._compare(parameter, whole._version)
+
+    def _compare(self, parameter: Any, version: int) -> None:
+        if self.versions.setdefault(id(parameter), version) == version:
+            return
+        same = (parameter.sharded_param, parameter._unsharded_param)
+        named = plain_names.parameters(self.model)
+        name = next(name for name, own in named if any(own is one for one in same))
+        raise UsageError(
+            f"{name} was changed in the forward, which would be lost under sharding",
+            f"change it in a hook on_step_end=, with torch.no_grad(); {WHOLE}",
+        )
